@@ -28,7 +28,7 @@ from lastbit.interpret.inline_asm import assembled
 from lastbit.interpret.places import here
 from lastbit.numerics import formats
 from lastbit.numerics.residues import Residues, constant, zeros_like
-from lastbit.numerics.residues.numbers import NONE
+from lastbit.numerics.residues.numbers import MINUS_INFINITY, NONE
 from lastbit.shadows.memory import ShadowMemory
 
 _FORMATS = {
@@ -39,6 +39,7 @@ _FORMATS = {
     np.dtype(np.float32): formats.FP32,
     np.dtype(np.float64): formats.FP64,
 }
+_FLOAT_DIGITS = {1: 3, 2: 10, 4: 23, 8: 52}
 _BY_SIZE = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 _EVERYWHERE = torch.ones((), dtype=torch.bool)
 
@@ -82,7 +83,11 @@ class Shadowing:
 
 
 class Shadow(Builder):
-    """The builder `other` for one launch, giving every handle of floats its residues."""
+    """The builder `other` for one launch, giving every handle of floats its residues.
+
+    Integers that depend on the digits of a float, and not on its exponent and sign alone, have how many these are as
+    `digits`: no float whose bits they are is known.
+    """
 
     __slots__ = ("_bits", "_constants", "_following", "_registered", "_shadowing")
 
@@ -105,8 +110,11 @@ class Shadow(Builder):
         made.residues = Residues(numbers)
 
     def residues(self, handle: Any) -> Residues:
-        """Return those of a handle; of one of integers, these numbers."""
+        """Return those of a handle; of one of integers, these numbers, OPEN if they have digits of floats."""
         if not is_float(handle.data.dtype):
+            if getattr(handle, "digits", 0):
+                self.opaque("bits", "digits of a float are used as an integer")
+                return _opened(_of_integers(handle.data))
             return _of_integers(handle.data)
         if not hasattr(handle, "residues"):
             self.give_open(handle, "value", "it was not computed by an operation of the language")
@@ -156,7 +164,9 @@ class Shadow(Builder):
 
     def apply(self, function: Callable[..., Array], dtype: Any, *args: Any) -> Any:
         made = super().apply(function, dtype, *args)
-        if self._following and made is not None and is_float(made.data.dtype):
+        if made is not None and made.data.dtype.kind in "iu":
+            made.digits = _digits(function, args)
+        elif self._following and made is not None and is_float(made.data.dtype):
             numbers = self._moved(function, made, args)
             if numbers is None:
                 self.give_open(made, getattr(function, "__name__", "operation"), "it has no rule of the field")
@@ -215,7 +225,7 @@ class Shadow(Builder):
         data, standard = input.handle.data, tl.standard
         reduces, wide = function.__name__ == "reduce", data.dtype.itemsize >= 4
         if not reduces or not (combine_fn in _extrema() or (wide and combine_fn is standard._sum_combine)):
-            return function(input, axis, wraps(combine_fn.fn)(lambda *xs: combine_fn(*xs)), *args, **kw)
+            return function(input, axis, wraps(combine_fn)(lambda *xs: combine_fn(*xs)), *args, **kw)
         made = self.quietly(function, input, axis, combine_fn, *args, **kw)
         axis = getattr(axis, "value", axis)
         axis = None if axis is None else axis % data.ndim
@@ -272,7 +282,8 @@ class Shadow(Builder):
                 found = _opened(zeros_like(_of_integers(data)))
             memory.store(addresses, found, floats)
         else:
-            memory.store(addresses, _of_integers(data), _INTEGERS[data.dtype.itemsize])
+            found = _of_integers(data)
+            memory.store(addresses, _opened(found) if handle.digits else found, _INTEGERS[data.dtype.itemsize])
 
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -285,6 +296,17 @@ def values_of(handle: Any) -> Tensor:
 
 def _bits(data: Array) -> Array:
     return bits_of(np.ascontiguousarray(data)).astype(np.int64)
+
+
+def _digits(function: Any, operands: Any) -> int:
+    """Return how many digits of floats the integers that a function makes of handles may depend on."""
+    digits = max((getattr(x, "digits", 0) for x in operands), default=0)
+    if digits and function is np.right_shift and (operands[1].data >= digits).all():
+        return 0
+    if digits and function is np.bitwise_and:
+        masks = [x.data for x in operands if not getattr(x, "digits", 0)]
+        return 0 if any(not (mask & (1 << digits) - 1).any() for mask in masks) else digits
+    return digits
 
 
 def _is_one_number(data: Array) -> bool:
@@ -324,6 +346,51 @@ def _of(function: Callable[..., Residues]) -> Rule:
         return function(*map(self.residues, operands)).rounded(_FORMATS[made.data.dtype], values_of(made))
 
     return rule
+
+
+def _sum(sign: int) -> Rule:
+    """Return the rule of x + y or x - y, which is OPEN where a kernel uses that it rounds.
+
+    It does where it adds a power of two, or 1.5 of one, that leaves no room for a fraction, and where it takes from a
+    number what this is, rounded to a narrower format.
+    """
+    plain = _of(operator.add if sign > 0 else operator.sub)
+
+    def rule(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
+        residues = plain(self, made, x, y)
+        for own, other in ((x, y), (y, x)):
+            if _is_magic(other.data) and not _is_one_number(own.data):
+                self.opaque("addition", "a large power of two is added, which rounds to integers or to bits")
+                return _opened(residues)
+        if made.data.dtype.itemsize < 4:
+            return residues
+        rest, parts = self.residues(x), self.residues(y)
+        for fmt in _split(x.data, -sign * y.data):
+            rounded = rest.rounded(fmt, values_of(x))
+            split = rounded.equal(parts if sign < 0 else -parts) & (rounded.p != rest.p)
+            if bool(split.any()):
+                self.opaque("subtraction", f"a number is split into parts of {fmt.name}")
+                residues = residues.open_where(split)
+        return residues
+
+    return rule
+
+
+def _is_magic(data: Array) -> bool:
+    """Return whether numbers are one, 2^e or 1.5 · 2^e, that fixes where sums are rounded."""
+    precision = _FORMATS[data.dtype].precision
+    number = abs(float(data.flat[0])) if data.size and _is_one_number(data) else 0.0
+    large = 2.0 ** (precision - (8 if precision >= 24 else 2))
+    return large <= number < math.inf and math.frexp(number)[0] in (0.5, 0.75)
+
+
+def _split(x: Array, y: Array) -> Iterator[formats.Format]:
+    """Yield narrower formats that hold all y, which are near x and not x."""
+    if not (x.shape == y.shape and (np.abs(x - y) <= 2.0**-7 * np.abs(x)).all() and (x != y).any()):
+        return
+    for dtype in (BFLOAT16, np.dtype(np.float16)):
+        if (y.astype(dtype).astype(y.dtype) == y).all():
+            yield _FORMATS[dtype]
 
 
 def _chosen(self: Shadow, made: Any, *operands: Any) -> Residues:
@@ -377,6 +444,8 @@ def _cast(self: Shadow, made: Any, x: Any, dtype: Any, rounding: Any = None) -> 
 
 
 def _bitcast(self: Shadow, made: Any, x: Any, dtype: Any) -> Residues:
+    if not getattr(x, "digits", 0):
+        return Residues.of(values_of(made))
     found = self.recalled(made.data, made.data.dtype)
     if found is None:
         self.opaque("bitcast", "the bits of a float were computed as an integer")
@@ -398,7 +467,9 @@ def _dot(self: Shadow, made: Any, a: Any, b: Any, d: Any, precision: Any, *_: An
 
 
 def exp2(x: Residues) -> Residues:
-    return (x * constant(math.log(2))).exp()
+    """Return exp(x · ln 2), which is 0 of -inf, as exp is."""
+    scaled = x * constant(math.log(2))
+    return Residues.where(x.flags & MINUS_INFINITY != 0, x, scaled).exp()
 
 
 def log2(x: Residues) -> Residues:
@@ -466,7 +537,10 @@ def _libdevice(self: Shadow, made: Any, library: str, path: str, symbol: str, ar
 
 
 _RULES: dict[str, Rule] = {
-    **{name: _of(_FUNCTIONS[name.removeprefix("f")]) for name in ("fadd", "fsub", "fmul", "fdiv")},
+    "fadd": _sum(1),
+    "fsub": _sum(-1),
+    "fmul": _of(operator.mul),
+    "fdiv": _of(operator.truediv),
     **{
         name: _of(_FUNCTIONS[name])
         for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf", "fma")
@@ -489,9 +563,15 @@ def _loaded(self: Shadow, made: Any, ptr: Any, mask: Any, other: Any) -> Any:
     addresses = np.broadcast_to(ptr.data, data.shape)
     if not is_float(data.dtype):
         floats = _BY_SIZE[data.dtype.itemsize]
-        if data.dtype.itemsize >= 4 and memory.holds(addresses, floats):
-            bits = data.view(f"f{data.dtype.itemsize}")
-            self.remember(bits.dtype, bits, memory.load(addresses, torch.from_numpy(bits)))
+        if data.dtype.kind not in "iu":
+            return made
+        if memory.holds(addresses, floats):
+            made.digits = _FLOAT_DIGITS[data.dtype.itemsize]
+            if data.dtype.itemsize >= 4:
+                bits = data.view(f"f{data.dtype.itemsize}")
+                self.remember(bits.dtype, bits, memory.load(addresses, torch.from_numpy(bits)))
+        elif bool(memory.load(addresses, torch.from_numpy(data)).open.any()):
+            made.digits = _FLOAT_DIGITS[8]
         return made
     values = values_of(made).to(_FORMATS[data.dtype].dtype)
     residues = memory.load(addresses, values)
@@ -526,6 +606,7 @@ def _put(self: Shadow, ptr: Any, value: Any, mask: Any) -> None:
     shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
     addresses, inside = np.broadcast_to(ptr.data, shape), _inside(mask, shape)
     held = TensorHandle(np.broadcast_to(value.data, shape)[inside], value.dtype)
+    held.digits = getattr(value, "digits", 0)
     if is_float(value.data.dtype):
         residues = self.residues(value)
         self.give(held, Residues(residues.numbers.expand(4, *shape)[:, torch.from_numpy(inside)]))
@@ -550,6 +631,7 @@ def _updated(self: Shadow, method: Any, operation: Any, ptr: Any, value: Any, ma
     if before is None:
         return made
     after = self.quietly(Builder.create_load, self, here_)
+    after.digits = getattr(value, "digits", 0)
     if operation == ir.ATOMIC_OP.FADD:
         fmt = _FORMATS[value.data.dtype]
         old = self._shadowing.memory.load(addresses, values_of(before).to(fmt.dtype))
@@ -581,6 +663,7 @@ def _added_by_address(addresses: Array, x: Residues) -> Residues:
 def _exchanged(self: Shadow, method: Any, ptr: Any, compared: Any, value: Any, *how: Any) -> Any:
     made = self.quietly(method, ptr, compared, value, *how)
     after = self.quietly(Builder.create_load, self, ptr)
+    after.digits = getattr(value, "digits", 0)
     if is_float(made.data.dtype):
         self.opaque("atomic_cas", "which program comes first is open")
         for x in (made, after):
@@ -595,6 +678,7 @@ def _cast_bits(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
     was, is_ = is_float(x.data.dtype), is_float(made.data.dtype)
     if was and not is_:
         self.remember(x.data.dtype, x.data, self.residues(x))
+        made.digits = _FORMATS[x.data.dtype].precision - 1
     elif is_:
         self.give(
             made,
