@@ -180,6 +180,9 @@ class StageResult:
         in_rows: elements in rows that one latent value had to explain.
         roundoff: sum of the unit roundoffs of the stages up to this one; infinite in records of an older lastbit.
         constant: elements that follow from no arithmetic, as in an ignored row; see `lastbit.judging.decided`.
+        equal: elements whose residues are those of the contract, where the kernel was followed: its formula, whatever
+            the order of its sums; see `lastbit.judging.formula`.
+        differing: elements that follow from another formula.
     """
 
     name: str
@@ -191,6 +194,8 @@ class StageResult:
     in_rows: int = 0
     roundoff: float = math.inf
     constant: int = 0
+    equal: int = 0
+    differing: int = 0
 
     @property
     def extreme(self) -> bool:
@@ -203,11 +208,13 @@ class StageResult:
 
     @property
     def decided(self) -> int:
-        """Elements that could not have been otherwise: with one legal value, or in a row that one value explains.
+        """Elements that could not have been otherwise: with one legal value, in a row that one value explains, or of
+        the contract's formula.
 
         Those that are `constant` are not among them.
         """
-        return max(self.cumulative.decided, self.isolated.decided, self.in_rows) - self.constant
+        counts = self.cumulative.decided, self.isolated.decided, self.in_rows, self.equal
+        return max(max(counts) - self.constant, 0)
 
 
 @dataclass(frozen=True)
@@ -282,6 +289,7 @@ class CaseResult(Judgement):
         source: file and line of the kernel.
         properties: what its bits were found to depend on, where the case is one that asks.
         declined: the kernel raised `UnsupportedCase`, although signature and declaration take the case.
+        opaque: operations of the kernel that have no residues, where it was followed.
     """
 
     case: str
@@ -297,6 +305,7 @@ class CaseResult(Judgement):
     source: str = ""
     properties: tuple[PropertyResult, ...] = ()
     declined: bool = False
+    opaque: tuple[str, ...] = ()
 
     def judged(self, judgement: Judgement) -> CaseResult:
         """The same case with another judgement."""

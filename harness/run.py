@@ -50,6 +50,7 @@ class Decided:
         decided: those of them with one legal value, seen from the inputs or from the kernel's own stages, or in a row
             that one latent value had to explain.
         decidable: other inputs, or a known order of sums, could decide as much as a run must.
+        by_formula: all elements follow from the contract's formula in the cases in which the kernel was followed.
     """
 
     kernel: str
@@ -59,11 +60,12 @@ class Decided:
     numel: int
     decided: int
     decidable: bool = True
+    by_formula: bool = False
 
     @property
     def few(self) -> bool:
         """Fewer were decided than a run must decide."""
-        return self.decided < LEAST_DECIDED * self.numel
+        return not self.by_formula and self.decided < LEAST_DECIDED * self.numel
 
     @property
     def missing(self) -> bool:
@@ -200,6 +202,7 @@ class Run:
                 sum(s.cumulative.numel - s.constant for s in seen),
                 sum(s.decided for s in seen),
                 Undecidable(kernel, device, name, dtype) not in self.undecidable,
+                any(s.equal for s in seen) and all(s.equal == s.cumulative.numel for s in seen if s.equal),
             )
             for (name, dtype), seen in found.items()
         )

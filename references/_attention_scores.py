@@ -51,6 +51,6 @@ def _product(first: float, second: float, like: Enclosure) -> Enclosure:
     """A factor as it reaches a kernel: the product of two is rounded to fp32 as such, or made of two such numbers."""
 
     def fp32(number: float) -> Enclosure:
-        return Enclosure.point(like.value.new_tensor(number).float())
+        return Enclosure.point(like.value.new_tensor(number).float())  # a constant of the formula
 
     return hull(fp32(first * second), fp32(first) * fp32(second))

@@ -103,7 +103,7 @@ class Smoothing:
 
 def number(value: float, like: Tensor) -> Enclosure:
     """A number as a kernel has it, [1] in fp32, on the device of a tensor."""
-    return Enclosure.point(like.new_ones(1).float() * value)
+    return Enclosure.point(like.new_ones(()).float() * value).reshape(1)
 
 
 def smoothing_of(label_smoothing: float, classes: int, like: Tensor) -> Smoothing:

@@ -25,6 +25,7 @@ this order:
 | `extreme` | bool | `contract_l2` is more than the roundings explain: no ordinary case |
 | `worst_index` | text | index of the worst element, a JSON list; empty where there is none |
 | `worst_actual`, `worst_expected`, `worst_exact`, `worst_lo`, `worst_hi` | float | its values, and what is allowed |
+| `equal`, `differing` | int | elements that follow from the contract's formula, and from another one |
 | `isolated_outside`, `isolated_mismatched` | int | the same, from the kernel's own values of earlier stages |
 | `isolated_rel_l2`, `isolated_max_ulp` | float | likewise |
 | `rows`, `rows_explained`, `rows_split` | int | rows tried, those that one latent value explains, or two |
@@ -75,6 +76,7 @@ _TABLE = (
     (_FLAG, "extreme"),
     (_TEXT, "worst_index"),
     (_NUMBER, "worst_actual worst_expected worst_exact worst_lo worst_hi"),
+    (_COUNT, "equal differing"),
     (_COUNT, "isolated_outside isolated_mismatched"),
     (_NUMBER, "isolated_rel_l2 isolated_max_ulp"),
     (_COUNT, "rows rows_explained rows_split"),
@@ -220,6 +222,8 @@ def _stage_columns(stage: StageResult) -> dict[str, object]:
         **({f"worst_{name}": getattr(worst, name) for name in names_of(Worst) if name != "index"} if worst else {}),
         "roundoff": stage.roundoff,
         "extreme": stage.extreme,
+        "equal": stage.equal,
+        "differing": stage.differing,
         "isolated_outside": isolated.outside,
         "isolated_mismatched": isolated.mismatched,
         "isolated_rel_l2": isolated.rel_l2,

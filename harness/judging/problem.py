@@ -31,8 +31,10 @@ from lastbit.numerics import (
     hull,
     using,
 )
+from lastbit.numerics.algebraic import following_residues
 from lastbit.numerics.formats import FP32, PRECISE, WIDE_FP32, Integers
 from lastbit.numerics.premises import EXACT, REAL, put_in_force
+from lastbit.numerics.residues import Residues, products_of
 from lastbit.ops import Contract, Op
 from lastbit.timing import REFERENCES, timed
 
@@ -202,6 +204,20 @@ class Problem:
                 raise OpError(f"{op.where}: the reference raised {_told(error)}") from error
         self._check_recorded(recorder.trace)
         return recorder.trace
+
+    @property
+    def constants(self) -> list[float]:
+        """Return the numbers that constants of a kernel may be made of: parameters, and sizes of tensors."""
+        sizes = {float(size) for tensor in self.tensors.values() for size in tensor.shape}
+        return [value for value in self.params.values() if isinstance(value, float)] + sorted(sizes)
+
+    @property
+    def residues(self) -> dict[str, Residues]:
+        """Return the residues of every stage of numbers under the contract; errors as in `evaluate`."""
+        with following_residues(), products_of(self.constants):
+            stages = self.evaluate().stages
+            allowed = {name: stage.finished.allowed for name, stage in stages.items()}
+        return {name: each.residues for name, each in allowed.items() if isinstance(each, Enclosure)}
 
     def format(self, stage: str) -> Format:
         """Format of a stage of numbers: what the contract rounds it to, or fp32."""

@@ -9,30 +9,37 @@ bounds the error; else the number of terms does. Probabilistic bounds are never 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from lastbit.numerics import algebraic as rules
+from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.enclosure import Enclosure, settled, unrounded_product
 from lastbit.numerics.parts import unknown_if
 from lastbit.numerics.premises import current
 from lastbit.numerics.remembered import remembered
+from lastbit.numerics.residues import Residues
 from lastbit.numerics.sums import UNKNOWN, Sum, averaged, facts_of_squares, flushed
 
 _FP64_U = 2.0**-53
 
 
+@algebraic(Residues.total)
 @remembered
 def total(x: Enclosure) -> Enclosure:
     """Sum over the last dimension, which is kept with size 1."""
     return Sum.of(x.parts).enclosure
 
 
+@algebraic(rules.mean)
 def mean(x: Enclosure) -> Enclosure:
     """Mean over the last dimension, which is kept with size 1."""
     return _averaged(Sum.of(x.parts).enclosure, x.shape[-1])
 
 
+@algebraic(lambda x: rules.mean(x * x))
 def mean_of_squares(x: Enclosure) -> Enclosure:
     """Mean of x² over the last dimension, which is kept with size 1; each square rounded or fused into the sum."""
     facts = facts_of_squares(x.parts)
@@ -41,11 +48,13 @@ def mean_of_squares(x: Enclosure) -> Enclosure:
     return Enclosure(unknown_if(mean.parts, facts[UNKNOWN:]))
 
 
+@algebraic(lambda a, b: rules.mean(a * b))
 def mean_of_products(a: Enclosure, b: Enclosure) -> Enclosure:
     """Mean of a · b over the last dimension, which is kept with size 1; each product rounded or fused into the sum."""
     return _averaged(Sum.of(unrounded_product(a, b), products=True).enclosure, a.shape[-1])
 
 
+@algebraic(lambda x, center: rules.mean((x - center) * (x - center)))
 def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
     """Mean of (x - center)² over the last dimension, kept with size 1: the second pass of a two-pass variance.
 
@@ -79,12 +88,12 @@ def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
 
 def sum_of_rows(x: Enclosure) -> Sum:
     """Sum over all leading dimensions of x [..., N], in any order: [N], to be finished when all rows have been seen."""
-    return Sum.of(_as_rows(x.parts), dim=-2, products=True)
+    return replace(Sum.of(_as_rows(x.parts), dim=-2, products=True), algebra=rules.sum_of_rows(x))
 
 
 def sum_of_row_products(a: Enclosure, b: Enclosure) -> Sum:
     """Sum of a · b over all leading dimensions [..., N], in any order: [N]; see `sum_of_rows`."""
-    return Sum.of(_as_rows(unrounded_product(a, b)), dim=-2, products=True)
+    return replace(Sum.of(_as_rows(unrounded_product(a, b)), dim=-2, products=True), algebra=rules.sum_of_rows(a, b))
 
 
 def _as_rows(parts: Tensor) -> Tensor:
@@ -92,6 +101,7 @@ def _as_rows(parts: Tensor) -> Tensor:
     return parts.reshape(len(parts), math.prod(parts.shape[1:-1]), parts.shape[-1])
 
 
+@algebraic(lambda a, b: (a * b).total())
 @remembered
 def total_of_products(a: Enclosure, b: Enclosure) -> Enclosure:
     """Sum of a · b over the last dimension, kept with size 1; each product rounded or fused into the sum."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from lastbit.numerics import algebraic as rules
+from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.enclosure import Enclosure
 from lastbit.numerics.formats import Format
 from lastbit.numerics.parts import added, hull, rounded
@@ -13,6 +15,7 @@ from lastbit.numerics.premises import EXACT, current
 from lastbit.numerics.remembered import remembered
 
 
+@algebraic(rules.added)
 @remembered
 def sum_in_any_order(terms: Sequence[Enclosure], fmt: Format | None = None) -> Enclosure:
     """The terms, of one shape, added two at a time in whichever order, each sum rounded to fp32 and then to `fmt`.

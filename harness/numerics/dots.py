@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import OpError
+from lastbit.numerics import algebraic as rules
+from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.enclosure import Enclosure
 from lastbit.numerics.factors import KIND, KNOWN, LARGEST, NAN, QUANTUM, Factor
 from lastbit.numerics.formats import FP16, FP32, Format, round_to
@@ -32,6 +34,7 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
     return dot_of(Factor.left(a), Factor.right(b))
 
 
+@algebraic(rules.dot_of, of_enclosures=True)
 def dot_of(left: Factor, right: Factor, pieces: int = 1) -> Enclosure:
     """`dot` of factors that are there already; always of four parts.
 

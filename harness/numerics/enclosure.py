@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lastbit.numerics import algebraic as rules
 from lastbit.numerics import parts as arithmetic
+from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.formats import E4M3, E5M2, PRECISE, Format
 from lastbit.numerics.premises import EXACT, current
 from lastbit.numerics.remembered import remembered
+from lastbit.numerics.residues import Residues, concatenated, constant
 
 if TYPE_CHECKING:
     from lastbit.numerics.selection import Truth
@@ -34,7 +37,8 @@ class Enclosure:
     number that is known exactly. Invariant: an element's `lo` and `hi` are both NaN (the result must be NaN) or neither
     is; an element about which nothing is known has lo = -inf and hi = +inf.
 
-    `fp8` is the format of fp8 in which a kernel may hold the elements, None after any arithmetic: see `dot`.
+    `fp8` is the format of fp8 in which a kernel may hold the elements, None after any arithmetic: see `dot`. `algebra`:
+    the residues of the elements, where they are followed.
 
     >>> third = Enclosure.point(torch.tensor([1.0])) / 3.0
     >>> third.exact.item(), third.value.item()
@@ -45,8 +49,10 @@ class Enclosure:
 
     parts: Tensor
     fp8: Format | None = None
+    algebra: Residues | None = None
 
     @classmethod
+    @algebraic(lambda _, values: rules.point(values), of_enclosures=True)
     @remembered
     def point(cls, values: Tensor | float) -> Enclosure:
         """The enclosure of numbers that are known exactly, such as the elements of an input."""
@@ -84,34 +90,47 @@ class Enclosure:
         return self.parts.shape[1:]
 
     def __getitem__(self, index: tuple[object, ...]) -> Enclosure:
-        return Enclosure(self.parts[(slice(None), *index)], self.fp8)  # type: ignore[index]
+        return self._moved(lambda x: x[(slice(None), *index)])  # type: ignore[index]
+
+    def _moved(self, function: Callable[[Tensor], Tensor]) -> Enclosure:
+        """The same elements elsewhere, by a function of what is stacked for them."""
+        residues = None if self.algebra is None else self.algebra.moved(function)
+        return Enclosure(function(self.parts), self.fp8, residues)
+
+    @property
+    def residues(self) -> Residues:
+        """The residues of the elements; of numbers that were not followed all is OPEN but for known ones."""
+        if self.algebra is not None:
+            return self.algebra
+        return Residues.of(self.value).open_where(torch.full(self.shape, len(self.parts) > 1))
 
     def in_groups(self, size: int) -> Enclosure:
         """The last dimension cut into groups: [..., N] → [..., N / size, size]."""
-        return Enclosure(self.parts.unflatten(-1, (-1, size)), self.fp8)
+        return self._moved(lambda x: x.unflatten(-1, (-1, size)))
 
     def joined(self) -> Enclosure:
         """The groups put together again: [..., G, size] → [..., G · size]."""
-        return Enclosure(self.parts.flatten(-2), self.fp8)
+        return self._moved(lambda x: x.flatten(-2))
 
     @property
     def transposed(self) -> Enclosure:
         """The last two dimensions exchanged."""
-        return Enclosure(self.parts.transpose(-1, -2), self.fp8)
+        return self._moved(lambda x: x.transpose(-1, -2))
 
     def reshape(self, *shape: int) -> Enclosure:
         """The same elements in another shape."""
-        return Enclosure(self.parts.reshape(len(self.parts), *shape), self.fp8)
+        return self._moved(lambda x: x.reshape(len(x), *shape))
 
     def permute(self, *dims: int) -> Enclosure:
         """The dimensions in another order: all of them, each counted from the last one, -1."""
-        return Enclosure(self.parts.permute(0, *dims), self.fp8)
+        return self._moved(lambda x: x.permute(0, *dims))
 
     def expand(self, *shape: int) -> Enclosure:
         """The same elements, repeated along dimensions of size 1 and new leading ones; -1 leaves a size as it is."""
         new = [1] * (len(shape) - len(self.shape))
-        return Enclosure(self.parts.reshape(len(self.parts), *new, *self.shape).expand(-1, *shape), self.fp8)
+        return self._moved(lambda x: x.reshape(len(x), *new, *self.shape).expand(-1, *shape))
 
+    @algebraic(lambda x, mask: Residues.where(mask, constant(0.0), x))
     @remembered
     def zero_where(self, mask: Tensor) -> Enclosure:
         """The same with zeros where the mask is true, whatever was there."""
@@ -122,10 +141,12 @@ class Enclosure:
         """Elements about which nothing is known, NaN included; None where there can be none."""
         return arithmetic.unknown(self.parts)
 
+    @algebraic(rules.unknown)
     def unknown_where(self, *masks: Tensor | None) -> Enclosure:
         """The same with nothing known about the masked elements, nor about those of which one end is NaN."""
         return Enclosure(arithmetic.unknown_where(self.parts, *masks))
 
+    @algebraic(rules.rounded, of_enclosures=True)
     @remembered
     def rounded(self, fmt: Format) -> Enclosure:
         """Value and ends correctly rounded to `fmt`; the exact part stays.
@@ -138,22 +159,27 @@ class Enclosure:
         parts = (arithmetic.converted if fmt.is_integer else arithmetic.rounded)(self.parts, fmt)
         return Enclosure(parts, fmt if fmt in (E4M3, E5M2) else None)
 
+    @algebraic(Residues.__add__)
     @remembered
     def __add__(self, other: Enclosure | float) -> Enclosure:
         return Enclosure(arithmetic.added(self.parts, _parts(other, self), current().arithmetic))
 
+    @algebraic(Residues.__sub__)
     @remembered
     def __sub__(self, other: Enclosure | float) -> Enclosure:
         return Enclosure(arithmetic.subtracted(self.parts, _parts(other, self), current().arithmetic))
 
+    @algebraic(Residues.__mul__)
     @remembered
     def __mul__(self, other: Enclosure | float) -> Enclosure:
         return Enclosure(arithmetic.multiplied(self.parts, _parts(other, self), current().arithmetic))
 
+    @algebraic(Residues.__neg__)
     @remembered
     def __neg__(self) -> Enclosure:
         return Enclosure(arithmetic.negated(self.parts))
 
+    @algebraic(lambda x, other: other - x)
     @remembered
     def __rsub__(self, other: float) -> Enclosure:
         return Enclosure(arithmetic.subtracted(_parts(other, self), self.parts, current().arithmetic))
@@ -176,6 +202,7 @@ class Enclosure:
     def __ge__(self, other: Enclosure | float) -> Truth:
         return _less(other, self, or_equal=True)
 
+    @algebraic(rules.magnitude, of_enclosures=True)
     @remembered
     def __abs__(self) -> Enclosure:
         return Enclosure(arithmetic.magnitudes(self.parts))
@@ -248,6 +275,7 @@ def widened(parts: Tensor, relative: float, absolute: float = 0.0) -> Tensor:
     return arithmetic.spread(parts, float(relative), float(absolute))
 
 
+@algebraic(rules.hull)
 @remembered
 def hull(first: Enclosure, *others: Enclosure) -> Enclosure:
     """The enclosure of results that may be any of the given ones; exact part and value are those of the first."""
@@ -256,12 +284,14 @@ def hull(first: Enclosure, *others: Enclosure) -> Enclosure:
     return Enclosure(arithmetic.hull(first.parts, *(other.parts for other in others)))
 
 
+@algebraic(lambda *each: Residues(torch.stack([x.numbers for x in each], dim=-1)))
 @remembered
 def stack(*enclosures: Enclosure) -> Enclosure:
     """Enclosures of one shape put side by side in a new last dimension."""
     return Enclosure(torch.stack(_alike(enclosures), dim=-1))
 
 
+@algebraic(lambda *each, dim=-1: concatenated(each, dim))
 @remembered
 def concatenate(*enclosures: Enclosure, dim: int = -1) -> Enclosure:
     """Enclosures joined along a dimension, counted from the last one, -1."""
@@ -274,6 +304,7 @@ def _alike(enclosures: Sequence[Enclosure]) -> list[Tensor]:
     return [e.parts if alike else e.full for e in enclosures]
 
 
+@algebraic(rules.product)
 @remembered
 def product_in_any_order(*factors: Enclosure | float) -> Enclosure:
     """The product of all factors by fp32 multiplications in whichever order; the value is that from left to right.
@@ -287,18 +318,21 @@ def product_in_any_order(*factors: Enclosure | float) -> Enclosure:
     return Enclosure(arithmetic.product_in_any_order(*(_parts(f, like) for f in factors), fmt=current().arithmetic))
 
 
+@algebraic(Residues.__mul__)
 @remembered
 def fusible_product(a: Enclosure, b: Enclosure | float) -> Enclosure:
     """a · b, rounded or not, because a compiler may fuse it into the addition that follows."""
     return Enclosure(arithmetic.fusible_product(*both(a, b), current().arithmetic))
 
 
+@algebraic(lambda a, b, c: a * b + c)
 @remembered
 def multiply_add(a: Enclosure, b: Enclosure | float, c: Enclosure | float) -> Enclosure:
     """a · b + c with the product rounded or not: a compiler may contract the two into one FMA."""
     return Enclosure(arithmetic.multiply_add(*both(a, b), _parts(c, a), current().arithmetic))
 
 
+@algebraic(rules.clamped, of_enclosures=True)
 @remembered
 def clamp(x: Enclosure, low: float, high: float) -> Enclosure:
     """Values limited to [low, high], which are taken to fp32; NaN stays NaN."""
@@ -324,6 +358,7 @@ def magnitudes(x: Enclosure) -> Tensor:
     return arithmetic.magnitudes(x.parts)
 
 
+@algebraic(rules.largest_magnitude, of_enclosures=True)
 def largest_magnitude(x: Enclosure) -> Enclosure:
     """Largest |element| of the last dimension (kept, of size 1); NaN elements are ignored, 0 where all are NaN."""
     parts = magnitudes(x)

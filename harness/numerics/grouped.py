@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from lastbit.numerics import algebraic as rules
+from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.dots import dot_of
 from lastbit.numerics.enclosure import Enclosure
 from lastbit.numerics.factors import Factor
@@ -95,6 +97,7 @@ class Groups:
         return self._together[groups]
 
 
+@algebraic(rules.grouped_dot, of_enclosures=True)
 @remembered
 def grouped_dot(rows: Enclosure, groups: Groups, matrices: Matrices, width: int, pieces: int = 1) -> Enclosure:
     """Each row [K] of `rows` [R, K] times the matrix [K, width] of its group: [R, width]; zero for rows of no group.
@@ -114,6 +117,7 @@ def grouped_dot(rows: Enclosure, groups: Groups, matrices: Matrices, width: int,
     return Enclosure(products)
 
 
+@algebraic(rules.grouped_outer, of_enclosures=True)
 @remembered
 def grouped_outer(left: Enclosure, right: Enclosure, groups: Groups) -> Enclosure:
     """Sum over the rows of each group of the outer products of `left` [R, M] and `right` [R, N]: [count, M, N].

@@ -10,10 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lastbit.numerics.algebraic import chosen_by_value
 from lastbit.numerics.enclosure import Enclosure
 from lastbit.numerics.remembered import remembered
 
 
+@chosen_by_value
 @remembered
 def round_half_even(x: Enclosure) -> Enclosure:
     """The nearest integer, ties to even: `rint`, `torch.round`, `cvt.rni`.
@@ -24,6 +26,7 @@ def round_half_even(x: Enclosure) -> Enclosure:
     return Enclosure(x.parts.round())
 
 
+@chosen_by_value
 @remembered
 def round_half_away(x: Enclosure) -> Enclosure:
     """The nearest integer, ties away from zero: `roundf`, `libdevice.round`.
@@ -34,18 +37,21 @@ def round_half_away(x: Enclosure) -> Enclosure:
     return Enclosure(_away(x.parts))
 
 
+@chosen_by_value
 @remembered
 def floor(x: Enclosure) -> Enclosure:
     """The largest integer that is not larger."""
     return Enclosure(x.parts.floor())
 
 
+@chosen_by_value
 @remembered
 def ceil(x: Enclosure) -> Enclosure:
     """The smallest integer that is not smaller."""
     return Enclosure(x.parts.ceil())
 
 
+@chosen_by_value
 @remembered
 def trunc(x: Enclosure) -> Enclosure:
     """The integer part, as a conversion to integers in C gives it: toward zero."""

@@ -16,7 +16,9 @@ import math
 import torch
 from torch import Tensor
 
+from lastbit.numerics import algebraic as rules
 from lastbit.numerics.accumulation import midpoint_radius
+from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.enclosure import Enclosure, aligned, settled, unrounded_product, widened
 from lastbit.numerics.premises import current
 from lastbit.numerics.sums import flushed
@@ -25,6 +27,7 @@ _UNDERFLOW = 2.0**-149
 _THREADS = 10  # log2 of the most threads of a block, whose parts may be merged in any way
 
 
+@algebraic(rules.moments)
 def mean_and_variance(x: Enclosure) -> tuple[Enclosure, Enclosure]:
     """Mean and biased variance over the last dimension, kept with size 1, by merges in any order.
 
@@ -74,6 +77,7 @@ def _errors(magnitude: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return order * average + rest, in_any_order + 2 * rest * weights
 
 
+@algebraic(lambda a, b, factor: (a - b) * factor)
 def difference_of_products(a: Enclosure, b: Enclosure, factor: Enclosure) -> Enclosure:
     """a * factor - b * factor for a `factor` that is not negative, each product rounded or fused.
 

@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lastbit.numerics import algebraic as rules
+from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.enclosure import Enclosure
 from lastbit.numerics.parts import extremes, full, rounded, unknown, unknown_where, widened
 from lastbit.numerics.premises import Bound, current
@@ -64,6 +66,7 @@ def primitive(name: str, exact: Exact, *, shape: Literal["rising", "falling"] | 
     return Primitive(name, exact, shape, bound)
 
 
+@algebraic(rules.function, of_enclosures=True)
 @remembered
 def enclosed(function: Primitive, x: Enclosure) -> Enclosure:
     """The results of a primitive for an argument within `x`."""

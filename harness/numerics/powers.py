@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lastbit.numerics.algebraic import chosen_by_value
 from lastbit.numerics.enclosure import Enclosure
 from lastbit.numerics.parts import unknown, unknown_where
 from lastbit.numerics.quantized import power_of_two
@@ -18,6 +19,7 @@ _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 _FRACTION = (1 << 52) - 1  # bits of fp64 below the exponent
 
 
+@chosen_by_value
 @remembered
 def power_of_two_from(x: Enclosure) -> Enclosure:
     """The smallest power of two that is not less than x, 2**-126 at least; 0 of zero."""
@@ -25,6 +27,7 @@ def power_of_two_from(x: Enclosure) -> Enclosure:
     return _limited(x, bits.view(torch.float64), least=_SMALLEST)
 
 
+@chosen_by_value
 @remembered
 def power_of_two_to(x: Enclosure) -> Enclosure:
     """The largest power of two that is not larger than x; 0 of what is below 2**-126."""
@@ -32,6 +35,7 @@ def power_of_two_to(x: Enclosure) -> Enclosure:
     return _limited(x, bits.view(torch.float64), least=0.0)
 
 
+@chosen_by_value
 @remembered
 def two_to_the(exponent: Enclosure) -> Enclosure:
     """2**n of whole numbers n, 2**-126 at least, exact as a power of two has to be; 0 of -inf."""

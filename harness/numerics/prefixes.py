@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lastbit.numerics import algebraic as rules
+from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.enclosure import Enclosure
 from lastbit.numerics.parts import full
 from lastbit.numerics.premises import current
@@ -14,6 +16,7 @@ from lastbit.numerics.sums import bounded_each, finite, flushed, units_of
 _FP64_U = 2.0**-53
 
 
+@algebraic(rules.cumulative)
 @remembered
 def cumsum(x: Enclosure) -> Enclosure:
     """Sums of the prefixes of the last dimension, each by fp32 additions of its terms in any order.

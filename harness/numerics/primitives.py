@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lastbit.numerics import algebraic as rules
+from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.enclosure import Enclosure, both
 from lastbit.numerics.formats import PRECISE, Format
 from lastbit.numerics.fused import one_kernel_on_cuda
@@ -28,6 +30,7 @@ from lastbit.numerics.parts import (
 )
 from lastbit.numerics.premises import current
 from lastbit.numerics.remembered import remembered
+from lastbit.numerics.residues import Residues
 
 _SMALLEST_NORMAL = 2.0**-126
 SUBNORMAL = 2.0**-147
@@ -39,26 +42,31 @@ LOST = 2.0**-151
 _SATURATED = 17.33  # above 25 ln 2: e**-x < 2**-25, so that the correctly rounded sigmoid is 1, too
 
 
+@algebraic(lambda x: x.sqrt().reciprocal())
 def rsqrt(x: Enclosure) -> Enclosure:
     """1 / sqrt(x), also from a root and a division. A subnormal argument may give inf, as in `rsqrt.approx.ftz`."""
     return Enclosure(inverse_root(x.parts, full(x.parts).sqrt(), current().inverse_root, current().arithmetic))
 
 
+@algebraic(Residues.sqrt)
 def sqrt_rn(x: Enclosure) -> Enclosure:
     """Correctly rounded square root."""
     return Enclosure(correct_root(x.parts, x.parts.sqrt(), current().arithmetic))
 
 
+@algebraic(Residues.sqrt)
 def sqrt(x: Enclosure) -> Enclosure:
     """Square root, approximate."""
     return Enclosure(approximate_root(x.parts, x.parts.sqrt(), current().relative("sqrt"), current().arithmetic))
 
 
+@algebraic(Residues.__truediv__)
 def divide_rn(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
     """Correctly rounded a / b."""
     return Enclosure(quotient(*both(a, b), current().arithmetic))
 
 
+@algebraic(Residues.__truediv__)
 def divide(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
     """a / b, approximate: also covers a · (1 / b), a rounded product with an approximate reciprocal.
 
@@ -68,11 +76,13 @@ def divide(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
     return Enclosure(approximate_quotient(*both(a, b), current().quotient, current().arithmetic))
 
 
+@algebraic(Residues.exp)
 def exp(x: Enclosure) -> Enclosure:
     """e**x. The error grows with |x|, because exp(x) is computed as exp2 of a rounded product."""
     return Enclosure(exponential(x.parts, x.parts.exp(), current().relative("exp"), current().arithmetic))
 
 
+@algebraic(rules.sigmoid)
 @remembered
 def sigmoid(x: Enclosure) -> Enclosure:
     """1 / (1 + e**-x): the error of the exponential counts by e**-x / (1 + e**-x), then an addition and a division.

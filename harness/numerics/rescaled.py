@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lastbit.numerics import algebraic as rules
+from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.dots import dot
 from lastbit.numerics.enclosure import Enclosure, unrounded_product, widened
 from lastbit.numerics.formats import FP16, FP32, Format, round_to
@@ -19,9 +21,11 @@ from lastbit.numerics.parts import full, rounded, unknown, unknown_where
 from lastbit.numerics.premises import current
 from lastbit.numerics.primitives import exp
 from lastbit.numerics.remembered import remembered
+from lastbit.numerics.residues import constant
 from lastbit.numerics.sums import flushed
 
 
+@algebraic(lambda x: x * constant(math.log(2)))
 @remembered
 def of_base_two(x: Enclosure) -> Enclosure:
     """Return x · ln 2, not rounded, of which exp is what a kernel has as 2 to the power of x.
@@ -31,6 +35,7 @@ def of_base_two(x: Enclosure) -> Enclosure:
     return Enclosure(x.parts * math.log(2))
 
 
+@algebraic(lambda x, shift, below=True: (x - shift).exp())
 @remembered
 def shifted_exponential(x: Enclosure, shift: Enclosure, *, below: bool = True) -> Enclosure:
     """exp(x - shift), by base e or base 2; `below`: x is never larger than the shift.
@@ -52,6 +57,7 @@ def shifted_exponential(x: Enclosure, shift: Enclosure, *, below: bool = True) -
     return exp(Enclosure(unknown_where(difference, unknown(four), unknown(subtracted))))
 
 
+@algebraic(rules.rescaled)
 def rescaled(tiles: Sequence[Enclosure], factors: Sequence[Enclosure]) -> list[Enclosure]:
     """The terms of each tile as they count in the last sum: times all factors that come after the tile.
 
@@ -69,6 +75,7 @@ def rescaled(tiles: Sequence[Enclosure], factors: Sequence[Enclosure]) -> list[E
     return counted[::-1]
 
 
+@algebraic(lambda terms, values, *_: terms @ values)
 def rescaled_dot(terms: Enclosure, values: Enclosure, tiles: int, operand: Format) -> Enclosure:
     """terms [..., M, K] @ values [..., K, N], where terms are what `rescaled` gave for so many tiles.
 

@@ -7,11 +7,14 @@ the two differ, the comparison is *open*, and what is chosen by it may be either
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lastbit.numerics import algebraic as rules
+from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.enclosure import Enclosure, aligned, both
 from lastbit.numerics.parts import full, hull, magnitudes, negated, unknown, unknown_where
 from lastbit.numerics.remembered import remembered
@@ -19,6 +22,7 @@ from lastbit.numerics.remembered import remembered
 NaN = Literal["propagate", "ignore"]
 
 
+@algebraic(rules.magnitude, of_enclosures=True)
 def abs(x: Enclosure) -> Enclosure:
     """|x|, exact."""
     return Enclosure(magnitudes(x.parts))
@@ -107,6 +111,7 @@ def _lost(*operands: Tensor) -> Tensor:
     return torch.stack(torch.broadcast_tensors(*masks)).any(0)
 
 
+@algebraic(rules.chosen, of_enclosures=True)
 @remembered
 def where(condition: Truth | Tensor, a: Enclosure | float, b: Enclosure | float) -> Enclosure:
     """`a` where the condition is true and `b` elsewhere; either of both where it is open.
@@ -124,12 +129,14 @@ def where(condition: Truth | Tensor, a: Enclosure | float, b: Enclosure | float)
     return Enclosure(torch.cat([chosen[:2], torch.where(truth[3:] & ~truth[2:3], either[2:], chosen[2:])]))
 
 
+@algebraic(rules.larger, of_enclosures=True)
 @remembered
 def maximum(a: Enclosure | float, b: Enclosure | float, nan: NaN = "propagate") -> Enclosure:
     """The larger of both, exact; NaN if one is, or the other one with `nan="ignore"`, as `fmax` does."""
     return Enclosure(_larger(*both(a, b), nan))
 
 
+@algebraic(partial(rules.larger, sign=-1), of_enclosures=True)
 @remembered
 def minimum(a: Enclosure | float, b: Enclosure | float, nan: NaN = "propagate") -> Enclosure:
     """The smaller of both, exact; NaN if one is, or the other one with `nan="ignore"`, as `fmin` does."""
@@ -157,12 +164,14 @@ def _ignored(nan: str) -> bool:
     return nan == "ignore"
 
 
+@algebraic(rules.largest, of_enclosures=True)
 @remembered
 def amax(x: Enclosure, nan: NaN = "propagate") -> Enclosure:
     """Largest element of the last dimension (kept, of size 1), exact; NaN if one is, or if all are with `ignore`."""
     return Enclosure(_largest(x.parts, nan))
 
 
+@algebraic(partial(rules.largest, sign=-1), of_enclosures=True)
 @remembered
 def amin(x: Enclosure, nan: NaN = "propagate") -> Enclosure:
     """Smallest element of the last dimension (kept, of size 1), exact; NaN if one is, or if all are with `ignore`."""
@@ -180,6 +189,7 @@ def _largest(parts: Tensor, nan: NaN) -> Tensor:
     return unknown_where(parts.amax(-1, keepdim=True), None if lost is None else lost.any(-1, keepdim=True))
 
 
+@algebraic(rules.gathered, of_enclosures=True)
 @remembered
 def gather(x: Enclosure, index: Tensor | Indices, dim: int = -1) -> Enclosure:
     """The elements of `x` at `index` along a dimension, as `torch.gather`; the hull of all that an argmax may choose.

@@ -9,13 +9,15 @@ that factor. docs/primitives.md derives the bounds.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lastbit.numerics import algebraic as rules
+from lastbit.numerics.algebraic import algebraic, is_following
 from lastbit.numerics.enclosure import Enclosure
 from lastbit.numerics.formats import PRECISE, round_to
 from lastbit.numerics.parts import full, rounded, widened
@@ -58,7 +60,8 @@ class Exponentials:
         total = torch.stack([part.sum(-1, keepdim=True) for part in (exact, value, lo, hi)])
         error = self.accumulated
         ends = total[2] * (1 - error), total[3] * (1 + error)
-        return Enclosure(torch.stack([total[0], round_to(total[1], current().arithmetic), *ends]))
+        parts = torch.stack([total[0], round_to(total[1], current().arithmetic), *ends])
+        return Enclosure(parts, algebra=self.terms.algebra and self.terms.algebra.total())
 
     @property
     def accumulated(self) -> Tensor:
@@ -85,12 +88,13 @@ class Exponentials:
         moved = torch.stack(
             [torch.ones_like(low), torch.ones_like(low), torch.exp(-factor), torch.exp(high - low + factor)]
         )
-        terms, total = (Enclosure(each.full * moved) for each in (self.terms, self.total))
+        terms, total = (Enclosure(each.full * moved, algebra=each.algebra) for each in (self.terms, self.total))
         return terms, self.settled(total, None)
 
     def settled(self, x: Enclosure, empty: float | None) -> Enclosure:
         """Rounded to fp32, NaN in rows of NaN, `empty` in empty ones, and nothing known where nothing is."""
-        return _settled(x.full, self, empty)
+        settled = _settled(x.full, self, empty)
+        return settled if x.algebra is None else replace(settled, algebra=x.algebra.seen(settled.value))
 
     @property
     def lost(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,13 +127,20 @@ def _least() -> float:
     return SUBNORMAL**2 if current().arithmetic is PRECISE else FLUSHED
 
 
-@remembered
 def exponentials(x: Enclosure, folded: bool = False) -> Exponentials:
     """exp(x - s) over the last dimension, for the largest element s or one of those so far.
 
     x: [..., N] with N ≥ 1. `folded`: x may be multiplied by log2(e) and rounded before s is taken from it, so that an
     error of u·|x| stays. An element of -inf gives exactly 0. Of rows in `lost`, parts have no meaning.
     """
+    shares = _exponentials(x, folded)
+    if not is_following():
+        return shares
+    return replace(shares, terms=replace(shares.terms, algebra=(x.residues - rules.largest(x)).exp()))
+
+
+@remembered
+def _exponentials(x: Enclosure, folded: bool) -> Exponentials:
     four = full(x.parts)
     if four.shape[-1] == 0:
         raise ValueError(f"a row of shape {tuple(x.shape)} has no elements, so that none is the largest")
@@ -175,6 +186,7 @@ def softmax(x: Enclosure, folded: bool = False, empty: Empty = "nan") -> Enclosu
     return _softmax(x, folded, empty)
 
 
+@algebraic(lambda x, *_: rules.shares(x))
 @remembered
 def _softmax(x: Enclosure, folded: bool, empty: str) -> Enclosure:
     shares = exponentials(x, folded)
@@ -190,6 +202,7 @@ def _softmax(x: Enclosure, folded: bool, empty: str) -> Enclosure:
     return _settled(torch.stack(parts), shares, {"nan": math.nan, "zero": 0.0, "any": None}[empty])
 
 
+@algebraic(lambda x, folded=False: x.exp().total().log())
 @remembered
 def log_sum_exp(x: Enclosure, folded: bool = False) -> Enclosure:
     """log(sum(exp(x))) over the last dimension, which is kept with size 1: the shift plus the logarithm of the sum.
@@ -211,6 +224,7 @@ def log_sum_exp(x: Enclosure, folded: bool = False) -> Enclosure:
     return _settled(torch.stack([*parts, *ends]), shares, None)
 
 
+@algebraic(lambda x, folded=False: x - x.exp().total().log())
 @remembered
 def log_softmax(x: Enclosure, folded: bool = False) -> Enclosure:
     """(x - s) - log(sum(exp(x - s))) over the last dimension: only differences of x are ever large.

@@ -14,6 +14,7 @@ from lastbit.numerics.formats import FP32, Format
 from lastbit.numerics.fused import one_kernel_on_cuda
 from lastbit.numerics.parts import all_finite, full, magnitudes, rounded, unknown_where, widened
 from lastbit.numerics.premises import current
+from lastbit.numerics.residues import Residues
 
 _MANTISSA_BITS = 52
 _HIDDEN_BIT = 1 << _MANTISSA_BITS
@@ -35,11 +36,13 @@ class Sum:
         facts: stacked, in fp64: the four parts of the sum; the sums of the largest |term|, all of them and finite ones
             only; the largest power of two that divides all terms; whether every term is one known number, and whether a
             term may be negative or positive, each 0 or 1.
+        algebra: the residues of the sum, where they are followed.
     """
 
     count: int
     products: bool
     facts: Tensor
+    algebra: Residues | None = None
 
     @classmethod
     def of(cls, terms: Tensor, *, dim: int = -1, products: bool = False) -> Sum:
@@ -51,7 +54,8 @@ class Sum:
         a, b = self.facts, other.facts
         sums, least = a[SUMS] + b[SUMS], torch.minimum(a[QUANTUM:NEGATIVE], b[QUANTUM:NEGATIVE])
         facts = torch.cat([sums, least, torch.maximum(a[NEGATIVE:], b[NEGATIVE:])])
-        return Sum(self.count + other.count, self.products, facts)
+        known = None if self.algebra is None or other.algebra is None else self.algebra + other.algebra
+        return Sum(self.count + other.count, self.products, facts, known)
 
     @property
     def shape(self) -> torch.Size:
@@ -70,7 +74,8 @@ class Sum:
         relative = current().accumulation(self.count) + 2 * self.count * _FP64_U
         absolute = self.count * UNDERFLOW if self.products else 0.0
         least = 0.0 if nonnegative else -torch.inf
-        return Enclosure(bounded(self.facts, relative, absolute, self.count * flushed(), least, current().arithmetic))
+        parts = bounded(self.facts, relative, absolute, self.count * flushed(), least, current().arithmetic)
+        return Enclosure(parts, algebra=self.algebra)
 
     def then(self, function: Callable[..., Enclosure], *others: Sum) -> Following:
         """What follows from the finished sum, and from finished `others`, such as a mean from a sum and a count.

@@ -17,6 +17,7 @@ from lastbit.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
 from lastbit.verify.advice import advice_for
 from lastbit.verify.check import takes, verify_case
 from lastbit.verify.drawing import draw
+from lastbit.verify.formulas import with_formula
 from lastbit.verify.notes import HAS_FAILED, KnownFailures
 from lastbit.verify.plan import Item
 from lastbit.verify.properties import with_properties
@@ -222,6 +223,8 @@ class Explorer:
             begins = partial(self._started, self._item, case, counted=counted)
             begins()
             result = verify_case(self._item.subject, case, repeat=repeat, settled=settled)
+            if repeat or result.verdict is Verdict.INCONCLUSIVE:
+                result = with_formula(self._item.subject, case, result)
             asks = self._item.group.properties and counted
             return with_properties(self._item.subject, case, result, self._item.properties, begins) if asks else result
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from fractions import Fraction
 from itertools import chain
 
 import torch
@@ -22,11 +23,12 @@ from lastbit.numerics.residues.numbers import Residues
 _NEAR = 2.0**-22  # relative: two roundings to fp32
 _MOST_RECIPROCALS = 1 << 20
 _MOST_ROOTS = 1 << 14
+_DIGITS = 5  # of a decimal: one fp32 number in two hundred is a rounding of one
 
 Pair = tuple[int, int]
 """Residues of a constant modulo P and modulo Q."""
 
-_products: ContextVar[Mapping[float, Pair]] = ContextVar("products", default={})
+_products: ContextVar[Mapping[float, Pair] | None] = ContextVar("products", default=None)
 
 
 def constant(number: float) -> Residues:
@@ -39,8 +41,9 @@ def constant(number: float) -> Residues:
 
 @contextmanager
 def products_of(parameters: Iterable[float]) -> Iterator[None]:
-    """Let products and quotients of these numbers, of each other and of log2 e, stand for what they are."""
+    """Let products and quotients of these numbers, of log2 e and of what is left to 1 stand for what they are."""
     numbers = {abs(number): _pair(abs(number)) for number in parameters if number and math.isfinite(number)}
+    numbers |= {1 - a: ((1 - p) % P, (1 - q) % Q) for a, (p, q) in numbers.items() if a < 1}
     numbers[math.log2(math.e)] = _LOG2E
     found: dict[float, Pair] = {}
     for a, pair in numbers.items():
@@ -58,14 +61,17 @@ def products_of(parameters: Iterable[float]) -> Iterator[None]:
 
 def _pair(number: float) -> Pair:
     own = _fp32(abs(number))
-    found = _products.get().get(own) or _recognised(own) or _exact(own)
+    found = (_products.get() or {}).get(own) or _recognised(own) or _exact(own)
     return found if number >= 0 else ((P - found[0]) % P, (Q - found[1]) % Q)
 
 
 def _recognised(x: float) -> Pair | None:
-    """Return the residues of 1 / n, √n, 1 / √n, or such a number times log2 e or ln 2, of which x is a rounding."""
+    """Return the residues of what x is a rounding of: a decimal, 1 / n, √n or 1 / √n, maybe times log2 e or ln 2."""
     if x == 0 or _is_short(x):
         return None
+    decimal = Fraction(f"{x:.{_DIGITS}g}")
+    if _fp32(float(decimal)) == x:
+        return _of_fraction(decimal)
     for factor, pair in ((1.0, (1, 1)), (math.log2(math.e), _LOG2E), (math.log(2), _LN2)):
         for n, of_root, inverted in chain(_candidates(x / factor)):
             value = math.sqrt(n) if of_root else float(n)
@@ -79,7 +85,7 @@ def _recognised(x: float) -> Pair | None:
 
 def _candidates(x: float) -> Iterator[tuple[int, bool, bool]]:
     """Yield integers n with x near n, 1 / n, √n, 1 / √n: n, whether of a root, whether inverted."""
-    if 0.5 < x < 64 and round(x) == x:
+    if 0.5 < x < 64:
         yield round(x), False, False
     if 1 / _MOST_RECIPROCALS < x < 1:
         yield round(1 / x), False, True
@@ -95,8 +101,12 @@ def _is_short(x: float) -> bool:
 
 
 def _exact(x: float) -> Pair:
-    numerator, denominator = x.as_integer_ratio()
-    return numerator * pow(denominator, -1, P) % P, numerator * pow(denominator, -1, Q) % Q
+    return _of_fraction(Fraction(x))
+
+
+def _of_fraction(x: Fraction) -> Pair:
+    p, q = (x.numerator * pow(x.denominator, -1, modulus) % modulus for modulus in (P, Q))
+    return p, q
 
 
 def _root(n: int) -> Pair:

@@ -18,7 +18,8 @@ from lastbit.numerics.formats import Format
 from lastbit.numerics.residues import field
 from lastbit.numerics.residues.field import P, Q
 
-OPEN, NO_EXPONENT, MINUS_INFINITY = 1, 2, 4
+OPEN, NO_EXPONENT, MINUS_INFINITY, SIGN = 1, 2, 4, 8
+_HANDED_ON = OPEN | NO_EXPONENT | SIGN
 NONE = -1
 
 Direction = Literal["nearest", "zero", "away"]
@@ -33,7 +34,9 @@ class Residues:
 
     * OPEN: another right formula may give another residue, so that a difference says nothing (equality does);
     * NO_EXPONENT: nothing is known modulo Q, as behind exp;
-    * MINUS_INFINITY: the number is -inf, of which exp is 0. It is OPEN, too.
+    * MINUS_INFINITY: the number is -inf, of which exp is 0. It is OPEN, too;
+    * SIGN: a root of -x was taken for one of x: another right formula may give the negative number. A product of
+      two such numbers is OPEN.
 
     >>> x, y = Residues.of(torch.tensor([0.1, 3.0])), Residues.of(torch.tensor([0.7, 5.0]))
     >>> ((x + y) * (x - y)).equal(x * x - y * y)
@@ -55,10 +58,10 @@ class Residues:
 
     @classmethod
     def _made(cls, p: Tensor, q: Tensor | None, *flagged: Residues, exponential: Tensor | None = None) -> Residues:
-        """Return residues with the flags OPEN and NO_EXPONENT of those that they are made of."""
+        """Return residues with the flags of those that they are made of."""
         flags = torch.zeros((), dtype=torch.int64)
         for other in flagged:
-            flags = flags | (other.flags & (OPEN | NO_EXPONENT))
+            flags = flags | (other.flags & _HANDED_ON)
         if q is None:
             q, flags = torch.zeros((), dtype=torch.int64), flags | NO_EXPONENT
         e = torch.full((), NONE) if exponential is None else exponential
@@ -110,10 +113,13 @@ class Residues:
 
     def open_where(self, mask: Tensor | None) -> Residues:
         """Return the same, OPEN where the mask is true."""
-        if mask is None or not bool(mask.any()):
+        return self if mask is None else self._flagged(mask, OPEN)
+
+    def _flagged(self, mask: Tensor, flag: int) -> Residues:
+        if not bool(mask.any()):
             return self
         p, q, e, flags = torch.broadcast_tensors(*self.numbers, mask)[:4]
-        return Residues(torch.stack([p, q, e, torch.where(mask, flags | OPEN, flags)]))
+        return Residues(torch.stack([p, q, e, torch.where(mask, flags | flag, flags)]))
 
     def seen(self, values: Tensor) -> Residues:
         """Return the same for what the numbers were computed to: OPEN where that is no finite number."""
@@ -147,7 +153,7 @@ class Residues:
 
     def __mul__(self, other: Residues) -> Residues:
         plain = Residues._made(self.p * other.p % P, self.q * other.q % Q, self, other)
-        plain = plain._decided_where_zero(self, other)
+        plain = plain.open_where((self.flags & other.flags & SIGN) != 0)._decided_where_zero(self, other)
         if not self._has_logarithms and not other._has_logarithms:
             return plain
         (a, b), (e, f) = (self, other), torch.broadcast_tensors(self.numbers[2], other.numbers[2])
@@ -155,9 +161,11 @@ class Residues:
         lost = torch.where(e != NONE, b.flags, a.flags) & NO_EXPONENT != 0
         behind = (e != NONE) | (f != NONE)
         known = ((e == NONE) != (f == NONE)) & ~lost
-        raised = torch.where(known, field.raised(logarithm.clamp(min=0), factor), NONE)
+        squares = field.is_square(logarithm.clamp(min=0), P)
+        logarithm = torch.where(squares, logarithm.clamp(min=0), (P - logarithm) % P)  # others are no powers of e
+        raised = torch.where(known, field.raised(logarithm, factor), NONE)
         made = Residues(torch.stack([plain.p, plain.q, raised, plain.flags]))._canonical()
-        return made.open_where(behind & ~known)
+        return made._flagged(known & ~squares, SIGN).open_where(behind & ~known)
 
     def _decided_where_zero(self, a: Residues, b: Residues) -> Residues:
         """Return this product, which is 0 where one factor is, whatever the other may be."""
@@ -179,11 +187,11 @@ class Residues:
 
     def total(self, dim: int = -1, *, keepdim: bool = True) -> Residues:
         """Return the sum along a dimension."""
-        open_ = (self.flags & OPEN).amax(dim, keepdim=True) if self.shape[dim] else 0
+        flags = [(self.flags & flag).amax(dim, keepdim=True) if self.shape[dim] else 0 for flag in (OPEN, SIGN)]
         lost = (self.flags & NO_EXPONENT).amax(dim, keepdim=True) if self.shape[dim] else 0
         p, q = self.p.sum(dim, keepdim=True) % P, self.q.sum(dim, keepdim=True) % Q
         e = torch.full_like(p, NONE)
-        made = Residues(torch.stack([p, q, e, torch.zeros_like(p) | open_ | lost]))
+        made = Residues(torch.stack([p, q, e, torch.zeros_like(p) | flags[0] | flags[1] | lost]))
         if self._has_logarithms:
             known = field.product_along(self._exponential(), dim, P)
             behind = (self.numbers[2] != NONE).any(dim, keepdim=True)
@@ -194,11 +202,13 @@ class Residues:
     def __matmul__(self, other: Residues) -> Residues:
         made = Residues._made(field.dot(self.p, other.p, P), field.dot(self.q, other.q, Q))
         flags = torch.zeros_like(made.p)
-        for flag in (OPEN, NO_EXPONENT):
+        for flag in (OPEN, NO_EXPONENT, SIGN):
             a, b = ((x.flags & flag != 0).float() for x in (self, other))
             if bool(a.any()) or bool(b.any()):
                 reached = a @ (other.p != 0).float() + (self.p != 0).float() @ b + a @ b
                 flags = flags | torch.where(reached > 0, flag, 0)
+                if flag == SIGN:
+                    flags = flags | torch.where(a @ b > 0, OPEN, 0)
         made = Residues(torch.stack([*made.numbers[:3], flags]))
         if self._has_logarithms or other._has_logarithms:
             behind_a = (self.numbers[2] != NONE).any(-1, keepdim=True)
@@ -206,9 +216,10 @@ class Residues:
         return made
 
     def sqrt(self) -> Residues:
-        """Return the root, OPEN where it is one of -x: its square is not x there."""
+        """Return the root, or one of -x where x is no square: its square is not x there."""
         made = Residues._made(field.root(self.p, P), field.root(self.q, Q), self)
-        return made.open_where(~field.is_square(self.p, P) | (self.numbers[2] != NONE))
+        squares = field.is_square(self.p, P) & field.is_square(self.q, Q)
+        return made._flagged(~squares, SIGN).open_where(self.flags & SIGN != 0).open_where(self.numbers[2] != NONE)
 
     # Exponentials and logarithms
 
@@ -236,16 +247,14 @@ class Residues:
         """Return exp: 0 of -inf, and OPEN of what is behind an exponential itself."""
         lost = self.flags & NO_EXPONENT != 0
         p = torch.where(lost, field.mixed(self.p, _tag("exp"), P), self._exponential())
-        made = Residues._made(p, None, self).open_where(lost)
+        made = Residues._made(p, None, self).open_where(lost | (self.flags & SIGN != 0))
         nothing = self.flags & MINUS_INFINITY != 0
         return Residues.where(nothing, zeros_like(made), made) if bool(nothing.any()) else made
 
     def log(self) -> Residues:
-        """Return the logarithm, which carries its exponential; OPEN where no power of e has that residue."""
-        squares = field.is_square(self.p, P)
-        e = torch.where(squares, self.p, (P - self.p) % P)
-        made = Residues._made(torch.zeros_like(e), torch.zeros_like(e), self, exponential=e)
-        return made.open_where(~squares)
+        """Return the logarithm, which carries its exponential, x."""
+        made = Residues._made(torch.zeros_like(self.p), torch.zeros_like(self.p), self, exponential=self.p)
+        return made.open_where(self.numbers[2] != NONE)
 
     def function(self, name: str, *, odd: bool = False, even: bool = False) -> Residues:
         """Return a function without algebra, a hash of the number, such as erf or sin."""
@@ -254,12 +263,13 @@ class Residues:
             p = p * p % P
         elif not odd:
             p = (p + field.mixed(p * p % P, _tag(name), P)) % P
-        return Residues._made(p, field.mixed(p, _tag(name), Q), Residues.opening(self))
+        made = Residues._made(p, field.mixed(p, _tag(name), Q), Residues.opening(self))
+        return made if odd or even else made.open_where(self.flags & SIGN != 0)
 
     @staticmethod
     def opening(x: Residues) -> Residues:
-        """Return the same with no flag but OPEN."""
-        return Residues(torch.stack([*x.numbers[:3], x.flags & OPEN]))
+        """Return the same with no flag but OPEN and SIGN."""
+        return Residues(torch.stack([*x.numbers[:3], x.flags & (OPEN | SIGN)]))
 
     def with_function_of(self, name: str) -> Residues:
         """Return the same numbers with hashes of them modulo Q: exp and powers of these are known again.
@@ -271,7 +281,12 @@ class Residues:
     # Rounding
 
     def rounded(
-        self, fmt: Format, values: Tensor, ends: tuple[Tensor, Tensor] | None = None, *, direction: Direction = "nearest"
+        self,
+        fmt: Format,
+        values: Tensor,
+        ends: tuple[Tensor, Tensor] | None = None,
+        *,
+        direction: Direction = "nearest",
     ) -> Residues:
         """Return the numbers rounded to a narrow format: hashes, but the numbers that the format holds as they are.
 
@@ -319,7 +334,9 @@ class Residues:
 
     def differs(self, other: Residues) -> Tensor:
         """Return where they are not, and should be."""
-        return ~self.equal(other) & ~self.open & ~other.open
+        different = ~self.equal(other) & ~self.open & ~other.open
+        signed = (self.flags | other.flags) & SIGN != 0
+        return different & ~(signed & ((self.p + other.p) % P == 0)) if bool(signed.any()) else different
 
 
 def zeros_like(x: Residues) -> Residues:

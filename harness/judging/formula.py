@@ -1,0 +1,78 @@
+"""The formula that a kernel computes, by the residues of its results: it is the contract's, or it is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+
+from lastbit.errors import UsageError
+from lastbit.judging.expected import Numbers
+from lastbit.judging.problem import Problem
+from lastbit.numerics.residues import Residues
+from lastbit.ops import Contract
+from lastbit.result import Finding
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How the residues of a result compare with those of the contract.
+
+    Attributes:
+        numel: elements that are finite under the contract.
+        equal: those whose residues are the contract's: they follow from its formula, in some order of its sums.
+        differs: those that follow from another formula, or from one that rounds elsewhere.
+    """
+
+    numel: int
+    equal: int
+    differs: int
+
+
+def compare_formulas(problem: Problem, given: Mapping[str, Residues]) -> dict[str, Compared]:
+    """Compare the residues of a kernel's results, by name, with those of the contract."""
+    own, stages = problem.residues, problem.trace.stages
+    found = {}
+    for name in problem.trace.results:
+        if name not in given or not isinstance(expected := stages[name].finished, Numbers):
+            continue
+        finite = torch.isfinite(expected.value)
+        equal, differs = own[name].equal(given[name]), own[name].differs(given[name])
+        counts = torch.stack([finite, equal & finite, differs & finite]).flatten(1).sum(1)
+        found[name] = Compared(*counts.tolist())
+    return found
+
+
+def kept_apart(problem: Problem, given: Mapping[str, Residues], alternatives: list[Contract]) -> dict[str, int]:
+    """Return alternative → how many elements of the results follow from the contract and not from that alternative."""
+    own = problem.residues
+    found = {}
+    for other in alternatives:
+        with suppress(UsageError):  # the alternative is not defined here
+            theirs = problem.under(other).residues
+            shared = [name for name in problem.trace.results if name in given and name in theirs and name in own]
+            found[str(other)] = sum(
+                int((theirs[name].differs(given[name]) & own[name].equal(given[name])).sum()) for name in shared
+            )
+    return found
+
+
+def describe_formula(problem: Problem, name: str, compared: Compared, explained: tuple[str, ...]) -> Finding:
+    """Return the finding for a result that follows from another formula than the contract's."""
+    what = f"{compared.differs:,} of {compared.numel:,} elements follow from another formula than that of"
+    sentence = f"{what} {problem.contract}, whatever the order of its sums"
+    known = f"; all of them are those of {' or of '.join(explained)}" if explained else ""
+    return Finding("formula", name, f"{sentence}{known}.")
+
+
+def explaining(problem: Problem, given: Mapping[str, Residues]) -> tuple[str, ...]:
+    """Return the contracts of the op from which every element of the results follows, by its residues."""
+    found = []
+    for other in problem.op.candidates(problem.contract):
+        with suppress(UsageError):
+            compared = compare_formulas(problem.under(other), given).values()
+            if all(c.equal == c.numel for c in compared) and any(c.numel for c in compared):
+                found.append(str(other))
+    return tuple(found)

@@ -1,0 +1,303 @@
+"""The residues of enclosures, beside their bounds: what functions of numbers do to them, while they are followed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from lastbit.numerics.residues import Residues, constant
+
+if TYPE_CHECKING:
+    from lastbit.numerics.enclosure import Enclosure
+
+A = ParamSpec("A")
+T = TypeVar("T")
+
+_following: ContextVar[bool] = ContextVar("following", default=False)
+
+
+@contextmanager
+def following_residues(on: bool = True) -> Iterator[None]:
+    """Give every enclosure that is made within its residues, beside its bounds."""
+    token = _following.set(on)
+    try:
+        yield
+    finally:
+        _following.reset(token)
+
+
+def is_following() -> bool:
+    """Return whether residues are followed."""
+    return _following.get()
+
+
+def algebraic(rule: Callable[..., Any], *, of_enclosures: bool = False) -> Callable[[Callable[A, T]], Callable[A, T]]:
+    """Decorate a function of enclosures with what it does to residues.
+
+    `rule` takes the same arguments: residues in place of enclosures and numbers, or, with `of_enclosures`, enclosures
+    as they are, of which it asks the residues. It returns the residues of each enclosure that the function returns.
+    """
+
+    def decorate(function: Callable[A, T]) -> Callable[A, T]:
+        @wraps(function)
+        def followed(*args: A.args, **kwargs: A.kwargs) -> T:
+            if not _following.get():
+                return function(*args, **kwargs)
+            with following_residues(False):
+                result = function(*args, **kwargs)
+            made = rule(*args, **kwargs) if of_enclosures else rule(*map(residues_of, args), **kwargs)
+            return _with(result, made)
+
+        return followed
+
+    return decorate
+
+
+def residues_of(operand: Any) -> Any:
+    """Return the residues of an enclosure or a number, also in lists of these; anything else as it is."""
+    if isinstance(operand, list | tuple):
+        return [residues_of(each) for each in operand]
+    if isinstance(operand, bool):
+        return operand
+    if isinstance(operand, int | float):
+        return constant(float(operand))
+    return getattr(operand, "residues", operand)
+
+
+def _with(result: Any, made: Any) -> Any:
+    """Return enclosures with the residues made for them, OPEN where what is computed is not finite."""
+    if isinstance(result, list | tuple):
+        return type(result)([_with(*pair) for pair in zip(result, made, strict=True)])
+    numbers = made.numbers.expand(4, *result.shape)
+    return replace(result, algebra=Residues(numbers).seen(result.value))
+
+
+def point(values: Tensor | float) -> Residues:
+    """Return the residues of known numbers; a single one of floating point is a constant of the formula."""
+    numbers = torch.as_tensor(values)
+    return constant(float(numbers)) if numbers.ndim == 0 and numbers.is_floating_point() else Residues.of(numbers)
+
+
+def rounded(x: Enclosure, fmt: Any) -> Residues:
+    """Return the residues of what is rounded to a format; integers are exact numbers, OPEN where they may be others."""
+    if fmt.is_integer:
+        return integers(x.value.round().clamp(fmt.lowest, fmt.max), x.lo.round(), x.hi.round())
+    return x.residues.rounded(fmt, x.value, (x.lo, x.hi))
+
+
+def integers(value: Tensor, lo: Tensor, hi: Tensor) -> Residues:
+    """Return the residues of numbers that are chosen by the values, OPEN where they may be others."""
+    return Residues.of(value).open_where(lo != hi)
+
+
+def hull(first: Residues, *others: Residues) -> Residues:
+    """Return the residues of the first of several right numbers, OPEN where another one differs."""
+    result = first
+    for other in others:
+        result = result + zero_of(other)  # of the shape of both
+        result = result.open_where(~first.equal(other))
+    return result
+
+
+def zero_of(x: Residues) -> Residues:
+    """Return zeros in the shape of x."""
+    return Residues(torch.zeros_like(x.numbers) + torch.tensor([0, 0, -1, 0]).view(4, *[1] * len(x.shape)))
+
+
+def product(*factors: Residues) -> Residues:
+    """Return the product."""
+    result = factors[0]
+    for factor in factors[1:]:
+        result = result * factor
+    return result
+
+
+def added(terms: list[Residues], fmt: Any = None) -> Residues:
+    """Return the sum of a few terms; OPEN where each addition rounds to a narrow format."""
+    result = terms[0]
+    for term in terms[1:]:
+        result = result + term
+    narrow = fmt is not None and fmt.precision < 24 and len(terms) > 2
+    return result.open_where(torch.ones((), dtype=torch.bool)) if narrow else result
+
+
+def chosen(truth: Any, a: Enclosure | float, b: Enclosure | float) -> Residues:
+    """Return the residues of `where`: OPEN where a kernel may choose otherwise, and the two are not one."""
+    x, y = residues_of(a), residues_of(b)
+    if isinstance(truth, Tensor):
+        return Residues.where(truth, x, y)
+    return Residues.where(truth.value, x, y).open_where(truth.open & ~x.equal(y))
+
+
+def larger(a: Enclosure | float, b: Enclosure | float, nan: str = "propagate", *, sign: int = 1) -> Residues:
+    """Return the residues of the larger of two, with a negative sign the smaller."""
+    x, y = (each if hasattr(each, "parts") else _enclosed(each) for each in (a, b))
+    take = (x.value >= y.value) if sign > 0 else (x.value <= y.value)
+    either = (x.lo <= y.hi) & (y.lo <= x.hi)
+    return Residues.where(take, x.residues, y.residues).open_where(either & ~x.residues.equal(y.residues))
+
+
+def _enclosed(number: float) -> Enclosure:
+    from lastbit.numerics.enclosure import Enclosure
+
+    return Enclosure.point(torch.tensor(number))
+
+
+def clamped(x: Enclosure, low: float, high: float) -> Residues:
+    """Return the residues of what is limited to two constants."""
+    result = x.residues
+    for limit, sign in ((low, 1), (high, -1)):
+        if abs(limit) != float("inf"):
+            beyond, may = ((x.value < limit), (x.lo < limit)) if sign > 0 else ((x.value > limit), (x.hi > limit))
+            must = (x.hi < limit) if sign > 0 else (x.lo > limit)
+            at = constant(limit)
+            result = Residues.where(beyond, at, result).open_where(may & ~must & ~x.residues.equal(at))
+    return result
+
+
+def largest(x: Enclosure, nan: str = "propagate", *, sign: int = 1) -> Residues:
+    """Return the residues of the largest element of the last dimension, OPEN where another number may be it."""
+    value, lo, hi = (x.value, x.lo, x.hi) if sign > 0 else (-x.value, -x.hi, -x.lo)
+    if value.shape[-1] == 0:
+        return Residues.of(value.new_zeros((*value.shape[:-1], 1)))
+    at = torch.where(torch.isnan(value), -torch.inf, value).argmax(-1, keepdim=True)
+    result = Residues(x.residues.numbers.gather(-1, at.expand(4, *at.shape)))
+    least = torch.where(torch.isnan(lo), -torch.inf, lo).amax(-1, keepdim=True)
+    return result.open_where(((hi >= least) & ~x.residues.equal(result)).any(-1, keepdim=True))
+
+
+def magnitude(x: Enclosure) -> Residues:
+    """Return the residues of |x|, OPEN where the sign may be the other."""
+    residues = x.residues
+    return Residues.where(x.value < 0, -residues, residues).open_where((x.lo < 0) & (x.hi > 0))
+
+
+def largest_magnitude(x: Enclosure) -> Residues:
+    """Return the residues of the largest |element| of the last dimension."""
+    return largest(replace(abs(x), algebra=magnitude(x)))
+
+
+def mean(x: Residues) -> Residues:
+    """Return the mean over the last dimension, which is kept."""
+    return x.total() / constant(float(x.shape[-1]))
+
+
+def sigmoid(x: Residues) -> Residues:
+    """Return exp(x) / (1 + exp(x)), which is 0 of -inf."""
+    power = x.exp()
+    return power / (power + constant(1.0))
+
+
+def cumulative(x: Residues) -> Residues:
+    """Return the sums of all prefixes of the last dimension."""
+    rows = [x[..., : n + 1].total() for n in range(x.shape[-1])]
+    return Residues(torch.cat([row.numbers for row in rows], -1)) if rows else x
+
+
+def _tanh(x: Residues) -> Residues:
+    power, one = x.exp(), constant(1.0)
+    return (one - constant(2.0) / (power * power + one)).with_function_of("tanh")
+
+
+_FUNCTIONS: dict[str, Callable[[Residues], Residues]] = {
+    "exp2": lambda x: (x * constant(0.6931471805599453)).exp(),
+    "log": Residues.log,
+    "log2": lambda x: x.log() * constant(1.4426950408889634),
+    "log1p": lambda x: (x + constant(1.0)).log(),
+    "expm1": lambda x: x.exp() - constant(1.0),
+    "tanh": _tanh,
+    "erf": lambda x: x.function("erf", odd=True),
+    "sin": lambda x: x.function("sin", odd=True),
+    "cos": lambda x: x.function("cos", even=True),
+}
+
+
+def function(primitive: Any, x: Enclosure) -> Residues:
+    """Return the residues of a function of one argument: by its formula, or as one without algebra."""
+    rule = _FUNCTIONS.get(primitive.name)
+    return x.residues.function(primitive.name) if rule is None else rule(x.residues)
+
+
+def chosen_by_value(function: Callable[A, Enclosure]) -> Callable[A, Enclosure]:
+    """Decorate a function to integers or powers of two, whose residues are those of its value."""
+
+    @wraps(function)
+    def followed(*args: A.args, **kwargs: A.kwargs) -> Enclosure:
+        result = function(*args, **kwargs)
+        return _with(result, integers(result.value, result.lo, result.hi)) if _following.get() else result
+
+    return followed
+
+
+def unknown(x: Residues, *masks: Tensor | None) -> Residues:
+    """Return the residues, OPEN where nothing is to be known."""
+    for mask in masks:
+        x = x.open_where(mask)
+    return x
+
+
+def sum_of_rows(*factors: Enclosure) -> Residues | None:
+    """Return the residues of the sum over all leading dimensions of a product, [N]; None unless they are followed."""
+    if not _following.get():
+        return None
+    terms = product(*(x.residues for x in factors))
+    return Residues(terms.numbers.reshape(4, -1, terms.shape[-1])).total(-2, keepdim=False)
+
+
+def moments(x: Residues) -> tuple[Residues, Residues]:
+    """Return mean and biased variance over the last dimension."""
+    center = mean(x)
+    return center, mean((x - center) * (x - center))
+
+
+def rescaled(tiles: list[Residues], factors: list[Residues]) -> list[Residues]:
+    """Return the terms of each tile times all factors that come after it."""
+    counted, later = [tiles[-1]], None
+    for tile, factor in zip(reversed(tiles[:-1]), reversed(factors), strict=True):
+        later = factor if later is None else later * factor
+        counted.append(tile * later)
+    return counted[::-1]
+
+
+def shares(x: Residues) -> Residues:
+    """Return exp(x) divided by its sum over the last dimension."""
+    terms = x.exp()
+    return terms / terms.total()
+
+
+def gathered(x: Enclosure, index: Any, dim: int = -1) -> Residues:
+    """Return the residues of gathered elements, OPEN where another element may be chosen and differs."""
+    if isinstance(index, Tensor):
+        return x.residues.moved(lambda n: n.gather(dim if dim < 0 else dim + 1, index.long().expand(4, *index.shape)))
+    result = x.residues.moved(lambda n: n.gather(-1, index.value.expand(4, *index.shape)))
+    return result.open_where((index.allowed & ~x.residues.equal(result)).any(-1, keepdim=True))
+
+
+def dot_of(left: Any, right: Any, pieces: int = 1) -> Residues:
+    """Return the residues of a product of two factors."""
+    return left.enclosure.residues @ right.enclosure.residues
+
+
+def grouped_dot(rows: Enclosure, groups: Any, matrices: Any, width: int, pieces: int = 1) -> Residues:
+    """Return the residues of the rows of each group times its matrix; 0 of rows of no group."""
+    numbers = zero_of(Residues(torch.zeros(4, rows.shape[0], width, dtype=torch.int64))).numbers
+    for group, own in groups.rows.items():
+        matrix = matrices(torch.tensor([group])).enclosure.residues
+        numbers[:, own] = (rows.residues[own] @ matrix[0]).numbers
+    return Residues(numbers)
+
+
+def grouped_outer(left: Enclosure, right: Enclosure, groups: Any) -> Residues:
+    """Return the residues of the sums of outer products over the rows of each group."""
+    shape = 4, groups.count, left.shape[1], right.shape[1]
+    numbers = zero_of(Residues(torch.zeros(shape, dtype=torch.int64))).numbers
+    for group, own in groups.rows.items():
+        numbers[:, group] = (left.residues[own].moved(lambda n: n.mT) @ right.residues[own]).numbers
+    return Residues(numbers)

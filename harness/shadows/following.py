@@ -1,0 +1,50 @@
+"""A kernel followed on residues: it runs as it is, and the residues of its results are found beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lastbit.calling.performing import named_results
+from lastbit.interpret.watching import watched
+from lastbit.kernel import Kernel
+from lastbit.numerics.residues import Residues, products_of
+from lastbit.shadows.aten import Following
+from lastbit.shadows.memory import ShadowMemory
+from lastbit.shadows.programs import Shadowing
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What was seen of a kernel.
+
+    Attributes:
+        results: name → residues, OPEN where an operation has none.
+        opaque: the operations that have none, each with its place in the kernel's text and the reason.
+    """
+
+    results: Mapping[str, Residues]
+    opaque: tuple[str, ...]
+
+
+def follow(
+    kernel: Kernel, tensors: Mapping[str, Tensor], params: Mapping[str, Any], results: Collection[str]
+) -> Followed:
+    """Call a kernel on tensors of the CPU, which it may write to, and follow what it computes.
+
+    Raises what the kernel raises, or a `KernelError` where it does not return `results`.
+    """
+    memory = ShadowMemory()
+    numbers = [value for value in params.values() if isinstance(value, float)]
+    programs = Shadowing(memory)
+    with products_of(numbers), torch.compiler.set_stance("force_eager"):
+        with watched(programs), Following(memory) as operations:
+            returned = kernel.call(**tensors, **params)
+        named = named_results(returned, tuple(results))
+        read = {name: memory.read(tensor) for name, tensor in named.items()}
+    opaque = dict.fromkeys(map(str, (*operations.opaque, *programs.opaque)))
+    return Followed(read, tuple(opaque))

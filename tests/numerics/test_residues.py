@@ -1,0 +1,151 @@
+"""Residues: the field, the functions that are homomorphisms in it, rounding, constants, and what is open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lastbit.numerics.formats import BF16, E4M3, FP16, Format, round_to
+from lastbit.numerics.residues import Residues, constant, field, products_of
+from lastbit.numerics.residues.field import P, Q
+
+NARROW = pytest.mark.parametrize("fmt", [BF16, FP16, E4M3], ids=lambda fmt: fmt.name)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).float()
+
+
+@pytest.mark.parametrize("modulus", [P, Q])
+def test_field_is_one_of_integers(modulus: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randint(0, modulus, shape, generator=generator) for shape in ((5, 700), (700, 6)))
+    product = a.numpy().astype(object) @ b.numpy().astype(object) % modulus
+    assert field.dot(a, b, modulus).tolist() == product.tolist()
+    assert field.inverse(a, modulus)[0].tolist() == [pow(int(x), -1, modulus) for x in a[0]]
+    assert (field.root(a, modulus) ** 2 % modulus == torch.where(field.is_square(a, modulus), a, modulus - a)).all()
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_residue_of_a_float_is_that_of_its_fraction(x: float) -> None:
+    numerator, denominator = x.as_integer_ratio()
+    own = Residues.of(torch.tensor([x], dtype=torch.float64))
+    assert int(own.p) == numerator * pow(denominator, -1, P) % P
+    assert int(own.q) == numerator * pow(denominator, -1, Q) % Q
+
+
+def test_powers_of_two_are_powers_of_e() -> None:
+    whole = Residues.of(torch.arange(-20, 20))
+    powers = (whole * constant(math.log(2))).exp()
+    assert powers.equal(Residues.of(2.0 ** torch.arange(-20.0, 20.0))).all()
+    x = Residues.of(drawn(100))
+    assert (x * constant(math.log2(math.e)) * constant(math.log(2))).exp().equal(x.exp()).all()
+
+
+def shifted(x: Residues, shift: Residues) -> Residues:
+    terms = (x - shift).exp()
+    return terms / terms.total()
+
+
+def test_shift_of_a_softmax_cancels() -> None:
+    x = Residues.of(drawn(8, 512))
+    assert shifted(x, x[:, 3:4]).equal(shifted(x, x[:, 9:10])).all()
+    assert not shifted(x, x[:, 3:4])[:, :-1].equal(shifted(x[:, :-1], x[:, 3:4])).any()
+
+
+def test_sums_merge_by_their_logarithms() -> None:
+    x = Residues.of(drawn(8, 512))
+    whole = x.exp().total().log()
+    parts = [part.exp().total().log() for part in (x[:, :100], x[:, 100:])]
+    merged = (parts[1] - parts[0]).exp()
+    merged = (merged + constant(1.0)).log() + parts[0]
+    assert (whole.equal(merged) | whole.open | merged.open).all()
+    assert whole.equal(merged).any()
+    loss, again = whole - x[:, :1], -(shifted(x, x[:, 5:6])[:, :1].log())
+    assert not loss.differs(again).any()
+    assert loss.differs(whole - x[:, 1:2]).any()
+
+
+@NARROW
+def test_rounding_is_a_function_that_knows_its_format(fmt: Format) -> None:
+    values = drawn(4096).double()
+    x = Residues.of(values)
+    once = x.rounded(fmt, values)
+    assert once.rounded(fmt, round_to(values, fmt)).equal(once).all()  # recognised
+    held = round_to(values, fmt)
+    assert Residues.of(held).rounded(fmt, held).equal(Residues.of(held)).all()
+    normal = values.abs() >= 2.0**fmt.min_exponent
+    assert (x + x).rounded(fmt, 2 * values).equal(once + once)[normal].all()
+    assert (-x).rounded(fmt, -values).equal(-once).all()
+    assert once.equal(x).float().mean() < 0.01
+    near = values * (1 + 2.0**-20)
+    other = Residues.of(near).rounded(fmt, near)
+    assert once.equal(other).float().mean() < 0.05
+
+
+def test_rounding_is_open_where_the_exponent_is() -> None:
+    values = torch.tensor([1.5, 2.0000001], dtype=torch.float64)
+    ends = values - 1e-4, values + 1e-4
+    assert Residues.of(values).exp().rounded(BF16, values, ends).open.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("n", [3, 7, 4096, 12288])
+def test_constants_stand_for_what_they_round(n: int) -> None:
+    whole = constant(float(n))
+    assert constant(1 / n).equal(whole.reciprocal())
+    assert constant(float(torch.tensor(1 / n, dtype=torch.float32))).equal(whole.reciprocal())
+    if math.isqrt(n) ** 2 != n:
+        assert constant(1 / math.sqrt(n)).equal(whole.sqrt().reciprocal())
+        assert constant(math.log2(math.e) / math.sqrt(n)).equal(constant(math.log2(math.e)) * whole.sqrt().reciprocal())
+    assert not constant(1 / n).equal(constant(1 / (n - 1)))
+
+
+def test_products_of_parameters_stand_for_what_they_are() -> None:
+    folded = 0.3 * math.log2(math.e), 0.3 / 50, 1 / 0.3
+    apart = constant(0.3) * constant(math.log2(math.e)), constant(0.3) / constant(50.0), constant(0.3).reciprocal()
+    assert not constant(folded[0]).equal(apart[0])
+    with products_of([0.3, 50.0]):
+        assert all(constant(a).equal(b) for a, b in zip(folded, apart, strict=True))
+
+
+def test_infinities() -> None:
+    x = Residues.of(torch.tensor([-math.inf, math.inf, math.nan, 1.0]))
+    assert x.open.tolist() == [True, True, True, False]
+    powers = x.exp()
+    assert int(powers.p[0]) == 0
+    assert powers.open.tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x, w: (x * (x * x).total().sqrt().reciprocal()) * w,
+        lambda x, w: x * (((x * x).total() / constant(511.0)) + constant(1e-6)).sqrt().reciprocal() * w,
+        lambda x, w: x * (((x * x).total() / constant(512.0)) + constant(1e-5)).sqrt().reciprocal() * w,
+    ],
+    ids=["no mean", "n - 1", "eps x 10"],
+)
+def test_norm_of_fp32_tells_formulas_apart(wrong: Callable[[Residues, Residues], Residues]) -> None:
+    x, w = Residues.of(drawn(8, 512)), Residues.of(drawn(512, seed=1))
+    order = torch.randperm(512, generator=torch.Generator().manual_seed(2))
+    mean = (x[:, order] * x[:, order])[:, :100].total() + (x[:, order] * x[:, order])[:, 100:].total()
+    right = (x / (mean * constant(1 / 512) + constant(1e-6)).sqrt()) * w
+    also = x * ((x * x).total() / constant(512.0) + constant(1e-6)).sqrt().reciprocal() * w
+    assert right.equal(also).all()
+    other = wrong(x, w)
+    assert not right.equal(other).any()
+    assert right.differs(other).any(-1).all()
+
+
+def test_root_of_minus_x_is_known_but_for_its_sign() -> None:
+    x = Residues.of(torch.arange(2, 40))
+    roots = x.sqrt()
+    assert not (roots * roots).differs(x).any()
+    assert not (x / roots).differs(roots).any()
+    assert roots.differs(Residues.of(torch.arange(3, 41)).sqrt()).all()
