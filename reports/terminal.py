@@ -188,11 +188,9 @@ def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
     """Yield label and text of what is sure: what the kernels keep, or what is wrong; the line, and the tensors."""
     problem, explanation = cause[0]
     result = problem.smallest
-    kept = dict.fromkeys(
-        (" or ".join(other.explained_by), other.smallest.contract) for other, _ in cause if other.explained_by
-    )
-    for keeps, claims in kept:
-        yield "keeps", f"{keeps}, claims {claims}"
+    kept = (_kept(other.explained_by, other.smallest.contract) for other, _ in cause if other.explained_by)
+    for said in dict.fromkeys(kept):
+        yield "keeps", said
     if result.verdict is Verdict.ERRORED:
         yield "error", result.reason
     told = [f.sentence for f in result.faults if not problem.explained_by or f.kind not in OF_VALUES]
@@ -204,6 +202,15 @@ def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
     if "line" not in dict(explained):
         yield "source", shown_path(result.source)
     yield from (field for field in explained if field[0] in ("line", "rounding", "value", "smallest"))
+
+
+def _kept(kept: Sequence[str], claimed: str) -> str:
+    """Say what kernels keep in place of what they claim: options that differ, or whole contracts if one has none."""
+    names = [*kept, claimed]
+    common = set.intersection(*(set(name.split("+")) for name in names))
+    differing = ["+".join(option for option in name.split("+") if option not in common) for name in names]
+    *kept, claimed = differing if all(differing) else names
+    return f"{' or '.join(kept)} where it claims {claimed}"
 
 
 def _print_ops(run: Run, console: Console) -> None:
