@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from textwrap import shorten
+from itertools import accumulate
+from textwrap import shorten, wrap
 
 from rich.console import Console
 from rich.text import Text
@@ -242,15 +243,19 @@ def _print_ops(run: Run, console: Console) -> None:
 
 
 def _not_run(run: Run, width: int) -> Iterator[str]:
-    """Yield what was asked for and not run, and the cases that kernels turned down: a line for each reason."""
+    """Yield what was asked for and not run, and the cases that kernels turned down: a paragraph for each reason.
+
+    They take `MOST_REASONS` lines of this width at most, but for a first one that takes more.
+    """
     reasons: dict[str, list[str]] = {}
     for one in run.not_run:
         reasons.setdefault(one.reason, []).append(one.what)
     lines = [f"{reason}: {listed(what, wording.MOST_NAMES)}" for reason, what in reasons.items()]
     lines += wording.turned_down(run)
-    for text in lines[:MOST_REASONS]:
-        yield text if len(text) <= width else f"{text[: width - 1]}…"
-    if rest := lines[MOST_REASONS:]:
+    ends = list(accumulate(len(wrap(text, width)) for text in lines))
+    shown = max(sum(end <= MOST_REASONS for end in ends), 1)
+    yield from lines[:shown]
+    if rest := lines[shown:]:
         yield f"and for {plural(len(rest), 'more reason')}"
 
 

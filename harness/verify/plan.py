@@ -35,6 +35,9 @@ from lastbit.verify.project import Load, Project, kernel_folders, open_project
 from lastbit.verify.properties import check_names
 from lastbit.verify.property_cases import ordinary_group
 
+NO_ACCELERATOR = "no accelerator is here, and the CPU ran Triton interpreted"
+"""Why all that needs one was not run: one reason, and so one line of a report."""
+
 _PROPERTIES = 6
 """Cases that take as long as one whose properties are asked, as measured on an H200 (invariance_h200.md)."""
 
@@ -160,7 +163,9 @@ def make_plan(
                 every = project.groups(kernel.op, kernel.accepts, small=config.small)
                 not_run += [note for note in not_asked(kernel, every, groups) if note not in not_run]
     if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
-        not_run.append(NotRun("placement cases on cpu", "the cpu alone has no other device to put a tensor on"))
+        alone = "the cpu alone has no other device to put a tensor on"
+        reason = alone if torch.accelerator.is_available() else NO_ACCELERATOR
+        not_run.append(NotRun("placement cases on cpu", reason))
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)
 
 

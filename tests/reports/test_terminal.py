@@ -37,7 +37,8 @@ def test_a_green_run_of_92_kernels_has_at_most_40_lines(width: int) -> None:
     assert max(map(len, lines)) <= width
     [row] = [line.split() for line in lines if line.startswith("  layer_norm_gated_backward_3 ")]
     assert (row[1], row[-1]) == ("5", "PASSED")
-    assert f"  and for {20 - MOST_REASONS} more reasons" in lines
+    told = lines[lines.index("Not run") + 1 : -1]
+    assert f"  and for {20 - MOST_REASONS // 2} more reasons" in told, "each takes two lines"
     assert "PASSED  kernels: 92 passed · cases: 276 passed · 552.0 s in cases" in lines[-3]
     assert lines[-2:] == ["records in runs/1", "stages and statistics: lastbit report runs/1 -v"]
 
@@ -119,6 +120,12 @@ def test_an_inconclusive_op_has_a_line_with_what_would_decide_it() -> None:
     vague = shown(Run((bare(Verdict.INCONCLUSIVE, "no element decided"),)), verbose=0)
     assert f"  rms_norm, 1 of 1 kernel: no element decided ({KERNEL})" in vague
     assert "Inconclusive" not in shown(Run((passed(),)), verbose=0)
+
+
+def test_what_was_not_run_is_wrapped_and_not_cut() -> None:
+    reason = "the module is that of another revision, and it needs a package that is not here"
+    text = shown(replace(large_run(), not_run=(NotRun("the kernels of main", reason),)), 60, verbose=0)
+    assert f"{reason}: the kernels of main" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("width", [40, 100])
