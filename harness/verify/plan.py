@@ -19,7 +19,7 @@ from lastbit.calibrate import load_premises
 from lastbit.case import PEER, Case, Choices, Group, parse_case
 from lastbit.config import PROFILES, Config
 from lastbit.devices import machine
-from lastbit.errors import no_kernel
+from lastbit.errors import UsageError, no_kernel
 from lastbit.inputs.values import check_regime
 from lastbit.kernel import REVISION_MARK, Kernel, load_kernels
 from lastbit.ops import Op
@@ -137,12 +137,18 @@ def make_plan(
 
     Raises:
         UsageError: an op, kernel, contract or case line is unknown or malformed.
+            No kernel that was found is of the op of a case line.
         MixedTrees: kernels import a module of the repository that is not of their revision.
     """
     project = replace(open_project(config), load=load)
     others, lacking = project.kernels_of_revisions()
     found = (*project.kernels(), *others)
     check_modules(config, modules())
+    ops = sorted({kernel.op for kernel in found})
+    for case in map(parse_case, config.lines):
+        if project.op(case.op).name not in ops:
+            has = f"of {', '.join(ops)}" if ops else "none"
+            raise UsageError(f"no kernel of {case.op} is here, which '{case}' is a case of; there are kernels {has}")
     kernels = _selected(project, config, found)
     check_names(config.properties, tuple(project.ops.values()))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
