@@ -35,12 +35,14 @@ def wrong_product(subject: Subject, case: Case) -> str:
 class _Products(TorchDispatchMode):
     """Keeps what is wrong with the first product that is, in words."""
 
-    found = ""
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if not self.found and func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
-            self.found = _outside(f"torch.ops.{func.overloadpacket}", *args, made)
+            self.found = _outside(f"torch.ops.{func.overloadpacket}", args[0], args[1], made)
         return made
 
 
