@@ -24,7 +24,8 @@ One syntax holds for every command. Its words may stand in any order, before and
 - A **kernel** is named by a path or by its name. A path is a folder of Python files or one file; behind it `::` names
   one kernel, as with pytest: `my_kernels`, `my_kernels/norms.py`, `my_kernels/norms.py::norm`. A name alone is looked
   up among the kernels of the paths that are given, or of lastbit and of `--project`.
-- A **case** is the line that a report printed, in quotes. A word with a blank and a `=` is a case.
+- A **case** is the inputs of a call as a line, in quotes. `lastbit verify` prints it in the commands below a finding,
+  and you may [write one](verify.md#a-case-is-one-line). A word with a blank and a `=` is a case.
 - What exists here, contains `/` or ends in `.py` is a path. `::NAME` is a name, whatever it looks like.
 
 `lastbit` needs an installation; in a checkout without one, `python3 harness` stands for it.

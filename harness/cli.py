@@ -94,7 +94,8 @@ Verify numerical kernels to the last bit.
 {groups}
 
 KERNEL  its path (my_kernels, my_kernels/norms.py::norm) or its name (norm)
-'CASE'  the line that a report printed, in quotes
+'CASE'  the inputs of a call as a line, in quotes, which verify prints with a
+        finding, or you write: 'OP x=bf16[1,70] eps=1e-06 seed=11'
 lastbit COMMAND --help shows the options of a command, lastbit --version which
 lastbit this is.
 """

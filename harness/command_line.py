@@ -47,7 +47,8 @@ class Asked:
         if len(self.cases) == 1:
             return self.cases[0]
         said = f"takes one case, and was given {len(self.cases)}" if self.cases else "needs a case"
-        raise UsageError(f"{command} {said}; give the line that a report printed, in quotes, as in {_EXAMPLE}")
+        where = "give its line, in quotes, as verify prints it with a finding or as you write it"
+        raise UsageError(f"{command} {said}; {where}: {_EXAMPLE}")
 
     def without_case(self, command: str) -> Asked:
         """Return this, of a command that takes no case.

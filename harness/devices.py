@@ -176,7 +176,10 @@ class DevicePlan:
         return tuple(dict.fromkeys(device.partition(":")[0] for device in self.devices))
 
     def __str__(self) -> str:
-        chosen = [f"device {device}: {why}" for device, why in zip(self.devices, self.why, strict=True)]
+        chosen = [
+            f"device {device}" if why == f"from --device {device}" else f"device {device}: {why}"
+            for device, why in zip(self.devices, self.why, strict=True)
+        ]
         return "\n".join([*chosen, *self.leftovers])
 
 

@@ -13,7 +13,7 @@ from lastbit.reports.changes_text import (
     about,
     cells,
     devices,
-    drift,
+    drifts,
     head,
     notes,
     others,
@@ -66,9 +66,8 @@ def _print_kernel(kernel: KernelChange, changes: Changes, console: Console) -> N
     )
     for note in notes(kernel, changes.names):
         paragraph(console, Text(note, "dim"), label="  ")
-    for stage in kernel.stages:
-        for one in stage.drifts:
-            paragraph(console, Text(drift(stage, one)), label="  ")
+    for text in drifts(kernel):
+        paragraph(console, Text(text), label="  ")
     if rows := [[*map(Text, cells(stage))] for stage in kernel.stages if not stage.unchanged]:
         print_table(console, HEADERS, rows, spare=("bias", "contract", "cases", "ulp", "rel. error", "mismatch"))
     if worst := smallest_worse(kernel):

@@ -153,7 +153,12 @@ def cells(stage: StageChange) -> tuple[str, ...]:
     )
 
 
-def drift(stage: StageChange, one: Drift) -> str:
+def drifts(kernel: KernelChange) -> list[str]:
+    """Return a line for each figure that drifted; none for a kernel that got worse, of which it says nothing more."""
+    return [] if kernel.worse else [_drift(stage, one) for stage in kernel.stages for one in stage.drifts]
+
+
+def _drift(stage: StageChange, one: Drift) -> str:
     """`output bf16: mismatch drifted for the worse, 0.01 % → 1.2 %`."""
     write = {"mismatch": _percent, "bias": signed}.get(one.figure, error)
     direction = "worse" if one.worse else "better"

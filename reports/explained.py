@@ -49,13 +49,26 @@ def value_of(step: Step) -> str:
     return f"{step.first[0].decimal}{more} in {step.dtype}"
 
 
-def stage_of(step: Step) -> str:
-    """The stage that a step agrees with, and how many elements are wrong; empty if it agrees with none."""
+def stage_of(step: Step, explanation: Explanation) -> str:
+    """Return the stage that a step agrees with, and how many elements are wrong; empty if it agrees with none."""
     match = step.match
-    if match is None:
-        return ""
-    wrong = f", {match.outside:,} of {match.of:,} elements not possible" if match.outside else ""
-    return f"{match.stage}{wrong}"
+    if match is None or not match.outside:
+        return match.stage if match else ""
+    said = "follow from a wrong value" if follows(step, explanation) else "not possible"
+    return f"{match.stage}, {match.outside:,} of {match.of:,} elements {said}"
+
+
+def follows(step: Step, explanation: Explanation) -> bool:
+    """Return whether a step comes after the one that is proven wrong, and is none that is wrong by itself."""
+    places = [_place(one) for one in explanation.trace.steps]
+    if explanation.culprit is None or (wrong := _place(explanation.culprit)) not in places:
+        return False
+    later = places[places.index(wrong) + 1 :]
+    return _place(step) in later and _place(step) not in map(_place, (explanation.culprit, *explanation.trace.culprits))
+
+
+def _place(step: Step) -> tuple[str, int, int, int, int]:
+    return step.file, step.line, step.column, step.end_line, step.end_column
 
 
 @dataclass(frozen=True)

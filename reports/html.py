@@ -175,7 +175,6 @@ def _changes(base: Run, run: Run) -> dict[str, Any]:
 
 def _changed(kernel: KernelChange, changes: Changes) -> dict[str, Any]:
     worst = changes_text.smallest_worse(kernel)
-    drifts = [changes_text.drift(stage, one) for stage in kernel.stages for one in stage.drifts]
     return {
         "op": kernel.op,
         "kernel": kernel.kernel,
@@ -184,7 +183,7 @@ def _changed(kernel: KernelChange, changes: Changes) -> dict[str, Any]:
         "change": kernel.change.value,
         "worse": kernel.worse,
         "head": changes_text.head(kernel),
-        "lines": [*changes_text.notes(kernel, changes.names), *drifts],
+        "lines": [*changes_text.notes(kernel, changes.names), *changes_text.drifts(kernel)],
         "table": html_tables.changes(kernel),
         "repro": repro_line(worst, changes.options) if worst else "",
     }

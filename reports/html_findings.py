@@ -14,6 +14,7 @@ from lastbit.reports.explained import (
     excerpt,
     explanation_fields,
     explanation_of,
+    follows,
     shown_steps,
     stage_of,
     value_of,
@@ -135,16 +136,16 @@ def _link(explanation: Explanation | None, problem: Problem, anchors: Collection
 def _steps(explanation: Explanation) -> Table:
     steps, every = shown_steps(explanation), sum(step.line > 0 for step in explanation.trace.steps)
     rest = f", the last {MOST_STEPS} of {plural(every, 'step')}" if every > len(steps) else ""
-    rows = (_step(position, step) for position, step in enumerate(steps))
+    rows = (_step(position, step, explanation) for position, step in enumerate(steps))
     return Table(f"The way of the worst element{rest}", _STEPS, tuple(rows))
 
 
-def _step(position: int, step: Step) -> Row:
-    wrong = step.match is not None and bool(step.match.outside)
+def _step(position: int, step: Step, explanation: Explanation) -> Row:
+    wrong = step.match is not None and bool(step.match.outside) and not follows(step, explanation)
     cells = (
         Cell(str(step.line), position),
         Cell(step.text, kind="name"),
         Cell(value_of(step)),
-        Cell(stage_of(step), kind="verdict failed" if wrong else ""),
+        Cell(stage_of(step, explanation), kind="verdict failed" if wrong else ""),
     )
     return Row(cells)

@@ -97,8 +97,7 @@ def _changes(changes: Changes) -> Iterator[Block]:
 
 
 def _changed(kernel: KernelChange, changes: Changes) -> str:
-    lines = changes_text.notes(kernel, changes.names)
-    lines += [changes_text.drift(stage, drift) for stage in kernel.stages for drift in stage.drifts]
+    lines = [*changes_text.notes(kernel, changes.names), *changes_text.drifts(kernel)]
     parts = [bullets([plain(line) for line in lines])]
     if rows := [[plain(cell) for cell in changes_text.cells(s)] for s in kernel.stages if not s.unchanged]:
         parts.append(table(changes_text.HEADERS, rows, left=2))

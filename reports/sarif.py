@@ -111,18 +111,20 @@ def _related(alert: Alert) -> dict[str, Any]:
 def _code_flow(alert: Alert) -> dict[str, Any]:
     """The way of the worst element through the kernel, with its values, if it was followed."""
     explanation, root = alert.explanation, repository_root()
-    steps = shown_steps(explanation) if explanation is not None else ()
+    if explanation is None or not (steps := shown_steps(explanation)):
+        return {}
+    said = ((step, f"{step.text} = {value_of(step)}", stage_of(step, explanation)) for step in steps)
     locations = [
         {
             "location": {
                 "physicalLocation": _location(place_of(step, root)),
-                "message": {"text": " · ".join(filter(None, (f"{step.text} = {value_of(step)}", stage_of(step))))},
+                "message": {"text": " · ".join(filter(None, parts))},
             },
             "importance": "essential" if step.match is not None else "important",
         }
-        for step in steps
+        for step, *parts in said
     ]
-    return {"codeFlows": [{"threadFlows": [{"locations": locations}]}]} if locations else {}
+    return {"codeFlows": [{"threadFlows": [{"locations": locations}]}]}
 
 
 def _location(place: Location) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from textwrap import shorten
+from itertools import accumulate
+from textwrap import shorten, wrap
 
 from rich.console import Console
 from rich.text import Text
@@ -188,11 +189,9 @@ def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
     """Yield label and text of what is sure: what the kernels keep, or what is wrong; the line, and the tensors."""
     problem, explanation = cause[0]
     result = problem.smallest
-    kept = dict.fromkeys(
-        (" or ".join(other.explained_by), other.smallest.contract) for other, _ in cause if other.explained_by
-    )
-    for keeps, claims in kept:
-        yield "keeps", f"{keeps}, claims {claims}"
+    kept = (_kept(other.explained_by, other.smallest.contract) for other, _ in cause if other.explained_by)
+    for said in dict.fromkeys(kept):
+        yield "keeps", said
     if result.verdict is Verdict.ERRORED:
         yield "error", result.reason
     told = [f.sentence for f in result.faults if not problem.explained_by or f.kind not in OF_VALUES]
@@ -204,6 +203,15 @@ def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
     if "line" not in dict(explained):
         yield "source", shown_path(result.source)
     yield from (field for field in explained if field[0] in ("line", "rounding", "value", "smallest"))
+
+
+def _kept(kept: Sequence[str], claimed: str) -> str:
+    """Say what kernels keep in place of what they claim: options that differ, or whole contracts if one has none."""
+    names = [*kept, claimed]
+    common = set.intersection(*(set(name.split("+")) for name in names))
+    differing = ["+".join(option for option in name.split("+") if option not in common) for name in names]
+    *kept, claimed = differing if all(differing) else names
+    return f"{' or '.join(kept)} where it claims {claimed}"
 
 
 def _print_ops(run: Run, console: Console) -> None:
@@ -235,15 +243,19 @@ def _print_ops(run: Run, console: Console) -> None:
 
 
 def _not_run(run: Run, width: int) -> Iterator[str]:
-    """Yield what was asked for and not run, and the cases that kernels turned down: a line for each reason."""
+    """Yield what was asked for and not run, and the cases that kernels turned down: a paragraph for each reason.
+
+    They take `MOST_REASONS` lines of this width at most, but for a first one that takes more.
+    """
     reasons: dict[str, list[str]] = {}
     for one in run.not_run:
         reasons.setdefault(one.reason, []).append(one.what)
     lines = [f"{reason}: {listed(what, wording.MOST_NAMES)}" for reason, what in reasons.items()]
     lines += wording.turned_down(run)
-    for text in lines[:MOST_REASONS]:
-        yield text if len(text) <= width else f"{text[: width - 1]}…"
-    if rest := lines[MOST_REASONS:]:
+    ends = list(accumulate(len(wrap(text, width)) for text in lines))
+    shown = max(sum(end <= MOST_REASONS for end in ends), 1)
+    yield from lines[:shown]
+    if rest := lines[shown:]:
         yield f"and for {plural(len(rest), 'more reason')}"
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from lastbit.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
 from lastbit.reports.encoding import encoded
-from lastbit.reports.paper import line, paragraph, verdict_word
+from lastbit.reports.paper import line, paragraph, print_table, verdict_word
 from lastbit.reports.summary import shown_path
 from lastbit.result import Worst
 
@@ -21,7 +21,7 @@ MOST_TEXT = 40
 INPUT = "input"
 
 Row = tuple[Text, ...]
-_HEADERS = ("line", "expression", "dtype", "value", "stage", "from")
+_HEADERS = ("line", "expression", "dtype", "value", "bits", "stage", "from")
 
 
 def print_trace(found: KernelTrace, console: Console) -> None:
@@ -41,29 +41,13 @@ def print_trace(found: KernelTrace, console: Console) -> None:
 
 
 def _print_steps(steps: Sequence[Step], leaves: Step | None, console: Console) -> None:
-    rows = [_row(step, leaves is not None and _at(step) == _at(leaves)) for step in steps]
-    titles = tuple(Text(header, "dim") for header in _HEADERS)
-    widths = [max(len(row[column].plain) for row in (titles, *rows)) for column in range(len(_HEADERS))]
-    _print_row(titles, widths, console)
-    for who, group in groupby(zip(steps, rows, strict=True), key=lambda pair: _who(pair[0])):
-        line(console, f"  {who}", "bold cyan")
-        for where, part in groupby(group, key=lambda pair: _where(pair[0])):
-            if where:
-                line(console, f"  {where}", "cyan")
-            for _, row in part:
-                _print_row(row, widths, console)
-
-
-def _print_row(row: Row, widths: Sequence[int], console: Console) -> None:
-    text = Text("  ")
-    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        padded = cell.copy()
-        padded.align("left" if column else "right", width)
-        text.append_text(padded).append("  ")
-    text.rstrip()
-    if len(text.plain) > console.width:
-        text.truncate(console.width, overflow="ellipsis")
-    line(console, text)
+    rows: list[Row | Text] = []
+    for who, group in groupby(steps, key=_who):
+        rows.append(Text(f"  {who}", "bold cyan"))
+        for where, part in groupby(group, key=_where):
+            rows += [Text(f"  {where}", "cyan")] * bool(where)
+            rows += (_row(step, leaves is not None and _at(step) == _at(leaves)) for step in part)
+    print_table(console, _HEADERS, rows)
 
 
 def _who(step: Step) -> str:
@@ -91,15 +75,15 @@ def _row(step: Step, leaves: bool) -> Row:
         lines = f"lines {step.line} to {step.end_line}" if step.line != step.end_line else f"line {step.line}"
         more = Text(f"… {step.again:,} more rounds of {lines}", "dim")
         return (Text("…", "dim"), more, *(Text() for _ in _HEADERS[2:]))
-    number = Text(str(step.line) if step.line else "")
-    from_ = Text(_from(step), "dim")
+    alone = step.first[0] if step.direct and step.first and step.count else None
     return (
-        number,
+        Text(str(step.line) if step.line else ""),
         Text(_shortened(_expression(step))),
         Text(step.dtype),
-        _value(step),
+        Text(alone.decimal, "bold") if alone else Text(_several(step.count, step.first)),
+        Text(alone.bits if alone else "", "bold"),
         _stage(step.match, leaves),
-        from_,
+        Text(_from(step), "dim"),
     )
 
 
@@ -120,16 +104,6 @@ def _shortened(text: str) -> str:
         return text
     end = MOST_TEXT // 3
     return f"{text[: MOST_TEXT - end - 1]}…{text[-end:]}"
-
-
-def _value(step: Step) -> Text:
-    if step.direct and step.first and step.count:
-        return Text(_element(step.first[0]), "bold")
-    return Text(_several(step.count, step.first))
-
-
-def _element(element: Element) -> str:
-    return f"{element.decimal:<13} {element.bits}".rstrip()
 
 
 def _several(count: int, first: Sequence[Element]) -> str:

@@ -21,6 +21,7 @@ from lastbit.bench.samples import Effort
 from lastbit.bench.unseen import Layout, Shaped, Taken, drawn, places_in, settle, shapes_of, take, write
 from lastbit.case import Case
 from lastbit.inputs import build
+from lastbit.isolation.isolated import FRAMES
 from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
 from lastbit.outcomes.bench import Sample
@@ -95,10 +96,10 @@ class Made:
 
 def bound(timed: Timed, empty: Process, effort: Effort) -> Bound:
     """The time of a kernel, with the verdict on what it gave meanwhile; `empty` is a process that has loaded none."""
-    one_call(timed)  # which compiles
+    unlike = [one_call(timed, threaded=True), one_call(timed, frames=FRAMES)]  # the first compiles
     count = _count(timed, one_call(timed).taken.seconds, effort)
     made = [one_call(timed) for _ in range(count)]
-    judgements = judged(timed, made)
+    judgements = judged(timed, made, unlike)
     worst = max(judgements, key=lambda j: list(Verdict).index(j.verdict))
     return Bound(
         of=str(timed.case),
@@ -115,8 +116,11 @@ def bound(timed: Timed, empty: Process, effort: Effort) -> Bound:
     )
 
 
-def one_call(timed: Timed, process: Process | None = None) -> Made:
-    """Make a call on inputs that the process has not seen; another process makes an empty one."""
+def one_call(timed: Timed, process: Process | None = None, *, threaded: bool = False, frames: int = 0) -> Made:
+    """Make a call on inputs that the process has not seen; another process makes an empty one.
+
+    It is made in a thread of its own if it is `threaded`, or else below so many more `frames`.
+    """
     asked, device = process or timed.process, timed.device
     case = drawn(timed.case)
     inputs, results = Layout.of(shapes_of(timed.case)), Layout.of(timed.results)
@@ -125,7 +129,8 @@ def one_call(timed: Timed, process: Process | None = None) -> Made:
     if process is None:
         write(case, inputs, given.words)
     settle(device)
-    asked.ask(_prepared(timed, inputs, results, empty=process is not None), {"into": taken})
+    how = {"threaded": threaded, "frames": frames}
+    asked.ask({**_prepared(timed, inputs, results, empty=process is not None), **how}, {"into": taken})
     places = places_in(results, device)
     flush(device)
     found = take(lambda: asked.ask({"do": "go"}, {"inputs": given}), taken.words, places, timed.clock)
@@ -144,13 +149,16 @@ def _prepared(timed: Timed, inputs: Layout, results: Layout, *, empty: bool) -> 
     }
 
 
-def judged(timed: Timed, made: Sequence[Made]) -> list[Judgement]:
-    """Judgements of calls: all, or as many as have few enough elements, drawn now; up to the first that fails."""
-    late = sum(one.taken.late for one in made)
+def judged(timed: Timed, made: Sequence[Made], unlike: Sequence[Made] = ()) -> list[Judgement]:
+    """Judgements of calls: all, or as many as have few enough elements, drawn now; up to the first that fails.
+
+    Calls that are `unlike` those that are timed are judged first.
+    """
+    late = sum(one.taken.late for one in [*unlike, *made])
     found = [_written_late(late)] if late else []
     budget = _JUDGED_ON_CPU if timed.device.type == "cpu" else _JUDGED
     most = max(1, budget // max(1, sum(t.numel for t in timed.case.tensors)))
-    for one in SystemRandom().sample(made, min(len(made), most, _MOST_JUDGED)):
+    for one in [*unlike, *SystemRandom().sample(made, min(len(made), most, _MOST_JUDGED))]:
         if any(judgement.verdict is Verdict.FAILED for judgement in found):
             break
         found.append(_judged(timed, one))

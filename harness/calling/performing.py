@@ -43,7 +43,7 @@ class Asked:
         stages: what it shall store besides.
         descending: interpreted programs run from the last to the first.
         replaced: an operator of torch that gives other values meanwhile, where processes of their own make such calls.
-        threads: how many torch has on the CPU, there too; None for as many as there are.
+        threaded: it is made in a thread of its own, there too, where torch has two threads on the CPU.
         shapes: stage → its shape: of what the kernel may return, as far as somebody says.
     """
 
@@ -54,7 +54,7 @@ class Asked:
     stages: tuple[str, ...] = ()
     descending: bool = False
     replaced: str = ""
-    threads: int | None = None
+    threaded: bool = False
     shapes: Mapping[str, tuple[int, ...]] | None = None
 
     @property

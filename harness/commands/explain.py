@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from lastbit.case import Case, parse_case
-from lastbit.command_line import command, read_words
+from lastbit.command_line import Asked, kernel_words, read_words
 from lastbit.commands.options import NO_KERNEL, add_device, add_isolate, add_timeout, add_words, config_of
 from lastbit.commands.report import STANDARD_OUTPUT, write_text
 from lastbit.commands.running import worst_code
@@ -58,7 +59,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
     asked = read_words(options.words)
     case = parse_case(asked.case("explain"))
-    _check(options, asked.kernels, case)
+    _check(options, asked, case)
     found, console = list[Any](), make_console()
     find, show = _ways(options)
     for one in find(config_of(options)):
@@ -83,14 +84,14 @@ def _ways(options: argparse.Namespace) -> tuple[Callable[[Config], Iterator[Any]
     return partial(_reasons, options=options), print_explanation
 
 
-def _check(options: argparse.Namespace, kernels: Sequence[str], case: Case) -> None:
+def _check(options: argparse.Namespace, asked: Asked, case: Case) -> None:
     """Raise `UsageError` for options that mean nothing together."""
     deeper = "--stages" if options.stages else "--trace" if options.trace else ""
     if options.isolate and deeper:
         raise UsageError(f"{deeper} looks into a kernel, which --isolate forbids; give one of them")
-    if options.isolate and not kernels:
-        named = command("explain", "NAME", str(case))
-        raise UsageError(f"--isolate loads no kernel here; name the one that fails: {named}")
+    if options.isolate and not asked.kernels:
+        words = ["lastbit", "explain", *kernel_words(asked.paths, ["NAME"]), str(case), "--isolate"]
+        raise UsageError(f"--isolate loads no kernel here; name the one that fails, as verify did: {shlex.join(words)}")
     if options.trace and options.device != "cpu":
         raise UsageError(f"--trace runs the kernel on the CPU, and not on {options.device}; leave --device away")
     if options.all and not options.trace:

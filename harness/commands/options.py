@@ -30,7 +30,9 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 KERNEL = "the path of kernels (my_kernels, my_kernels/norms.py, my_kernels/norms.py::norm), or the name of one (norm)"
-CASE = "a case: the line that a report printed, in quotes"
+CASE = (
+    "a case: its line, in quotes, as verify prints it with a finding or as you write it ('OP x=bf16[1,70] … seed=11')"
+)
 NO_KERNEL = "no kernel of {} is here; give the path of yours, as in my_kernels or my_kernels/norms.py"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -11,7 +12,7 @@ from pathlib import Path
 import torch
 
 from lastbit.case import Case, parse_case
-from lastbit.command_line import read_words
+from lastbit.command_line import kernel_words, read_words
 from lastbit.commands.options import add_device, add_timeout, add_words, config_of
 from lastbit.commands.running import NOTHING_RUN
 from lastbit.config import Config
@@ -71,7 +72,8 @@ def _pin(options: argparse.Namespace, rest: Sequence[str]) -> int:
     line(console, f"  {kept}")
     if how:
         line(console, f"{kernel.name} {how}")
-    line(console, f"lastbit verify --project {folder} runs it first")
+    words = ["lastbit", "verify", *kernel_words(asked.paths, [kernel.name]), "--project", str(folder)]
+    line(console, f"it runs first in\n  {shlex.join(words)}")
     return 0
 
 

@@ -27,6 +27,7 @@ from lastbit.commands.options import (
 from lastbit.commands.running import Interrupted, execute, kept
 from lastbit.config import PROFILES, Config
 from lastbit.errors import LastbitError, UsageError
+from lastbit.files import BUILT_IN, PACKAGE
 from lastbit.reports.characters import visible
 from lastbit.result import Verdict
 from lastbit.run import NotRun, Run
@@ -52,7 +53,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     """Make a parser that of `verify`."""
     parser.description = (
         "Check kernels against their rounding contracts, on generated cases or bit for bit on those that are given. "
-        "Options that are not listed go to pytest: -k, -x, --lf, --junitxml and the like."
+        "Without a KERNEL those of kernels/ here. Options that are not listed go to pytest: -k, -x, --lf, --junitxml."
     )
     parser.set_defaults(command=_verify, takes_rest=True)
     add_words(parser, "[KERNEL …] ['CASE' …]")
@@ -100,6 +101,7 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     )
     if options.build and options.base is None:
         raise UsageError(f"--build {options.build} builds the revision of --base, and none is given")
+    config = replace(config, **_kernels_here(options))
     arguments = [*workers_of(options), *rest]
     if options.base is None and options.cluster is None:
         return _run(config, arguments, verbose=options.verbose, show_inputs=given_cases)
@@ -115,6 +117,29 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         folder = str(Path(config.folder, "base").absolute())
         before = replace(config.anywhere, folder=folder, revision=options.base, **place.settings)
         return _shown(lambda: _with_base(run, config, before), options.verbose, show_inputs=given_cases)
+
+
+def _kernels_here(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings for the kernels of the working directory where nothing names any; none in a checkout.
+
+    Raises:
+        UsageError: there are none that lastbit knows.
+    """
+    asked = read_words(options.words)
+    at_home = BUILT_IN != PACKAGE and Path.cwd().is_relative_to(BUILT_IN)
+    if at_home or asked.paths or asked.kernels or options.project:
+        return {}
+    folders = {path.name for path in Path().iterdir() if any(_imports_lastbit(file) for file in path.glob("*.py"))}
+    if "kernels" not in folders:
+        near = min(folders - {"references", "cases"}, default="my_kernels")
+        said = "no word says which kernels, and no folder kernels/ here has any"
+        raise UsageError(f"{said}; name a file or folder: lastbit verify {near}")
+    return {"kernel_folders": ("kernels",), "projects": (".",) * bool(folders & {"references", "cases"})}
+
+
+def _imports_lastbit(file: Path) -> bool:
+    """Return whether a file names lastbit: one that does not is no business of it, and is not loaded."""
+    return file.is_file() and "lastbit" in file.read_text(encoding="utf-8", errors="replace")
 
 
 def _run(config: Config, arguments: Sequence[str], *, verbose: int, show_inputs: bool = False) -> int:

@@ -16,6 +16,7 @@ from lastbit.devices import DevicePlan
 from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.diagnosing.pasted import is_interpreted, test_of
 from lastbit.diagnosing.patterns import diagnose
+from lastbit.diagnosing.products import wrong_product
 from lastbit.diagnosing.smallest import smallest_of
 from lastbit.diagnosing.trace import trace_result, worst_of
 from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
@@ -71,6 +72,8 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
     else:
         problem = subject.problem(build(case.gathered(), subject.device))
         found = _worked_out(found, Observation.of(problem, actual), result)
+    if result.verdict is Verdict.FAILED and subject.device.type == "cpu" and (wrong := wrong_product(subject, case)):
+        found = replace(found, diagnoses=(wrong, *found.diagnoses))
     return found if any(finding.kind in OF_STAGES for finding in result.faults) else _blameless(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,9 @@ from lastbit.timing import KERNEL, timed
 _RESULTS = 0  # key of the block for results among blocks whose keys are addresses
 MOST_RESULTS = 1 << 34
 """Bytes that a call may return, where they are not more than an eighth of the memory that there is."""
+
+FRAMES = 100
+"""Below fewer frames than that a call without guards is made, drawn anew each time: a model may have as many."""
 
 _FIRST_RESULTS = 1 << 20
 _SHORTEST = 0.001  # seconds
@@ -194,7 +198,8 @@ def _how(asked: Asked) -> dict[str, Any]:
         "stages": list(asked.stages),
         "descending": asked.descending,
         "replaced": asked.replaced,
-        "threads": asked.threads,
+        "threaded": asked.threaded,
+        "frames": secrets.randbelow(FRAMES),
         "races": watching_races(),
     }
 

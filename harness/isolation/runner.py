@@ -6,6 +6,7 @@ is to be seen but what the kernel's own file imports.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import importlib.util
 import json
@@ -14,10 +15,14 @@ import os
 import socket
 import struct
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -200,19 +205,57 @@ def alone(words: Tensor, tensor: Message, start: int) -> Tensor:
     return made.set_(words.untyped_storage()[start * each : (start + reach) * each], 0, shape, strides)
 
 
-@contextmanager
-def threads(number: int | None) -> Iterator[None]:
-    """Let torch have another number of threads on the CPU; as it is with None, and where something may be compiled.
+def called(call: Callable[[], Any], message: Message) -> Any:
+    """Return what a call gives, in a thread of its own if the message says `threaded`, and below so many more `frames`.
 
-    What `torch.compile` has compiled is compiled anew for another number, until it fails at the limit of that.
+    Where `torch.compile` may have compiled something, nothing for CUDA is called in another thread, since graphs of
+    CUDA belong to the one that made them.
     """
-    before = torch.get_num_threads()
-    if number is not None and "torch._dynamo" not in sys.modules:
-        torch.set_num_threads(number)
+    if message["threaded"] and (message["device"] == "cpu" or "torch._dynamo" not in sys.modules):
+        return called_in_thread(call, message["device"])
+    return below(message["frames"], call)
+
+
+def below(frames: int, call: Callable[[], Any]) -> Any:
+    """Call with so many more frames above it on the stack, as in the layers of a model."""
+    return below(frames - 1, call) if frames else call()
+
+
+def called_in_thread(call: Callable[[], Any], device: str) -> Any:
+    """Return what a call gives in a new thread, with nothing above it on the stack, while another thread is there.
+
+    There, torch records no gradients and has two threads on the CPU, unless `torch._dynamo` is there: what
+    `torch.compile` has compiled is compiled anew for both, until it fails at the limit of that.
+    """
+    results, errors = list[Any](), list[Any]()
+    ended, before = _thread.allocate_lock(), torch.get_num_threads()
+    ready: list[Callable[[], object]] = []
+    if device != "cpu":  # of which each thread has its own current one, and makes its context when it first waits
+        index = torch.accelerator.current_device_index()
+        ready = [partial(torch.accelerator.set_device_index, index), torch.accelerator.synchronize]
+    once = partial(call)
+    watched = weakref.ref(once, lambda _: ended.release())  # which the thread lets go when all is done
+    there = threading.Event()
+    beside, hook = threading.Thread(target=there.wait, daemon=True), sys.unraisablehook
+    beside.start()
+    if "torch._dynamo" not in sys.modules:
+        ready.append(partial(torch.set_grad_enabled, False))
+        torch.set_num_threads(2)
     try:
-        yield
+        sys.unraisablehook = lambda raised: errors.append(raised.exc_value)
+        ended.acquire()
+        _thread.start_new_thread(results.extend, (map(methodcaller("__call__"), [*ready, once]),))
+        del once
+        ended.acquire()
     finally:
+        sys.unraisablehook = hook
         torch.set_num_threads(before)
+        there.set()
+        beside.join()
+        del watched
+    if len(results) <= len(ready):
+        raise errors[-1] if errors else SystemExit("the kernel ended its thread")
+    return results[-1]
 
 
 def is_lost(device: str) -> bool:
@@ -338,8 +381,10 @@ class Bare:
         arguments = {tensor["name"]: alone(words, tensor, tensor["start"]) for tensor, words in tensors}
         stages = {"stages": tuple(message["stages"])} if message["stages"] else {}
         other = replaced(message["replaced"], message["device"]) if message["replaced"] else nullcontext()
-        with other, threads(message["threads"]):
-            value = self.call_of[message["kernel"]](**arguments, **message["params"], **stages)
+        with other:
+            value = called(
+                partial(self.call_of[message["kernel"]], **arguments, **message["params"], **stages), message
+            )
         if message["device"] != "cpu":
             torch.accelerator.synchronize(torch.device(message["device"]))
         if isinstance(value, torch.Tensor):

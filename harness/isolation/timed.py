@@ -1,18 +1,19 @@
 """What a kernel process does to be timed: a call on inputs that come with the message to go.
 
-A kernel process runs the text of this file after that of `runner`, of which it uses `alone`. Nothing here has a say in
-the time or in the verdict: the judge stops its own clock when it has read results in its own memory, and judges what
-lies there.
+A kernel process runs the text of this file after that of `runner`, of which it uses `alone` and `called`. Nothing here
+has a say in the time or in the verdict: the judge stops its own clock when it has read results in its own memory, and
+judges what lies there.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 if __name__ != "__main__":  # as in a kernel process, where nothing of lastbit is imported
-    from lastbit.isolation.runner import Bare, Mapped, alone
+    from lastbit.isolation.runner import Bare, Mapped, alone, called
 
 Call = Callable[..., Any]
 Said = Mapping[str, Any]
@@ -48,14 +49,14 @@ class Prepared:
     """
 
     def __init__(self, message: Said, call: Call, into: Tensor) -> None:
-        self._call, self._params, self._arguments = call, message["params"], message["arguments"]
+        self._call, self._message = partial(call, **message["params"]), message
         self._device, self._results = torch.device(message["device"]), placed_in(message["results"], into)
 
     def called(self, inputs: Tensor) -> Said:
         """Make the call, and wait for it; how many results had to be copied to where they are to lie."""
-        arguments, copied = placed_in(self._arguments, inputs), 0
+        arguments, copied = placed_in(self._message["arguments"], inputs), 0
         with Offers({(tuple(t.shape), t.dtype): t for t in self._results.values()}):
-            returned = self._call(**arguments, **self._params)
+            returned = called(partial(self._call, **arguments), self._message)
         if not isinstance(returned, dict):
             returned = {next(iter(self._results)): returned}
         for name, place in self._results.items():

@@ -178,7 +178,8 @@ def logistic(x: Tensor, gate: Tensor, rest: Tensor, relative: float, division: f
     ends = _ends(x)
     error = (relative + _growth(ends)) * rest + current().unit + division
     finite = all_finite(ends)
-    absolute = _SMALLEST_NORMAL if finite else torch.where(torch.isfinite(ends), _SMALLEST_NORMAL, 0.0)
+    lost = LEAST if fmt is PRECISE else _SMALLEST_NORMAL  # what is below may be zero
+    absolute = lost if finite else torch.where(torch.isfinite(ends), lost, 0.0)
     parts = widened(gate, error, absolute)
     result = torch.where(parts[2:] < 0, 0.0, parts[2:])
     parts[2:] = result if fmt is PRECISE else torch.where(ends[0] >= _SATURATED, 1.0, result)

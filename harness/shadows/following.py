@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lastbit.calling.performing import named_results
 from lastbit.interpret.watching import watched
@@ -31,17 +33,31 @@ class Followed:
     opaque: tuple[str, ...]
 
 
+class _Apart(Shadowing):
+    """Follows programs, whose own arithmetic is no operation of the kernel's in PyTorch."""
+
+    @contextmanager
+    def launch(self, function: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
+        with _disable_current_modes(), super().launch(function, arguments):
+            yield
+
+
 def follow(
-    kernel: Kernel, tensors: Mapping[str, Tensor], params: Mapping[str, Any], results: Collection[str]
+    kernel: Kernel,
+    tensors: Mapping[str, Tensor],
+    params: Mapping[str, Any],
+    results: Collection[str],
+    constants: Sequence[float],
 ) -> Followed:
     """Call a kernel on tensors of the CPU, which it may write to, and follow what it computes.
+
+    `constants` are the numbers of the case that the kernel's own may be made of.
 
     Raises what the kernel raises, or a `KernelError` where it does not return `results`.
     """
     memory = ShadowMemory()
-    numbers = [value for value in params.values() if isinstance(value, float)]
-    programs = Shadowing(memory)
-    with products_of(numbers), torch.compiler.set_stance("force_eager"):
+    programs = _Apart(memory)
+    with products_of(constants), torch.compiler.set_stance("force_eager"):
         with watched(programs), Following(memory) as operations:
             returned = kernel.call(**tensors, **params)
         named = named_results(returned, tuple(results))

@@ -28,7 +28,7 @@ from lastbit.interpret.inline_asm import assembled
 from lastbit.interpret.places import here
 from lastbit.numerics import formats
 from lastbit.numerics.residues import Residues, constant, zeros_like
-from lastbit.numerics.residues.numbers import NONE
+from lastbit.numerics.residues.numbers import MINUS_INFINITY
 from lastbit.shadows.memory import ShadowMemory
 
 _FORMATS = {
@@ -39,7 +39,9 @@ _FORMATS = {
     np.dtype(np.float32): formats.FP32,
     np.dtype(np.float64): formats.FP64,
 }
-_BY_SIZE = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+_FLOATS = {1: E4M3, 2: np.dtype(np.float16), 4: np.dtype(np.float32), 8: np.dtype(np.float64)}
+"""Of formats of a size, the one with the most digits."""
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _EVERYWHERE = torch.ones((), dtype=torch.bool)
 
 Rule = Callable[..., Residues]
@@ -82,7 +84,11 @@ class Shadowing:
 
 
 class Shadow(Builder):
-    """The builder `other` for one launch, giving every handle of floats its residues."""
+    """The builder `other` for one launch, giving every handle of floats its residues.
+
+    Integers that depend on the digits of a float, and not on its exponent and sign alone, have how many these are as
+    `digits`: no float whose bits they are is known.
+    """
 
     __slots__ = ("_bits", "_constants", "_following", "_registered", "_shadowing")
 
@@ -105,8 +111,11 @@ class Shadow(Builder):
         made.residues = Residues(numbers)
 
     def residues(self, handle: Any) -> Residues:
-        """Return those of a handle; of one of integers, these numbers."""
+        """Return those of a handle; of one of integers, these numbers, OPEN if they have digits of floats."""
         if not is_float(handle.data.dtype):
+            if getattr(handle, "digits", 0):
+                self.opaque("bits", "digits of a float are used as an integer")
+                return _opened(_of_integers(handle.data))
             return _of_integers(handle.data)
         if not hasattr(handle, "residues"):
             self.give_open(handle, "value", "it was not computed by an operation of the language")
@@ -156,7 +165,9 @@ class Shadow(Builder):
 
     def apply(self, function: Callable[..., Array], dtype: Any, *args: Any) -> Any:
         made = super().apply(function, dtype, *args)
-        if self._following and made is not None and is_float(made.data.dtype):
+        if made is not None and made.data.dtype.kind in "iu":
+            made.digits = _digits(function, args)
+        elif self._following and made is not None and is_float(made.data.dtype):
             numbers = self._moved(function, made, args)
             if numbers is None:
                 self.give_open(made, getattr(function, "__name__", "operation"), "it has no rule of the field")
@@ -175,7 +186,7 @@ class Shadow(Builder):
             return Residues.of(values_of(made)).numbers
         if moved.shape != (5, *made.data.shape) or not np.array_equal(moved[4], _bits(made.data)):
             return None
-        return torch.from_numpy(np.ascontiguousarray(moved[:4]))
+        return _tensor(moved[:4])
 
     def _stack(self, handle: Any) -> Array:
         """Return residues and bits of values, [5, …]: an array with an axis of programs in front, to the builder."""
@@ -215,7 +226,7 @@ class Shadow(Builder):
         data, standard = input.handle.data, tl.standard
         reduces, wide = function.__name__ == "reduce", data.dtype.itemsize >= 4
         if not reduces or not (combine_fn in _extrema() or (wide and combine_fn is standard._sum_combine)):
-            return function(input, axis, wraps(combine_fn.fn)(lambda *xs: combine_fn(*xs)), *args, **kw)
+            return function(input, axis, wraps(combine_fn)(lambda *xs: combine_fn(*xs)), *args, **kw)
         made = self.quietly(function, input, axis, combine_fn, *args, **kw)
         axis = getattr(axis, "value", axis)
         axis = None if axis is None else axis % data.ndim
@@ -236,55 +247,68 @@ class Shadow(Builder):
 
     def remember(self, dtype: DType, data: Array, residues: Residues) -> None:
         """Note the residues of floats whose bits a kernel takes, and those of the same numbers with another sign."""
-        bits = torch.from_numpy(_bits(data).reshape(-1).copy())
+        bits = _tensor(_bits(data).reshape(-1))
         top = np.array(1 << 8 * dtype.itemsize - 1, np.uint64).astype(np.int64).item()
         other = (-residues).numbers.reshape(4, -1)
         numbers = torch.cat([residues.numbers.reshape(4, -1), other], 1)
         self._bits.append((dtype, torch.cat([bits, bits ^ top]), numbers))
 
-    def recalled(self, data: Array, dtype: DType) -> Residues | None:
-        """Return the residues of floats that have these bits; OPEN where several had; None where one is new."""
+    def recalled(self, data: Array, dtype: DType) -> Residues:
+        """Return the residues of floats that have these bits; OPEN where several had, and noted where none had."""
+        values = _tensor(np.ascontiguousarray(data).view(dtype).astype(np.float64))
+        found = _opened(Residues.of(values)).numbers.reshape(4, -1)
+        wanted = _tensor(_bits(data).reshape(-1))
         known = [(bits, numbers) for kind, bits, numbers in self._bits if kind == dtype]
-        wanted = torch.from_numpy(_bits(data).reshape(-1).copy())
-        zero = torch.zeros(4, 1, dtype=torch.int64)
-        zero[2] = NONE
-        bits = torch.cat([x for x, _ in known] + [torch.zeros(1, dtype=torch.int64)])
-        numbers = torch.cat([x for _, x in known] + [zero], 1)
-        ordered, order = torch.sort(bits, stable=True)
-        numbers = numbers[:, order]
-        first = torch.searchsorted(ordered, wanted)
-        last = torch.searchsorted(ordered, wanted, right=True) - 1
-        if bool((first > last).any()):
-            return None
-        changes = torch.cumsum(torch.cat([torch.zeros(1), (numbers[0, 1:] != numbers[0, :-1]).float()]), 0)
-        found = Residues(numbers[:, first]).open_where(changes[first] != changes[last])
-        return Residues(found.numbers.reshape(4, *data.shape))
+        unknown = torch.ones(wanted.shape, dtype=torch.bool)
+        if known:
+            bits, order = torch.sort(torch.cat([x for x, _ in known]), stable=True)
+            numbers = torch.cat([x for _, x in known], 1)[:, order]
+            first = torch.searchsorted(bits, wanted).clamp(max=len(bits) - 1)
+            last = torch.searchsorted(bits, wanted, right=True) - 1
+            another = torch.cumsum(numbers[0] != torch.roll(numbers[0], 1), 0)
+            unknown = bits[first] != wanted
+            matched = Residues(numbers[:, first]).open_where(another[first] != another[last.clamp(min=0)])
+            found = torch.where(unknown, found, matched.numbers)
+        if bool((unknown & ~values.reshape(-1).isnan()).any()):
+            self.opaque("bitcast", "the bits of a float were computed as an integer")
+        return Residues(found.reshape(4, *data.shape))
 
     def written(self, addresses: Array, handle: Any) -> None:
         """Put what a handle holds into the memory of residues."""
         data, memory = handle.data, self._shadowing.memory
         if is_float(data.dtype):
             memory.store(addresses, self.residues(handle), _FORMATS[data.dtype].dtype)
-        elif memory.holds(addresses, floats := _BY_SIZE[data.dtype.itemsize]):
-            found = self.recalled(data, np.dtype(f"f{data.dtype.itemsize}")) if data.dtype.itemsize >= 4 else None
-            if found is None:
-                self.opaque("store", "integers are stored as the bits of floats")
-                found = _opened(zeros_like(_of_integers(data)))
+        elif memory.holds(addresses, floats := _FORMATS[_FLOATS[data.dtype.itemsize]].dtype):
+            kinds = (kind for kind, *_ in self._bits if kind.itemsize == data.dtype.itemsize)
+            found = self.recalled(data, next(kinds, _FLOATS[data.dtype.itemsize]))
             memory.store(addresses, found, floats)
         else:
-            memory.store(addresses, _of_integers(data), _INTEGERS[data.dtype.itemsize])
+            found = _of_integers(data)
+            memory.store(addresses, _opened(found) if handle.digits else found, _INTEGERS[data.dtype.itemsize])
 
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+def _tensor(data: Array) -> Tensor:
+    return torch.from_numpy(np.require(data, requirements=("C", "W")))
 
 
 def values_of(handle: Any) -> Tensor:
     """Return the values of a handle of floats in fp64."""
-    return torch.from_numpy(np.ascontiguousarray(handle.data).astype(np.float64))
+    return _tensor(np.asarray(handle.data, np.float64))
 
 
 def _bits(data: Array) -> Array:
     return bits_of(np.ascontiguousarray(data)).astype(np.int64)
+
+
+def _digits(function: Any, operands: Any) -> int:
+    """Return how many digits of floats the integers that a function makes of handles may depend on."""
+    digits = max((getattr(x, "digits", 0) for x in operands), default=0)
+    if digits and function is np.right_shift and (operands[1].data >= digits).all():
+        return 0
+    if digits and function is np.bitwise_and:
+        masks = [x.data for x in operands if not getattr(x, "digits", 0)]
+        return 0 if any(not (mask & (1 << digits) - 1).any() for mask in masks) else digits
+    return digits
 
 
 def _is_one_number(data: Array) -> bool:
@@ -292,7 +316,7 @@ def _is_one_number(data: Array) -> bool:
 
 
 def _of_integers(data: Array) -> Residues:
-    whole = torch.from_numpy(np.ascontiguousarray(data).astype(np.int64))
+    whole = _tensor(data.astype(np.int64))
     residues = Residues.of(whole)
     return residues.open_where(whole < 0) if data.dtype == np.uint64 else residues
 
@@ -326,6 +350,50 @@ def _of(function: Callable[..., Residues]) -> Rule:
     return rule
 
 
+def _sum(sign: int) -> Rule:
+    """Return the rule of x + y or x - y, which is OPEN where a kernel uses that it rounds.
+
+    It does where it adds a power of two, or 1.5 of one, that leaves no room for a fraction, and where it takes from a
+    number what this is, rounded to a narrower format.
+    """
+    plain = _of(operator.add if sign > 0 else operator.sub)
+
+    def rule(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
+        residues = plain(self, made, x, y)
+        for own, other in ((x, y), (y, x)):
+            if _is_magic(other.data) and not _is_one_number(own.data):
+                self.opaque("addition", "a large power of two is added, which rounds to integers or to bits")
+                return _opened(residues)
+        if made.data.dtype.itemsize < 4:
+            return residues
+        rest, parts = self.residues(x), self.residues(y)
+        for fmt in _split(x.data, -sign * y.data):
+            rounded = rest.rounded(fmt, values_of(x))
+            split = rounded.equal(parts if sign < 0 else -parts) & (rounded.p != rest.p)
+            if bool(split.any()):
+                self.opaque("subtraction", f"a number is split into parts of {fmt.name}")
+                residues = residues.open_where(split)
+        return residues
+
+    return rule
+
+
+def _is_magic(data: Array) -> bool:
+    """Return whether numbers are one, 2^e or 1.5 · 2^e, that fixes where sums are rounded."""
+    precision = _FORMATS[data.dtype].precision
+    number = abs(float(data.flat[0])) if data.size and _is_one_number(data) else 0.0
+    large = 2.0 ** (precision - (8 if precision >= 24 else 2))
+    return large <= number < math.inf and math.frexp(number)[0] in (0.5, 0.75)
+
+
+def _split(x: Array, y: Array) -> Iterator[formats.Format]:
+    """Yield narrower formats that hold some y that are near x and not x."""
+    near = (np.abs(x - y) <= 2.0**-7 * np.abs(x)) & (x != y)
+    for dtype in (BFLOAT16, np.dtype(np.float16)) if near.any() else ():
+        if (near & (y.astype(dtype).astype(y.dtype) == y)).any():
+            yield _FORMATS[dtype]
+
+
 def _chosen(self: Shadow, made: Any, *operands: Any) -> Residues:
     """Return the operand of which the result has the value; OPEN where another one has, too, and is another number."""
     values, handles = values_of(made), [x for x in operands if isinstance(x, TensorHandle)]
@@ -338,7 +406,7 @@ def _chosen(self: Shadow, made: Any, *operands: Any) -> Residues:
 
 
 def _selected(self: Shadow, made: Any, condition: Any, x: Any, y: Any) -> Residues:
-    return Residues.where(torch.from_numpy(np.ascontiguousarray(condition.data)), self.residues(x), self.residues(y))
+    return Residues.where(_tensor(condition.data), self.residues(x), self.residues(y))
 
 
 def _absolute(self: Shadow, made: Any, x: Any) -> Residues:
@@ -377,11 +445,9 @@ def _cast(self: Shadow, made: Any, x: Any, dtype: Any, rounding: Any = None) -> 
 
 
 def _bitcast(self: Shadow, made: Any, x: Any, dtype: Any) -> Residues:
-    found = self.recalled(made.data, made.data.dtype)
-    if found is None:
-        self.opaque("bitcast", "the bits of a float were computed as an integer")
-        return _opened(Residues.of(values_of(made)))
-    return found
+    if not getattr(x, "digits", 0):
+        return Residues.of(values_of(made))
+    return self.recalled(x.data, made.data.dtype)
 
 
 def _dot(self: Shadow, made: Any, a: Any, b: Any, d: Any, precision: Any, *_: Any) -> Residues:
@@ -390,7 +456,7 @@ def _dot(self: Shadow, made: Any, a: Any, b: Any, d: Any, precision: Any, *_: An
         self.opaque("dot", "tensor cores add products of fp8 with fewer bits than fp32")
         x = _opened(x)
     elif a.data.dtype == np.float32 and precision != ir.INPUT_PRECISION.IEEE:
-        cut = [torch.from_numpy(_bits(h.data) & 0x1FFF != 0) for h in (a, b)]
+        cut = [_tensor(_bits(h.data) & 0x1FFF != 0) for h in (a, b)]
         if any(bool(c.any()) for c in cut):
             self.opaque("dot", "fp32 operands are taken as tf32; input_precision='ieee' takes them as they are")
             x, y = x.open_where(cut[0]), y.open_where(cut[1])
@@ -398,7 +464,9 @@ def _dot(self: Shadow, made: Any, a: Any, b: Any, d: Any, precision: Any, *_: An
 
 
 def exp2(x: Residues) -> Residues:
-    return (x * constant(math.log(2))).exp()
+    """Return exp(x · ln 2), which is 0 of -inf, as exp is."""
+    scaled = x * constant(math.log(2))
+    return Residues.where(x.flags & MINUS_INFINITY != 0, x, scaled).exp()
 
 
 def log2(x: Residues) -> Residues:
@@ -466,7 +534,10 @@ def _libdevice(self: Shadow, made: Any, library: str, path: str, symbol: str, ar
 
 
 _RULES: dict[str, Rule] = {
-    **{name: _of(_FUNCTIONS[name.removeprefix("f")]) for name in ("fadd", "fsub", "fmul", "fdiv")},
+    "fadd": _sum(1),
+    "fsub": _sum(-1),
+    "fmul": _of(operator.mul),
+    "fdiv": _of(operator.truediv),
     **{
         name: _of(_FUNCTIONS[name])
         for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf", "fma")
@@ -488,15 +559,21 @@ def _loaded(self: Shadow, made: Any, ptr: Any, mask: Any, other: Any) -> Any:
     data, memory = made.data, self._shadowing.memory
     addresses = np.broadcast_to(ptr.data, data.shape)
     if not is_float(data.dtype):
-        floats = _BY_SIZE[data.dtype.itemsize]
-        if data.dtype.itemsize >= 4 and memory.holds(addresses, floats):
-            bits = data.view(f"f{data.dtype.itemsize}")
-            self.remember(bits.dtype, bits, memory.load(addresses, torch.from_numpy(bits)))
+        floats = _FORMATS[_FLOATS[data.dtype.itemsize]]
+        if data.dtype.kind not in "iu":
+            return made
+        if memory.holds(addresses, floats.dtype):
+            made.digits = floats.precision - 1
+            if data.dtype.itemsize >= 4:
+                bits = data.view(f"f{data.dtype.itemsize}")
+                self.remember(bits.dtype, bits, memory.load(addresses, _tensor(bits)))
+        elif bool(memory.load(addresses, _tensor(data)).open.any()):
+            made.digits = 52
         return made
     values = values_of(made).to(_FORMATS[data.dtype].dtype)
     residues = memory.load(addresses, values)
     if mask is not None:
-        inside = torch.from_numpy(np.broadcast_to(mask.data, data.shape).copy())
+        inside = _tensor(_inside(mask, data.shape))
         outside = _opened(zeros_like(residues)) if other is None else self.residues(other)
         residues = Residues.where(inside, residues, outside)
     self.give(made, residues.seen(values_of(made)))
@@ -526,9 +603,10 @@ def _put(self: Shadow, ptr: Any, value: Any, mask: Any) -> None:
     shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
     addresses, inside = np.broadcast_to(ptr.data, shape), _inside(mask, shape)
     held = TensorHandle(np.broadcast_to(value.data, shape)[inside], value.dtype)
+    held.digits = getattr(value, "digits", 0)
     if is_float(value.data.dtype):
         residues = self.residues(value)
-        self.give(held, Residues(residues.numbers.expand(4, *shape)[:, torch.from_numpy(inside)]))
+        self.give(held, Residues(residues.numbers.expand(4, *shape)[:, _tensor(inside)]))
     self.written(addresses[inside], held)
 
 
@@ -550,15 +628,19 @@ def _updated(self: Shadow, method: Any, operation: Any, ptr: Any, value: Any, ma
     if before is None:
         return made
     after = self.quietly(Builder.create_load, self, here_)
+    after.digits = before.digits = getattr(value, "digits", 0)
+    if after.digits:  # what a program finds is open, too
+        own = before.data.view(_FLOATS[before.data.dtype.itemsize])
+        self.remember(own.dtype, own, _opened(Residues.of(_tensor(own.astype(np.float64)))))
     if operation == ir.ATOMIC_OP.FADD:
         fmt = _FORMATS[value.data.dtype]
         old = self._shadowing.memory.load(addresses, values_of(before).to(fmt.dtype))
-        added = Residues(self.residues(value).numbers.expand(4, *shape)[:, torch.from_numpy(inside)])
+        added = Residues(self.residues(value).numbers.expand(4, *shape)[:, _tensor(inside)])
         exact = old + _added_by_address(addresses, added)
         total = exact.rounded(fmt, values_of(after))
         self.give(after, total.open_where(total.p != exact.p).seen(values_of(after)))
     elif is_float(value.data.dtype):
-        added = Residues(self.residues(value).numbers.expand(4, *shape)[:, torch.from_numpy(inside)])
+        added = Residues(self.residues(value).numbers.expand(4, *shape)[:, _tensor(inside)])
         self.give(
             after,
             added.open_where(
@@ -574,13 +656,14 @@ def _added_by_address(addresses: Array, x: Residues) -> Residues:
     distinct, place = np.unique(addresses, return_inverse=True)
     if len(distinct) == len(addresses):
         return x
-    parts = [x[torch.from_numpy(place == i)].total(-1) for i in range(len(distinct))]
-    return Residues(torch.cat([part.numbers for part in parts], 1)[:, torch.from_numpy(place)])
+    parts = [x[_tensor(place == i)].total(-1) for i in range(len(distinct))]
+    return Residues(torch.cat([part.numbers for part in parts], 1)[:, _tensor(place)])
 
 
 def _exchanged(self: Shadow, method: Any, ptr: Any, compared: Any, value: Any, *how: Any) -> Any:
     made = self.quietly(method, ptr, compared, value, *how)
     after = self.quietly(Builder.create_load, self, ptr)
+    after.digits = getattr(value, "digits", 0)
     if is_float(made.data.dtype):
         self.opaque("atomic_cas", "which program comes first is open")
         for x in (made, after):
@@ -595,6 +678,7 @@ def _cast_bits(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
     was, is_ = is_float(x.data.dtype), is_float(made.data.dtype)
     if was and not is_:
         self.remember(x.data.dtype, x.data, self.residues(x))
+        made.digits = _FORMATS[x.data.dtype].precision - 1
     elif is_:
         self.give(
             made,

@@ -118,12 +118,13 @@ class Caller:
         """A call under the first poison."""
         return self._called(inputs, self._asked(inputs, poison=0))
 
-    def unguarded(self, inputs: Inputs, replaced: str = "", threads: int | None = None) -> Call:
+    def unguarded(self, inputs: Inputs, replaced: str = "", threaded: bool = False) -> Call:
         """A call in which the kernel allocates as it does without lastbit: writes outside may spoil the process.
 
-        In a process of its own an operator of torch can be `replaced` meanwhile, and torch have so many `threads`.
+        In a process of its own an operator of torch can be `replaced` meanwhile, and the call `threaded`: made in a
+        thread of its own, while torch has two on the CPU.
         """
-        return self._called(inputs, self._asked(inputs, replaced=replaced, threads=threads))
+        return self._called(inputs, self._asked(inputs, replaced=replaced, threaded=threaded))
 
     @property
     def parted(self) -> bool:

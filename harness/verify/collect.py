@@ -16,7 +16,7 @@ from lastbit.run import NotRun, Run, Spent
 from lastbit.trees import MixedTrees
 from lastbit.verify.assemble import INTERRUPTED, STOPPED, Ended, Key, UnderWay, assembled, isolation_of
 from lastbit.verify.notes import LEFT, TIME, read_json
-from lastbit.verify.plan import Planned
+from lastbit.verify.plan import NO_ACCELERATOR, Planned
 from lastbit.verify.run import Child, environment_of
 
 _RAN, _STOPPED = (0, 1, 5), 2  # statuses of pytest: all passed, some failed, nothing selected; stopped by -x
@@ -39,7 +39,7 @@ def collect(
         cases = [replace(case, died=case.died or not stop) for case in left[process.device_type]]
         ended[place] = replace(process, stop=stop, under_way=tuple(cases))
     if not torch.accelerator.is_available():
-        lacking = NotRun("every kernel on an accelerator", "there is none here; the CPU ran Triton interpreted")
+        lacking = NotRun("every kernel on an accelerator", NO_ACCELERATOR)
         ended[-1] = replace(ended[-1], not_run=(*ended[-1].not_run, lacking))
     environment, spent = environment_of(config) | isolation_of(ended), _spent(Path(config.folder))
     return assembled(config, ended, recorded, environment=environment, spent=spent, interrupted=interrupted)

@@ -37,7 +37,8 @@ def with_formula(subject: Subject, case: Case, result: CaseResult) -> CaseResult
     problem = subject.problem(build(case.gathered(), subject.device))
     results = [stage.name for stage in result.stages if stage.result]
     try:
-        followed = follow(subject.kernel, build(case.gathered(), subject.device).hand_out(), case.params, results)
+        tensors = build(case.gathered(), subject.device).hand_out()
+        followed = follow(subject.kernel, tensors, case.params, results, problem.constants)
     except UnsupportedCase:
         return result
     compared = compare_formulas(problem, followed.results)

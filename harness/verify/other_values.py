@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lastbit.case import Case
@@ -15,6 +15,7 @@ from lastbit.verify.apart import forbidden, guard_dependent
 from lastbit.verify.calls import Caller
 
 ELSEWHERE = "with other values of the same shapes"
+IN_A_THREAD = ", in a thread of its own, without gradients, where torch may have two threads"
 _OF_NO_LINE = 1 << 62
 
 ProblemOf = Callable[[Inputs], Problem]
@@ -31,6 +32,7 @@ class OtherValues:
         findings: what the kernel did that it must not do.
         apart: how its results differ from those of a call that was not guarded.
         forbidden: what the reference says against its results.
+        mixed: what the kernel did that it must not do where only some inputs were these, in a call that says where.
     """
 
     case: Case
@@ -38,6 +40,7 @@ class OtherValues:
     findings: tuple[Finding, ...]
     apart: tuple[Finding, ...]
     forbidden: tuple[Finding, ...]
+    mixed: tuple[Finding, ...] = ()
 
     def located(self, findings: Iterable[Finding]) -> Iterator[Finding]:
         """Yield findings whose sentences say which inputs they are about."""
@@ -65,30 +68,38 @@ def call_elsewhere(caller: Caller, case: Case, problem_of: ProblemOf) -> OtherVa
     return OtherValues(case, guards, call.findings, differing, tuple(against))
 
 
-def call_mixed(caller: Caller, case: Case, other: OtherValues, problem_of: ProblemOf) -> tuple[Finding, ...]:
-    """Call the kernel on the first input of `case` amid the other ones of `other`; return what the reference forbids.
+def call_mixed(
+    caller: Caller, case: Case, other: OtherValues, problem_of: ProblemOf, known: Sequence[Finding]
+) -> OtherValues:
+    """Call the kernel on the first input of `case` amid the other ones of `other`; return that with what is found.
 
     A kernel that keeps a result for some of its inputs, such as the weight, gives that of another call here. Where
-    calls without guards have a process of their own, torch has two threads in this one, as it may have in a user's
-    process, and an op with one input is called on that of `other`. All other calls have one thread: their bits are
-    compared, and those of a sum may depend on it.
+    calls without guards have a process of their own, this one is made in a thread of its own, without gradients and
+    with two threads of torch, as in a user's process, and an op with one input is called on that of `other`. All other
+    calls have one thread: their bits are compared, and those of a sum may depend on it. Findings that are `known` are
+    not told again.
     """
     first, *rest = (spec.name for spec in case.tensors)
     if not (other.guards and (rest or caller.parted)):
-        return ()
+        return other
     where = f"{ELSEWHERE} for all inputs but {first}" if rest else ELSEWHERE
-    where += ", where torch may have two threads" if caller.parted else ""
+    where += IN_A_THREAD if caller.parted else ""
     where += f", in {case if rest else other.case}"
     named = replace(case, seed=case.seed ^ _OF_NO_LINE)  # the case of nothing else, among the problems that are kept
     inputs = replace(refilled(other.guards, case, [first] if rest else []), case=named)
     try:
-        call = caller.unguarded(inputs, threads=2) if caller.parted else caller.guarded(inputs)
+        call = caller.unguarded(inputs, threaded=True) if caller.parted else caller.guarded(inputs)
     except UnsupportedCase:
-        return ()
+        if caller.parted:  # a kernel could tell this call by its thread, and decline none but it
+            raise
+        return other
     except Exception as error:
         error.add_note(where)
         raise
-    return tuple(forbidden(problem_of(inputs), call.actual, "other_values", where))
+    against = forbidden(problem_of(inputs), call.actual, "other_values", where)
+    new = [found for found in call.findings if found not in (*known, *other.findings)]
+    mixed = (replace(found, sentence=f"{where}: {found.sentence}") for found in new)
+    return replace(other, forbidden=tuple(against), mixed=tuple(mixed))
 
 
 def is_harmless(findings: Iterable[Finding]) -> bool:

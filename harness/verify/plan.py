@@ -19,7 +19,7 @@ from lastbit.calibrate import load_premises
 from lastbit.case import PEER, Case, Choices, Group, parse_case
 from lastbit.config import PROFILES, Config
 from lastbit.devices import machine
-from lastbit.errors import no_kernel
+from lastbit.errors import UsageError, no_kernel
 from lastbit.inputs.values import check_regime
 from lastbit.kernel import REVISION_MARK, Kernel, load_kernels
 from lastbit.ops import Op
@@ -34,6 +34,9 @@ from lastbit.verify.narrowing import groups_of, narrowed, not_asked, takes_less
 from lastbit.verify.project import Load, Project, kernel_folders, open_project
 from lastbit.verify.properties import check_names
 from lastbit.verify.property_cases import ordinary_group
+
+NO_ACCELERATOR = "no accelerator is here, and the CPU ran Triton interpreted"
+"""Why all that needs one was not run: one reason, and so one line of a report."""
 
 _PROPERTIES = 6
 """Cases that take as long as one whose properties are asked, as measured on an H200 (invariance_h200.md)."""
@@ -134,12 +137,18 @@ def make_plan(
 
     Raises:
         UsageError: an op, kernel, contract or case line is unknown or malformed.
+            No kernel that was found is of the op of a case line.
         MixedTrees: kernels import a module of the repository that is not of their revision.
     """
     project = replace(open_project(config), load=load)
     others, lacking = project.kernels_of_revisions()
     found = (*project.kernels(), *others)
     check_modules(config, modules())
+    ops = sorted({kernel.op for kernel in found})
+    for case in map(parse_case, config.lines):
+        if project.op(case.op).name not in ops:
+            has = f"of {', '.join(ops)}" if ops else "none"
+            raise UsageError(f"no kernel of {case.op} is here, which '{case}' is a case of; there are kernels {has}")
     kernels = _selected(project, config, found)
     check_names(config.properties, tuple(project.ops.values()))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
@@ -160,7 +169,9 @@ def make_plan(
                 every = project.groups(kernel.op, kernel.accepts, small=config.small)
                 not_run += [note for note in not_asked(kernel, every, groups) if note not in not_run]
     if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
-        not_run.append(NotRun("placement cases on cpu", "the cpu alone has no other device to put a tensor on"))
+        alone = "the cpu alone has no other device to put a tensor on"
+        reason = alone if torch.accelerator.is_available() else NO_ACCELERATOR
+        not_run.append(NotRun("placement cases on cpu", reason))
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)
 
 

@@ -45,6 +45,7 @@ class Calls:
         yield from known
         if self.other is not None:
             yield from self.other.located([finding for finding in self.other.findings if finding not in known])
+            yield from self.other.mixed
         unsteady = list(unstable(self.kernel, self.first, self.last, self.apart))
         yield from unsteady
         told = {finding.stage for finding in unsteady}
@@ -73,7 +74,8 @@ def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat:
         other = call_elsewhere(caller, inputs.case, problem_of) if repeat else None
         harmless = is_harmless([*first.findings, *(other.findings if other else ())])
         if other and harmless and not other.forbidden:
-            other = replace(other, forbidden=call_mixed(caller, inputs.case, other, problem_of))
+            other = call_mixed(caller, inputs.case, other, problem_of, first.findings)
+            harmless = is_harmless(other.mixed)
         unguarded = (
             _unguarded(caller, _where_others_lay(inputs, other), first, problem_of) if repeat and harmless else None
         )

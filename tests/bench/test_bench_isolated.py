@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,7 +126,7 @@ def test_each_call_has_values_and_memory_of_its_own() -> None:
 
 def test_a_right_kernel_passes_and_its_calls_are_judged() -> None:
     found = bound(timed(Here()), Here(nothing), LEAST)
-    assert (found.verdict, found.why, found.judged) == ("PASSED", "", 24)
+    assert (found.verdict, found.why, found.judged) == ("PASSED", "", 26)
     assert (found.copied, found.traffic) == (1.0, 6 * 64 * 2 * 2 + 128)
     assert found.time == found.empty == Sample.of([1.0] * 24) and found.overhead == 1.0
     assert found.share(Roof(Sample.of([1e6]), Sample.of([1e9]))) == pytest.approx(found.traffic / 1e6)
@@ -208,6 +211,43 @@ def test_a_clock_of_the_kernel_s_own_process_has_no_say(monkeypatch: pytest.Monk
     process = Here(log=log)
     made = one_call(timed(process))
     assert log.count("clock") == 2 and made.taken.seconds == 1.0, "the judge's clock, and nothing that was answered"
+
+
+def _depth() -> int:
+    frame, depth = inspect.currentframe(), 0
+    while frame is not None:
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize(
+    "seen",
+    [lambda: _depth() > 4, lambda: _depth() < 100, lambda: threading.active_count() == 1, torch.is_grad_enabled],
+    ids=["deep", "shallow", "one thread", "gradients"],
+)
+def test_right_as_in_timed_calls_fails(
+    seen: Callable[[], bool], compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    if compiles:
+        monkeypatch.setitem(sys.modules, "torch._dynamo", sys)
+    known = seen is torch.is_grad_enabled and compiles  # what torch has compiled would be compiled anew for that
+    verdict = verdict_of(lambda x, weight, *, eps: norm(x, weight, eps=eps) if seen() else torch.zeros_like(x))[0]
+    assert verdict == ("PASSED" if known else "FAILED")
+
+
+def test_a_kernel_that_raises_or_exits_in_its_thread_raises() -> None:
+    def raising(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        raise ValueError("no such width") if eps else SystemExit
+
+    process = Here(raising)
+    with pytest.raises(ValueError, match="no such width"):
+        one_call(timed(process), threaded=True)
+    exits = Timed(timed(process).subject, parse_case(str(CASE).replace("1e-06", "0")), OUTPUT, process)
+    with pytest.raises(SystemExit, match="the kernel ended its thread"):
+        one_call(exits, threaded=True)
+    assert torch.is_grad_enabled() and threading.active_count() == 1
 
 
 def test_a_kernel_that_does_nothing_fails() -> None:

@@ -163,6 +163,21 @@ def test_a_kernel_that_writes_outside_keeps_its_guards() -> None:
     assert guarded == [True] * 3
 
 
+def test_what_a_call_with_some_other_values_does_is_told_with_where() -> None:
+    calls = []
+
+    def kernel(x, weight, *, eps):
+        calls.append(is_wrapped())
+        y = torch.empty(x.shape, dtype=x.dtype).copy_(norm(x, weight, eps=eps))
+        if len(calls) == 3:
+            y.as_strided((1,), (1,), y.storage_offset() - 1).zero_()
+        return y
+
+    [finding] = verified(Hostile("", lambda: kernel), LINE).findings
+    assert finding.kind == "wrote_outside" and calls == [True] * 4, "no call without guards comes after it"
+    assert finding.sentence.startswith("with other values of the same shapes for all inputs but x, in rms_norm x=bf16")
+
+
 def test_the_process_is_as_it_was_even_if_the_kernel_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LASTBIT_HOSTILE", "before")
     before = os.getcwd(), torch.get_default_dtype(), torch.get_num_threads(), dict(os.environ)

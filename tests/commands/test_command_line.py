@@ -123,11 +123,11 @@ def test_the_commands_by_task(main: Main, capsys: pytest.CaptureFixture[str]) ->
     ("words", "said"),
     [
         (("verfiy",), "'verfiy' is no command; did you mean 'verify'? `lastbit --help` lists them"),
-        (("explain", "norm"), "explain needs a case; give the line that a report printed, in quotes, as in '"),
+        (("explain", "norm"), "explain needs a case; give its line, in quotes,"),
         (("bisect", "norm", CASE, CASE, "--good", "a", "--bad", "b"), "bisect takes one case, and was given 2"),
         (("golden", "check", CASE), "golden takes kernels and no case, as which 'rms_norm x=bf16[1,70]"),
         (("explain", "norm", CASE, "--stages", "--isolate"), "--stages looks into a kernel, which --isolate forbids"),
-        (("explain", CASE, "--isolate"), f"name the one that fails: lastbit explain NAME '{CASE}'"),
+        (("explain", CASE, "--isolate"), f"as verify did: lastbit explain NAME '{CASE}' --isolate"),
         (("explain", "norm", CASE, "--all"), "--all goes with --trace"),
         (("order", "--rows", "3"), "no kernel is named"),
         (("judge", "norm", "--op", "rms_norm"), "'norm' is no file"),

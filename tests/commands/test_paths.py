@@ -62,6 +62,32 @@ def test_words_that_belong_to_no_option_are_paths(
     assert (list(config.kernel_folders), arguments) == (paths, [*workers, *for_pytest])
 
 
+@pytest.mark.parametrize("words", [[], ["--op", "rms_norm"], ["rms_norm x=bf16[1,70] eps=1e-06 seed=11"]])
+def test_without_a_kernel_verify_takes_those_of_the_working_directory(
+    words: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Config] = []
+    monkeypatch.setattr(verify, "_run", lambda config, arguments, **_: seen.append(config) or 0)
+    (here / "kernels").mkdir()
+    (here / "kernels" / "foreign.py").write_text("raise SystemExit")
+    assert cli.main(["verify", *words]) == 2
+    assert capsys.readouterr().err.strip().endswith("name a file or folder: lastbit verify more")
+    (here / "kernels" / "norms.py").write_text(KERNEL.format(name="one"))
+    assert cli.main(["verify", *words]) == 0
+    (here / "references").mkdir()
+    (here / "references" / "own.py").write_text("from lastbit import op")
+    assert cli.main(["verify", *words]) == 0
+    assert [(config.kernel_folders, config.projects) for config in seen] == [(("kernels",), ()), (("kernels",), (".",))]
+
+
+def test_without_a_kernel_verify_takes_those_of_lastbit_in_its_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Config] = []
+    monkeypatch.setattr(verify, "_run", lambda config, arguments, **_: seen.append(config) or 0)
+    monkeypatch.chdir(Path(__file__).parent)
+    assert cli.main(["verify"]) == 0
+    assert [(config.kernel_folders, config.projects) for config in seen] == [((), ())]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

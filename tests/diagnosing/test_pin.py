@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from in_this_process import InThisProcess
 
 from lastbit import cli
 from lastbit.case import Case, parse_case
+from lastbit.command_line import Asked, read_words
 from lastbit.commands import pin
 from lastbit.config import Config
 from lastbit.errors import UsageError
@@ -52,7 +54,11 @@ def test_a_case_is_kept_once_and_runs_first(project: Path, capsys: pytest.Captur
     assert comment.startswith("# mine (native_multiply+rounded_sum) on cpu, torch ")
     assert comment.endswith(": in fp32")
     assert line == CASE
-    assert f"pinned in {file}\n  {CASE}\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"pinned in {file}\n  {CASE}\n" in printed
+    [told] = [line for line in printed.splitlines() if line.startswith("  lastbit verify ")]
+    words = shlex.split(told)[2:]
+    assert read_words(words[: words.index("--project")]) == Asked(("kernels",), ("mine",))
     kept = file.read_text()
     assert pinned(CASE.replace("bf16[2]", "bf16[2]@1")) == 0
     assert file.read_text() == kept

@@ -99,7 +99,7 @@ def test_a_line_of_a_file_is_named(main: Main) -> None:
 @pytest.mark.usefixtures("no_run")
 def test_a_mark_of_byte_order_is_no_part_of_a_line(main: Main) -> None:
     Path("lines.txt").write_bytes(b"\xef\xbb\xbf" + CASE.encode())
-    assert main("verify", "--cases", "lines.txt") == (0, "")
+    assert main("verify", "F.rms_norm", "--cases", "lines.txt") == (0, "")
 
 
 @pytest.mark.parametrize("seconds", ["1e300", "inf", "nan", "10000001"])
@@ -150,7 +150,7 @@ def test_a_golden_with_another_document(main: Main, document: str, monkeypatch: 
 
 def test_a_run_folder_below_a_file(main: Main) -> None:
     Path("file").write_text("")
-    code, said = main("verify", CASE, "--run-folder", "file/run")
+    code, said = main("verify", CASE, "F.rms_norm", "--run-folder", "file/run")
     assert (code, said) == (2, "lastbit: 'file/run': Not a directory\n")
 
 

@@ -48,6 +48,24 @@ def losses_of(x: Tensor, labels: Tensor) -> Tensor:
     return others.exp().sum(-1).log1p()
 
 
+def test_a_row_with_gates_near_the_end_of_fp32_is_legal_as_real_arithmetic_has_it() -> None:
+    """Some elements are near 2^-126, where fp32 may lose digits; real arithmetic knows them like others."""
+    case = parse_case(
+        "layer_norm_gated x=fp32[1,320] weight=fp32[320] z=fp32[1,320]:gates eps=1e-05 is_rms_norm=True "
+        "norm_before_gate=False seed=0"
+    )
+    given = build(case, "cpu").tensors
+    x, weight, z = (given[name].double() for name in ("x", "weight", "z"))
+    gated = x * z * torch.sigmoid(z)
+    output = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + 1e-5) * weight
+    assert ((output.abs() > 0) & (output.abs() < 2.0**-110)).any()
+    op = layer_norm_gated
+    problem = Problem(op, op.contract("single_rounding"), given, dict(case.params))
+    assert judge(problem, {"output": output.float()}).verdict is Verdict.PASSED
+    wrong = torch.where(output.abs() < 2.0**-110, output * (1 + 2.0**-10), output).float()
+    assert judge(problem, {"output": wrong}).verdict is Verdict.FAILED
+
+
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("factor", [0.0, 1.0, 1e20])
 def test_a_loss_that_did_not_cancel_is_legal_and_a_wrong_one_is_not(factor: float, reduction: str) -> None:

@@ -285,6 +285,9 @@ def test_drift_is_written_as_in_the_table() -> None:
     text = shown(compare(*runs))
     assert "output bf16: mismatch drifted for the worse, 1 % → 1.6 %" in text
     assert "but figures drifted" in text.splitlines()[-1]
+    worse = compare(runs[0], run(result("c", stage(seen=measured(mismatched=160)), verdict=Verdict.FAILED)))
+    assert worse.kernels[0].drifts and worse.kernels[0].worse
+    assert "WORSE" in shown(worse) and "drifted" not in shown(worse)
 
 
 # Devices, settings, revisions

@@ -6,17 +6,21 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from explanations import BLAMED, LINES, explained, kernel_file, step
+from rich.console import Console
 
 from lastbit.outcomes.explanation import NEARLY_RIGHT, Explanation
+from lastbit.outcomes.trace import StageMatch
 from lastbit.reports import alerts, annotations, html, junit, markdown, sarif
-from lastbit.reports.explained import MOST_STEPS, excerpt
+from lastbit.reports.explained import MOST_STEPS, excerpt, stage_of
 from lastbit.reports.explanation import explanation_lines
 from lastbit.reports.html_tables import stage_anchor
+from lastbit.reports.trace import print_trace
 from lastbit.result import StageResult
 from lastbit.run import Run
 from tests.reports.test_html import read
@@ -233,6 +237,37 @@ def test_page_shows_the_source_around_the_line_and_the_values(folder: Path) -> N
     header, *rows = page.tables["The way of the worst element"]
     assert header[:2] == ["line", "expression"]
     assert rows[1] == ["3", "x * rstd", "0.14904 in fp32", "normalized, 300 of 300 elements not possible"]
+
+
+def test_a_stage_after_the_wrong_one_follows_from_it(folder: Path) -> None:
+    """Unless it is wrong by itself, too, or no line is proven."""
+    [one] = run_of(folder).explanations
+    output = StageMatch("output", 0.149, 0.1484375, 0.1484375, 300, 300, format="bf16")
+    steps = (*one.trace.steps[:-1], replace(one.trace.steps[-1], match=output))
+    trace = replace(one.trace, steps=steps)
+    followed, twice = (
+        "output, 300 of 300 elements follow from a wrong value",
+        "output, 300 of 300 elements not possible",
+    )
+    cases = {followed: trace, twice: replace(trace, culprits=(*trace.culprits, steps[-1]))}
+    for said, changed in cases.items():
+        run = run_of(folder, trace=changed)
+        assert [row[3] for row in read(html.page(run)).tables["The way of the worst element"][2:]][-1].removesuffix(
+            "CopyCopy"
+        ) == said
+        assert said in sarif.document(run)
+    unknown = replace(one, trace=replace(trace, blamed=None))
+    assert stage_of(steps[-1], unknown) == twice
+
+
+def test_the_way_of_an_element_loses_nothing_on_a_narrow_terminal(folder: Path) -> None:
+    [one] = run_of(folder).explanations
+    steps = tuple(replace(step, text=f"{step.text}, {'other=0.0, ' * 9}") for step in one.trace.steps)
+    console = Console(width=80, file=StringIO(), highlight=False)
+    print_trace(replace(one.trace, steps=steps), console)
+    table = console.file.getvalue().partition("  line")[2]  # type: ignore[attr-defined]
+    assert max(map(len, table.splitlines())) <= 80
+    assert all(shown in table for shown in ("0x3e18", "0.14904", "0.1494140625", "normalized"))
 
 
 def test_a_file_that_has_changed_is_not_shown(folder: Path) -> None:

@@ -37,7 +37,8 @@ def test_a_green_run_of_92_kernels_has_at_most_40_lines(width: int) -> None:
     assert max(map(len, lines)) <= width
     [row] = [line.split() for line in lines if line.startswith("  layer_norm_gated_backward_3 ")]
     assert (row[1], row[-1]) == ("5", "PASSED")
-    assert f"  and for {20 - MOST_REASONS} more reasons" in lines
+    told = lines[lines.index("Not run") + 1 : -1]
+    assert f"  and for {20 - MOST_REASONS // 2} more reasons" in told, "each takes two lines"
     assert "PASSED  kernels: 92 passed · cases: 276 passed · 552.0 s in cases" in lines[-3]
     assert lines[-2:] == ["records in runs/1", "stages and statistics: lastbit report runs/1 -v"]
 
@@ -65,7 +66,7 @@ def test_a_finding_says_what_is_sure_the_line_the_tensors_and_the_command() -> N
     block = shown(run, verbose=0).split("\n\n")[1].splitlines()
     assert block[:3] == [
         "FAILED  wrong[x] of rms_norm on cpu",
-        f"  keeps    {FP32}, claims {NATIVE}",
+        "  keeps    fp32_multiply where it claims native_multiply",
         "  line     norm.py:3  xhat = x * rstd",
     ]
     assert block[3].startswith("  rounding 0.1486 lies between ")
@@ -105,7 +106,7 @@ def test_kernels_with_one_wrong_line_are_one_finding_with_what_each_keeps() -> N
     explanations = tuple(explained(result, "norm.py") for result in both)
     text = shown(Run(tuple(both), explanations=explanations), verbose=0)
     assert "FAILED  a, b of rms_norm on cpu" in text
-    assert all(f"other_{kernel}, claims {contract}" in text for kernel, contract in claims.items())
+    assert all(f"other_{kernel} where it claims {contract}" in text for kernel, contract in claims.items())
     assert shown(Run(tuple(both)), verbose=0).count("lastbit verify") == 2, "where no line is proven they are two"
 
 
@@ -121,6 +122,12 @@ def test_an_inconclusive_op_has_a_line_with_what_would_decide_it() -> None:
     assert "Inconclusive" not in shown(Run((passed(),)), verbose=0)
 
 
+def test_what_was_not_run_is_wrapped_and_not_cut() -> None:
+    reason = "the module is that of another revision, and it needs a package that is not here"
+    text = shown(replace(large_run(), not_run=(NotRun("the kernels of main", reason),)), 60, verbose=0)
+    assert f"{reason}: the kernels of main" in " ".join(text.split())
+
+
 @pytest.mark.parametrize("width", [40, 100])
 def test_every_kernel_that_does_not_pass_is_named_with_a_reason(width: int) -> None:
     """40 findings, 9 kernels with one of them, 9 that are open for two reasons and 9 that took no case."""
@@ -133,7 +140,7 @@ def test_every_kernel_that_does_not_pass_is_named_with_a_reason(width: int) -> N
     assert [r.kernel for r in run.results if r.kernel not in words] == []
     text = " ".join(shown(run, width, verbose=0).split())
     assert "and 31 more findings" in text
-    told = f"{FP32}, claims {NATIVE}"
+    told = "fp32_multiply where it claims native_multiply"
     assert (text.count(f"keeps {told}"), text.count(f"rms_norm on cpu: {told}")) == (9, 31)
     assert "5 of 67 kernels: reason 0 (vague_0, vague_2, vague_4, vague_6, vague_8)" in text
 
@@ -208,3 +215,18 @@ def test_a_table_breaks_no_word_as_long_as_columns_can_be_left_out_or_wrapped() 
     assert words == ["stage", "allowed", "normalized", "0.784463942", "to", "0.784464657"]
     wide = Console(file=io.StringIO(), width=40)
     assert print_table(wide, ("stage", "allowed", "bits"), rows, spare=("bits",), wrap_first=True) == []
+
+
+@pytest.mark.parametrize(
+    ("kept", "claimed", "said"),
+    [
+        (("a+c", "b+c"), "d+c", "a or b where it claims d"),
+        (("a+c+more",), "a+c", "a+c+more where it claims a+c"),
+        (("eager",), "fused+x", "eager where it claims fused+x"),
+    ],
+)
+def test_options_that_what_is_kept_and_claimed_share_are_left_out(
+    kept: tuple[str, ...], claimed: str, said: str
+) -> None:
+    text = shown(Run((failed(contract=claimed, explained_by=kept),)), verbose=0)
+    assert f"  keeps    {said}\n" in text

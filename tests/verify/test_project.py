@@ -61,15 +61,16 @@ def test_a_name_chooses_the_kernel_in_every_revision(two_revisions: Config) -> N
 
 def test_what_was_asked_for_and_has_no_kernel_or_no_case_is_not_run(two_revisions: Config) -> None:
     softmax = ("softmax x=bf16[1,70] seed=1",)
-    for asked in (replace(two_revisions, lines=softmax), replace(two_revisions, ops=("softmax",))):
-        plan = make_plan(asked, "cpu")
-        assert not plan.items
-        assert [n.what for n in plan.not_run if n.reason == "no kernel that was chosen is of this op"] == ["softmax"]
-        assert not any(n.kernel for n in plan.not_run)
-        named = make_plan(replace(asked, kernels=("norm",)), "cpu").not_run
-        assert {(n.kernel, n.device) for n in named if n.kernel} == {("norm", "cpu"), ("norm@v1/x", "cpu")}
-    of_both = replace(two_revisions, kernels=("norm",), lines=(*softmax, "rms_norm x=bf16[1,70] eps=1e-06 seed=1"))
-    assert not any(n.kernel for n in make_plan(of_both, "cpu").not_run)
+    asked = replace(two_revisions, ops=("softmax",))
+    plan = make_plan(asked, "cpu")
+    assert not plan.items
+    assert [n.what for n in plan.not_run if n.reason == "no kernel that was chosen is of this op"] == ["softmax"]
+    assert not any(n.kernel for n in plan.not_run)
+    named = make_plan(replace(asked, kernels=("norm",)), "cpu").not_run
+    assert {(n.kernel, n.device) for n in named if n.kernel} == {("norm", "cpu"), ("norm@v1/x", "cpu")}
+    for lines in (softmax, ("rms_norm x=bf16[1,70] eps=1e-06 seed=1", *softmax)):
+        with pytest.raises(UsageError, match=r"no kernel of softmax is here, .* there are kernels of rms_norm$"):
+            make_plan(replace(two_revisions, lines=lines), "cpu")
 
 
 def test_a_revision_that_cannot_be_loaded_is_not_run(two_revisions: Config) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fractions import Fraction
-from itertools import chain
 
 import torch
 
@@ -43,7 +42,7 @@ def constant(number: float) -> Residues:
 def products_of(parameters: Iterable[float]) -> Iterator[None]:
     """Let products and quotients of these numbers, of log2 e and of what is left to 1 stand for what they are."""
     numbers = {abs(number): _pair(abs(number)) for number in parameters if number and math.isfinite(number)}
-    numbers |= {1 - a: ((1 - p) % P, (1 - q) % Q) for a, (p, q) in numbers.items() if a < 1}
+    numbers |= {1 - a: ((1 - p) % P, (1 - q) % Q) for a, (p, q) in numbers.items() if 0 < _fp32(1 - a) < 1}
     numbers[math.log2(math.e)] = _LOG2E
     found: dict[float, Pair] = {}
     for a, pair in numbers.items():
@@ -61,19 +60,17 @@ def products_of(parameters: Iterable[float]) -> Iterator[None]:
 
 def _pair(number: float) -> Pair:
     own = _fp32(abs(number))
-    found = (_products.get() or {}).get(own) or _recognised(own) or _exact(own)
+    found = _exact(own) if _is_short(own) else (_products.get() or {}).get(own) or _recognised(own) or _exact(own)
     return found if number >= 0 else ((P - found[0]) % P, (Q - found[1]) % Q)
 
 
 def _recognised(x: float) -> Pair | None:
     """Return the residues of what x is a rounding of: a decimal, 1 / n, √n or 1 / √n, maybe times log2 e or ln 2."""
-    if x == 0 or _is_short(x):
-        return None
     decimal = Fraction(f"{x:.{_DIGITS}g}")
     if _fp32(float(decimal)) == x:
         return _of_fraction(decimal)
     for factor, pair in ((1.0, (1, 1)), (math.log2(math.e), _LOG2E), (math.log(2), _LN2)):
-        for n, of_root, inverted in chain(_candidates(x / factor)):
+        for n, of_root, inverted in _candidates(x / factor):
             value = math.sqrt(n) if of_root else float(n)
             if abs(x - factor * (1 / value if inverted else value)) <= _NEAR * x:
                 residues = _root(n) if of_root else (n % P, n % Q)

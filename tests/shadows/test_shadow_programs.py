@@ -1,0 +1,216 @@
+"""Residues of interpreted Triton programs: forms of one formula are equal, faults are not, tricks are opened."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import pytest
+import shadow_kernels as kernels
+import torch
+import triton
+from torch import Tensor
+
+from lastbit.interpret import install
+from lastbit.interpret.watching import watched
+from lastbit.numerics import formats
+from lastbit.numerics.residues import Residues, constant
+from lastbit.shadows.memory import ShadowMemory
+from lastbit.shadows.programs import Shadowing
+from lastbit.siblings import siblings
+from tests.rms_norm_contract import FOLDER
+
+pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 was not set")
+
+if triton.knobs.runtime.interpret:
+    install()
+
+with siblings(FOLDER):
+    attention: Any = importlib.import_module("attention")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def followed(kernel: Any, *args: Any, **kwargs: Any) -> tuple[Residues, list[tuple[str, str, str]]]:
+    memory = ShadowMemory()
+    with watched(following := Shadowing(memory)):
+        result = kernel(*args, **kwargs)
+    return memory.read(result), following.opaque
+
+
+def residues(kernel: Any, *args: Any, **kwargs: Any) -> Residues:
+    found, opaque = followed(kernel, *args, **kwargs)
+    assert not opaque
+    return found
+
+
+def norm_by_hand(x: Tensor, w: Tensor, eps: float = 1e-6) -> Residues:
+    own, n = Residues.of(x), Residues.of(torch.tensor(x.shape[1]))
+    rstd = ((own * own).total() / n + constant(eps)).sqrt().reciprocal()
+    scaled = own * rstd * Residues.of(w)
+    values = x.double() / (x.double().square().mean(-1, keepdim=True) + eps).sqrt() * w.double()
+    return scaled.rounded(formats.format_of(x.dtype), values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_norm_is_its_formula_whatever_its_form(dtype: torch.dtype) -> None:
+    x, w = torch.randn(8, 100).to(dtype), torch.randn(100).to(dtype)
+    expected = norm_by_hand(x, w)
+    assert not expected.open.all()
+    forms = ({}, {"block": 16}, {"block": 128}, {"form": "fma"}, {"form": "divided"}, {"form": "times"})
+    for form in forms:
+        assert residues(kernels.norm, x, w, **form).equal(expected).all(), form
+
+
+@pytest.mark.parametrize("fault", ["count", "column", "eps", "rounded"])
+def test_a_fault_of_a_norm_differs(fault: str) -> None:
+    x, w = torch.randn(8, 100).bfloat16(), torch.randn(100).bfloat16()
+    right, change = residues(kernels.norm, x, w), {"eps": 1e-5} if fault == "eps" else {"fault": fault}
+    wrong = residues(kernels.norm, x, w, **change)
+    decided = ~right.open & ~wrong.open
+    assert decided.any() and wrong.differs(right)[decided].float().mean() > 0.9
+
+
+def test_a_softmax_in_every_form() -> None:
+    x = torch.randn(29)
+    right = residues(kernels.softmax, x, "plain")
+    assert not right.open.any()
+    for form, block in (("online", 4), ("online", 16), ("base 2", 8), ("unshifted", 8)):
+        assert residues(kernels.softmax, x, form, block).equal(right).all(), form
+    assert residues(kernels.softmax, x, "unscaled").differs(right).all()
+
+
+def test_sums_in_every_order() -> None:
+    x = torch.randn(27)
+    right = residues(kernels.variance, x, "two passes")
+    assert not right.open.any()
+    for form in ("welford", "kahan", "squares", "running"):
+        assert residues(kernels.variance, x, form).equal(right).all(), form
+    assert residues(kernels.variance, torch.cat([x, torch.zeros(1)]), "welford").differs(right).all()
+
+
+def test_atomic_updates() -> None:
+    x = torch.randn(4, 8)
+    assert residues(kernels.columns, x, "add").equal(Residues.of(x).total(0, keepdim=False)).all()
+    assert residues(kernels.columns, x, "same address").equal(residues(kernels.columns, x, "sum")).all()
+    largest = residues(kernels.columns, x, "max")
+    assert largest.equal(residues(kernels.columns, x, "largest")).all() and not largest.open.any()
+
+
+def test_rounded_atomic_sums_are_open() -> None:
+    x = torch.randn(4, 8).half()
+    added = residues(kernels.columns, x, "add")
+    assert not added.differs(Residues.of(x).total(0, keepdim=False)).any()
+    assert residues(kernels.columns, x[:1].contiguous(), "add").equal(Residues.of(x[0])).all()
+
+
+def attended(tile: int, dtype: torch.dtype, *, base_2: bool = False) -> Residues:
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(1, 40, 2, 16).to(dtype) for _ in range(3))
+
+    def call() -> Tensor:
+        output, lse = torch.empty_like(q), torch.empty(1, 2, 40)
+        attention._launch(q, k, v, None, output, lse, 0.25, True, None, tile, base_2=base_2, scaled_query=False)
+        return output
+
+    return residues(call)
+
+
+def test_attention_of_any_tile() -> None:
+    whole = attended(64, torch.float32)
+    assert not whole.open.any()
+    assert attended(16, torch.float32).equal(whole).all() and attended(32, torch.float32).equal(whole).all()
+
+
+def test_attention_whose_weights_are_rounded_differs_where_the_maximum_moved() -> None:
+    whole, tiled = attended(64, torch.bfloat16), attended(16, torch.bfloat16)
+    rows = tiled.equal(whole).all(-1)[0]
+    assert rows[:16].all() and not rows.all()
+
+
+SAME = {
+    "sorted": ("sorted in halves",),
+    "plain": ("moved", "bits and back"),
+    "max": ("largest",),
+    "abs": ("abs by bits", "abs by choice"),
+    "power of two": ("power of two by log2",),
+    "tanh": ("tanh of exp",),
+    "exp": ("ex2", "expm1"),
+    "sigmoid": ("sigmoid of tanh",),
+    "sin": ("sine",),
+    "e4m3": ("clamped e4m3",),
+}
+
+
+@pytest.mark.parametrize("form", SAME)
+def test_two_ways_to_one_number(form: str) -> None:
+    x, z = torch.randn(16), torch.randn(16)
+    right = residues(kernels.elementwise, form, x, z)
+    assert form == "e4m3" or not right.open.any()
+    for other in SAME[form]:
+        assert residues(kernels.elementwise, other, x, z).equal(right).all(), other
+
+
+def test_two_numbers() -> None:
+    x, z = torch.randn(16), torch.randn(16)
+    found = {form: residues(kernels.elementwise, form, x, z) for form in ("plain", "abs", "bf16", "bf16 toward zero")}
+    assert found["bf16"].differs(found["plain"]).all()
+    assert found["bf16"].differs(found["bf16 toward zero"]).all()
+    assert torch.equal(found["abs"].differs(found["plain"]), x * z < 0)
+
+
+OPENED = {
+    "split": ("plain", "subtraction", "a number is split into parts of bf16"),
+    "magic": ("rint", "addition", "a large power of two is added"),
+    "cut bits": ("plain", "bitcast", "the bits of a float were computed"),
+    "assembly": ("plain", "inline assembly", "`copysign.f32 $0, $2, $1;` has no rule"),
+}
+
+
+@pytest.mark.parametrize("form", OPENED)
+def test_a_trick_is_opened_with_its_line_and_reason(form: str) -> None:
+    x, z = torch.randn(16), torch.randn(16)
+    right, operation, reason = OPENED[form]
+    found, opaque = followed(kernels.elementwise, form, x, z)
+    assert not found.differs(residues(kernels.elementwise, right, x, z)).any()
+    assert any(name == operation and "shadow_kernels.py:" in line and reason in why for name, line, why in opaque)
+
+
+@pytest.mark.parametrize("special", [0.0, -0.0, math.inf, -math.inf, math.nan, 1e38])
+def test_numbers_that_are_zero_or_not_finite_never_differ(special: float) -> None:
+    x, z = torch.randn(16), torch.randn(16) * 100
+    x[3] = special
+    for form, others in {**SAME, "plain": ("bits and back", "moved", "split")}.items():
+        right, _ = followed(kernels.elementwise, form, x, z)
+        for other in others:
+            assert not followed(kernels.elementwise, other, x, z)[0].differs(right).any(), (form, other)
+
+
+def test_dots() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = torch.randn(16, 64).to(dtype), torch.randn(64, 16).to(dtype)
+        expected = Residues.of(a) @ Residues.of(b)
+        for block in (16, 32):
+            assert residues(kernels.dot, a, b, block=block).equal(expected).all()
+    assert residues(kernels.dot, a.float(), b.float(), precision="tf32").equal(expected).all()
+    a = torch.randn(16, 64)
+    found, opaque = followed(kernels.dot, a, b.float(), precision="tf32")
+    assert found.open.all() and opaque[0][0] == "dot" and "tf32" in opaque[0][2]
+
+
+def test_memory_that_is_seen_as_another_dtype() -> None:
+    memory, buffer = ShadowMemory(), torch.zeros(16, dtype=torch.uint8)
+    x = buffer.view(torch.float32)
+    memory.register(buffer)
+    import numpy as np
+
+    addresses = np.array([x.data_ptr() + 4 * i for i in range(4)], np.uint64)
+    written = Residues.of(torch.randn(4)) * Residues.of(torch.randn(4))
+    memory.store(addresses, written, torch.float32)
+    assert memory.load(addresses, x).equal(written).all() and memory.read(x).equal(written).all()
+    assert memory.read(buffer).open.all()
+    assert memory.load(addresses, torch.zeros(4, dtype=torch.int32)).open.all()
