@@ -214,6 +214,18 @@ def elementwise_kernel(x_ptr, z_ptr, y_ptr, N: tl.constexpr, FORM: tl.constexpr)
         y = tl.sigmoid(product)
     elif FORM == "sigmoid of tanh":
         y = 1.0 / (1.0 + tl.exp2(-product * 1.4426950408889634))
+    elif FORM == "cube":
+        y = product * product * product
+    elif FORM == "pow":
+        y = libdevice.pow(product, tl.full([N], 3.0, tl.float32))
+    elif FORM == "larger":
+        y = tl.maximum(product, z)
+    elif FORM == "max of PTX":
+        y = tl.inline_asm_elementwise("max.f32 $0, $1, $2;", "=f,f,f", [product, z], tl.float32, True, 1)
+    elif FORM == "saturated":
+        y = tl.inline_asm_elementwise("add.sat.f32 $0, $1, $2;", "=f,f,f", [product, z], tl.float32, True, 1)
+    elif FORM == "saturated sum":
+        y = tl.clamp(product + z, 0.0, 1.0)
     elif FORM == "sin":
         y = -tl.sin(-product)
     elif FORM == "sine":

@@ -44,6 +44,8 @@ _FLOATS = {1: E4M3, 2: np.dtype(np.float16), 4: np.dtype(np.float32), 8: np.dtyp
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _EVERYWHERE = torch.ones((), dtype=torch.bool)
 
+_MOST_FACTORS = 16
+
 Rule = Callable[..., Residues]
 """Of the shadow, the handle that was made, and the operands."""
 
@@ -119,7 +121,8 @@ class Shadow(Builder):
             return _of_integers(handle.data)
         if not hasattr(handle, "residues"):
             self.give_open(handle, "value", "it was not computed by an operation of the language")
-        return handle.residues
+        found: Residues = handle.residues
+        return found
 
     def give_open(self, made: Any, name: str, reason: str) -> None:
         """Let a handle have the residues of its values, which say nothing."""
@@ -426,6 +429,25 @@ def _remainder(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
     return residues.rounded(_FORMATS[made.data.dtype], values_of(made))
 
 
+def _signed(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
+    residues = self.residues(x)
+    return Residues.where(values_of(x).signbit() == values_of(made).signbit(), residues, -residues)
+
+
+def _power(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
+    """Return x^y: products for one small integer y, else exp(y log x)."""
+    residues, exponents = self.residues(x), values_of(y)
+    n = float(exponents.reshape(-1)[0])
+    if n in range(-_MOST_FACTORS, _MOST_FACTORS + 1) and bool((exponents == n).all()):
+        product = constant(1.0)
+        for _ in range(abs(int(n))):
+            product = product * residues
+        found = product.reciprocal() if n < 0 else product
+    else:
+        found = (residues.log() * self.residues(y)).exp().open_where(values_of(x) <= 0)
+    return found.rounded(_FORMATS[made.data.dtype], values_of(made))
+
+
 def _cast(self: Shadow, made: Any, x: Any, dtype: Any, rounding: Any = None) -> Residues:
     target, residues, values = made.data.dtype, self.residues(x), None
     if not is_float(x.data.dtype):
@@ -491,6 +513,7 @@ _FUNCTIONS: dict[str, Callable[..., Residues]] = {
     "rcp": Residues.reciprocal,
     "sqrt": Residues.sqrt,
     "rsqrt": lambda x: x.sqrt().reciprocal(),
+    "hypot": lambda x, y: (x * x + y * y).sqrt(),
     "exp": Residues.exp,
     "exp2": exp2,
     "exp10": lambda x: (x * constant(math.log(10))).exp(),
@@ -516,6 +539,8 @@ _CHOICES: dict[str, Rule] = {
     **dict.fromkeys(("fabs", "abs"), _absolute),
     **dict.fromkeys(("floor", "ceil", "trunc", "rint", "nearbyint", "round"), _whole),
     **dict.fromkeys(("frem", "fmod"), _remainder),
+    "copysign": _signed,
+    "pow": _power,
 }
 
 
@@ -689,37 +714,43 @@ def _cast_bits(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
     return made
 
 
-def _assembly(
-    self: Shadow, method: Any, asm: str, constraints: str, values: Any, types: Any, pure: bool, pack: int
-) -> Any:
-    """Follow a snippet whose instructions all are functions of fp32 numbers."""
-    results = self.quietly(method, asm, constraints, values, types, pure, pack)
-    registers = dict(enumerate(values, len(types)))
-    registers = {f"${i}": self.residues(x) for i, x in registers.items() if is_float(x.data.dtype)}
-    made = assembled(asm, constraints, types, pack)
-    known = pack == 1 and all(x.data.dtype == np.float32 for x in values)
-    for each in made.snippet.instructions if known else ():
-        function = _PTX.get(each.name)
-        operands = [registers.get(x) for x in each.operands[1:] if isinstance(x, str)]
-        if (
-            function is None
-            or each.predicate
-            or each.suffixes[-1:] != ("f32",)
-            or len(operands) != len(each.operands) - 1
-            or None in operands
-        ):
-            known = False
-            break
-        registers[each.operands[0]] = function(*operands)
+def _assembly(self: Shadow, method: Any, asm: str, constraints: str, values: Any, types: Any, *how: Any) -> Any:
+    """Follow a snippet whose instructions all are functions of fp32 numbers, or that is one choice among them."""
+    results = self.quietly(method, asm, constraints, values, types, *how)
+    given = {f"${i}": x for i, x in enumerate(values, len(types))}
+    found = self.quietly(_of_snippet, self, assembled(asm, constraints, types, how[-1]), given, results)
     for i, result in enumerate(results):
-        if is_float(result.data.dtype):
-            found = registers.get(f"${i}") if known else None
-            if found is None:
-                self.give_open(result, "inline assembly", f"`{' '.join(asm.split())}` has no rule of the field")
-            else:
-                self.give(result, found.seen(values_of(result)))
+        if not is_float(result.data.dtype):
+            continue
+        if f"${i}" in found:
+            self.give(result, found[f"${i}"].seen(values_of(result)))
+        else:
+            self.give_open(result, "inline assembly", f"`{' '.join(asm.split())}` has no rule of the field")
     return results
 
+
+def _of_snippet(self: Shadow, made: Any, given: Mapping[str, Any], results: Any) -> Mapping[str, Residues]:
+    """Return the residues of the registers that a snippet leaves; none where an instruction is not known."""
+    instructions = made.snippet.instructions
+    if made.pack != 1 or any(x.data.dtype != np.float32 for x in given.values()):
+        return {}
+    registers = {name: self.residues(x) for name, x in given.items()}
+    for each in instructions:
+        target, *operands = each.operands
+        plain = each.suffixes[-1:] == ("f32",) and _OF_ARITHMETIC.issuperset(each.suffixes) and not each.predicate
+        if not plain or not all(isinstance(x, str) and x in registers for x in operands):
+            return {}
+        if each.name in _PTX:
+            registers[target] = _PTX[each.name](*(registers[x] for x in operands))
+        elif each.name in ("min", "max", "abs") and len(instructions) == 1:
+            registers[target] = _CHOICES[each.name](self, results[0], *(given[x] for x in operands))
+        else:
+            return {}
+    return registers
+
+
+_OF_ARITHMETIC = {"approx", "full", "ftz", "rn", "rz", "rm", "rp", "NaN", "f32"}
+"""Suffixes that say how fp32 numbers are rounded, and which NaN is given."""
 
 _PTX: dict[str, Callable[..., Residues]] = {
     **{
