@@ -188,6 +188,13 @@ def elementwise_kernel(x_ptr, z_ptr, y_ptr, N: tl.constexpr, FORM: tl.constexpr)
         y = high + middle + (product - high - middle).to(tl.bfloat16).to(tl.float32)
     elif FORM == "magic":
         y = (product + 12582912.0) - 12582912.0
+    elif FORM == "fused magic":
+        y = tl.fma(x, z, 12582912.0) - 12582912.0
+    elif FORM == "fixed point":
+        y = (product * 1048576.0).to(tl.int64).to(tl.float32) / 1048576.0
+    elif FORM == "rounded bits":
+        bits = product.to(tl.int32, bitcast=True)
+        y = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
     elif FORM == "rint":
         y = libdevice.rint(product)
     elif FORM == "e4m3":

@@ -174,6 +174,9 @@ def test_two_numbers() -> None:
 OPENED = {
     "split": ("plain", "subtraction", "a number is split into parts of bf16"),
     "magic": ("rint", "addition", "a large power of two is added"),
+    "fused magic": ("rint", "addition", "a large power of two is added"),
+    "fixed point": ("plain", "bits", "digits of a float are used as an integer"),
+    "rounded bits": ("bf16", "bitcast", "the bits of a float were computed"),
     "cut bits": ("plain", "bitcast", "the bits of a float were computed"),
     "saturated": ("saturated sum", "inline assembly", "`add.sat.f32"),
     "assembly": ("plain", "inline assembly", "`copysign.f32 $0, $2, $1;` has no rule"),
@@ -197,6 +200,15 @@ def test_numbers_that_are_zero_or_not_finite_never_differ(special: float) -> Non
         right, _ = followed(kernels.elementwise, form, x, z)
         for other in others:
             assert not followed(kernels.elementwise, other, x, z)[0].differs(right).any(), (form, other)
+
+
+def test_bits_that_another_number_has_are_not_taken_for_its() -> None:
+    x, z = torch.rand(16) + 1, torch.ones(16)
+    x[0], x[1], z[1] = 1.25, 1.25 * 1.001, 1 / 1.001  # rounded or cut to bf16 both are 1.25
+    right = residues(kernels.elementwise, "plain", x, z)
+    assert not followed(kernels.elementwise, "cut bits", x, z)[0].differs(right).any()
+    rounded = residues(kernels.elementwise, "bf16", x, z)
+    assert not followed(kernels.elementwise, "rounded bits", x, z)[0].differs(rounded).any()
 
 
 def test_dots() -> None:
