@@ -285,8 +285,9 @@ class Shadow(Builder):
                 differing = known & matched & (these[0] != found[0])
                 found = Residues(torch.where(matched & ~known, these, found)).open_where(differing).numbers
                 known = known | matched
-        if bool((~known & ~values.reshape(-1).isnan()).any()):
+        if bool((~known & ~values.reshape(-1).isnan()).any()):  # then some of the others may be so by chance
             self.opaque("bitcast", "the bits of a float were computed as an integer")
+            return _opened(Residues.of(values))
         return Residues(found.reshape(4, *data.shape))
 
     def _remembered(self) -> deque[tuple[DType, Tensor, Tensor]]:
@@ -295,18 +296,17 @@ class Shadow(Builder):
             self._bits.clear()
         return self._bits
 
-    def written(self, addresses: Array, handle: Any) -> None:
-        """Put what a handle holds into the memory of residues."""
-        data, memory = handle.data, self._shadowing.memory
+    def held(self, handle: Any, addresses: Array, *, chosen: bool = False) -> tuple[Residues, torch.dtype]:
+        """Return the residues of what a handle holds, and the dtype, as the memory at these addresses sees them."""
+        data, size = handle.data, handle.data.dtype.itemsize
         if is_float(data.dtype):
-            memory.store(addresses, self.residues(handle), _FORMATS[data.dtype].dtype)
-        elif memory.holds(addresses, floats := _FORMATS[_FLOATS[data.dtype.itemsize]].dtype):
-            kinds = (kind for kind, *_ in self._remembered() if kind.itemsize == data.dtype.itemsize)
-            found = self.recalled(data, next(kinds, _FLOATS[data.dtype.itemsize]), chosen=True)
-            memory.store(addresses, found, floats)
-        else:
-            found = _of_integers(data)
-            memory.store(addresses, _opened(found) if handle.digits else found, _INTEGERS[data.dtype.itemsize])
+            return self.residues(handle), _FORMATS[data.dtype].dtype
+        floats = _FORMATS[_FLOATS[size]].dtype
+        if self._shadowing.memory.holds(addresses, floats):
+            kinds = (kind for kind, *_ in self._remembered() if kind.itemsize == size)
+            return self.recalled(data, next(kinds, _FLOATS[size]), chosen=chosen), floats
+        found = _of_integers(data)
+        return _opened(found) if getattr(handle, "digits", 0) else found, _INTEGERS[size]
 
 
 def _tensor(data: Array) -> Tensor:
@@ -662,12 +662,9 @@ def _put(self: Shadow, ptr: Any, value: Any, mask: Any) -> None:
     """Store what a handle holds at addresses, but for those that a mask excludes."""
     shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
     addresses, inside = np.broadcast_to(ptr.data, shape), _inside(mask, shape)
-    held = TensorHandle(np.broadcast_to(value.data, shape)[inside], value.dtype)
-    held.digits = getattr(value, "digits", 0)
-    if is_float(value.data.dtype):
-        residues = self.residues(value)
-        self.give(held, Residues(residues.numbers.expand(4, *shape)[:, _tensor(inside)]))
-    self.written(addresses[inside], held)
+    residues, dtype = self.held(value, addresses[inside])
+    numbers = residues.numbers.expand(4, *shape)[:, _tensor(inside)]
+    self._shadowing.memory.store(addresses[inside], Residues(numbers), dtype)
 
 
 def _inside(mask: Any, shape: tuple[int, ...]) -> Array:
@@ -700,7 +697,7 @@ def _updated(self: Shadow, method: Any, operation: Any, ptr: Any, value: Any, ma
         elif after.digits:  # the larger one by its bits: what was there, or what is given
             own = before.data.view(_FLOATS[before.data.dtype.itemsize])
             self.remember(own, self._shadowing.memory.load(addresses, _tensor(own)))
-        self.written(addresses, after)
+        self._shadowing.memory.store(addresses, *self.held(after, addresses, chosen=True))
     # Which program comes first is open, and so is what it finds.
     if is_float(made.data.dtype):
         self.give(made, _opened(Residues.of(values_of(made))))
@@ -729,7 +726,7 @@ def _exchanged(self: Shadow, method: Any, ptr: Any, compared: Any, value: Any, *
         self.opaque("atomic_cas", "which program comes first is open")
         for x in (made, after):
             self.give(x, _opened(Residues.of(values_of(x))))
-    self.written(ptr.data, after)
+    self._shadowing.memory.store(ptr.data, *self.held(after, ptr.data))
     return made
 
 

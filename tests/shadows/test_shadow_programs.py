@@ -211,6 +211,14 @@ def test_bits_that_another_number_has_are_not_taken_for_its() -> None:
     assert not followed(kernels.elementwise, "rounded bits", x, z)[0].differs(rounded).any()
 
 
+def test_memory_that_is_copied_as_bits() -> None:
+    x, w = torch.randn(3, 20), torch.randn(20)
+    right = residues(kernels.norm, x, w)
+    assert torch.equal(residues(kernels.copied, x, w, "bits").numbers, right.numbers)
+    found, opaque = followed(kernels.copied, x, w, "cut bits")
+    assert found.open.all() and opaque[0][0] == "bitcast"
+
+
 def test_dots() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         a, b = torch.randn(16, 64).to(dtype), torch.randn(64, 16).to(dtype)
