@@ -188,6 +188,13 @@ def elementwise_kernel(x_ptr, z_ptr, y_ptr, N: tl.constexpr, FORM: tl.constexpr)
         y = high + middle + (product - high - middle).to(tl.bfloat16).to(tl.float32)
     elif FORM == "magic":
         y = (product + 12582912.0) - 12582912.0
+    elif FORM == "fused magic":
+        y = tl.fma(x, z, 12582912.0) - 12582912.0
+    elif FORM == "fixed point":
+        y = (product * 1048576.0).to(tl.int64).to(tl.float32) / 1048576.0
+    elif FORM == "rounded bits":
+        bits = product.to(tl.int32, bitcast=True)
+        y = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
     elif FORM == "rint":
         y = libdevice.rint(product)
     elif FORM == "e4m3":
@@ -214,6 +221,18 @@ def elementwise_kernel(x_ptr, z_ptr, y_ptr, N: tl.constexpr, FORM: tl.constexpr)
         y = tl.sigmoid(product)
     elif FORM == "sigmoid of tanh":
         y = 1.0 / (1.0 + tl.exp2(-product * 1.4426950408889634))
+    elif FORM == "cube":
+        y = product * product * product
+    elif FORM == "pow":
+        y = libdevice.pow(product, tl.full([N], 3.0, tl.float32))
+    elif FORM == "larger":
+        y = tl.maximum(product, z)
+    elif FORM == "max of PTX":
+        y = tl.inline_asm_elementwise("max.f32 $0, $1, $2;", "=f,f,f", [product, z], tl.float32, True, 1)
+    elif FORM == "saturated":
+        y = tl.inline_asm_elementwise("add.sat.f32 $0, $1, $2;", "=f,f,f", [product, z], tl.float32, True, 1)
+    elif FORM == "saturated sum":
+        y = tl.clamp(product + z, 0.0, 1.0)
     elif FORM == "sin":
         y = -tl.sin(-product)
     elif FORM == "sine":
@@ -229,6 +248,30 @@ def elementwise(form: str, x: Tensor, z: Tensor) -> Tensor:
     y = torch.empty(x.numel())
     elementwise_kernel[(1,)](x, z, y, x.numel(), form)
     return y
+
+
+@triton.jit
+def copy_kernel(x_ptr, y_ptr, n, N: tl.constexpr, FORM: tl.constexpr):
+    at = tl.arange(0, N)
+    seen = at < n
+    if FORM == "bits":
+        x_ptr, y_ptr = (
+            x_ptr.to(tl.pointer_type(tl.int32), bitcast=True),
+            y_ptr.to(tl.pointer_type(tl.int32), bitcast=True),
+        )
+    x = tl.load(x_ptr + at, mask=seen)
+    if FORM == "cut bits":
+        y_ptr = y_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
+        x = x.to(tl.int32, bitcast=True) & -65536
+    tl.store(y_ptr + at, x, mask=seen)
+
+
+def copied(x: Tensor, w: Tensor, form: str) -> Tensor:
+    """The norm of x, copied."""
+    y = norm(x, w)
+    z = torch.empty_like(y)
+    copy_kernel[(1,)](y, z, y.numel(), triton.next_power_of_2(y.numel()), form)
+    return z
 
 
 @triton.jit

@@ -119,13 +119,15 @@ def product(*factors: Residues) -> Residues:
     return result
 
 
-def added(terms: list[Residues], fmt: Any = None) -> Residues:
-    """Return the sum of a few terms; OPEN where each addition rounds to a narrow format."""
-    result = terms[0]
+def added(terms: list[Enclosure], fmt: Any = None) -> Residues:
+    """Return the residues of a sum of a few terms, each addition rounded; OPEN where another order rounds otherwise."""
+    result = terms[0].residues
     for term in terms[1:]:
-        result = result + term
-    narrow = fmt is not None and fmt.precision < 24 and len(terms) > 2
-    return result.open_where(torch.ones((), dtype=torch.bool)) if narrow else result
+        result = result + term.residues
+    if fmt is None or len(terms) == 1:
+        return result
+    value, lo, hi = (sum(getattr(term, part) for term in terms) for part in ("value", "lo", "hi"))
+    return result.rounded(fmt, value, (lo, hi)).open_where(torch.full((), len(terms) > 2))
 
 
 def chosen(truth: Any, a: Enclosure | float, b: Enclosure | float) -> Residues:

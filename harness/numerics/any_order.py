@@ -15,7 +15,7 @@ from lastbit.numerics.premises import EXACT, current
 from lastbit.numerics.remembered import remembered
 
 
-@algebraic(rules.added)
+@algebraic(rules.added, of_enclosures=True)
 @remembered
 def sum_in_any_order(terms: Sequence[Enclosure], fmt: Format | None = None) -> Enclosure:
     """The terms, of one shape, added two at a time in whichever order, each sum rounded to fp32 and then to `fmt`.

@@ -210,7 +210,7 @@ def _clamp(mode: Mode, out: Tensor, x: Tensor, min: Any = None, max: Any = None)
             end = mode.of(limit)
             size = limit.abs() if isinstance(limit, Tensor) else abs(limit)
             near = ((x - limit).abs() <= 2.0**-18 * size) & torch.isfinite(x)
-            changed = Residues.where(beyond(x, limit), end, own)
+            changed = Residues.limited(beyond(x, limit), end, own)
             own = changed.open_where(near & ~own.equal(end)) if bool(near.any()) else changed
     return own
 
@@ -220,7 +220,7 @@ def _relu(mode: Mode, out: Tensor, x: Tensor) -> Residues:
 
 
 def _chosen(mode: Mode, out: Tensor, a: Tensor, b: Tensor, first: Callable[[Tensor, Tensor], Tensor]) -> Residues:
-    return Residues.where(first(a, b), mode.of(a), mode.of(b))
+    return Residues.limited(first(a, b), mode.of(a), mode.of(b))
 
 
 def _copysign(mode: Mode, out: Tensor, x: Any, sign: Any) -> Residues:

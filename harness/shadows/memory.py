@@ -98,9 +98,7 @@ class ShadowMemory:
 
     def _retype(self, block: _Block, dtype: torch.dtype) -> None:
         """Let a storage be one of another dtype from here on, with the values in it."""
-        size = block.storage.nbytes() // dtype.itemsize
-        values = torch.empty(0, dtype=dtype).set_(block.storage, 0, (size,), (1,))  # type: ignore[call-overload]
-        residues = Residues.of(values)
+        residues = _values(block.storage, dtype)
         block.kind, block.numbers = _kind(dtype), (_opened(residues) if block.written else residues).numbers
 
     def _at(self, addresses: np.ndarray, itemsize: int) -> list[tuple[_Block, Tensor, Tensor]]:
@@ -124,9 +122,7 @@ class ShadowMemory:
         storage = tensor.untyped_storage()
         base = storage.data_ptr()
         if (block := self._blocks.get(base)) is None or block.storage.nbytes() != storage.nbytes():
-            size = storage.nbytes() // tensor.itemsize
-            values = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (size,), (1,))  # type: ignore[call-overload]
-            block = self._new_block(tensor, Residues.of(values).numbers)
+            block = self._new_block(tensor, _values(storage, tensor.dtype).numbers)
         return block
 
     def _new_block(self, tensor: Tensor, numbers: Tensor) -> _Block:
@@ -141,6 +137,12 @@ class ShadowMemory:
 
 def _kind(dtype: torch.dtype) -> _Kind:
     return dtype.itemsize, dtype.is_floating_point
+
+
+def _values(storage: torch.UntypedStorage, dtype: torch.dtype) -> Residues:
+    """Return the residues of all that a storage holds, read as elements of a dtype."""
+    size = storage.nbytes() // dtype.itemsize
+    return Residues.of(torch.empty(0, dtype=dtype).set_(storage, 0, (size,), (1,)))
 
 
 def _opened_at(numbers: Tensor, mask: Tensor) -> Tensor:

@@ -44,6 +44,9 @@ _FLOATS = {1: E4M3, 2: np.dtype(np.float16), 4: np.dtype(np.float32), 8: np.dtyp
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _EVERYWHERE = torch.ones((), dtype=torch.bool)
 
+_MOST_FACTORS = 16
+_LARGE = 2.0**16  # integers to which numbers are rounded are codes and places, or digits of fixed-point numbers
+
 Rule = Callable[..., Residues]
 """Of the shadow, the handle that was made, and the operands."""
 
@@ -90,13 +93,14 @@ class Shadow(Builder):
     `digits`: no float whose bits they are is known.
     """
 
-    __slots__ = ("_bits", "_constants", "_following", "_registered", "_shadowing")
+    __slots__ = ("_bits", "_constants", "_following", "_program", "_registered", "_shadowing")
 
     def __init__(self, other: Builder, shadowing: Shadowing) -> None:
         self.__dict__ = other.__dict__
         self._shadowing = shadowing
         self._following = True
         self._registered = False
+        self._program: tuple[int, ...] = ()
         self._constants: dict[float, Residues] = {}
         self._bits: deque[tuple[DType, Tensor, Tensor]] = deque(maxlen=16)
 
@@ -119,7 +123,8 @@ class Shadow(Builder):
             return _of_integers(handle.data)
         if not hasattr(handle, "residues"):
             self.give_open(handle, "value", "it was not computed by an operation of the language")
-        return handle.residues
+        found: Residues = handle.residues
+        return found
 
     def give_open(self, made: Any, name: str, reason: str) -> None:
         """Let a handle have the residues of its values, which say nothing."""
@@ -245,46 +250,63 @@ class Shadow(Builder):
 
     # Bits of floats as integers, which come back as they went, as in a sort.
 
-    def remember(self, dtype: DType, data: Array, residues: Residues) -> None:
+    def remember(self, data: Array, residues: Residues) -> None:
         """Note the residues of floats whose bits a kernel takes, and those of the same numbers with another sign."""
         bits = _tensor(_bits(data).reshape(-1))
-        top = np.array(1 << 8 * dtype.itemsize - 1, np.uint64).astype(np.int64).item()
-        other = (-residues).numbers.reshape(4, -1)
-        numbers = torch.cat([residues.numbers.reshape(4, -1), other], 1)
-        self._bits.append((dtype, torch.cat([bits, bits ^ top]), numbers))
+        top = np.array(1 << 8 * data.dtype.itemsize - 1, np.uint64).astype(np.int64).item()
+        numbers = [x.numbers.expand(4, *data.shape).reshape(4, -1) for x in (residues, -residues)]
+        self._remembered().append((data.dtype, torch.stack([bits, bits ^ top]), torch.stack(numbers)))
 
-    def recalled(self, data: Array, dtype: DType) -> Residues:
-        """Return the residues of floats that have these bits; OPEN where several had, and noted where none had."""
+    def recalled(self, data: Array, dtype: DType, *, chosen: bool = False) -> Residues:
+        """Return the residues of floats that have these bits: those of the same place, or of a block in another order.
+
+        If the bits were `chosen` and not computed, they are those of any float. Others are OPEN, and noted.
+        """
         values = _tensor(np.ascontiguousarray(data).view(dtype).astype(np.float64))
         found = _opened(Residues.of(values)).numbers.reshape(4, -1)
         wanted = _tensor(_bits(data).reshape(-1))
-        known = [(bits, numbers) for kind, bits, numbers in self._bits if kind == dtype]
-        unknown = torch.ones(wanted.shape, dtype=torch.bool)
-        if known:
-            bits, order = torch.sort(torch.cat([x for x, _ in known]), stable=True)
-            numbers = torch.cat([x for _, x in known], 1)[:, order]
-            first = torch.searchsorted(bits, wanted).clamp(max=len(bits) - 1)
-            last = torch.searchsorted(bits, wanted, right=True) - 1
-            another = torch.cumsum(numbers[0] != torch.roll(numbers[0], 1), 0)
-            unknown = bits[first] != wanted
-            matched = Residues(numbers[:, first]).open_where(another[first] != another[last.clamp(min=0)])
-            found = torch.where(unknown, found, matched.numbers)
-        if bool((unknown & ~values.reshape(-1).isnan()).any()):
+        known = torch.zeros(wanted.shape, dtype=torch.bool)
+        for kind, bits, numbers in self._remembered():
+            if kind != dtype:
+                continue
+            same_size = len(bits[0]) == len(wanted)
+            for own, own_numbers in zip(bits, numbers, strict=True):
+                ordered, order = torch.sort(own)
+                if chosen or (same_size and torch.equal(ordered, torch.sort(wanted).values)):
+                    first = torch.searchsorted(ordered, wanted).clamp(max=len(own) - 1)
+                    last = torch.searchsorted(ordered, wanted, right=True).clamp(min=1) - 1
+                    another = torch.cumsum(torch.diff(own_numbers[0, order], prepend=own_numbers[0, order[:1]]) != 0, 0)
+                    matched, ambiguous = ordered[first] == wanted, another[first] != another[last]
+                    these = Residues(own_numbers[:, order[first]]).open_where(ambiguous).numbers
+                elif same_size:
+                    matched, these = own == wanted, own_numbers
+                else:
+                    continue
+                differing = known & matched & (these[0] != found[0])
+                found = Residues(torch.where(matched & ~known, these, found)).open_where(differing).numbers
+                known = known | matched
+        if bool((~known & ~values.reshape(-1).isnan()).any()):  # then some of the others may be so by chance
             self.opaque("bitcast", "the bits of a float were computed as an integer")
+            return _opened(Residues.of(values))
         return Residues(found.reshape(4, *data.shape))
 
-    def written(self, addresses: Array, handle: Any) -> None:
-        """Put what a handle holds into the memory of residues."""
-        data, memory = handle.data, self._shadowing.memory
+    def _remembered(self) -> deque[tuple[DType, Tensor, Tensor]]:
+        if self.grid_idx != self._program:
+            self._program = self.grid_idx
+            self._bits.clear()
+        return self._bits
+
+    def held(self, handle: Any, addresses: Array, *, chosen: bool = False) -> tuple[Residues, torch.dtype]:
+        """Return the residues of what a handle holds, and the dtype, as the memory at these addresses sees them."""
+        data, size = handle.data, handle.data.dtype.itemsize
         if is_float(data.dtype):
-            memory.store(addresses, self.residues(handle), _FORMATS[data.dtype].dtype)
-        elif memory.holds(addresses, floats := _FORMATS[_FLOATS[data.dtype.itemsize]].dtype):
-            kinds = (kind for kind, *_ in self._bits if kind.itemsize == data.dtype.itemsize)
-            found = self.recalled(data, next(kinds, _FLOATS[data.dtype.itemsize]))
-            memory.store(addresses, found, floats)
-        else:
-            found = _of_integers(data)
-            memory.store(addresses, _opened(found) if handle.digits else found, _INTEGERS[data.dtype.itemsize])
+            return self.residues(handle), _FORMATS[data.dtype].dtype
+        floats = _FORMATS[_FLOATS[size]].dtype
+        if self._shadowing.memory.holds(addresses, floats):
+            kinds = (kind for kind, *_ in self._remembered() if kind.itemsize == size)
+            return self.recalled(data, next(kinds, _FLOATS[size]), chosen=chosen), floats
+        found = _of_integers(data)
+        return _opened(found) if getattr(handle, "digits", 0) else found, _INTEGERS[size]
 
 
 def _tensor(data: Array) -> Tensor:
@@ -360,10 +382,9 @@ def _sum(sign: int) -> Rule:
 
     def rule(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
         residues = plain(self, made, x, y)
-        for own, other in ((x, y), (y, x)):
-            if _is_magic(other.data) and not _is_one_number(own.data):
-                self.opaque("addition", "a large power of two is added, which rounds to integers or to bits")
-                return _opened(residues)
+        if _is_magic(made, values_of(x), y) or _is_magic(made, sign * values_of(y), x):
+            self.opaque("addition", _MAGIC)
+            return _opened(residues)
         if made.data.dtype.itemsize < 4:
             return residues
         rest, parts = self.residues(x), self.residues(y)
@@ -378,12 +399,27 @@ def _sum(sign: int) -> Rule:
     return rule
 
 
-def _is_magic(data: Array) -> bool:
-    """Return whether numbers are one, 2^e or 1.5 · 2^e, that fixes where sums are rounded."""
-    precision = _FORMATS[data.dtype].precision
-    number = abs(float(data.flat[0])) if data.size and _is_one_number(data) else 0.0
+def _fused(self: Shadow, made: Any, x: Any, y: Any, z: Any) -> Residues:
+    if _is_magic(made, values_of(x) * values_of(y), z):
+        self.opaque("addition", _MAGIC)
+        return _opened(Residues.of(values_of(made)))
+    return _of(_FUNCTIONS["fma"])(self, made, x, y, z)
+
+
+_MAGIC = "a large power of two is added, which rounds to integers or to bits"
+
+
+def _is_magic(made: Any, rest: Tensor, addend: Any) -> bool:
+    """Return whether one number, 2^e or 1.5 · 2^e, is added to smaller ones and fixes where the sums are rounded."""
+    data = addend.data
+    if not data.size or not _is_one_number(data):
+        return False
+    precision, number = _FORMATS[data.dtype].precision, abs(float(data.flat[0]))
     large = 2.0 ** (precision - (8 if precision >= 24 else 2))
-    return large <= number < math.inf and math.frexp(number)[0] in (0.5, 0.75)
+    if not large <= number < math.inf or math.frexp(number)[0] not in (0.5, 0.75):
+        return False
+    lost = (values_of(made) - rest).abs() != number
+    return bool((lost & (rest.abs() < number)).any())
 
 
 def _split(x: Array, y: Array) -> Iterator[formats.Format]:
@@ -414,9 +450,13 @@ def _absolute(self: Shadow, made: Any, x: Any) -> Residues:
     return Residues.where(values_of(x) < 0, -residues, residues)
 
 
-def _whole(self: Shadow, made: Any, *operands: Any) -> Residues:
-    """Return integers, which are what the values are."""
-    return Residues.of(values_of(made))
+def _whole(self: Shadow, made: Any, x: Any) -> Residues:
+    """Return integers, which are what the values are; large ones are OPEN, as those of fixed-point sums."""
+    return Residues.of(values_of(made)).open_where(_is_fixed_point(values_of(x)))
+
+
+def _is_fixed_point(x: Tensor) -> Tensor:
+    return (x.abs() >= _LARGE) & (x != x.trunc()) & x.isfinite()
 
 
 def _remainder(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
@@ -424,6 +464,25 @@ def _remainder(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
     n = torch.round((values_of(x) - values_of(made)) / values_of(y))
     residues = self.residues(x) - Residues.of(n) * self.residues(y)
     return residues.rounded(_FORMATS[made.data.dtype], values_of(made))
+
+
+def _signed(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
+    residues = self.residues(x)
+    return Residues.where(values_of(x).signbit() == values_of(made).signbit(), residues, -residues)
+
+
+def _power(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
+    """Return x^y: products for one small integer y, else exp(y log x)."""
+    residues, exponents = self.residues(x), values_of(y)
+    n = float(exponents.reshape(-1)[0])
+    if n in range(-_MOST_FACTORS, _MOST_FACTORS + 1) and bool((exponents == n).all()):
+        product = constant(1.0)
+        for _ in range(abs(int(n))):
+            product = product * residues
+        found = product.reciprocal() if n < 0 else product
+    else:
+        found = (residues.log() * self.residues(y)).exp().open_where(values_of(x) <= 0)
+    return found.rounded(_FORMATS[made.data.dtype], values_of(made))
 
 
 def _cast(self: Shadow, made: Any, x: Any, dtype: Any, rounding: Any = None) -> Residues:
@@ -491,6 +550,7 @@ _FUNCTIONS: dict[str, Callable[..., Residues]] = {
     "rcp": Residues.reciprocal,
     "sqrt": Residues.sqrt,
     "rsqrt": lambda x: x.sqrt().reciprocal(),
+    "hypot": lambda x, y: (x * x + y * y).sqrt(),
     "exp": Residues.exp,
     "exp2": exp2,
     "exp10": lambda x: (x * constant(math.log(10))).exp(),
@@ -516,6 +576,8 @@ _CHOICES: dict[str, Rule] = {
     **dict.fromkeys(("fabs", "abs"), _absolute),
     **dict.fromkeys(("floor", "ceil", "trunc", "rint", "nearbyint", "round"), _whole),
     **dict.fromkeys(("frem", "fmod"), _remainder),
+    "copysign": _signed,
+    "pow": _power,
 }
 
 
@@ -534,14 +596,12 @@ def _libdevice(self: Shadow, made: Any, library: str, path: str, symbol: str, ar
 
 
 _RULES: dict[str, Rule] = {
+    "fma": _fused,
     "fadd": _sum(1),
     "fsub": _sum(-1),
     "fmul": _of(operator.mul),
     "fdiv": _of(operator.truediv),
-    **{
-        name: _of(_FUNCTIONS[name])
-        for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf", "fma")
-    },
+    **{name: _of(_FUNCTIONS[name]) for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf")},
     "precise_sqrt": _of(Residues.sqrt),
     "precise_divf": _of(operator.truediv),
     **{name: _CHOICES[name] for name in _CHOICES if hasattr(Builder, f"create_{name}")},
@@ -566,7 +626,7 @@ def _loaded(self: Shadow, made: Any, ptr: Any, mask: Any, other: Any) -> Any:
             made.digits = floats.precision - 1
             if data.dtype.itemsize >= 4:
                 bits = data.view(f"f{data.dtype.itemsize}")
-                self.remember(bits.dtype, bits, memory.load(addresses, _tensor(bits)))
+                self.remember(bits, memory.load(addresses, _tensor(bits)))
         elif bool(memory.load(addresses, _tensor(data)).open.any()):
             made.digits = 52
         return made
@@ -602,12 +662,9 @@ def _put(self: Shadow, ptr: Any, value: Any, mask: Any) -> None:
     """Store what a handle holds at addresses, but for those that a mask excludes."""
     shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
     addresses, inside = np.broadcast_to(ptr.data, shape), _inside(mask, shape)
-    held = TensorHandle(np.broadcast_to(value.data, shape)[inside], value.dtype)
-    held.digits = getattr(value, "digits", 0)
-    if is_float(value.data.dtype):
-        residues = self.residues(value)
-        self.give(held, Residues(residues.numbers.expand(4, *shape)[:, _tensor(inside)]))
-    self.written(addresses[inside], held)
+    residues, dtype = self.held(value, addresses[inside])
+    numbers = residues.numbers.expand(4, *shape)[:, _tensor(inside)]
+    self._shadowing.memory.store(addresses[inside], Residues(numbers), dtype)
 
 
 def _inside(mask: Any, shape: tuple[int, ...]) -> Array:
@@ -620,34 +677,35 @@ def _updated(self: Shadow, method: Any, operation: Any, ptr: Any, value: Any, ma
     shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
     inside = _inside(mask, shape)
     addresses = np.broadcast_to(ptr.data, shape)[inside]
-    here_ = TensorHandle(addresses, ptr.dtype)
-    before = self.quietly(Builder.create_load, self, here_) if addresses.size else None
+    place = TensorHandle(addresses, ptr.dtype)
+    before = self.quietly(Builder.create_load, self, place) if addresses.size else None
     made = self.quietly(method, operation, ptr, value, mask, *how)
-    if is_float(made.data.dtype):  # which program comes first is open, and so is what it finds
+    if before is not None:
+        after = self.quietly(Builder.create_load, self, place)
+        after.digits = getattr(value, "digits", 0)
+        given = TensorHandle(np.broadcast_to(value.data, shape)[inside], value.dtype)
+        if is_float(value.data.dtype):
+            fmt, picked = _FORMATS[value.data.dtype], _tensor(inside)
+            old = self._shadowing.memory.load(addresses, values_of(before).to(fmt.dtype))
+            new = Residues(self.residues(value).numbers.expand(4, *shape)[:, picked])
+            if operation == ir.ATOMIC_OP.FADD:
+                exact = old + _added_by_address(addresses, new)
+                total = exact.rounded(fmt, values_of(after))
+                self.give(after, total.open_where(total.p != exact.p).seen(values_of(after)))
+            else:
+                self.give(after, new.open_where(values_of(after) != values_of(given)).seen(values_of(after)))
+        elif after.digits:  # the larger one by its bits: what was there, or what is given
+            own = before.data.view(_FLOATS[before.data.dtype.itemsize])
+            self.remember(own, self._shadowing.memory.load(addresses, _tensor(own)))
+        self._shadowing.memory.store(addresses, *self.held(after, addresses, chosen=True))
+    # Which program comes first is open, and so is what it finds.
+    if is_float(made.data.dtype):
         self.give(made, _opened(Residues.of(values_of(made))))
-    if before is None:
-        return made
-    after = self.quietly(Builder.create_load, self, here_)
-    after.digits = before.digits = getattr(value, "digits", 0)
-    if after.digits:  # what a program finds is open, too
-        own = before.data.view(_FLOATS[before.data.dtype.itemsize])
-        self.remember(own.dtype, own, _opened(Residues.of(_tensor(own.astype(np.float64)))))
-    if operation == ir.ATOMIC_OP.FADD:
-        fmt = _FORMATS[value.data.dtype]
-        old = self._shadowing.memory.load(addresses, values_of(before).to(fmt.dtype))
-        added = Residues(self.residues(value).numbers.expand(4, *shape)[:, _tensor(inside)])
-        exact = old + _added_by_address(addresses, added)
-        total = exact.rounded(fmt, values_of(after))
-        self.give(after, total.open_where(total.p != exact.p).seen(values_of(after)))
-    elif is_float(value.data.dtype):
-        added = Residues(self.residues(value).numbers.expand(4, *shape)[:, _tensor(inside)])
-        self.give(
-            after,
-            added.open_where(
-                values_of(after) != values_of(TensorHandle(np.broadcast_to(value.data, shape)[inside], value.dtype))
-            ),
-        )
-    self.written(addresses, after)
+    elif made.data.dtype.itemsize >= 4:
+        made.digits = getattr(value, "digits", 0)
+        own = made.data.view(_FLOATS[made.data.dtype.itemsize])
+        if made.digits:
+            self.remember(own, _opened(Residues.of(_tensor(own.astype(np.float64)))))
     return made
 
 
@@ -668,7 +726,7 @@ def _exchanged(self: Shadow, method: Any, ptr: Any, compared: Any, value: Any, *
         self.opaque("atomic_cas", "which program comes first is open")
         for x in (made, after):
             self.give(x, _opened(Residues.of(values_of(x))))
-    self.written(ptr.data, after)
+    self._shadowing.memory.store(ptr.data, *self.held(after, ptr.data))
     return made
 
 
@@ -677,7 +735,7 @@ def _cast_bits(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
     made = self.quietly(method, x, dtype)
     was, is_ = is_float(x.data.dtype), is_float(made.data.dtype)
     if was and not is_:
-        self.remember(x.data.dtype, x.data, self.residues(x))
+        self.remember(x.data, self.residues(x))
         made.digits = _FORMATS[x.data.dtype].precision - 1
     elif is_:
         self.give(
@@ -689,37 +747,50 @@ def _cast_bits(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
     return made
 
 
-def _assembly(
-    self: Shadow, method: Any, asm: str, constraints: str, values: Any, types: Any, pure: bool, pack: int
-) -> Any:
-    """Follow a snippet whose instructions all are functions of fp32 numbers."""
-    results = self.quietly(method, asm, constraints, values, types, pure, pack)
-    registers = dict(enumerate(values, len(types)))
-    registers = {f"${i}": self.residues(x) for i, x in registers.items() if is_float(x.data.dtype)}
-    made = assembled(asm, constraints, types, pack)
-    known = pack == 1 and all(x.data.dtype == np.float32 for x in values)
-    for each in made.snippet.instructions if known else ():
-        function = _PTX.get(each.name)
-        operands = [registers.get(x) for x in each.operands[1:] if isinstance(x, str)]
-        if (
-            function is None
-            or each.predicate
-            or each.suffixes[-1:] != ("f32",)
-            or len(operands) != len(each.operands) - 1
-            or None in operands
-        ):
-            known = False
-            break
-        registers[each.operands[0]] = function(*operands)
+def _to_integers(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
+    """Take integers by values; large ones hold digits of floats, as in fixed-point sums."""
+    made = self.quietly(method, x, dtype)
+    made.digits = _FORMATS[x.data.dtype].precision - 1 if bool(_is_fixed_point(values_of(x)).any()) else 0
+    return made
+
+
+def _assembly(self: Shadow, method: Any, asm: str, constraints: str, values: Any, types: Any, *how: Any) -> Any:
+    """Follow a snippet whose instructions all are functions of fp32 numbers, or that is one choice among them."""
+    results = self.quietly(method, asm, constraints, values, types, *how)
+    given = {f"${i}": x for i, x in enumerate(values, len(types))}
+    found = self.quietly(_of_snippet, self, assembled(asm, constraints, types, how[-1]), given, results)
     for i, result in enumerate(results):
-        if is_float(result.data.dtype):
-            found = registers.get(f"${i}") if known else None
-            if found is None:
-                self.give_open(result, "inline assembly", f"`{' '.join(asm.split())}` has no rule of the field")
-            else:
-                self.give(result, found.seen(values_of(result)))
+        if not is_float(result.data.dtype):
+            continue
+        if f"${i}" in found:
+            self.give(result, found[f"${i}"].seen(values_of(result)))
+        else:
+            self.give_open(result, "inline assembly", f"`{' '.join(asm.split())}` has no rule of the field")
     return results
 
+
+def _of_snippet(self: Shadow, made: Any, given: Mapping[str, Any], results: Any) -> Mapping[str, Residues]:
+    """Return the residues of the registers that a snippet leaves; none where an instruction is not known."""
+    instructions = made.snippet.instructions
+    if made.pack != 1 or any(x.data.dtype != np.float32 for x in given.values()):
+        return {}
+    registers = {name: self.residues(x) for name, x in given.items()}
+    for each in instructions:
+        target, *operands = each.operands
+        plain = each.suffixes[-1:] == ("f32",) and _OF_ARITHMETIC.issuperset(each.suffixes) and not each.predicate
+        if not plain or not all(isinstance(x, str) and x in registers for x in operands):
+            return {}
+        if each.name in _PTX:
+            registers[target] = _PTX[each.name](*(registers[x] for x in operands))
+        elif each.name in ("min", "max", "abs") and len(instructions) == 1:
+            registers[target] = _CHOICES[each.name](self, results[0], *(given[x] for x in operands))
+        else:
+            return {}
+    return registers
+
+
+_OF_ARITHMETIC = {"approx", "full", "ftz", "rn", "rz", "rm", "rp", "NaN", "f32"}
+"""Suffixes that say how fp32 numbers are rounded, and which NaN is given."""
 
 _PTX: dict[str, Callable[..., Residues]] = {
     **{
@@ -741,6 +812,8 @@ _EFFECTS: dict[str, Callable[..., Any]] = {
     "atomic_cas": _exchanged,
     "bitcast": _cast_bits,
     "inline_asm": _assembly,
+    "fp_to_si": _to_integers,
+    "fp_to_ui": _to_integers,
 }
 
 

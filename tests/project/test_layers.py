@@ -146,6 +146,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "lastbit.interpret": ("lastbit.errors", "lastbit.numerics"),
     "lastbit.tracing": ("lastbit.errors", "lastbit.interpret"),
+    "lastbit.shadows": ("lastbit.kernel", "lastbit.calling", "lastbit.interpret", "lastbit.numerics"),
     "lastbit.calibrate": (
         "lastbit.errors",
         "lastbit.files",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import shadow_kernels as kernels
 import torch
 import triton
 from torch import Tensor
 
+from lastbit.config import Config
+from lastbit.inputs import build
 from lastbit.interpret import install
 from lastbit.interpret.watching import watched
 from lastbit.numerics import formats
@@ -19,6 +23,7 @@ from lastbit.numerics.residues import Residues, constant
 from lastbit.shadows.memory import ShadowMemory
 from lastbit.shadows.programs import Shadowing
 from lastbit.siblings import siblings
+from lastbit.verify.plan import make_plan
 from tests.rms_norm_contract import FOLDER
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 was not set")
@@ -124,6 +129,7 @@ def test_attention_of_any_tile() -> None:
     whole = attended(64, torch.float32)
     assert not whole.open.any()
     assert attended(16, torch.float32).equal(whole).all() and attended(32, torch.float32).equal(whole).all()
+    assert attended(16, torch.float32, base_2=True).equal(whole).all()
 
 
 def test_attention_whose_weights_are_rounded_differs_where_the_maximum_moved() -> None:
@@ -142,6 +148,8 @@ SAME = {
     "exp": ("ex2", "expm1"),
     "sigmoid": ("sigmoid of tanh",),
     "sin": ("sine",),
+    "cube": ("pow",),
+    "larger": ("max of PTX",),
     "e4m3": ("clamped e4m3",),
 }
 
@@ -166,7 +174,11 @@ def test_two_numbers() -> None:
 OPENED = {
     "split": ("plain", "subtraction", "a number is split into parts of bf16"),
     "magic": ("rint", "addition", "a large power of two is added"),
+    "fused magic": ("rint", "addition", "a large power of two is added"),
+    "fixed point": ("plain", "bits", "digits of a float are used as an integer"),
+    "rounded bits": ("bf16", "bitcast", "the bits of a float were computed"),
     "cut bits": ("plain", "bitcast", "the bits of a float were computed"),
+    "saturated": ("saturated sum", "inline assembly", "`add.sat.f32"),
     "assembly": ("plain", "inline assembly", "`copysign.f32 $0, $2, $1;` has no rule"),
 }
 
@@ -190,6 +202,23 @@ def test_numbers_that_are_zero_or_not_finite_never_differ(special: float) -> Non
             assert not followed(kernels.elementwise, other, x, z)[0].differs(right).any(), (form, other)
 
 
+def test_bits_that_another_number_has_are_not_taken_for_its() -> None:
+    x, z = torch.rand(16) + 1, torch.ones(16)
+    x[0], x[1], z[1] = 1.25, 1.25 * 1.001, 1 / 1.001  # rounded or cut to bf16 both are 1.25
+    right = residues(kernels.elementwise, "plain", x, z)
+    assert not followed(kernels.elementwise, "cut bits", x, z)[0].differs(right).any()
+    rounded = residues(kernels.elementwise, "bf16", x, z)
+    assert not followed(kernels.elementwise, "rounded bits", x, z)[0].differs(rounded).any()
+
+
+def test_memory_that_is_copied_as_bits() -> None:
+    x, w = torch.randn(3, 20), torch.randn(20)
+    right = residues(kernels.norm, x, w)
+    assert torch.equal(residues(kernels.copied, x, w, "bits").numbers, right.numbers)
+    found, opaque = followed(kernels.copied, x, w, "cut bits")
+    assert found.open.all() and opaque[0][0] == "bitcast"
+
+
 def test_dots() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         a, b = torch.randn(16, 64).to(dtype), torch.randn(64, 16).to(dtype)
@@ -202,12 +231,36 @@ def test_dots() -> None:
     assert found.open.all() and opaque[0][0] == "dot" and "tf32" in opaque[0][2]
 
 
+def test_every_triton_kernel_of_this_repository_is_followed(tmp_path: Path) -> None:
+    plan = make_plan(Config(folder=str(tmp_path), profile="smoke"), "cpu")
+    seen = set()
+    for item in plan.items:
+        kernel = item.subject.kernel
+        if kernel.name in seen or not kernel.name.startswith("triton["):
+            continue
+        sizes = {
+            case: [math.prod(spec.shape) for spec in case.tensors]
+            for case in item.group.examples
+            if "huge" not in str(case)
+        }
+        cases = sorted((sum(size), str(case), case) for case, size in sizes.items() if min(size) and sum(size) > 100)
+        if not cases:
+            continue
+        inputs = build(cases[0][2].gathered(), "cpu")
+        memory = ShadowMemory()
+        with watched(following := Shadowing(memory)):
+            returned = kernel.call(**inputs.hand_out(), **inputs.case.params)
+        results = [returned] if isinstance(returned, Tensor) else returned.values()
+        assert not following.opaque, (kernel.name, following.opaque)
+        assert not all(memory.read(x).open.all() for x in results), (kernel.name, str(cases[0][2]))
+        seen.add(kernel.name)
+    assert len(seen) > 20
+
+
 def test_memory_that_is_seen_as_another_dtype() -> None:
     memory, buffer = ShadowMemory(), torch.zeros(16, dtype=torch.uint8)
     x = buffer.view(torch.float32)
     memory.register(buffer)
-    import numpy as np
-
     addresses = np.array([x.data_ptr() + 4 * i for i in range(4)], np.uint64)
     written = Residues.of(torch.randn(4)) * Residues.of(torch.randn(4))
     memory.store(addresses, written, torch.float32)

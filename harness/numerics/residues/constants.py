@@ -17,7 +17,7 @@ from fractions import Fraction
 import torch
 
 from lastbit.numerics.residues.field import LN2, P, Q, root
-from lastbit.numerics.residues.numbers import Residues
+from lastbit.numerics.residues.numbers import CONSTANT, NONE, Residues
 
 _NEAR = 2.0**-22  # relative: two roundings to fp32
 _MOST_RECIPROCALS = 1 << 20
@@ -34,8 +34,7 @@ def constant(number: float) -> Residues:
     """Return what a number written in a kernel or reference stands for, of shape []."""
     if not math.isfinite(number):
         return Residues.of(torch.tensor(number))
-    p, q = _pair(number)
-    return Residues._made(torch.tensor(p), torch.tensor(q))
+    return Residues(torch.tensor([*_pair(number), NONE, CONSTANT]))
 
 
 @contextmanager

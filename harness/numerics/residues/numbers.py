@@ -18,8 +18,8 @@ from lastbit.numerics.formats import Format
 from lastbit.numerics.residues import field
 from lastbit.numerics.residues.field import P, Q
 
-OPEN, NO_EXPONENT, MINUS_INFINITY, SIGN = 1, 2, 4, 8
-_HANDED_ON = OPEN | NO_EXPONENT | SIGN
+OPEN, NO_EXPONENT, MINUS_INFINITY, SIGN, CONSTANT = 1, 2, 4, 8, 16
+_HANDED_ON = OPEN | NO_EXPONENT | MINUS_INFINITY | SIGN
 NONE = -1
 
 Direction = Literal["nearest", "zero", "away"]
@@ -34,7 +34,8 @@ class Residues:
 
     * OPEN: another right formula may give another residue, so that a difference says nothing (equality does);
     * NO_EXPONENT: nothing is known modulo Q, as behind exp;
-    * MINUS_INFINITY: the number is -inf, of which exp is 0. It is OPEN, too;
+    * MINUS_INFINITY: the number is -inf, of which exp is 0, and did not come of an overflow. It is OPEN, too;
+    * CONSTANT: the number was written down, so that it may stand for whatever is beyond it;
     * SIGN: a root of -x was taken for one of x: another right formula may give the negative number. A product of
       two such numbers is OPEN.
 
@@ -54,7 +55,8 @@ class Residues:
             whole = values.long()
             return cls._made(whole % P, whole % Q)
         x = values.detach().double().cpu()
-        return cls._made(field.residue(x, P), field.residue(x, Q)).seen(x)
+        made = cls._made(field.residue(x, P), field.residue(x, Q))
+        return made._flagged(torch.isneginf(x), MINUS_INFINITY).seen(x)
 
     @classmethod
     def _made(cls, p: Tensor, q: Tensor | None, *flagged: Residues, exponential: Tensor | None = None) -> Residues:
@@ -111,6 +113,14 @@ class Residues:
         """Return those of `a` where the mask is true, else those of `b`."""
         return Residues(torch.where(mask, *_aligned(a.numbers, b.numbers)))
 
+    @staticmethod
+    def limited(mask: Tensor, a: Residues, b: Residues) -> Residues:
+        """Return `where` for the larger or smaller of two, OPEN where that was written down: a limit that changes no
+        result, as of the argument of an exponential, is no other formula.
+        """
+        chosen = Residues.where(mask, a, b)
+        return chosen.open_where(chosen.flags & CONSTANT != 0)
+
     def open_where(self, mask: Tensor | None) -> Residues:
         """Return the same, OPEN where the mask is true."""
         return self if mask is None else self._flagged(mask, OPEN)
@@ -123,14 +133,12 @@ class Residues:
 
     def seen(self, values: Tensor) -> Residues:
         """Return the same for what the numbers were computed to: OPEN where that is no finite number."""
-        finite = torch.isfinite(values)
-        if bool(finite.all()):
-            if not bool((self.flags & MINUS_INFINITY).any()):
-                return self
-            return Residues(torch.stack([*self.numbers[:3], self.flags & ~MINUS_INFINITY]))
+        finite, flagged = torch.isfinite(values), self.flags & MINUS_INFINITY != 0
+        if bool(finite.all()) and not bool(flagged.any()):
+            return self
         p, q, e, flags = torch.broadcast_tensors(*self.numbers, finite)[:4]
-        below = torch.isneginf(values)
-        flags = torch.where(finite, flags & ~MINUS_INFINITY, torch.where(below, OPEN | MINUS_INFINITY, OPEN))
+        below = torch.isneginf(values) & flagged
+        flags = torch.where(below, flags, flags & ~MINUS_INFINITY) | torch.where(finite, 0, OPEN)
         p, q, e = (torch.where(below, nothing, x) for x, nothing in ((p, 0), (q, 0), (e, NONE)))
         return Residues(torch.stack([p, q, e, flags]))
 
