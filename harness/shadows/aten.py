@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lastbit.numerics.formats import format_of
 from lastbit.numerics.residues import Residues, constant
+from lastbit.numerics.residues.numbers import MINUS_INFINITY
 from lastbit.shadows.aten_rules import COMPLEX, EXACT, MOVES, RULES
 from lastbit.shadows.memory import ShadowMemory
 
@@ -24,6 +25,9 @@ _HARNESS = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent
 _OF_FORM = {"set_", "resize_", "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "as_strided_", "detach_"}
 _DRAWN = {"normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_", "geometric_", "cauchy_"}
+
+_DOUBT = 2.0**-20
+"""How far, relatively, values of fp32 may be from the numbers: beside a power of two, exponents are then in doubt."""
 
 
 class Opaque(NamedTuple):
@@ -163,7 +167,7 @@ class Following(TorchDispatchMode):
         """Return the results of an operation by PyTorch's decomposition, in fp32 or fp64."""
         if (parts := decomposition_table.get(func)) is None:
             raise NotImplementedError("no rule for it")
-        return _tensors(self.apart(parts, *_wide(args), **_wide(kwargs)))
+        return _tensors(self.apart(lambda: parts(*_wide(args), **_wide(kwargs))))
 
     def apart(self, parts: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return what a function returns, the operations of which are followed."""
@@ -308,7 +312,15 @@ def _is_compiled() -> bool:
 def _rounded(x: Tensor, residues: Residues, values: Tensor) -> Residues:
     """Return the residues of a result as its dtype stores them; `values` are those before they were rounded to it."""
     wide, values = (y.float() if y.dtype.itemsize == 1 else y for y in (x, values))  # there are few operations on fp8
-    return (residues.rounded(format_of(x.dtype), values) if x.dtype.itemsize < 4 else residues).seen(wide)
+    if x.dtype.itemsize < 4:
+        ends = values * (1 - _DOUBT), values * (1 + _DOUBT)
+        residues = residues.rounded(format_of(x.dtype), values, ends)
+    seen = residues.seen(wide)
+    overflown = torch.isneginf(wide) & ~residues.open & (residues.numbers[2] != 0)  # nor is it the logarithm of 0
+    if not bool(overflown.any()):
+        return seen
+    flags = torch.where(overflown, seen.flags & ~MINUS_INFINITY, seen.flags)
+    return Residues(torch.stack([*seen.numbers[:3], flags]))
 
 
 def _opened(residues: Residues) -> Residues:

@@ -151,6 +151,14 @@ def test_losses_do_not_depend_on_the_shift(dtype):
     assert share_equal(shifted, followed(lambda: without(logits.float()) + 1e-3)) == 0
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_operations_that_are_taken_apart_follow_their_operands(dtype):
+    x, labels = drawn(64, 9, dtype=dtype) * 3, torch.arange(64) % 9
+    picked = followed(lambda x: F.nll_loss(x * 3, labels, reduction="none"), x)
+    assert share_equal(picked, followed(lambda x: -(x * 3).gather(1, labels[:, None])[:, 0], x)) == 1
+    assert share_equal(picked, followed(lambda x: -(x * 5).gather(1, labels[:, None])[:, 0], x)) < 0.1
+
+
 def test_only_sound_claims_are_made_of_numbers_in_parts():
     x, w = drawn(16, 32), drawn(32, 8, seed=1)
 
