@@ -178,6 +178,18 @@ def test_rounding_to_integers_by_a_constant_is_rounding():
     assert rounded.equal(followed(lambda x: (x + torch.tensor(magic)).sub(magic), x)).all()
 
 
+def test_what_overflows_is_open_and_no_infinity_of_the_formula():
+    x = torch.tensor([-3e38, 1.0])
+
+    def softmax(x: Tensor, scale: float) -> Tensor:
+        scaled = x * scale
+        terms = torch.exp2(scaled - scaled.amax())
+        return terms / terms.sum()
+
+    assert followed(lambda x: softmax(x, 1.4426950408889634), x).open.all()
+    assert not followed(lambda x: softmax(x.masked_fill(x < 0, -math.inf), 1.4426950408889634), x).open.any()
+
+
 def test_bits_are_opaque_unless_they_are_moved_or_powers_of_two():
     x = drawn(64).abs() + 1
 
