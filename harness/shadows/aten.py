@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lastbit.numerics.formats import format_of
 from lastbit.numerics.residues import Residues, constant
+from lastbit.numerics.residues.numbers import MINUS_INFINITY
 from lastbit.shadows.aten_rules import COMPLEX, EXACT, MOVES, RULES
 from lastbit.shadows.memory import ShadowMemory
 
@@ -24,6 +25,9 @@ _HARNESS = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent
 _OF_FORM = {"set_", "resize_", "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "as_strided_", "detach_"}
 _DRAWN = {"normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_", "geometric_", "cauchy_"}
+
+_DOUBT = 2.0**-20
+"""How far, relatively, values of fp32 may be from the numbers: beside a power of two, exponents are then in doubt."""
 
 
 class Opaque(NamedTuple):
@@ -59,6 +63,7 @@ class Following(TorchDispatchMode):
         self._noted: dict[Opaque, None] = {}
         self._bits: dict[int, bool] = {}  # storage seen as integers → whether these were computed with
         self._constants: set[float] = set()
+        self._overflown = False
         self._items: dict[float, Residues] = {}  # numbers that Python read from tensors
 
     @property
@@ -153,17 +158,31 @@ class Following(TorchDispatchMode):
             if own is None or not x.is_floating_point():
                 yield None
                 continue
-            rounded = _rounded(x, self.of(own), own) if isinstance(own, Tensor) else _rounded(x, own, values)
+            rounded = self._rounded(x, self.of(own), own) if isinstance(own, Tensor) else self._rounded(x, own, values)
             if x.dtype.itemsize < 4 and _is_compiled():
                 self._note("torch.compile", "the compiler may leave out roundings that the source has")
                 rounded = _opened(rounded)
             yield rounded
 
+    def _rounded(self, x: Tensor, residues: Residues, values: Tensor) -> Residues:
+        """Return the residues of a result as its dtype stores them; `values` are those before they were rounded."""
+        wide, values = (y.float() if y.dtype.itemsize == 1 else y for y in (x, values))  # fp8 has few operations
+        if x.dtype.itemsize < 4:
+            ends = values * (1 - _DOUBT), values * (1 + _DOUBT)
+            residues = residues.rounded(format_of(x.dtype), values, ends)
+        seen, below = residues.seen(wide), torch.isneginf(wide)
+        if not bool(below.any()):
+            return seen
+        # The logarithm of 0 is -inf, and what follows from -inf, but not what overflows, nor what may follow from that.
+        self._overflown |= bool((below & ~residues.open & (residues.numbers[2] != 0)).any())
+        flags = seen.flags & ~MINUS_INFINITY if self._overflown else seen.flags
+        return Residues(torch.stack([*seen.numbers[:3], flags]))
+
     def _taken_apart(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """Return the results of an operation by PyTorch's decomposition, in fp32 or fp64."""
         if (parts := decomposition_table.get(func)) is None:
             raise NotImplementedError("no rule for it")
-        return _tensors(self.apart(parts, *_wide(args), **_wide(kwargs)))
+        return _tensors(self.apart(lambda: parts(*_wide(args), **_wide(kwargs))))
 
     def apart(self, parts: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return what a function returns, the operations of which are followed."""
@@ -245,7 +264,7 @@ class Following(TorchDispatchMode):
         residues, values = self.memory.read(_floats(source)) if self._is_shadowed(source) else None, source.clone()
         func(target, source, **kwargs)
         if target.is_floating_point() and target.numel():
-            self.memory.write(target, _rounded(target, self.of(values) if residues is None else residues, values))
+            self.memory.write(target, self._rounded(target, self.of(values) if residues is None else residues, values))
         elif not source.is_floating_point() and (residues is not None or self._is_shadowed(target)):
             self._bits.setdefault(_base(target), residues is None)
             self.memory.write(_floats(target), _opened(self.of(values)) if residues is None else residues)
@@ -303,12 +322,6 @@ def _is_compiled() -> bool:
     while frame is not None and frame.f_code.co_name != "compile_wrapper":
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.endswith("eval_frame.py")
-
-
-def _rounded(x: Tensor, residues: Residues, values: Tensor) -> Residues:
-    """Return the residues of a result as its dtype stores them; `values` are those before they were rounded to it."""
-    wide, values = (y.float() if y.dtype.itemsize == 1 else y for y in (x, values))  # there are few operations on fp8
-    return (residues.rounded(format_of(x.dtype), values) if x.dtype.itemsize < 4 else residues).seen(wide)
 
 
 def _opened(residues: Residues) -> Residues:

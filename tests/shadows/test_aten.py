@@ -151,6 +151,14 @@ def test_losses_do_not_depend_on_the_shift(dtype):
     assert share_equal(shifted, followed(lambda: without(logits.float()) + 1e-3)) == 0
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_operations_that_are_taken_apart_follow_their_operands(dtype):
+    x, labels = drawn(64, 9, dtype=dtype) * 3, torch.arange(64) % 9
+    picked = followed(lambda x: F.nll_loss(x * 3, labels, reduction="none"), x)
+    assert share_equal(picked, followed(lambda x: -(x * 3).gather(1, labels[:, None])[:, 0], x)) == 1
+    assert share_equal(picked, followed(lambda x: -(x * 5).gather(1, labels[:, None])[:, 0], x)) < 0.1
+
+
 def test_only_sound_claims_are_made_of_numbers_in_parts():
     x, w = drawn(16, 32), drawn(32, 8, seed=1)
 
@@ -168,6 +176,18 @@ def test_rounding_to_integers_by_a_constant_is_rounding():
     rounded = followed(torch.round, x)
     assert rounded.equal(followed(lambda x: (x + magic) - magic, x)).all()
     assert rounded.equal(followed(lambda x: (x + torch.tensor(magic)).sub(magic), x)).all()
+
+
+def test_what_overflows_is_open_and_no_infinity_of_the_formula():
+    x = torch.tensor([-3e38, 1.0])
+
+    def softmax(x: Tensor, scale: float) -> Tensor:
+        scaled = x * scale
+        terms = torch.exp2(scaled - scaled.amax())
+        return terms / terms.sum()
+
+    assert followed(lambda x: softmax(x, 1.4426950408889634), x).open.all()
+    assert not followed(lambda x: softmax(x.masked_fill(x < 0, -math.inf), 1.4426950408889634), x).open.any()
 
 
 def test_bits_are_opaque_unless_they_are_moved_or_powers_of_two():
