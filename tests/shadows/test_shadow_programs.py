@@ -202,13 +202,19 @@ def test_numbers_that_are_zero_or_not_finite_never_differ(special: float) -> Non
             assert not followed(kernels.elementwise, other, x, z)[0].differs(right).any(), (form, other)
 
 
-def test_bits_that_another_number_has_are_not_taken_for_its() -> None:
-    x, z = torch.rand(16) + 1, torch.ones(16)
-    x[0], x[1], z[1] = 1.25, 1.25 * 1.001, 1 / 1.001  # rounded or cut to bf16 both are 1.25
-    right = residues(kernels.elementwise, "plain", x, z)
-    assert not followed(kernels.elementwise, "cut bits", x, z)[0].differs(right).any()
-    rounded = residues(kernels.elementwise, "bf16", x, z)
-    assert not followed(kernels.elementwise, "rounded bits", x, z)[0].differs(rounded).any()
+@pytest.mark.parametrize(("x", "z"), [(1 / 3, 3.75), (1.251, 1.0)])
+def test_bits_that_are_those_of_a_number_by_chance(x: float, z: float) -> None:
+    left, right = torch.tensor([x, 1.251, 1.25, 1.25] * 4), torch.tensor([z, 1.0, 1.0, 1.0] * 4)
+    forms = "cut bits", "bf16 toward zero"
+    cut, toward_zero = (followed(kernels.elementwise, form, left, right)[0] for form in forms)
+    assert not cut.differs(toward_zero).any()
+
+
+def test_numbers_near_the_largest_of_a_format_are_open() -> None:
+    x, z = torch.tensor([1.0, 1.49, 1.5, 1.6, 2.0, 30.0, -1.5, -30.0] * 2), torch.ones(16)
+    found = residues(kernels.elementwise, "e4m3", x, z)
+    assert torch.equal(found.open, (x.abs() * 300 > 448) & (x.abs() * 300 < 500))
+    assert found[5].equal(Residues.of(torch.tensor(448.0))) and found[7].equal(Residues.of(torch.tensor(-448.0)))
 
 
 def test_memory_that_is_copied_as_bits() -> None:
