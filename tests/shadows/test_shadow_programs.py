@@ -138,6 +138,21 @@ def test_attention_whose_weights_are_rounded_differs_where_the_maximum_moved() -
     assert rows[:16].all() and not rows.all()
 
 
+def test_attention_whose_keys_are_split_and_merged() -> None:
+    q, k, v = (torch.randn(1, 32, 1, 16) for _ in range(3))
+
+    def call(first: int, end: int) -> tuple[Tensor, Tensor]:
+        output, lse = torch.empty_like(q), torch.empty(1, 1, 32)
+        keys, values = (x[:, first:end] for x in (k, v))
+        attention._launch(q, keys, values, None, output, lse, 0.25, False, None, 16, base_2=False, scaled_query=False)
+        return output.view(32, 16), lse.view(32)
+
+    whole = residues(lambda: call(0, 32)[0])
+    split = residues(lambda: kernels.merged(*call(0, 20), *call(20, 32)))
+    assert not whole.open.any() and split.equal(whole).all()
+    assert residues(lambda: kernels.merged(*call(0, 20), *call(19, 32))).differs(whole).any()
+
+
 SAME = {
     "sorted": ("sorted in halves",),
     "plain": ("moved", "bits and back"),
