@@ -138,6 +138,21 @@ def test_attention_whose_weights_are_rounded_differs_where_the_maximum_moved() -
     assert rows[:16].all() and not rows.all()
 
 
+def test_attention_whose_keys_are_split_and_merged() -> None:
+    q, k, v = (torch.randn(1, 32, 1, 16) for _ in range(3))
+
+    def call(first: int, end: int) -> tuple[Tensor, Tensor]:
+        output, lse = torch.empty_like(q), torch.empty(1, 1, 32)
+        keys, values = (x[:, first:end] for x in (k, v))
+        attention._launch(q, keys, values, None, output, lse, 0.25, False, None, 16, base_2=False, scaled_query=False)
+        return output.view(32, 16), lse.view(32)
+
+    whole = residues(lambda: call(0, 32)[0])
+    split = residues(lambda: kernels.merged(*call(0, 20), *call(20, 32)))
+    assert not whole.open.any() and split.equal(whole).all()
+    assert residues(lambda: kernels.merged(*call(0, 20), *call(19, 32))).differs(whole).any()
+
+
 SAME = {
     "sorted": ("sorted in halves",),
     "plain": ("moved", "bits and back"),
@@ -202,13 +217,19 @@ def test_numbers_that_are_zero_or_not_finite_never_differ(special: float) -> Non
             assert not followed(kernels.elementwise, other, x, z)[0].differs(right).any(), (form, other)
 
 
-def test_bits_that_another_number_has_are_not_taken_for_its() -> None:
-    x, z = torch.rand(16) + 1, torch.ones(16)
-    x[0], x[1], z[1] = 1.25, 1.25 * 1.001, 1 / 1.001  # rounded or cut to bf16 both are 1.25
-    right = residues(kernels.elementwise, "plain", x, z)
-    assert not followed(kernels.elementwise, "cut bits", x, z)[0].differs(right).any()
-    rounded = residues(kernels.elementwise, "bf16", x, z)
-    assert not followed(kernels.elementwise, "rounded bits", x, z)[0].differs(rounded).any()
+@pytest.mark.parametrize(("x", "z"), [(1 / 3, 3.75), (1.251, 1.0)])
+def test_bits_that_are_those_of_a_number_by_chance(x: float, z: float) -> None:
+    left, right = torch.tensor([x, 1.251, 1.25, 1.25] * 4), torch.tensor([z, 1.0, 1.0, 1.0] * 4)
+    forms = "cut bits", "bf16 toward zero"
+    cut, toward_zero = (followed(kernels.elementwise, form, left, right)[0] for form in forms)
+    assert not cut.differs(toward_zero).any()
+
+
+def test_numbers_near_the_largest_of_a_format_are_open() -> None:
+    x, z = torch.tensor([1.0, 1.49, 1.5, 1.6, 2.0, 30.0, -1.5, -30.0] * 2), torch.ones(16)
+    found = residues(kernels.elementwise, "e4m3", x, z)
+    assert torch.equal(found.open, (x.abs() * 300 > 448) & (x.abs() * 300 < 500))
+    assert found[5].equal(Residues.of(torch.tensor(448.0))) and found[7].equal(Residues.of(torch.tensor(-448.0)))
 
 
 def test_memory_that_is_copied_as_bits() -> None:
