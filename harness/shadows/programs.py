@@ -28,7 +28,7 @@ from lastbit.interpret.inline_asm import assembled
 from lastbit.interpret.places import here
 from lastbit.numerics import formats
 from lastbit.numerics.residues import Residues, constant, zeros_like
-from lastbit.numerics.residues.numbers import MINUS_INFINITY
+from lastbit.numerics.residues.numbers import CONSTANT, MINUS_INFINITY
 from lastbit.shadows.memory import ShadowMemory
 
 _FORMATS = {
@@ -431,14 +431,14 @@ def _split(x: Array, y: Array) -> Iterator[formats.Format]:
 
 
 def _chosen(self: Shadow, made: Any, *operands: Any) -> Residues:
-    """Return the operand of which the result has the value; OPEN where another one has, too, and is another number."""
+    """Return the operand that has the value of the result; OPEN where another number has it, or a limit was written."""
     values, handles = values_of(made), [x for x in operands if isinstance(x, TensorHandle)]
     found, taken = self.residues(handles[0]), values_of(handles[0]) == values
     for handle in handles[1:]:
         x, same = self.residues(handle), values_of(handle) == values
         found = Residues.where(taken, found.open_where(taken & same & (x.p != found.p)), x)
         taken = taken | same
-    return found.open_where(~taken)
+    return found.open_where(~taken | (found.flags & CONSTANT != 0))
 
 
 def _selected(self: Shadow, made: Any, condition: Any, x: Any, y: Any) -> Residues:
