@@ -21,6 +21,7 @@ from lastbit.numerics.residues.field import P, Q
 OPEN, NO_EXPONENT, MINUS_INFINITY, SIGN, CONSTANT = 1, 2, 4, 8, 16
 _HANDED_ON = OPEN | NO_EXPONENT | MINUS_INFINITY | SIGN
 NONE = -1
+_ABOUT = 2.0**-5
 
 Direction = Literal["nearest", "zero", "away"]
 
@@ -309,7 +310,7 @@ class Residues:
         p = self.p * field.power_of_two(-exponent, P) % P
         hashed = field.mixed(p, tag, P)
         again = field.mixed(hashed, tag, Q)
-        held = _is_number_of(fmt, self.p)
+        held = _is_number_of(fmt, self.p, values)
         for lower in (0, 1):
             was, mark = (x * field.power_of_two(lower - exponent, m) % m for x, m in ((self.p, P), (self.q, Q)))
             held = held | ((mark == field.mixed(was, tag, Q)) & (self.flags & NO_EXPONENT == 0))
@@ -326,8 +327,7 @@ class Residues:
         """Return the same, where it is a number of the format with its residue modulo Q."""
         if not bool((self.flags & NO_EXPONENT).any()):
             return self
-        known, own = _table(fmt)
-        place = torch.searchsorted(known, self.p.contiguous()).clamp(max=len(known) - 1)
+        (known, own, _), place = _table(fmt), _place(fmt, self.p)
         return Residues.where(known[place] == self.p, Residues._made(self.p, own[place], Residues.opening(self)), self)
 
     # Comparison
@@ -375,16 +375,27 @@ def _tag(name: str) -> int:
 
 
 @lru_cache
-def _table(fmt: Format) -> tuple[Tensor, Tensor]:
-    """Return the residues modulo P of all finite numbers of a format in ascending order, and theirs modulo Q."""
+def _table(fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the residues modulo P of all finite numbers of a format in ascending order, theirs modulo Q, and these."""
     bits = {1: torch.uint8, 2: torch.int16}[fmt.dtype.itemsize]
     numbers = torch.arange(1 << 8 * fmt.dtype.itemsize).to(bits).view(fmt.dtype).double()
     numbers = numbers[torch.isfinite(numbers)]
     p, order = torch.sort(field.residue(numbers, P))
-    return p, field.residue(numbers, Q)[order]
+    return p, field.residue(numbers, Q)[order], numbers[order]
 
 
-def _is_number_of(fmt: Format, p: Tensor) -> Tensor:
-    """Return whether residues are those of numbers of a format."""
+def _place(fmt: Format, p: Tensor) -> Tensor:
+    """Return where residues are in the table of a format, or would be."""
     known = _table(fmt)[0]
-    return known[torch.searchsorted(known, p.contiguous()).clamp(max=len(known) - 1)] == p
+    return torch.searchsorted(known, p.contiguous()).clamp(max=len(known) - 1)
+
+
+def _is_number_of(fmt: Format, p: Tensor, values: Tensor) -> Tensor:
+    """Return whether residues are those of numbers of a format, and the values are about these numbers.
+
+    By chance alone, one residue in 2^15 is that of some number of 16 bits.
+    """
+    known, _, numbers = _table(fmt)
+    place = _place(fmt, p)
+    near = (values - numbers[place]).abs() <= _ABOUT * numbers[place].abs()
+    return (known[place] == p) & (near | (p == 0))
