@@ -40,6 +40,11 @@ PLACEMENTS = ("refuses", "moves")
 REVISION_MARK = "@"
 """What stands between the name of a kernel and that of the revision that it is of, in a run of several."""
 
+PRIMITIVES = (
+    "cos", "divide", "erf", "exp", "exp2", "expm1", "log", "log1p", "log2", "rsqrt", "sigmoid", "sin", "sqrt", "tanh"
+)  # fmt: skip
+"""What a function of a kernel's own may stand for."""
+
 _ATTRIBUTE = "lastbit_kernels"
 
 
@@ -67,6 +72,8 @@ class Kernel:
             order, and with subnormal numbers flushed to zero.
         invariant: properties that it promises, such as `rows`: see `lastbit.invariance`. It fails where one is broken.
         source: file and line where it is defined.
+        primitives: functions of its own that stand for a primitive, such as `{"inverse_root": "rsqrt"}` for a Newton
+            step: where residues follow the kernel, such a device function is taken for it; see docs/residues.md.
         arithmetic: the floating-point settings that executing its file left, if it changed them; restored since.
     """
 
@@ -86,6 +93,7 @@ class Kernel:
     invariant: tuple[str, ...] = ()
     arithmetic: str = ""
     takes: Takes = field(default_factory=dict, hash=False)
+    primitives: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -99,6 +107,9 @@ class Kernel:
             raise UsageError(f"kernel {self.name!r} is {what}; decorate a function, or an object that can be called")
         if self.depth is not None and not callable(self.depth):
             raise UsageError(f"depth={self.depth!r} of kernel {self.name!r} must be a function: terms → height")
+        for own, standing in self.primitives.items():
+            if standing not in PRIMITIVES:
+                raise unknown(f"primitive that {own!r} of kernel {self.name!r} stands for", standing, PRIMITIVES)
         if not is_order(self.order):
             raise UsageError(f"order={self.order!r} of kernel {self.name!r} must be a number of terms, 1 or more")
 
@@ -147,6 +158,7 @@ def kernel(
     unordered: tuple[str, ...] = (),
     invariant: tuple[str, ...] = (),
     takes: str | tuple[str, ...] | Mapping[str, Any] = (),
+    primitives: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[[Function], Function]:
     """Declare a function to be a kernel for `op` that keeps `contract`; see `Kernel` for the other arguments.
 
@@ -168,7 +180,7 @@ def kernel(
             raise _without_op(function)
         own, source = name or _name_of(function), place_of(function)
         made = Kernel(own, op, contract, function, stages, mutates, devices, depth, order, placement, unordered, source)
-        made = replace(made, invariant=invariant, takes=declared_takes(takes, made.where))
+        made = replace(made, invariant=invariant, takes=declared_takes(takes, made.where), primitives=dict(primitives))
         made = _called_by_name(made, mutates if isinstance(mutates, Mapping) else {}, out)
         with suppress(AttributeError, TypeError):  # objects that take no attribute
             setattr(function, _ATTRIBUTE, (*declarations_of(function), made))

@@ -246,6 +246,7 @@ class Judgement:
             results, or of stages where no result does; 0 if none of the first 2^22 elements does.
         explained_by: contracts of the op that allow every bit of a result which failed.
         reason: why a case was skipped, unsupported, inconclusive or errored.
+        opaque: operations of the kernel that have no residues, where it was followed.
     """
 
     verdict: Verdict
@@ -255,6 +256,7 @@ class Judgement:
     ruled_out: Mapping[str, int] = field(default_factory=dict)
     explained_by: tuple[str, ...] = ()
     reason: str = ""
+    opaque: tuple[str, ...] = ()
 
     @property
     def faults(self) -> tuple[Finding, ...]:
@@ -289,7 +291,6 @@ class CaseResult(Judgement):
         source: file and line of the kernel.
         properties: what its bits were found to depend on, where the case is one that asks.
         declined: the kernel raised `UnsupportedCase`, although signature and declaration take the case.
-        opaque: operations of the kernel that have no residues, where it was followed.
     """
 
     case: str
@@ -305,7 +306,6 @@ class CaseResult(Judgement):
     source: str = ""
     properties: tuple[PropertyResult, ...] = ()
     declined: bool = False
-    opaque: tuple[str, ...] = ()
 
     def judged(self, judgement: Judgement) -> CaseResult:
         """The same case with another judgement."""

@@ -127,6 +127,7 @@ def _layer_norm_gated_kernel(
     depth=depth,
     placement="moves",
     invariant=INVARIANT,
+    primitives={"inverse_root": "rsqrt"},
 )
 def layer_norm_gated(
     x: Tensor,
@@ -179,6 +180,7 @@ def layer_norm_gated(
     depth=depth,
     placement="moves",
     invariant=INVARIANT,
+    primitives={"inverse_root": "rsqrt"},
 )
 def layer_norm_gated_stepwise(
     x: Tensor,

@@ -96,6 +96,9 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
     def entered(self, function: Any) -> None:
         """A function of the kernel begins."""
 
+    def returned(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """A function of the kernel has been called."""
+
     def give_up(self) -> None:
         """What follows depends on more than operations tell."""
 

@@ -224,4 +224,6 @@ def _call_from_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
     """A kernel function called by another one: a plain call."""
     function = self.rewrite()
     interpreter_semantic.builder.entered(function)
-    return function(*args, **kwargs)
+    result = function(*args, **kwargs)
+    interpreter_semantic.builder.returned(function, args, kwargs, result)
+    return result

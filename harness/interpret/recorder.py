@@ -144,6 +144,9 @@ class Recorder(Compositions):
             self._tape.functions.add(function)
             self._tape.note(function.__globals__.meanings())
 
+    def returned(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """`function` has been called."""
+
     def give_up(self) -> None:
         """Note nothing of this program, and of no later one of its kind: Python sees more than the tape can tell."""
         if self._past and self._past.goes_on:

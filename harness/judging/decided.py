@@ -86,7 +86,8 @@ def _share(stage: StageResult, known: float, empty: bool) -> float:
     numel = stage.cumulative.numel - stage.constant
     if not numel:
         return float(empty or not stage.constant)
-    exact = (max(stage.cumulative.decided, stage.isolated.decided) - stage.constant) / numel
+    decided = max(stage.cumulative.decided, stage.isolated.decided, stage.equal)
+    exact = max(decided - stage.constant, 0) / numel
     return exact + (1 - exact) * known
 
 

@@ -208,7 +208,12 @@ def _tanh(x: Residues) -> Residues:
     return (one - constant(2.0) / (power * power + one)).with_function_of("tanh")
 
 
-_FUNCTIONS: dict[str, Callable[[Residues], Residues]] = {
+FORMULAS: dict[str, Callable[..., Residues]] = {
+    "divide": Residues.__truediv__,
+    "sqrt": Residues.sqrt,
+    "rsqrt": lambda x: x.sqrt().reciprocal(),
+    "sigmoid": sigmoid,
+    "exp": Residues.exp,
     "exp2": lambda x: (x * constant(0.6931471805599453)).exp(),
     "log": Residues.log,
     "log2": lambda x: x.log() * constant(1.4426950408889634),
@@ -219,11 +224,12 @@ _FUNCTIONS: dict[str, Callable[[Residues], Residues]] = {
     "sin": lambda x: x.function("sin", odd=True),
     "cos": lambda x: x.function("cos", even=True),
 }
+"""What primitives do to residues, by their names."""
 
 
 def function(primitive: Any, x: Enclosure) -> Residues:
     """Return the residues of a function of one argument: by its formula, or as one without algebra."""
-    rule = _FUNCTIONS.get(primitive.name)
+    rule = FORMULAS.get(primitive.name)
     return x.residues.function(primitive.name) if rule is None else rule(x.residues)
 
 

@@ -200,7 +200,7 @@ def _abs(mode: Mode, out: Tensor, x: Tensor) -> Residues:
 
 
 def _where(mode: Mode, out: Tensor, mask: Tensor, a: Any, b: Any) -> Residues:
-    return Residues.where(mask, mode.of(a), mode.of(b))
+    return Residues.chosen(mask, mode.of(a), mode.of(b), torch.as_tensor(a == b))
 
 
 def _clamp(mode: Mode, out: Tensor, x: Tensor, min: Any = None, max: Any = None) -> Residues:
@@ -210,7 +210,7 @@ def _clamp(mode: Mode, out: Tensor, x: Tensor, min: Any = None, max: Any = None)
             end = mode.of(limit)
             size = limit.abs() if isinstance(limit, Tensor) else abs(limit)
             near = ((x - limit).abs() <= 2.0**-18 * size) & torch.isfinite(x)
-            changed = Residues.limited(beyond(x, limit), end, own)
+            changed = Residues.where(beyond(x, limit), end, own).unlimited
             own = changed.open_where(near & ~own.equal(end)) if bool(near.any()) else changed
     return own
 
@@ -220,7 +220,7 @@ def _relu(mode: Mode, out: Tensor, x: Tensor) -> Residues:
 
 
 def _chosen(mode: Mode, out: Tensor, a: Tensor, b: Tensor, first: Callable[[Tensor, Tensor], Tensor]) -> Residues:
-    return Residues.limited(first(a, b), mode.of(a), mode.of(b))
+    return Residues.chosen(first(a, b), mode.of(a), mode.of(b), torch.as_tensor(a == b)).unlimited
 
 
 def _copysign(mode: Mode, out: Tensor, x: Any, sign: Any) -> Residues:

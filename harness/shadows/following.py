@@ -56,7 +56,7 @@ def follow(
     Raises what the kernel raises, or a `KernelError` where it does not return `results`.
     """
     memory = ShadowMemory()
-    programs = _Apart(memory)
+    programs = _Apart(memory, kernel.primitives)
     with products_of(constants), torch.compiler.set_stance("force_eager"):
         with watched(programs), Following(memory) as operations:
             returned = kernel.call(**tensors, **params)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,9 @@ from lastbit.interpret.formats import BFLOAT16, E4M3, E5M2, FP8_MAX, Array, DTyp
 from lastbit.interpret.inline_asm import assembled
 from lastbit.interpret.places import here
 from lastbit.numerics import formats
+from lastbit.numerics.algebraic import FORMULAS
 from lastbit.numerics.residues import Residues, constant, zeros_like
-from lastbit.numerics.residues.numbers import CONSTANT, MINUS_INFINITY
+from lastbit.numerics.residues.numbers import MINUS_INFINITY
 from lastbit.shadows.memory import ShadowMemory
 
 _FORMATS = {
@@ -60,11 +62,12 @@ class Shadowing:
     >>> memory.read(y), following.opaque                # doctest: +SKIP
 
     Attributes:
+        primitives: device function → the primitive that it is taken for.
         opaque: each operation that has no rule of the field, the line of the kernel, and the reason, once each.
     """
 
-    def __init__(self, memory: ShadowMemory) -> None:
-        self.memory = memory
+    def __init__(self, memory: ShadowMemory, primitives: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.memory, self.primitives = memory, primitives
         self.opaque: list[tuple[str, str, str]] = []
         self._shadow: Shadow | None = None
 
@@ -142,6 +145,14 @@ class Shadow(Builder):
         return self._constants[number]
 
     # Operations.
+
+    def returned(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Take a function that the kernel declares to stand for a primitive for that."""
+        standing = self._shadowing.primitives.get(function.__name__)
+        if standing is not None and self._following:
+            handles = [x.handle for x in (*args, *kwargs.values()) if isinstance(x, tl.tensor)]
+            found = FORMULAS[standing](*map(self.residues, handles))
+            self.give(result.handle, found.seen(values_of(result.handle)))
 
     def perform(self, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Do what the builder's method does; by its rule, or let `apply` move residues."""
@@ -438,11 +449,12 @@ def _chosen(self: Shadow, made: Any, *operands: Any) -> Residues:
         x, same = self.residues(handle), values_of(handle) == values
         found = Residues.where(taken, found.open_where(taken & same & (x.p != found.p)), x)
         taken = taken | same
-    return found.open_where(~taken | (found.flags & CONSTANT != 0))
+    return found.open_where(~taken).unlimited
 
 
 def _selected(self: Shadow, made: Any, condition: Any, x: Any, y: Any) -> Residues:
-    return Residues.where(_tensor(condition.data), self.residues(x), self.residues(y))
+    alike = values_of(x) == values_of(y)
+    return Residues.chosen(_tensor(condition.data), self.residues(x), self.residues(y), alike)
 
 
 def _absolute(self: Shadow, made: Any, x: Any) -> Residues:

@@ -31,6 +31,7 @@ from lastbit.numerics import Premises
 from lastbit.ops import Contract, Op, check_arguments
 from lastbit.result import Judgement, Verdict, simplest
 from lastbit.run import LEAST_DECIDED
+from lastbit.verify.formulas import follows, judged_by_formula
 from lastbit.verify.project import Project, open_project
 
 Depth = Callable[[int], int]
@@ -105,6 +106,7 @@ def assert_contract(
         order: number of terms after each of which one fp32 number holds the sum of all terms of a dot so far.
         kernel: a function decorated with `@kernel`, or the name of a kernel of lastbit or of `project`: contract,
             depth, order and unordered results are those of its declaration, where the arguments do not say otherwise.
+            On the CPU it is called once more, on copies, and its formula decides what the order of sums leaves open.
         decided: the share of each result that must be decided, from 0 to 1; see `AssertedJudgement.decided`. Without it
             `Undecided` is a warning, where less than 1 % is.
         project: a folder with references/ of your own ops.
@@ -132,6 +134,8 @@ def assert_contract(
     with default_floating_point(), one_thread():
         given = _by_order(problem, actual)
         judgement = judge(problem, _named(problem, given))
+        if claim.kernel is not None and judgement.verdict is not Verdict.FAILED and follows(tensors):
+            judgement = judged_by_formula(judgement, claim.kernel, problem, _copies(tensors), params)
         failed = judgement.verdict is Verdict.FAILED
         asserted = AssertedJudgement(**vars(judgement), decided={} if failed else shares(problem, judgement))
     if failed:
@@ -150,6 +154,11 @@ def assert_contract(
     return asserted
 
 
+def _copies(tensors: Tensors) -> Tensors:
+    """Return tensors of the same values and strides for another call of the kernel."""
+    return {name: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) for name, t in tensors.items()}
+
+
 @functools.cache
 def _built_in() -> Project:
     """The ops of lastbit, which are read and checked once in a process."""
@@ -164,6 +173,7 @@ class _Claim:
     depth: Depth | None
     order: int | None
     unordered: tuple[str, ...] = ()
+    kernel: Kernel | None = None
 
     def premises(self, main: Tensor) -> Premises:
         """What holds on the device of the op's first input, for a kernel that sums like this."""
@@ -188,7 +198,7 @@ def _claim(
         raise UsageError(f"order={order!r} is no number of terms; give an integer from 1")
     if own is None:
         return _Claim(op.contract(contract), height, order)
-    return _Claim(op.contract(contract or own.contract), height or own.depth, order or own.order, own.unordered)
+    return _Claim(op.contract(contract or own.contract), height or own.depth, order or own.order, own.unordered, own)
 
 
 def _depth(depth: Depth | int | None) -> Depth | None:

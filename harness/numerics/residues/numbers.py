@@ -115,12 +115,16 @@ class Residues:
         return Residues(torch.where(mask, *_aligned(a.numbers, b.numbers)))
 
     @staticmethod
-    def limited(mask: Tensor, a: Residues, b: Residues) -> Residues:
-        """Return `where` for the larger or smaller of two, OPEN where that was written down: a limit that changes no
-        result, as of the argument of an exponential, is no other formula.
+    def chosen(mask: Tensor, a: Residues, b: Residues, alike: Tensor) -> Residues:
+        """Return `where`, OPEN where the values are `alike` and the residues are not: either could have been taken."""
+        return Residues.where(mask, a, b).open_where(alike & ~a.equal(b))
+
+    @property
+    def unlimited(self) -> Residues:
+        """Return the larger or smaller of two, OPEN where that was written down: a limit that changes no result, as of
+        the argument of an exponential, is no other formula.
         """
-        chosen = Residues.where(mask, a, b)
-        return chosen.open_where(chosen.flags & CONSTANT != 0)
+        return self.open_where(self.flags & CONSTANT != 0)
 
     def open_where(self, mask: Tensor | None) -> Residues:
         """Return the same, OPEN where the mask is true."""
