@@ -31,6 +31,9 @@ Started = Callable[..., None]
 Leave = Callable[[Item, int], None]
 """Takes note of how many cases of an item are not run."""
 
+_SMALL = 1 << 13
+"""Elements of a case that is followed on residues for its kind alone."""
+
 _NUMBERS = re.compile(r"\b\d[\w.,+-]*")
 
 
@@ -150,6 +153,7 @@ class Explorer:
     ) -> None:
         self._item, self._record, self._started, self._verify, self._kind = item, record, started, verify, kind
         self._repeated: set[object] = set()
+        self._followed: set[object] = set()
         self._settled: dict[str, set[str]] = {}
 
     def run(self, case: Case) -> CaseResult:
@@ -223,7 +227,7 @@ class Explorer:
             begins = partial(self._started, self._item, case, counted=counted)
             begins()
             result = verify_case(self._item.subject, case, repeat=repeat, settled=settled)
-            if repeat or result.verdict is Verdict.INCONCLUSIVE:
+            if self._asks_for_formula(case, result, counted=counted):
                 result = with_formula(self._item.subject, case, result)
             asks = self._item.group.properties and counted
             return with_properties(self._item.subject, case, result, self._item.properties, begins) if asks else result
@@ -231,6 +235,19 @@ class Explorer:
         result = self._verify(attempt)
         settled |= {contract for contract, elements in result.ruled_out.items() if elements}
         return replace(result, group=self._item.group.name)
+
+    def _asks_for_formula(self, case: Case, result: CaseResult, *, counted: bool) -> bool:
+        """Return whether the kernel is to be followed on residues in a case: where enclosures decide nothing, in those
+        that a reader asked for, and in a small one of each set of dtypes, tensors and parameters.
+        """
+        if result.verdict is Verdict.INCONCLUSIVE or self._item.asked or not counted:
+            return True
+        words = tuple(value for value in case.params.values() if isinstance(value, str | bool))
+        kind = case.dtypes, frozenset(case.names), words
+        if kind in self._followed or sum(tensor.numel for tensor in case.tensors) > _SMALL:
+            return False
+        self._followed.add(kind)
+        return True
 
 
 class _Alike:
