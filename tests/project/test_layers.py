@@ -94,7 +94,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.verify",
     ),
     "lastbit.numerics": ("lastbit.errors", "lastbit.trust"),
-    "lastbit.shadows": ("lastbit.numerics",),
     "lastbit.declared": ("lastbit.errors",),
     "lastbit.bundles": ("lastbit.errors",),
     "lastbit.in_place": ("lastbit.errors",),
@@ -209,7 +208,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.interpret",
         "lastbit.calling",
     ),
-    "lastbit.verify": (*BELOW_VERIFY, *CALLS, "lastbit.calibrate", "lastbit.judging", "lastbit.invariance"),
+    "lastbit.verify": (
+        *BELOW_VERIFY,
+        *CALLS,
+        "lastbit.calibrate",
+        "lastbit.judging",
+        "lastbit.shadows",
+        "lastbit.invariance",
+    ),
     "lastbit.diagnosing": (
         "lastbit.errors",
         "lastbit.config",
