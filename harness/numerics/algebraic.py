@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def algebraic(rule: Callable[..., Any], *, of_enclosures: bool = False) -> Calla
             with following_residues(False):
                 result = function(*args, **kwargs)
             made = rule(*args, **kwargs) if of_enclosures else rule(*map(residues_of, args), **kwargs)
-            return _with(result, made)
+            return cast(T, _with(result, made))
 
         return followed
 
@@ -140,16 +140,12 @@ def chosen(truth: Any, a: Enclosure | float, b: Enclosure | float) -> Residues:
 
 def larger(a: Enclosure | float, b: Enclosure | float, nan: str = "propagate", *, sign: int = 1) -> Residues:
     """Return the residues of the larger of two, with a negative sign the smaller."""
-    x, y = (each if hasattr(each, "parts") else _enclosed(each) for each in (a, b))
+    from lastbit.numerics.enclosure import Enclosure  # which imports this module
+
+    x, y = (each if isinstance(each, Enclosure) else Enclosure.point(torch.tensor(each)) for each in (a, b))
     take = (x.value >= y.value) if sign > 0 else (x.value <= y.value)
     either = (x.lo <= y.hi) & (y.lo <= x.hi)
     return Residues.where(take, x.residues, y.residues).open_where(either & ~x.residues.equal(y.residues))
-
-
-def _enclosed(number: float) -> Enclosure:
-    from lastbit.numerics.enclosure import Enclosure
-
-    return Enclosure.point(torch.tensor(number))
 
 
 def clamped(x: Enclosure, low: float, high: float) -> Residues:
@@ -290,7 +286,8 @@ def gathered(x: Enclosure, index: Any, dim: int = -1) -> Residues:
 
 def dot_of(left: Any, right: Any, pieces: int = 1) -> Residues:
     """Return the residues of a product of two factors."""
-    return left.enclosure.residues @ right.enclosure.residues
+    product: Residues = left.enclosure.residues @ right.enclosure.residues
+    return product
 
 
 def grouped_dot(rows: Enclosure, groups: Any, matrices: Any, width: int, pieces: int = 1) -> Residues:
