@@ -402,7 +402,7 @@ def main() -> None:
         cases=options.cases,
         largest=LARGEST,
         right=right_table(kept["right"]),
-        faults=len(kept["faults"]),
+        faults=f"{len(kept['faults'])} of {len(chosen)}",
         tried=TRIED,
         drawn=DRAWN,
         planted=planted_tables(kept["faults"]),
