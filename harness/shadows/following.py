@@ -15,7 +15,7 @@ from lastbit.calling.performing import named_results
 from lastbit.interpret.watching import watched
 from lastbit.kernel import Kernel
 from lastbit.numerics.residues import Residues, products_of
-from lastbit.shadows.aten import Following
+from lastbit.shadows.aten import Following, Opaque
 from lastbit.shadows.memory import ShadowMemory
 from lastbit.shadows.programs import Shadowing
 
@@ -62,5 +62,5 @@ def follow(
             returned = kernel.call(**tensors, **params)
         named = named_results(returned, tuple(results))
         read = {name: memory.read(tensor) for name, tensor in named.items()}
-    opaque = dict.fromkeys(map(str, (*operations.opaque, *programs.opaque)))
+    opaque = dict.fromkeys(map(str, (*operations.opaque, *(Opaque(*entry) for entry in programs.opaque))))
     return Followed(read, tuple(opaque))

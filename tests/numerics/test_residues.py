@@ -114,12 +114,25 @@ def test_products_of_parameters_stand_for_what_they_are() -> None:
         assert all(constant(a).equal(b) for a, b in zip(folded, apart, strict=True))
 
 
+@pytest.mark.parametrize("width", [16, 32, 40, 64, 80, 128])
+def test_a_scale_may_be_split_in_two_roots(width: int) -> None:
+    scale = width**-0.5
+    x, y = Residues.of(drawn(3, width)), Residues.of(drawn(width, 5))
+    with products_of([scale, float(width)]):
+        once = (x @ y) * constant(scale)
+        split = (x * constant(math.sqrt(scale))) @ (y * constant(math.sqrt(scale)))
+    assert not once.differs(split).any()
+    assert not once.exp().differs(split.exp()).any()
+    assert (once.exp().equal(split.exp()) | split.exp().open).all()
+
+
 def test_infinities() -> None:
     x = Residues.of(torch.tensor([-math.inf, math.inf, math.nan, 1.0]))
     assert x.open.tolist() == [True, True, True, False]
     powers = x.exp()
     assert int(powers.p[0]) == 0
     assert powers.open.tolist() == [False, True, True, False]
+    assert (-x).exp().open.tolist() == [True, True, True, False]  # of which the first is infinite, not 0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from lastbit.config import Config
 from lastbit.inputs import build
 from lastbit.interpret import install
 from lastbit.interpret.watching import watched
+from lastbit.kernel import Kernel
 from lastbit.numerics import formats
 from lastbit.numerics.residues import Residues, constant
+from lastbit.shadows.following import follow
 from lastbit.shadows.memory import ShadowMemory
 from lastbit.shadows.programs import Shadowing
 from lastbit.siblings import siblings
@@ -205,6 +208,14 @@ def test_a_trick_is_opened_with_its_line_and_reason(form: str) -> None:
     found, opaque = followed(kernels.elementwise, form, x, z)
     assert not found.differs(residues(kernels.elementwise, right, x, z)).any()
     assert any(name == operation and "shadow_kernels.py:" in line and reason in why for name, line, why in opaque)
+
+
+def test_a_kernel_that_was_followed_says_what_ended_it() -> None:
+    kernel = Kernel("cut", "elementwise", "", lambda x, z: kernels.elementwise("cut bits", x, z))
+    (said,) = follow(kernel, {"x": torch.randn(16), "z": torch.randn(16)}, {}, ["output"], []).opaque
+    assert re.fullmatch(
+        r"bitcast at shadow_kernels\.py:\d+ `.+`: the bits of a float were computed as an integer", said
+    )
 
 
 @pytest.mark.parametrize("special", [0.0, -0.0, math.inf, -math.inf, math.nan, 1e38])

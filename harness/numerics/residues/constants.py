@@ -16,8 +16,8 @@ from fractions import Fraction
 
 import torch
 
-from lastbit.numerics.residues.field import LN2, P, Q, root
-from lastbit.numerics.residues.numbers import CONSTANT, NONE, Residues
+from lastbit.numerics.residues.field import LN2, P, Q, is_square, root
+from lastbit.numerics.residues.numbers import CONSTANT, NONE, SIGN, Residues
 
 _NEAR = 2.0**-22  # relative: two roundings to fp32
 _MOST_RECIPROCALS = 1 << 20
@@ -28,33 +28,42 @@ Pair = tuple[int, int]
 """Residues of a constant modulo P and modulo Q."""
 
 _products: ContextVar[Mapping[float, Pair] | None] = ContextVar("products", default=None)
+_signless: ContextVar[frozenset[float]] = ContextVar("signless", default=frozenset())
+"""Roots of parameters that stand for a root of the negative one: a product of two of them is not the parameter."""
 
 
 def constant(number: float) -> Residues:
     """Return what a number written in a kernel or reference stands for, of shape []."""
     if not math.isfinite(number):
         return Residues.of(torch.tensor(number))
-    return Residues(torch.tensor([*_pair(number), NONE, CONSTANT]))
+    flags = CONSTANT | (SIGN if _fp32(abs(number)) in _signless.get() else 0)
+    return Residues(torch.tensor([*_pair(number), NONE, flags]))
 
 
 @contextmanager
 def products_of(parameters: Iterable[float]) -> Iterator[None]:
-    """Let products and quotients of these numbers, of log2 e and of what is left to 1 stand for what they are."""
+    """Let products and quotients of these numbers, of log2 e and of what is left to 1 stand for what they are, and
+    roots of those that are no integers: a scale may be split between queries and keys.
+    """
     numbers = {abs(number): _pair(abs(number)) for number in parameters if number and math.isfinite(number)}
     numbers |= {1 - a: ((1 - p) % P, (1 - q) % Q) for a, (p, q) in numbers.items() if 0 < _fp32(1 - a) < 1}
+    split = {_fp32(math.sqrt(a)): pair for a, pair in numbers.items() if not a.is_integer()}
+    split = {a: pair for a, pair in split.items() if not _is_short(a)}
+    found = {a: (_root(p, P), _root(q, Q)) for a, (p, q) in split.items()}
+    signless = frozenset(a for a, (p, q) in split.items() if not (_is_square(p, P) and _is_square(q, Q)))
     numbers[math.log2(math.e)] = _LOG2E
-    found: dict[float, Pair] = {}
     for a, pair in numbers.items():
         inverse = pow(pair[0], -1, P), pow(pair[1], -1, Q)
         found.setdefault(_fp32(1 / a), inverse)
         for b, other in numbers.items():
             found.setdefault(_fp32(a * b), _times(pair, other))
             found.setdefault(_fp32(b / a), _times(inverse, other))
-    token = _products.set(found)
+    tokens = _products.set(found), _signless.set(signless)
     try:
         yield
     finally:
-        _products.reset(token)
+        _products.reset(tokens[0])
+        _signless.reset(tokens[1])
 
 
 def _pair(number: float) -> Pair:
@@ -72,7 +81,7 @@ def _recognised(x: float) -> Pair | None:
         for n, of_root, inverted in _candidates(x / factor):
             value = math.sqrt(n) if of_root else float(n)
             if abs(x - factor * (1 / value if inverted else value)) <= _NEAR * x:
-                residues = _root(n) if of_root else (n % P, n % Q)
+                residues = (_root(n, P), _root(n, Q)) if of_root else (n % P, n % Q)
                 if inverted:
                     residues = pow(residues[0], -1, P), pow(residues[1], -1, Q)
                 return _times(residues, pair)
@@ -105,8 +114,12 @@ def _of_fraction(x: Fraction) -> Pair:
     return p, q
 
 
-def _root(n: int) -> Pair:
-    return int(root(torch.tensor(n % P), P)), int(root(torch.tensor(n % Q), Q))
+def _root(n: int, modulus: int) -> int:
+    return int(root(torch.tensor(n % modulus), modulus))
+
+
+def _is_square(n: int, modulus: int) -> bool:
+    return bool(is_square(torch.tensor(n), modulus))
 
 
 def _times(a: Pair, b: Pair) -> Pair:

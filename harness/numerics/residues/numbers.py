@@ -158,6 +158,7 @@ class Residues:
 
     def __neg__(self) -> Residues:
         plain = Residues._made((P - self.p) % P, (Q - self.q) % Q, self)
+        plain = Residues(torch.stack([*plain.numbers[:3], plain.flags & ~MINUS_INFINITY]))
         if not self._has_logarithms:
             return plain
         e = self.numbers[2]
