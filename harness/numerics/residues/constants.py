@@ -16,7 +16,7 @@ from fractions import Fraction
 
 import torch
 
-from lastbit.numerics.residues.field import LN2, P, Q, root
+from lastbit.numerics.residues.field import LN2, P, Q
 from lastbit.numerics.residues.numbers import CONSTANT, NONE, Residues
 
 _NEAR = 2.0**-22  # relative: two roundings to fp32
@@ -37,19 +37,31 @@ def constant(number: float) -> Residues:
     return Residues(torch.tensor([*_pair(number), NONE, CONSTANT]))
 
 
+def is_recognised(number: float) -> bool:
+    """Return whether a number may have been written: it has few bits, or stands for something."""
+    own = _fp32(abs(number))
+    return not math.isfinite(own) or _is_short(own) or own in (_products.get() or {}) or _recognised(own) is not None
+
+
 @contextmanager
 def products_of(parameters: Iterable[float]) -> Iterator[None]:
-    """Let products and quotients of these numbers, of log2 e and of what is left to 1 stand for what they are."""
+    """Let products and quotients of these numbers, of log2 e and of what is left to 1 stand for what they are.
+
+    So do their roots.
+    """
     numbers = {abs(number): _pair(abs(number)) for number in parameters if number and math.isfinite(number)}
     numbers |= {1 - a: ((1 - p) % P, (1 - q) % Q) for a, (p, q) in numbers.items() if 0 < _fp32(1 - a) < 1}
-    numbers[math.log2(math.e)] = _LOG2E
+    numbers |= {a * a: _times(pair, pair) for a, pair in numbers.items() if a > 1}
+    numbers |= {math.log2(math.e): _LOG2E, 1.0: (1, 1)}
     found: dict[float, Pair] = {}
+    roots: dict[float, Pair] = {}
     for a, pair in numbers.items():
         inverse = pow(pair[0], -1, P), pow(pair[1], -1, Q)
-        found.setdefault(_fp32(1 / a), inverse)
         for b, other in numbers.items():
-            found.setdefault(_fp32(a * b), _times(pair, other))
-            found.setdefault(_fp32(b / a), _times(inverse, other))
+            for value, residues in ((a * b, _times(pair, other)), (b / a, _times(inverse, other))):
+                found.setdefault(_fp32(value), residues)
+                roots.setdefault(_fp32(math.sqrt(value)), _root_of(residues))
+    found = roots | found
     token = _products.set(found)
     try:
         yield
@@ -65,6 +77,8 @@ def _pair(number: float) -> Pair:
 
 def _recognised(x: float) -> Pair | None:
     """Return the residues of what x is a rounding of: a decimal, 1 / n, √n or 1 / √n, maybe times log2 e or ln 2."""
+    if _MOST_ROOTS * x > 1 and _fp32(1 / round(1 / x) if x < 1 else 0.0) == x:
+        return _of_fraction(Fraction(1, round(1 / x)))
     decimal = Fraction(f"{x:.{_DIGITS}g}")
     if _fp32(float(decimal)) == x:
         return _of_fraction(decimal)
@@ -72,7 +86,7 @@ def _recognised(x: float) -> Pair | None:
         for n, of_root, inverted in _candidates(x / factor):
             value = math.sqrt(n) if of_root else float(n)
             if abs(x - factor * (1 / value if inverted else value)) <= _NEAR * x:
-                residues = _root(n) if of_root else (n % P, n % Q)
+                residues = _root_of((n % P, n % Q)) if of_root else (n % P, n % Q)
                 if inverted:
                     residues = pow(residues[0], -1, P), pow(residues[1], -1, Q)
                 return _times(residues, pair)
@@ -105,8 +119,9 @@ def _of_fraction(x: Fraction) -> Pair:
     return p, q
 
 
-def _root(n: int) -> Pair:
-    return int(root(torch.tensor(n % P), P)), int(root(torch.tensor(n % Q), Q))
+def _root_of(x: Pair) -> Pair:
+    p, q = (pow(residue, (modulus + 1) // 4, modulus) for residue, modulus in zip(x, (P, Q), strict=True))
+    return p, q
 
 
 def _times(a: Pair, b: Pair) -> Pair:
