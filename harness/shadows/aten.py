@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lastbit.numerics.formats import format_of
-from lastbit.numerics.residues import Residues, constant
+from lastbit.numerics.residues import Residues, constant, is_recognised
 from lastbit.numerics.residues.numbers import MINUS_INFINITY
 from lastbit.shadows.aten_rules import COMPLEX, EXACT, MOVES, RULES
 from lastbit.shadows.memory import ShadowMemory
@@ -87,7 +87,7 @@ class Following(TorchDispatchMode):
         if (found := self._items.get(x)) is not None:
             return found
         # Python may have made any number of what it read from a tensor.
-        return _opened(constant(x)) if self._items and not x.is_integer() else constant(x)
+        return _opened(constant(x)) if self._items else constant(x)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -137,7 +137,8 @@ class Following(TorchDispatchMode):
             yield from self._unfollowed(func, results, "no rule for it")
             return
         if name in EXACT:
-            yield from (Residues.of(x) if x.is_floating_point() else None for x in results)
+            exact = [Residues.of(x) if x.is_floating_point() else None for x in results]
+            yield from (_opened(own) if own is not None and "empty" in name else own for own in exact)
             return
         try:
             if name in MOVES:
@@ -226,6 +227,10 @@ class Following(TorchDispatchMode):
             ]
         return None if name.endswith("_") else found
 
+    def unseen(self) -> None:
+        """Note a tensor whose values come from elsewhere."""
+        self._note("tensor", "its values come from elsewhere: from NumPy, another thread or a call before")
+
     def _note(self, operation: str, reason: str) -> None:
         self._noted[Opaque(operation, place_of_kernel(), reason)] = None
 
@@ -275,8 +280,10 @@ class Following(TorchDispatchMode):
         if func.overloadpacket.__name__ == "lift_fresh" and out.is_floating_point() and 0 < out.numel() <= 16:
             written = out.double().flatten().tolist()
             self._constants.update(written)
-            numbers = [constant(x) for x in written]
-            self.memory.write(out, Residues(torch.stack([n.numbers for n in numbers], -1).reshape(4, *out.shape)))
+            numbers = torch.stack([constant(x).numbers for x in written], -1).reshape(4, *out.shape)
+            # A kernel may have read them from tensors, where they stand for nothing.
+            known = Residues(numbers).open_where(torch.tensor(not all(map(is_recognised, written))))
+            self.memory.write(out, known)
         if not isinstance(out, Tensor) or not given or out.dtype == given[0].dtype or out.is_complex():
             return
         source, base = given[0], _base(out)

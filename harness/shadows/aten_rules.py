@@ -18,7 +18,7 @@ from torch import Tensor
 from lastbit.numerics.formats import BF16, E4M3, E5M2, FP16
 from lastbit.numerics.residues import Residues, concatenated, constant, zeros_like
 from lastbit.numerics.residues.field import P, Q
-from lastbit.numerics.residues.numbers import MINUS_INFINITY, NO_EXPONENT, NONE
+from lastbit.numerics.residues.numbers import MINUS_INFINITY, NO_EXPONENT, NONE, ROOT, SIGN
 
 Result = TypeVar("Result")
 Dims = int | Sequence[int] | None
@@ -119,6 +119,8 @@ FORMULAS: Mapping[str, Callable[..., Residues]] = {
     "erfc": lambda x: ONE - _erf(x),
     "sin": lambda x: x.function("sin", odd=True),
     "cos": lambda x: x.function("cos", even=True),
+    "hypot": lambda a, b: (a * a + b * b).sqrt(),
+    "logaddexp": lambda a, b: (a.exp() + b.exp()).log(),
     "dot": lambda a, b: (a * b).total(keepdim=False),
     "mv": lambda a, b: (a @ b[..., None])[..., 0],
     "mm": operator.matmul,
@@ -376,8 +378,11 @@ def _linear(func: Callable[..., Tensor]) -> Callable[..., Residues]:
         p, q = plane(lambda x: x.p) % P, plane(lambda x: x.q) % Q
         made = Residues(torch.stack([p, q, torch.full_like(p, NONE), torch.zeros_like(p)]))
         made = made.open_where(_mask(reached(lambda x: x.open | (x.numbers[2] != NONE)), p))
-        flags = torch.where(_mask(reached(lambda x: x.flags & NO_EXPONENT != 0), p), NO_EXPONENT, 0)
-        return Residues(torch.stack([*made.numbers[:3], made.flags | flags]))
+        flags = made.flags
+        for flag in (NO_EXPONENT, SIGN, ROOT):
+            known = _mask(reached(lambda x, flag=flag: x.flags & flag != 0), p)  # type: ignore[misc]
+            flags = torch.where(known, flags | flag, flags)
+        return Residues(torch.stack([*made.numbers[:3], flags]))
 
     return rule
 

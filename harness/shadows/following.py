@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +15,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lastbit.calling.performing import named_results
 from lastbit.interpret.watching import watched
-from lastbit.kernel import Kernel
+from lastbit.kernel import Kernel, UnsupportedCase
+from lastbit.numerics import residues
 from lastbit.numerics.residues import Residues, products_of
 from lastbit.shadows.aten import Following, Opaque
 from lastbit.shadows.memory import ShadowMemory
 from lastbit.shadows.programs import Shadowing
+
+_RULES = Path(__file__).parent, Path(residues.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Followed:
     """What was seen of a kernel.
 
     Attributes:
-        results: name → residues, OPEN where an operation has none.
+        results: name → residues, OPEN where an operation has none; empty if the kernel could not be followed.
         opaque: the operations that have none, each with its place in the kernel's text and the reason.
     """
 
@@ -53,14 +58,36 @@ def follow(
 
     `constants` are the numbers of the case that the kernel's own may be made of.
 
-    Raises what the kernel raises, or a `KernelError` where it does not return `results`.
+    Where that raises, a rule has failed, or this one call of a kernel that passed others: no formula is known then.
+
+    Raises:
+        UnsupportedCase: the kernel refuses the case.
     """
     memory = ShadowMemory()
     programs = _Apart(memory, kernel.primitives)
-    with products_of(constants), torch.compiler.set_stance("force_eager"):
-        with watched(programs), Following(memory) as operations:
-            returned = kernel.call(**tensors, **params)
-        named = named_results(returned, tuple(results))
-        read = {name: memory.read(tensor) for name, tensor in named.items()}
-    opaque = dict.fromkeys(map(str, (*operations.opaque, *(Opaque(*entry) for entry in programs.opaque))))
+    operations = Following(memory)
+    for tensor in tensors.values():
+        if tensor.is_floating_point():
+            memory.register(tensor)
+    memory.unseen = operations.unseen
+    try:
+        with products_of(constants), torch.compiler.set_stance("force_eager"):
+            with watched(programs), operations:
+                returned = kernel.call(**tensors, **params)
+            named = named_results(returned, tuple(results))
+            read, ended = {name: memory.read(tensor) for name, tensor in named.items()}, []
+    except UnsupportedCase:
+        raise
+    except Exception as why:
+        read, ended = {}, [_ended(why)]
+    opaque = dict.fromkeys(map(str, (*operations.opaque, *(Opaque(*entry) for entry in programs.opaque), *ended)))
     return Followed(read, tuple(opaque))
+
+
+def _ended(why: Exception) -> Opaque:
+    """Return what ended the following of a kernel: where the exception was raised, and which one it is."""
+    frame = traceback.extract_tb(why.__traceback__)[-1]
+    what = f"{type(why).__name__}: {why}"
+    if any(Path(frame.filename).is_relative_to(folder) for folder in _RULES):
+        return Opaque("following", f"{frame.filename}:{frame.lineno}", f"a rule of the field raised {what}")
+    return Opaque("call", f"{frame.filename}:{frame.lineno}", f"the kernel, called once more, raised {what}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -19,13 +20,24 @@ _Kind = tuple[int, bool]
 class _Block:
     """A storage, which is kept so that its addresses stay its own, and the residues of its elements, [4, n].
 
-    Its elements are of one kind; once it was written to, what it holds as another kind is not known.
+    Its elements are of one kind; once it was written to, what it holds as another kind is not known. `bits` is what it
+    held when the residues were found, which tells whether anything else has written to it since.
     """
 
     storage: torch.UntypedStorage
     kind: _Kind
     numbers: Tensor
     written: bool = False
+    bits: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    def keep(self) -> None:
+        """Keep what the storage holds now."""
+        self.bits = _bytes(self.storage).clone()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether floats are what they were."""
+        return not self.kind[1] or torch.equal(self.bits, _bytes(self.storage))
 
     @property
     def end(self) -> int:
@@ -33,9 +45,15 @@ class _Block:
 
 
 class ShadowMemory:
-    """Residues of floating-point tensors on the CPU; what was never written has those of the values found there."""
+    """Residues of floating-point tensors on the CPU; what was never written has those of the values found there.
+
+    Attributes:
+        unseen: called where a storage turns up that was neither registered nor written, or one that was written by
+            something else, such as NumPy or another thread; what it holds is OPEN then. Without it, it is what it is.
+    """
 
     def __init__(self) -> None:
+        self.unseen: Callable[[], None] | None = None
         self._blocks: dict[int, _Block] = {}
         self._bases: list[int] = []
 
@@ -48,6 +66,8 @@ class ShadowMemory:
         block = self._block(tensor)
         if block.kind != _kind(tensor.dtype):
             return _opened(Residues.of(tensor))
+        if self.unseen is not None and not block.is_kept:
+            block = self._unseen(tensor, self.unseen)
         return Residues(_view(block.numbers, tensor).clone())
 
     def write(self, tensor: Tensor, residues: Residues) -> None:
@@ -60,6 +80,7 @@ class ShadowMemory:
             self._retype(block, tensor.dtype)
         _view(block.numbers, tensor).copy_(numbers)
         block.written = True
+        block.keep()
 
     def holds(self, addresses: np.ndarray, dtype: torch.dtype) -> bool:
         """Return whether any of these addresses lies in a storage of such elements that is known."""
@@ -95,6 +116,7 @@ class ShadowMemory:
                 found = _opened_at(block.numbers[:, places], torch.ones(places.shape, dtype=torch.bool))
             block.numbers[:, places] = found
             block.written = True
+            block.keep()
 
     def _retype(self, block: _Block, dtype: torch.dtype) -> None:
         """Let a storage be one of another dtype from here on, with the values in it."""
@@ -121,15 +143,22 @@ class ShadowMemory:
     def _block(self, tensor: Tensor) -> _Block:
         storage = tensor.untyped_storage()
         base = storage.data_ptr()
-        if (block := self._blocks.get(base)) is None or block.storage.nbytes() != storage.nbytes():
-            block = self._new_block(tensor, _values(storage, tensor.dtype).numbers)
-        return block
+        if (block := self._blocks.get(base)) is not None and block.storage.nbytes() == storage.nbytes():
+            return block
+        if self.unseen is not None and tensor.is_floating_point() and storage.nbytes():
+            return self._unseen(tensor, self.unseen)
+        return self._new_block(tensor, _values(storage, tensor.dtype).numbers)
+
+    def _unseen(self, tensor: Tensor, told: Callable[[], None]) -> _Block:
+        told()
+        return self._new_block(tensor, _opened(_values(tensor.untyped_storage(), tensor.dtype)).numbers)
 
     def _new_block(self, tensor: Tensor, numbers: Tensor) -> _Block:
         """Let these numbers be the residues of the storage of a tensor, in its dtype."""
         storage = tensor.untyped_storage()
         known = (base := storage.data_ptr()) in self._blocks
         block = self._blocks[base] = _Block(storage, _kind(tensor.dtype), numbers)
+        block.keep()
         if not known:
             insort(self._bases, base)
         return block
@@ -137,6 +166,10 @@ class ShadowMemory:
 
 def _kind(dtype: torch.dtype) -> _Kind:
     return dtype.itemsize, dtype.is_floating_point
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def _values(storage: torch.UntypedStorage, dtype: torch.dtype) -> Residues:

@@ -1,6 +1,6 @@
 """Numbers as residues modulo two primes, which decide whether two formulas are one, whatever the order of sums."""
 
-from lastbit.numerics.residues.constants import constant, products_of
+from lastbit.numerics.residues.constants import constant, is_recognised, products_of
 from lastbit.numerics.residues.numbers import Residues, concatenated, zeros_like
 
-__all__ = ["Residues", "concatenated", "constant", "products_of", "zeros_like"]
+__all__ = ["Residues", "concatenated", "constant", "is_recognised", "products_of", "zeros_like"]

@@ -16,7 +16,7 @@ from fractions import Fraction
 
 import torch
 
-from lastbit.numerics.residues.field import LN2, P, Q, is_square, root
+from lastbit.numerics.residues.field import LN2, P, Q
 from lastbit.numerics.residues.numbers import CONSTANT, NONE, SIGN, Residues
 
 _NEAR = 2.0**-22  # relative: two roundings to fp32
@@ -36,28 +36,37 @@ def constant(number: float) -> Residues:
     """Return what a number written in a kernel or reference stands for, of shape []."""
     if not math.isfinite(number):
         return Residues.of(torch.tensor(number))
-    flags = CONSTANT | (SIGN if _fp32(abs(number)) in _signless.get() else 0)
-    return Residues(torch.tensor([*_pair(number), NONE, flags]))
+    pair, own = _pair(number), _fp32(abs(number))
+    signless = own in _signless.get() or _is_signless(own, pair)
+    return Residues(torch.tensor([*pair, NONE, CONSTANT | (SIGN if signless else 0)]))
+
+
+def is_recognised(number: float) -> bool:
+    """Return whether a number may have been written: it has few bits, or stands for something."""
+    own = _fp32(abs(number))
+    return not math.isfinite(own) or _is_short(own) or own in (_products.get() or {}) or _recognised(own) is not None
 
 
 @contextmanager
 def products_of(parameters: Iterable[float]) -> Iterator[None]:
-    """Let products and quotients of these numbers, of log2 e and of what is left to 1 stand for what they are, and
-    roots of those that are no integers: a scale may be split between queries and keys.
+    """Let products and quotients of these numbers, of log2 e and of what is left to 1 stand for what they are.
+
+    So do their roots.
     """
     numbers = {abs(number): _pair(abs(number)) for number in parameters if number and math.isfinite(number)}
     numbers |= {1 - a: ((1 - p) % P, (1 - q) % Q) for a, (p, q) in numbers.items() if 0 < _fp32(1 - a) < 1}
-    split = {_fp32(math.sqrt(a)): pair for a, pair in numbers.items() if not a.is_integer()}
-    split = {a: pair for a, pair in split.items() if not _is_short(a)}
-    found = {a: (_root(p, P), _root(q, Q)) for a, (p, q) in split.items()}
-    signless = frozenset(a for a, (p, q) in split.items() if not (_is_square(p, P) and _is_square(q, Q)))
-    numbers[math.log2(math.e)] = _LOG2E
+    numbers |= {a * a: _times(pair, pair) for a, pair in numbers.items() if a > 1}
+    numbers |= {math.log2(math.e): _LOG2E, 1.0: (1, 1)}
+    found: dict[float, Pair] = {}
+    roots: dict[float, Pair] = {}
     for a, pair in numbers.items():
         inverse = pow(pair[0], -1, P), pow(pair[1], -1, Q)
-        found.setdefault(_fp32(1 / a), inverse)
         for b, other in numbers.items():
-            found.setdefault(_fp32(a * b), _times(pair, other))
-            found.setdefault(_fp32(b / a), _times(inverse, other))
+            for value, residues in ((a * b, _times(pair, other)), (b / a, _times(inverse, other))):
+                found.setdefault(_fp32(value), residues)
+                roots.setdefault(_fp32(math.sqrt(value)), residues)
+    signless = frozenset(key for key, residues in roots.items() if key not in found and not _is_square(residues))
+    found = {key: _root_of(residues) for key, residues in roots.items()} | found
     tokens = _products.set(found), _signless.set(signless)
     try:
         yield
@@ -74,6 +83,8 @@ def _pair(number: float) -> Pair:
 
 def _recognised(x: float) -> Pair | None:
     """Return the residues of what x is a rounding of: a decimal, 1 / n, √n or 1 / √n, maybe times log2 e or ln 2."""
+    if _MOST_ROOTS * x > 1 and _fp32(1 / round(1 / x) if x < 1 else 0.0) == x:
+        return _of_fraction(Fraction(1, round(1 / x)))
     decimal = Fraction(f"{x:.{_DIGITS}g}")
     if _fp32(float(decimal)) == x:
         return _of_fraction(decimal)
@@ -81,11 +92,20 @@ def _recognised(x: float) -> Pair | None:
         for n, of_root, inverted in _candidates(x / factor):
             value = math.sqrt(n) if of_root else float(n)
             if abs(x - factor * (1 / value if inverted else value)) <= _NEAR * x:
-                residues = (_root(n, P), _root(n, Q)) if of_root else (n % P, n % Q)
+                residues = _root_of((n % P, n % Q)) if of_root else (n % P, n % Q)
                 if inverted:
                     residues = pow(residues[0], -1, P), pow(residues[1], -1, Q)
                 return _times(residues, pair)
     return None
+
+
+def _is_signless(x: float, pair: Pair) -> bool:
+    """Return whether a number stands for √n or 1 / √n, of which the square is not n or 1 / n in the field."""
+    for n in (round(x * x), round(1 / (x * x)) if x else 0):
+        if 1 < n < _MOST_ROOTS and abs(x - math.sqrt(n if x > 1 else 1 / n)) <= _NEAR * x:
+            square = (n % P, n % Q) if x > 1 else (pow(n, -1, P), pow(n, -1, Q))
+            return not _is_square((n % P, n % Q)) and _times(pair, pair) != square
+    return False
 
 
 def _candidates(x: float) -> Iterator[tuple[int, bool, bool]]:
@@ -114,12 +134,13 @@ def _of_fraction(x: Fraction) -> Pair:
     return p, q
 
 
-def _root(n: int, modulus: int) -> int:
-    return int(root(torch.tensor(n % modulus), modulus))
+def _is_square(x: Pair) -> bool:
+    return all(pow(residue, (modulus - 1) // 2, modulus) == 1 for residue, modulus in zip(x, (P, Q), strict=True))
 
 
-def _is_square(n: int, modulus: int) -> bool:
-    return bool(is_square(torch.tensor(n), modulus))
+def _root_of(x: Pair) -> Pair:
+    p, q = (pow(residue, (modulus + 1) // 4, modulus) for residue, modulus in zip(x, (P, Q), strict=True))
+    return p, q
 
 
 def _times(a: Pair, b: Pair) -> Pair:

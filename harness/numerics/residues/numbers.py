@@ -18,8 +18,8 @@ from lastbit.numerics.formats import Format
 from lastbit.numerics.residues import field
 from lastbit.numerics.residues.field import P, Q
 
-OPEN, NO_EXPONENT, MINUS_INFINITY, SIGN, CONSTANT = 1, 2, 4, 8, 16
-_HANDED_ON = OPEN | NO_EXPONENT | MINUS_INFINITY | SIGN
+OPEN, NO_EXPONENT, MINUS_INFINITY, SIGN, CONSTANT, ROOT = 1, 2, 4, 8, 16, 32
+_HANDED_ON = OPEN | NO_EXPONENT | MINUS_INFINITY | SIGN | ROOT
 NONE = -1
 _ABOUT = 2.0**-5
 
@@ -38,7 +38,9 @@ class Residues:
     * MINUS_INFINITY: the number is -inf, of which exp is 0, and did not come of an overflow. It is OPEN, too;
     * CONSTANT: the number was written down, so that it may stand for whatever is beyond it;
     * SIGN: a root of -x was taken for one of x: another right formula may give the negative number. A product of
-      two such numbers is OPEN.
+      two such numbers is OPEN;
+    * ROOT: a root was taken, and another right formula may give the negative number: the root of a² x is one of
+      a times that of x only where a is a square.
 
     >>> x, y = Residues.of(torch.tensor([0.1, 3.0])), Residues.of(torch.tensor([0.7, 5.0]))
     >>> ((x + y) * (x - y)).equal(x * x - y * y)
@@ -167,7 +169,7 @@ class Residues:
 
     def __mul__(self, other: Residues) -> Residues:
         plain = Residues._made(self.p * other.p % P, self.q * other.q % Q, self, other)
-        plain = plain.open_where((self.flags & other.flags & SIGN) != 0)._decided_where_zero(self, other)
+        plain = plain._decided_where_zero(self, other).open_where((self.flags & other.flags & SIGN) != 0)
         if not self._has_logarithms and not other._has_logarithms:
             return plain
         (a, b), (e, f) = (self, other), torch.broadcast_tensors(self.numbers[2], other.numbers[2])
@@ -201,11 +203,11 @@ class Residues:
 
     def total(self, dim: int = -1, *, keepdim: bool = True) -> Residues:
         """Return the sum along a dimension."""
-        flags = [(self.flags & flag).amax(dim, keepdim=True) if self.shape[dim] else 0 for flag in (OPEN, SIGN)]
+        flags = [(self.flags & flag).amax(dim, keepdim=True) if self.shape[dim] else 0 for flag in (OPEN, SIGN, ROOT)]
         lost = (self.flags & NO_EXPONENT).amax(dim, keepdim=True) if self.shape[dim] else 0
         p, q = self.p.sum(dim, keepdim=True) % P, self.q.sum(dim, keepdim=True) % Q
         e = torch.full_like(p, NONE)
-        made = Residues(torch.stack([p, q, e, torch.zeros_like(p) | flags[0] | flags[1] | lost]))
+        made = Residues(torch.stack([p, q, e, torch.zeros_like(p) | flags[0] | flags[1] | flags[2] | lost]))
         if self._has_logarithms:
             known = field.product_along(self._exponential(), dim, P)
             behind = (self.numbers[2] != NONE).any(dim, keepdim=True)
@@ -216,7 +218,7 @@ class Residues:
     def __matmul__(self, other: Residues) -> Residues:
         made = Residues._made(field.dot(self.p, other.p, P), field.dot(self.q, other.q, Q))
         flags = torch.zeros_like(made.p)
-        for flag in (OPEN, NO_EXPONENT, SIGN):
+        for flag in (OPEN, NO_EXPONENT, SIGN, ROOT):
             a, b = ((x.flags & flag != 0).float() for x in (self, other))
             if bool(a.any()) or bool(b.any()):
                 reached = a @ (other.p != 0).float() + (self.p != 0).float() @ b + a @ b
@@ -233,7 +235,8 @@ class Residues:
         """Return the root, or one of -x where x is no square: its square is not x there."""
         made = Residues._made(field.root(self.p, P), field.root(self.q, Q), self)
         squares = field.is_square(self.p, P) & field.is_square(self.q, Q)
-        return made._flagged(~squares, SIGN).open_where(self.flags & SIGN != 0).open_where(self.numbers[2] != NONE)
+        made = made._flagged(torch.ones((), dtype=torch.bool), ROOT)._flagged(~squares, SIGN)
+        return made.open_where(self.flags & SIGN != 0).open_where(self.numbers[2] != NONE)
 
     # Exponentials and logarithms
 
@@ -282,8 +285,8 @@ class Residues:
 
     @staticmethod
     def opening(x: Residues) -> Residues:
-        """Return the same with no flag but OPEN and SIGN."""
-        return Residues(torch.stack([*x.numbers[:3], x.flags & (OPEN | SIGN)]))
+        """Return the same with no flag but OPEN, SIGN and ROOT."""
+        return Residues(torch.stack([*x.numbers[:3], x.flags & (OPEN | SIGN | ROOT)]))
 
     def with_function_of(self, name: str) -> Residues:
         """Return the same numbers with hashes of them modulo Q: exp and powers of these are known again.
@@ -348,7 +351,7 @@ class Residues:
     def differs(self, other: Residues) -> Tensor:
         """Return where they are not, and should be."""
         different = ~self.equal(other) & ~self.open & ~other.open
-        signed = (self.flags | other.flags) & SIGN != 0
+        signed = (self.flags | other.flags) & (SIGN | ROOT) != 0
         return different & ~(signed & ((self.p + other.p) % P == 0)) if bool(signed.any()) else different
 
 

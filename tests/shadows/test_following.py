@@ -1,0 +1,142 @@
+"""Kernels that are followed whatever they do: what is not seen is never called another formula."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import kernel
+from lastbit.numerics.residues import Residues
+from lastbit.shadows import aten_rules
+from lastbit.shadows.following import Followed, follow
+
+
+def followed(function: Callable[..., Tensor], rows: int = 12, columns: int = 330, eps: float = 1e-6) -> Followed:
+    """Follow a norm of rows that are not weighted."""
+
+    @kernel("rms_norm", contract="fp32_multiply")
+    def norm(x: Tensor, *, eps: float) -> Tensor:
+        return function(x, eps)
+
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
+    declared = norm.lastbit_kernels[0]
+    return follow(declared, {"x": x}, {"eps": eps}, ["output"], [eps, float(rows), float(columns)])
+
+
+def right(x: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def differing(function: Callable[..., Tensor], **sizes: int) -> tuple[Followed, int]:
+    found, own = followed(function, **sizes), followed(right, **sizes)
+    return found, int(found.results["output"].differs(own.results["output"]).sum())
+
+
+def by_numpy(x: Tensor, eps: float) -> Tensor:
+    return torch.from_numpy(right(x, eps).numpy() * 1)
+
+
+def by_a_list(x: Tensor, eps: float) -> Tensor:
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return x * torch.tensor(scale.flatten().tolist())[:, None]
+
+
+def in_a_thread(x: Tensor, eps: float) -> Tensor:
+    out = torch.zeros_like(x)
+    thread = threading.Thread(target=lambda: out.copy_(right(x, eps)))
+    thread.start()
+    thread.join()
+    return out
+
+
+def in_memory_of_numpy(x: Tensor, eps: float) -> Tensor:
+    out = x.clone()
+    array = out.numpy()
+    array[:] = right(x, eps).numpy()
+    return out
+
+
+@pytest.mark.parametrize("function", [by_numpy, by_a_list, in_a_thread, in_memory_of_numpy])
+def test_values_that_come_from_elsewhere_are_open(function: Callable[..., Tensor]) -> None:
+    found, count = differing(function)
+    assert not count and (found.opaque or function is by_a_list)
+    assert not found.results["output"].open.logical_not().any()
+
+
+def normalized(x: Tensor, eps: float) -> Tensor:
+    n = x.shape[-1]
+    longer = torch.cat([x, torch.full_like(x[:, :1], (eps * n) ** 0.5)], -1)
+    return F.normalize(longer, dim=-1, eps=0.0)[:, :n] * n**0.5
+
+
+def of_squares(x: Tensor, eps: float) -> Tensor:
+    n = x.shape[-1]
+    return x * n / torch.sqrt(n * x.square().sum(-1, keepdim=True) + n * n * eps)
+
+
+def by_largest(x: Tensor, eps: float) -> Tensor:
+    largest = x.abs().amax(-1, keepdim=True)
+    return right(x / largest, eps / (largest * largest))  # type: ignore[arg-type]
+
+
+def by_newton(x: Tensor, eps: float) -> Tensor:
+    variance = x.square().mean(-1, keepdim=True) + eps
+    root = torch.rsqrt(variance)
+    return x * (root * (1.5 - 0.5 * variance * root * root))
+
+
+def by_lerp(x: Tensor, eps: float) -> Tensor:
+    mean = torch.zeros_like(x[:, :1])
+    for i in range(x.shape[-1]):
+        mean = torch.lerp(mean, x[:, i : i + 1].square(), 1 / (i + 1))
+    return x * torch.rsqrt(mean + eps)
+
+
+def by_hypot(x: Tensor, eps: float) -> Tensor:
+    length = torch.full_like(x[:, :1], (eps * x.shape[-1]) ** 0.5)
+    for i in range(x.shape[-1]):
+        length = torch.hypot(length, x[:, i : i + 1])
+    return x / length * x.shape[-1] ** 0.5
+
+
+@pytest.mark.parametrize("function", [normalized, of_squares, by_largest, by_newton, by_lerp, by_hypot])
+@pytest.mark.parametrize("columns", [96, 330, 512])
+def test_other_roots_and_constants_are_no_other_formula(function: Callable[..., Tensor], columns: int) -> None:
+    assert differing(function, columns=columns)[1] == 0
+    assert differing(lambda x, eps: function(x, 2 * eps), columns=columns)[1] or function is by_hypot
+
+
+def raises(x: Tensor, eps: float) -> Tensor:
+    raise ZeroDivisionError
+
+
+def test_a_kernel_that_raises_once_more_is_not_followed() -> None:
+    found = followed(raises)
+    assert not found.results and "the kernel, called once more, raised ZeroDivisionError" in found.opaque[0]
+
+
+def test_a_rule_that_raises_ends_the_following(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object) -> Residues:
+        raise IndexError("of the rule")
+
+    monkeypatch.setitem(aten_rules.RULES, "rsqrt", fails)
+    found = followed(right)
+    assert not found.results and found.opaque
+    assert "of the rule" in found.opaque[0]
+
+
+def test_vmap_ends_the_following() -> None:
+    found = followed(lambda x, eps: torch.vmap(lambda row: right(row, eps))(x))
+    assert found.opaque or found.results
+
+
+def test_a_case_that_is_refused() -> None:
+    def refuses(x: Tensor, eps: float) -> Tensor:
+        raise UnsupportedCase("no rows")
+
+    with pytest.raises(UnsupportedCase):
+        followed(refuses)
