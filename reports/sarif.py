@@ -20,6 +20,7 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 ROOT = "SRCROOT"
 
 RULES: Mapping[str, str] = {
+    "formula": "A result that follows from another formula than that of the contract",
     "outside": "A value that no kernel which keeps the contract can give",
     "special": "NaN or an infinity where it must not be, or the reverse",
     "rows": "A row that no single value of its latent stage explains",

@@ -27,8 +27,10 @@ _LARGEST = 1 << 17
 
 
 def follows(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether a kernel can be followed on tensors: on the CPU, and they are not too large."""
-    return all(t.device.type == "cpu" for t in tensors.values()) and sum(t.numel() for t in tensors.values()) < _LARGEST
+    """Return whether a kernel can be followed on tensors: numbers on the CPU, and not too many."""
+    given = tensors.values()
+    here = any(t.is_floating_point() for t in given) and all(t.device.type == "cpu" for t in given)
+    return here and sum(t.numel() for t in given) < _LARGEST
 
 
 def judged_by_formula(

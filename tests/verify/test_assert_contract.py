@@ -322,8 +322,21 @@ def test_without_a_height_less_is_decided_than_was_asked_for(fault: str) -> None
 def test_a_registered_kernel_brings_its_contract_and_depth() -> None:
     x = long_rows()
     judgement = assert_contract("rms_norm", by_a_tree(x, eps=EPS), x=x, eps=EPS, kernel=by_a_tree, decided=0.9)
-    assert 0.9 < judgement.decided["output"] < 1
+    assert judgement.decided == {"output": 1.0}  # by its formula
     assert judgement.verdict is Verdict.PASSED
+
+
+@pytest.mark.parametrize("wrong", [{"eps": 10 * EPS}, {"eps": EPS, "count": 4095}], ids=["eps x 10", "n - 1"])
+def test_another_formula_fails_where_any_order_would_pass(wrong: dict[str, float]) -> None:
+    @kernel("rms_norm", contract="fp32_multiply")
+    def norm(x: Tensor, *, eps: float) -> Tensor:
+        total = x.float().square().sum(-1, keepdim=True)
+        return x * torch.rsqrt(total / wrong.get("count", x.shape[-1]) + wrong["eps"])
+
+    x = torch.randn(2, 4096, generator=torch.Generator().manual_seed(3))
+    assert_contract("rms_norm", norm(x, eps=EPS), x=x, eps=EPS, contract="fp32_multiply", decided=0)
+    with pytest.raises(ContractViolation, match="another formula than that of fp32_multiply"):
+        assert_contract("rms_norm", norm(x, eps=EPS), x=x, eps=EPS, kernel=norm)
 
 
 def test_integers_are_decided_without_a_height() -> None:
