@@ -89,6 +89,14 @@ def test_rounding_is_a_function_that_knows_its_format(fmt: Format) -> None:
     assert once.equal(other).float().mean() < 0.05
 
 
+def test_rounding_of_what_was_rounded_up_to_a_power_of_two_is_open() -> None:
+    values = torch.tensor([0.12499, 0.1246], dtype=torch.float64)
+    x = Residues.of(values).exp().log()
+    rounded = x.rounded(BF16, round_to(values, BF16))
+    assert not rounded.differs(x.rounded(BF16, values, (values, values))).any()
+    assert rounded.open.tolist() == [True, False]
+
+
 def test_rounding_is_open_where_the_exponent_is() -> None:
     values = torch.tensor([1.5, 2.0000001], dtype=torch.float64)
     ends = values - 1e-4, values + 1e-4

@@ -308,8 +308,8 @@ class Residues:
         """Return the numbers rounded to a narrow format: hashes, but the numbers that the format holds as they are.
 
         `values` are the numbers as they were computed, of which the exponents are taken: rounding 2x is rounding x,
-        doubled. Where the `ends` of what they may be have other exponents, the result is OPEN. A number that was
-        rounded to the format is recognised and stays.
+        doubled. Where the `ends` of what they may be have other exponents, the result is OPEN; without ends, the values
+        may be rounded already. A number that was rounded to the format is recognised and stays.
         """
         if fmt.precision >= 24:
             return self
@@ -325,8 +325,8 @@ class Residues:
         fresh = [hashed * field.power_of_two(exponent, P) % P, again * field.power_of_two(exponent, Q) % Q]
         rounded = Residues._made(fresh[0], fresh[1], Residues.opening(self))
         result = Residues.where(held, self._known(fmt), rounded)
-        if ends is None:
-            return result
+        if ends is None:  # a power of two may be what a number of the binade below was rounded to
+            return result.open_where((torch.frexp(values.double()).mantissa.abs() == 0.5) & ~held)
         low, high = (_exponents(end, fmt) for end in ends)
         crossing = (low != high) | (ends[0].sign() * ends[1].sign() < 0)
         return result.open_where(crossing & ~held)
