@@ -79,7 +79,7 @@ class Following(TorchDispatchMode):
             if _base(x) not in self._bits:
                 return Residues.of(x)
             self._note("view", "the bits of numbers are taken as integers")
-            return _opened(Residues.of(x))
+            return Residues.of(x).opened
         if isinstance(x, (bool, int)):
             return Residues.of(torch.tensor(int(x)))
         if not isinstance(x, float):
@@ -87,7 +87,7 @@ class Following(TorchDispatchMode):
         if (found := self._items.get(x)) is not None:
             return found
         # Python may have made any number of what it read from a tensor.
-        return _opened(constant(x)) if self._items else constant(x)
+        return constant(x).opened if self._items else constant(x)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -138,7 +138,7 @@ class Following(TorchDispatchMode):
             return
         if name in EXACT:
             exact = [Residues.of(x) if x.is_floating_point() else None for x in results]
-            yield from (_opened(own) if own is not None and "empty" in name else own for own in exact)
+            yield from (own.opened if own is not None and "empty" in name else own for own in exact)
             return
         try:
             if name in MOVES:
@@ -162,7 +162,7 @@ class Following(TorchDispatchMode):
             rounded = self._rounded(x, self.of(own), own) if isinstance(own, Tensor) else self._rounded(x, own, values)
             if x.dtype.itemsize < 4 and _is_compiled():
                 self._note("torch.compile", "the compiler may leave out roundings that the source has")
-                rounded = _opened(rounded)
+                rounded = rounded.opened
             yield rounded
 
     def _rounded(self, x: Tensor, residues: Residues, values: Tensor) -> Residues:
@@ -215,7 +215,7 @@ class Following(TorchDispatchMode):
         """Note an operation, and return the residues of its values, OPEN."""
         results = [torch.view_as_real(x) if x.is_complex() else x for x in results]
         self._note(str(func), reason)
-        return [_opened(Residues.of(x)) if x.is_floating_point() else None for x in results]
+        return [Residues.of(x).opened if x.is_floating_point() else None for x in results]
 
     def _for_each(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operation on lists of tensors, one after the other."""
@@ -254,7 +254,7 @@ class Following(TorchDispatchMode):
                 self._note(str(func), "no rule for writing in place")
             for x in targets:
                 if x.is_floating_point():
-                    self.memory.write(x, Residues.of(x) if name in _DRAWN else _opened(Residues.of(x)))
+                    self.memory.write(x, Residues.of(x) if name in _DRAWN else Residues.of(x).opened)
             return out
         written = [bound[name] for name in names]
         others = {a.name: kwargs[a.name] for a in func._schema.arguments if a.name in kwargs and not a.is_out}
@@ -272,7 +272,7 @@ class Following(TorchDispatchMode):
             self.memory.write(target, self._rounded(target, self.of(values) if residues is None else residues, values))
         elif not source.is_floating_point() and (residues is not None or self._is_shadowed(target)):
             self._bits.setdefault(_base(target), residues is None)
-            self.memory.write(_floats(target), _opened(self.of(values)) if residues is None else residues)
+            self.memory.write(_floats(target), self.of(values).opened if residues is None else residues)
         return target
 
     def _seen_anew(self, func: OpOverload, out: Any, given: Sequence[Tensor]) -> None:
@@ -292,13 +292,13 @@ class Following(TorchDispatchMode):
             self._bits.setdefault(base, False)
             if out.is_floating_point():
                 self._note(str(func), "the bits of numbers are seen as those of another dtype")
-                self.memory.write(out, _opened(Residues.of(out)))
+                self.memory.write(out, Residues.of(out).opened)
         elif out.is_floating_point() and self._bits.get(base) and bool(self.memory.read(out).open.any()):
             # Powers of two by their bits are exact numbers, as integers are.
             own = Residues.of(out)
             if not bool(((torch.frexp(out.double()).mantissa.abs() == 0.5) | (out == 0) | ~torch.isfinite(out)).all()):
                 self._note(str(func), "the bits of numbers were computed with")
-                own = _opened(own)
+                own = own.opened
             self.memory.write(out, own)
 
     def _integers(
@@ -307,7 +307,7 @@ class Following(TorchDispatchMode):
         """Follow integers that are bits of numbers: where they are only moved, their residues are."""
         for x in results:
             if x.dtype != torch.bool and x.numel():
-                own = self._moved(func, args, kwargs) if name in MOVES else _opened(Residues.of(x))
+                own = self._moved(func, args, kwargs) if name in MOVES else Residues.of(x).opened
                 self._bits[_base(x)] = name not in MOVES
                 self.memory.write(_floats(x), own)
 
@@ -329,10 +329,6 @@ def _is_compiled() -> bool:
     while frame is not None and frame.f_code.co_name != "compile_wrapper":
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.endswith("eval_frame.py")
-
-
-def _opened(residues: Residues) -> Residues:
-    return residues.open_where(torch.ones((), dtype=torch.bool))
 
 
 def _tensors(tree: object) -> list[Tensor]:

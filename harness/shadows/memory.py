@@ -65,7 +65,7 @@ class ShadowMemory:
         """Return the residues of a tensor; OPEN, those of its values, where its memory was seen as another dtype."""
         block = self._block(tensor)
         if block.kind != _kind(tensor.dtype):
-            return _opened(Residues.of(tensor))
+            return Residues.of(tensor).opened
         if self.unseen is not None and not block.is_kept:
             block = self._unseen(tensor, self.unseen)
         return Residues(_view(block.numbers, tensor).clone())
@@ -121,7 +121,7 @@ class ShadowMemory:
     def _retype(self, block: _Block, dtype: torch.dtype) -> None:
         """Let a storage be one of another dtype from here on, with the values in it."""
         residues = _values(block.storage, dtype)
-        block.kind, block.numbers = _kind(dtype), (_opened(residues) if block.written else residues).numbers
+        block.kind, block.numbers = _kind(dtype), (residues.opened if block.written else residues).numbers
 
     def _at(self, addresses: np.ndarray, itemsize: int) -> list[tuple[_Block, Tensor, Tensor]]:
         """Return the storages that addresses lie in, with a mask of these addresses and the places of the elements."""
@@ -151,7 +151,7 @@ class ShadowMemory:
 
     def _unseen(self, tensor: Tensor, told: Callable[[], None]) -> _Block:
         told()
-        return self._new_block(tensor, _opened(_values(tensor.untyped_storage(), tensor.dtype)).numbers)
+        return self._new_block(tensor, _values(tensor.untyped_storage(), tensor.dtype).opened.numbers)
 
     def _new_block(self, tensor: Tensor, numbers: Tensor) -> _Block:
         """Let these numbers be the residues of the storage of a tensor, in its dtype."""
@@ -180,10 +180,6 @@ def _values(storage: torch.UntypedStorage, dtype: torch.dtype) -> Residues:
 
 def _opened_at(numbers: Tensor, mask: Tensor) -> Tensor:
     return Residues(numbers).open_where(mask).numbers
-
-
-def _opened(residues: Residues) -> Residues:
-    return residues.open_where(torch.ones((), dtype=torch.bool))
 
 
 def _view(numbers: Tensor, tensor: Tensor) -> Tensor:

@@ -44,7 +44,6 @@ _FORMATS = {
 _FLOATS = {1: E4M3, 2: np.dtype(np.float16), 4: np.dtype(np.float32), 8: np.dtype(np.float64)}
 """Of formats of a size, the one with the most digits."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_EVERYWHERE = torch.ones((), dtype=torch.bool)
 
 _MOST_FACTORS = 16
 _LARGE = 2.0**16  # integers to which numbers are rounded are codes and places, or digits of fixed-point numbers
@@ -122,7 +121,7 @@ class Shadow(Builder):
         if not is_float(handle.data.dtype):
             if getattr(handle, "digits", 0):
                 self.opaque("bits", "digits of a float are used as an integer")
-                return _opened(_of_integers(handle.data))
+                return _of_integers(handle.data).opened
             return _of_integers(handle.data)
         if not hasattr(handle, "residues"):
             self.give_open(handle, "value", "it was not computed by an operation of the language")
@@ -132,7 +131,7 @@ class Shadow(Builder):
     def give_open(self, made: Any, name: str, reason: str) -> None:
         """Let a handle have the residues of its values, which say nothing."""
         self.opaque(name, reason)
-        self.give(made, _opened(Residues.of(values_of(made))))
+        self.give(made, Residues.of(values_of(made)).opened)
 
     def opaque(self, name: str, reason: str) -> None:
         entry = name, str(here() or "unknown line"), reason
@@ -274,7 +273,7 @@ class Shadow(Builder):
         If the bits were `chosen` and not computed, they are those of any float. Others are OPEN, and noted.
         """
         values = _tensor(np.ascontiguousarray(data).view(dtype).astype(np.float64))
-        found = _opened(Residues.of(values)).numbers.reshape(4, -1)
+        found = Residues.of(values).opened.numbers.reshape(4, -1)
         wanted = _tensor(_bits(data).reshape(-1))
         known = torch.zeros(wanted.shape, dtype=torch.bool)
         for kind, bits, numbers in self._remembered():
@@ -298,7 +297,7 @@ class Shadow(Builder):
                 known = known | matched
         if bool((~known & ~values.reshape(-1).isnan()).any()):  # then some of the others may be so by chance
             self.opaque("bitcast", "the bits of a float were computed as an integer")
-            return _opened(Residues.of(values))
+            return Residues.of(values).opened
         return Residues(found.reshape(4, *data.shape))
 
     def _remembered(self) -> deque[tuple[DType, Tensor, Tensor]]:
@@ -317,7 +316,7 @@ class Shadow(Builder):
             kinds = (kind for kind, *_ in self._remembered() if kind.itemsize == size)
             return self.recalled(data, next(kinds, _FLOATS[size]), chosen=chosen), floats
         found = _of_integers(data)
-        return _opened(found) if getattr(handle, "digits", 0) else found, _INTEGERS[size]
+        return found.opened if getattr(handle, "digits", 0) else found, _INTEGERS[size]
 
 
 def _tensor(data: Array) -> Tensor:
@@ -352,10 +351,6 @@ def _of_integers(data: Array) -> Residues:
     whole = _tensor(data.astype(np.int64))
     residues = Residues.of(whole)
     return residues.open_where(whole < 0) if data.dtype == np.uint64 else residues
-
-
-def _opened(residues: Residues) -> Residues:
-    return residues.open_where(_EVERYWHERE)
 
 
 def _extrema() -> tuple[Any, Any]:
@@ -395,7 +390,7 @@ def _sum(sign: int) -> Rule:
         residues = plain(self, made, x, y)
         if _is_magic(made, values_of(x), y) or _is_magic(made, sign * values_of(y), x):
             self.opaque("addition", _MAGIC)
-            return _opened(residues)
+            return residues.opened
         if made.data.dtype.itemsize < 4:
             return residues
         rest, parts = self.residues(x), self.residues(y)
@@ -413,7 +408,7 @@ def _sum(sign: int) -> Rule:
 def _fused(self: Shadow, made: Any, x: Any, y: Any, z: Any) -> Residues:
     if _is_magic(made, values_of(x) * values_of(y), z):
         self.opaque("addition", _MAGIC)
-        return _opened(Residues.of(values_of(made)))
+        return Residues.of(values_of(made)).opened
     return _of(_FUNCTIONS["fma"])(self, made, x, y, z)
 
 
@@ -525,7 +520,7 @@ def _dot(self: Shadow, made: Any, a: Any, b: Any, d: Any, precision: Any, *_: An
     x, y = self.residues(a), self.residues(b)
     if a.data.dtype in FP8_MAX:
         self.opaque("dot", "tensor cores add products of fp8 with fewer bits than fp32")
-        x = _opened(x)
+        x = x.opened
     elif a.data.dtype == np.float32 and precision != ir.INPUT_PRECISION.IEEE:
         cut = [_tensor(_bits(h.data) & 0x1FFF != 0) for h in (a, b)]
         if any(bool(c.any()) for c in cut):
@@ -604,7 +599,7 @@ def _libdevice(self: Shadow, made: Any, library: str, path: str, symbol: str, ar
         if short in _FUNCTIONS:
             return _of(_FUNCTIONS[short])(self, made, *args)
     self.opaque(f"libdevice {name}", "it has no rule of the field")
-    return _opened(Residues.of(values_of(made)))
+    return Residues.of(values_of(made)).opened
 
 
 _RULES: dict[str, Rule] = {
@@ -646,7 +641,7 @@ def _loaded(self: Shadow, made: Any, ptr: Any, mask: Any, other: Any) -> Any:
     residues = memory.load(addresses, values)
     if mask is not None:
         inside = _tensor(_inside(mask, data.shape))
-        outside = _opened(zeros_like(residues)) if other is None else self.residues(other)
+        outside = zeros_like(residues).opened if other is None else self.residues(other)
         residues = Residues.where(inside, residues, outside)
     self.give(made, residues.seen(values_of(made)))
     return made
@@ -712,12 +707,12 @@ def _updated(self: Shadow, method: Any, operation: Any, ptr: Any, value: Any, ma
         self._shadowing.memory.store(addresses, *self.held(after, addresses, chosen=True))
     # Which program comes first is open, and so is what it finds.
     if is_float(made.data.dtype):
-        self.give(made, _opened(Residues.of(values_of(made))))
+        self.give(made, Residues.of(values_of(made)).opened)
     elif made.data.dtype.itemsize >= 4:
         made.digits = getattr(value, "digits", 0)
         own = made.data.view(_FLOATS[made.data.dtype.itemsize])
         if made.digits:
-            self.remember(own, _opened(Residues.of(_tensor(own.astype(np.float64)))))
+            self.remember(own, Residues.of(_tensor(own.astype(np.float64))).opened)
     return made
 
 
@@ -737,7 +732,7 @@ def _exchanged(self: Shadow, method: Any, ptr: Any, compared: Any, value: Any, *
     if is_float(made.data.dtype):
         self.opaque("atomic_cas", "which program comes first is open")
         for x in (made, after):
-            self.give(x, _opened(Residues.of(values_of(x))))
+            self.give(x, Residues.of(values_of(x)).opened)
     self._shadowing.memory.store(ptr.data, *self.held(after, ptr.data))
     return made
 

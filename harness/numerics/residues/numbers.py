@@ -132,6 +132,11 @@ class Residues:
         """Return the same, OPEN where the mask is true."""
         return self if mask is None else self._flagged(mask, OPEN)
 
+    @property
+    def opened(self) -> Residues:
+        """Return the same, all OPEN."""
+        return self.open_where(torch.ones((), dtype=torch.bool))
+
     def _flagged(self, mask: Tensor, flag: int) -> Residues:
         if not bool(mask.any()):
             return self
