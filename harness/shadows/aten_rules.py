@@ -15,10 +15,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from lastbit.numerics import algebraic
 from lastbit.numerics.formats import BF16, E4M3, E5M2, FP16
 from lastbit.numerics.residues import Residues, concatenated, constant, zeros_like
 from lastbit.numerics.residues.field import P, Q
-from lastbit.numerics.residues.numbers import MINUS_INFINITY, NO_EXPONENT, NONE, ROOT, SIGN
+from lastbit.numerics.residues.numbers import NO_EXPONENT, NONE, ROOT, SIGN
 
 Result = TypeVar("Result")
 Dims = int | Sequence[int] | None
@@ -60,25 +61,7 @@ def _number(x: int) -> Residues:
 
 
 ONE = _number(1)
-LOG2E, LN2, LOG10E = (constant(x) for x in (math.log2(math.e), math.log(2.0), math.log10(math.e)))
-
-
-def _exp2(x: Residues) -> Residues:
-    made = (x * LN2).exp()
-    return Residues.where(x.flags & MINUS_INFINITY != 0, zeros_like(made), made)
-
-
-def _sigmoid(x: Residues) -> Residues:
-    return (ONE + (-x).exp()).reciprocal()
-
-
-def _tanh(x: Residues) -> Residues:
-    twice = x + x
-    return (ONE - (twice.exp() + ONE).reciprocal() * _number(2)).with_function_of("tanh")
-
-
-def _erf(x: Residues) -> Residues:
-    return x.function("erf", odd=True)
+LN2, LOG10E = (constant(x) for x in (math.log(2.0), math.log10(math.e)))
 
 
 def _power(x: Residues, exponent: float) -> Residues:
@@ -95,30 +78,20 @@ def _constant_like(x: Residues, number: Residues) -> Residues:
     return number + zeros_like(x)
 
 
+_PRIMITIVES = ["sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sigmoid", "tanh", "erf", "sin", "cos"]
+
 FORMULAS: Mapping[str, Callable[..., Residues]] = {
+    **{name: algebraic.FORMULAS[name] for name in _PRIMITIVES},
     "mul": operator.mul,
     "multiply": operator.mul,
     "neg": operator.neg,
     "reciprocal": Residues.reciprocal,
     "square": lambda x: x * x,
-    "sqrt": Residues.sqrt,
-    "rsqrt": lambda x: x.sqrt().reciprocal(),
-    "exp": Residues.exp,
-    "exp2": _exp2,
-    "expm1": lambda x: x.exp() - ONE,
-    "log": Residues.log,
-    "log2": lambda x: x.log() * LOG2E,
     "log10": lambda x: x.log() * LOG10E,
-    "log1p": lambda x: (ONE + x).log(),
-    "sigmoid": _sigmoid,
-    "silu": lambda x: x * _sigmoid(x),
-    "silu_backward": lambda grad, x: grad * _sigmoid(x) * (ONE + x * (ONE - _sigmoid(x))),
-    "tanh": _tanh,
+    "silu": lambda x: x * algebraic.sigmoid(x),
+    "silu_backward": lambda grad, x: grad * algebraic.sigmoid(x) * (ONE + x * (ONE - algebraic.sigmoid(x))),
     "tanh_backward": lambda grad, y: grad * (ONE - y * y),
-    "erf": _erf,
-    "erfc": lambda x: ONE - _erf(x),
-    "sin": lambda x: x.function("sin", odd=True),
-    "cos": lambda x: x.function("cos", even=True),
+    "erfc": lambda x: ONE - algebraic.FORMULAS["erf"](x),
     "hypot": lambda a, b: (a * a + b * b).sqrt(),
     "logaddexp": lambda a, b: (a.exp() + b.exp()).log(),
     "dot": lambda a, b: (a * b).total(keepdim=False),
@@ -578,9 +551,9 @@ def _gelu(mode: Mode, out: Tensor, x: Tensor, *, approximate: str = "none") -> R
     own = mode.of(x)
     half = own * constant(0.5)
     if approximate == "none":
-        return half * (ONE + _erf(own * constant(math.sqrt(0.5))))
+        return half * (ONE + algebraic.FORMULAS["erf"](own * constant(math.sqrt(0.5))))
     inner = constant(math.sqrt(2 / math.pi)) * (own + constant(0.044715) * own * own * own)
-    return half * (ONE + _tanh(inner))
+    return half * (ONE + algebraic.FORMULAS["tanh"](inner))
 
 
 RULES: dict[str, Rule] = {name: _alone(formula) for name, formula in FORMULAS.items()} | {

@@ -30,7 +30,6 @@ from lastbit.interpret.places import here
 from lastbit.numerics import formats
 from lastbit.numerics.algebraic import FORMULAS
 from lastbit.numerics.residues import Residues, constant, zeros_like
-from lastbit.numerics.residues.numbers import MINUS_INFINITY
 from lastbit.shadows.memory import ShadowMemory
 
 _FORMATS = {
@@ -529,50 +528,24 @@ def _dot(self: Shadow, made: Any, a: Any, b: Any, d: Any, precision: Any, *_: An
     return (x @ y + self.residues(d)).rounded(_FORMATS[made.data.dtype], values_of(made))
 
 
-def exp2(x: Residues) -> Residues:
-    """Return exp(x · ln 2), which is 0 of -inf, as exp is."""
-    scaled = x * constant(math.log(2))
-    return Residues.where(x.flags & MINUS_INFINITY != 0, x, scaled).exp()
-
-
-def log2(x: Residues) -> Residues:
-    return x.log() * constant(math.log2(math.e))
-
-
-def tanh(x: Residues) -> Residues:
-    one, two = constant(1.0), constant(2.0)
-    return (one - two / ((two * x).exp() + one)).with_function_of("tanh")
-
-
 def _named(name: str, **symmetry: bool) -> Callable[[Residues], Residues]:
     return lambda x: x.function(name, **symmetry)
 
 
 _FUNCTIONS: dict[str, Callable[..., Residues]] = {
+    **FORMULAS,
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
     "div": operator.truediv,
     "fma": lambda x, y, z: x * y + z,
     "rcp": Residues.reciprocal,
-    "sqrt": Residues.sqrt,
-    "rsqrt": lambda x: x.sqrt().reciprocal(),
     "hypot": lambda x, y: (x * x + y * y).sqrt(),
-    "exp": Residues.exp,
-    "exp2": exp2,
     "exp10": lambda x: (x * constant(math.log(10))).exp(),
-    "expm1": lambda x: x.exp() - constant(1.0),
-    "log": Residues.log,
-    "log2": log2,
     "log10": lambda x: x.log() * constant(math.log10(math.e)),
-    "log1p": lambda x: (x + constant(1.0)).log(),
-    "tanh": tanh,
     "sinh": lambda x: (x.exp() - (-x).exp()) * constant(0.5),
     "cosh": lambda x: (x.exp() + (-x).exp()) * constant(0.5),
-    "erf": _named("erf", odd=True),
     "erfc": lambda x: constant(1.0) - x.function("erf", odd=True),
-    "sin": _named("sin", odd=True),
-    "cos": _named("cos", even=True),
     **{name: _named(name, odd=True) for name in ("tan", "asin", "atan", "asinh", "atanh", "cbrt", "erfinv")},
     **{name: _named(name) for name in ("acos", "acosh", "lgamma")},
 }
@@ -804,8 +777,8 @@ _PTX: dict[str, Callable[..., Residues]] = {
         name: _FUNCTIONS[name]
         for name in ("add", "sub", "mul", "div", "fma", "rcp", "sqrt", "rsqrt", "tanh", "sin", "cos")
     },
-    "ex2": exp2,
-    "lg2": log2,
+    "ex2": FORMULAS["exp2"],
+    "lg2": FORMULAS["log2"],
     "neg": operator.neg,
     "mov": lambda x: x,
 }
