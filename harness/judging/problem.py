@@ -211,7 +211,7 @@ class Problem:
         sizes = {float(size) for tensor in self.tensors.values() for size in tensor.shape}
         return [value for value in self.params.values() if isinstance(value, float)] + sorted(sizes)
 
-    @property
+    @cached_property
     def residues(self) -> dict[str, Residues]:
         """Return the residues of every stage of numbers under the contract; errors as in `evaluate`."""
         with following_residues(), products_of(self.constants):
@@ -232,7 +232,8 @@ class Problem:
     def nbytes(self) -> int:
         """Memory of what was evaluated and kept."""
         trace: Trace | None = vars(self).get("trace")
-        return 0 if trace is None else trace.nbytes
+        residues: Mapping[str, Residues] = vars(self).get("residues", {})
+        return (0 if trace is None else trace.nbytes) + sum(each.numbers.nbytes for each in residues.values())
 
     @cached_property
     def steps(self) -> Steps:

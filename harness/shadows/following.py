@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from lastbit.calling.performing import named_results
 from lastbit.interpret.watching import watched
@@ -38,15 +36,6 @@ class Followed:
     opaque: tuple[str, ...]
 
 
-class _Apart(Shadowing):
-    """Follows programs, whose own arithmetic is no operation of the kernel's in PyTorch."""
-
-    @contextmanager
-    def launch(self, function: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
-        with _disable_current_modes(), super().launch(function, arguments):
-            yield
-
-
 def follow(
     kernel: Kernel,
     tensors: Mapping[str, Tensor],
@@ -64,7 +53,7 @@ def follow(
         UnsupportedCase: the kernel refuses the case.
     """
     memory = ShadowMemory()
-    programs = _Apart(memory, kernel.primitives)
+    programs = Shadowing(memory, kernel.primitives)
     operations = Following(memory)
     for tensor in tensors.values():
         if tensor.is_floating_point():

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 from triton._C.libtriton import ir
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, interpreter_semantic
@@ -77,7 +78,8 @@ class Shadowing:
             if isinstance(argument, tl.tensor) and is_float(argument.handle.data.dtype):
                 self._shadow.give(argument.handle, self._shadow.constant(float(argument.handle.data.item())))
         try:
-            yield
+            with _disable_current_modes():  # arithmetic of the residues is no operation of the kernel's in PyTorch
+                yield
         finally:
             interpreter_semantic.builder, self._shadow = before, None
 
