@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,12 @@ import torch
 from torch import Tensor
 
 from lastbit.calling.performing import named_results
-from lastbit.interpret.watching import watched
+from lastbit.interpret import installed
 from lastbit.kernel import Kernel, UnsupportedCase
 from lastbit.numerics import residues
 from lastbit.numerics.residues import Residues, products_of
 from lastbit.shadows.aten import Following, Opaque
 from lastbit.shadows.memory import ShadowMemory
-from lastbit.shadows.programs import Shadowing
 
 _RULES = Path(__file__).parent, Path(residues.__file__).parent
 
@@ -53,7 +53,13 @@ def follow(
         UnsupportedCase: the kernel refuses the case.
     """
     memory = ShadowMemory()
-    programs = Shadowing(memory, kernel.primitives)
+    watching, programs = nullcontext(), None
+    if installed():  # not before: Triton decides while it is imported whether it compiles
+        from lastbit.interpret.watching import watched
+        from lastbit.shadows.programs import Shadowing
+
+        programs = Shadowing(memory, kernel.primitives)
+        watching = watched(programs)
     operations = Following(memory)
     for tensor in tensors.values():
         if tensor.is_floating_point():
@@ -61,7 +67,7 @@ def follow(
     memory.unseen = operations.unseen
     try:
         with products_of(constants), torch.compiler.set_stance("force_eager"):
-            with watched(programs), operations:
+            with watching, operations:
                 returned = kernel.call(**tensors, **params)
             named = named_results(returned, tuple(results))
             read, ended = {name: memory.read(tensor) for name, tensor in named.items()}, []
@@ -69,7 +75,8 @@ def follow(
         raise
     except Exception as why:
         read, ended = {}, [_ended(why)]
-    opaque = dict.fromkeys(map(str, (*operations.opaque, *(Opaque(*entry) for entry in programs.opaque), *ended)))
+    seen = [Opaque(*entry) for entry in programs.opaque] if programs else []
+    opaque = dict.fromkeys(map(str, (*operations.opaque, *seen, *ended)))
     return Followed(read, tuple(opaque))
 
 
