@@ -18,6 +18,7 @@ from lastbit.reports.paper import line, paragraph, print_table, verdict_word
 from lastbit.reports.summary import shown_path
 from lastbit.reports.trace import about, number
 from lastbit.reports.wording import allowed_by
+from lastbit.result import told
 
 MOST_DIAGNOSES = 2
 """Sentences of diagnosis in the lines for a report."""
@@ -44,13 +45,15 @@ _WIDTH = 10  # of labels
 def print_explanation(explanation: Explanation, console: Console) -> None:
     """The element, its arithmetic in a table, and what is wrong with it; the test to paste comes last."""
     trace = explanation.trace
-    head = f" on {explanation.device}  contract {trace.contract} of {trace.op}  "
+    contract = told(trace.contract, trace.idle)
+    head = f" on {explanation.device}  contract {contract} of {trace.op}  "
     line(console, Text.assemble((explanation.kernel, "bold"), head, verdict_word(explanation.verdict)))
     line(console, f"  {explanation.case}", "dim")
     if explanation.worst is not None:
         paragraph(console, Text(about(explanation.stage, explanation.worst)), label="  ")
     if explanation.explained_by:  # it is sure, and leads
-        kept = f"{allowed_by(explanation.explained_by, 'the case')}; it claims {trace.contract}"
+        names = [told(name, trace.idle) for name in explanation.explained_by]
+        kept = f"{allowed_by(names, 'the case')}; it claims {contract}"
         paragraph(console, Text(kept), label=f"  {'keeps':<{_WIDTH}}", label_style="bold")
     _print_arithmetic(explanation, console)
     for label, text in _fields(explanation):

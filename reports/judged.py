@@ -41,7 +41,7 @@ def as_json_line(found: FileVerdict) -> str:
 def print_judged(found: FileVerdict, console: Console) -> None:
     """The verdict, the first finding, the line that is to blame, and what to do next."""
     kernel = f":{found.kernel}" if found.kernel else ""
-    head = f"  contract {found.contract} of {found.op} on {found.device}  {found.seconds:.2f} s"
+    head = f"  contract {told(found.contract, found.idle)} of {found.op} on {found.device}  {found.seconds:.2f} s"
     line(console, Text.assemble(verdict_word(found.verdict), f"  {shown_path(found.file)}{kernel}", (head, "dim")))
     for label, text in _fields(found):
         paragraph(console, Text(text), label=f"  {label:<{_WIDTH}}", label_style="dim")
@@ -61,7 +61,7 @@ def _fields(found: FileVerdict) -> Iterator[tuple[str, str]]:
         yield "line", f"{shown_path(f'{culprit.file}:{culprit.line}')}  {culprit.expression}"
         yield "", culprit.sentence
     if found.verdict is Verdict.FAILED and found.contracts.keeps:
-        yield "keeps", " or ".join(found.contracts.keeps)
+        yield "keeps", " or ".join(told(name, found.idle) for name in found.contracts.keeps)
     if found.torch_ops:
         yield "torch", f"calls {' and '.join(found.torch_ops)}, which computes the op"
     if found.speed is not None:

@@ -40,7 +40,7 @@ from lastbit.reports.summary import (
     wrong_stage,
 )
 from lastbit.reports.traced import traced_cells, traced_stages
-from lastbit.result import BAD, OF_VALUES, Verdict
+from lastbit.result import BAD, OF_VALUES, Verdict, idle_in, told
 from lastbit.run import Run
 
 __all__ = ["RunProgress", "make_console", "print_run"]
@@ -189,15 +189,15 @@ def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
     """Yield label and text of what is sure: what the kernels keep, or what is wrong; the line, and the tensors."""
     problem, explanation = cause[0]
     result = problem.smallest
-    kept = (_kept(other.explained_by, other.smallest.contract) for other, _ in cause if other.explained_by)
+    kept = (_kept(other.kept, other.claimed) for other, _ in cause if other.kept)
     for said in dict.fromkeys(kept):
         yield "keeps", said
     if result.verdict is Verdict.ERRORED:
         yield "error", result.reason
-    told = [f.sentence for f in result.faults if not problem.explained_by or f.kind not in OF_VALUES]
-    for number, sentence in enumerate(told[: MOST_SENTENCES[0]]):
+    sentences = [f.sentence for f in result.faults if not problem.explained_by or f.kind not in OF_VALUES]
+    for number, sentence in enumerate(sentences[: MOST_SENTENCES[0]]):
         yield "" if number else "finding", sentence
-    if (rest := len(told) - MOST_SENTENCES[0]) > 0:
+    if (rest := len(sentences) - MOST_SENTENCES[0]) > 0:
         yield "", f"and {plural(rest, 'more sentence')} with -v"
     explained = explanation_lines(explanation) if explanation is not None else []
     if "line" not in dict(explained):
@@ -285,7 +285,8 @@ def _stage_rows(run: Run, kernel: str, device: str) -> Iterator[Sequence[Text] |
     title = Text.assemble((kernel, "bold"), " on ", device, "  ", verdict_word(run.verdict(kernel, device)))
     title.append(wording.on_cases(run, (kernel, device)), "yellow")
     yield title.append(f"  {shown_path(any_result.source)}" if any_result.source else "", "dim")
-    about = f"contract {any_result.contract} of {any_result.op}  {plural(len(results), 'case')}"
+    contract = told(any_result.contract, idle_in(results))
+    about = f"contract {contract} of {any_result.op}  {plural(len(results), 'case')}"
     yield Text(f"  {about}: {tally(r.verdict for r in results)}", "dim")
     if beside := beside_values(results):
         yield Text(f"  beside the values below, {beside}", STYLES[Verdict.FAILED])

@@ -14,7 +14,7 @@ from lastbit.outcomes.trace import Element, KernelTrace, Source, StageMatch, Ste
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, paragraph, print_table, verdict_word
 from lastbit.reports.summary import shown_path
-from lastbit.result import Worst
+from lastbit.result import Worst, told
 
 MOST_TEXT = 40
 """Characters of an expression that are shown."""
@@ -26,7 +26,7 @@ _HEADERS = ("line", "expression", "dtype", "value", "bits", "stage", "from")
 
 def print_trace(found: KernelTrace, console: Console) -> None:
     """The element, the steps that led to it in a table, and where it leaves the contract."""
-    head = f" on {found.device}  contract {found.contract} of {found.op}  "
+    head = f" on {found.device}  contract {told(found.contract, found.idle)} of {found.op}  "
     line(console, Text.assemble((found.kernel, "bold"), head, verdict_word(found.verdict)))
     line(console, f"  {found.case}", "dim")
     if found.worst is not None:

@@ -39,9 +39,9 @@ def test_the_table() -> None:
     found = Identification("mine", "op", "cpu", "d+b", (kept, other), answers, cases=2, contracts=3)
     lines = printed(lambda console: print_identification(found, console)).splitlines()
     assert lines[0] == "mine on cpu  claims d+b of op"
-    assert lines[2].split() == ["a", "(any", "second)", "0", "of", "9,000", "0", "of", "2", "0", "of", "12"]
+    assert lines[2].split() == ["a", "0", "of", "9,000", "0", "of", "2", "0", "of", "12"]
     assert lines[3].split() == ["d+b", "1,234", "of", "9,000", "1", "of", "2", "–"]
-    said = "keeps a (any second). The claim d+b is wrong: 1,234 of 9,000 elements are not possible under it."
+    said = "keeps a. The claim d+b is wrong: 1,234 of 9,000 elements are not possible under it."
     assert lines[4] == f"  → {said}"
 
 

@@ -74,6 +74,7 @@ def test_a_file_does_not_choose_its_cases(judges: lastbit.Judges, tmp_path: Path
     assert (found.verdict, found.exit_code, found.contracts.keeps) == ("INCONCLUSIVE", 1, ())
     assert found.reason.startswith("the kernel declined 1 of 3 cases that its signature takes, and passed the others;")
     found = asked(judges, choosy, may_decline=True)
+    assert found.idle == ("rounded_sum",)
     assert (found.verdict, found.reason, found.cases["UNSUPPORTED"]) == ("PASSED", "", 1)
 
 
