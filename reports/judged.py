@@ -16,7 +16,7 @@ from lastbit.reports.bench import amount, short
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, paragraph, verdict_word
 from lastbit.reports.summary import shown_path, tally
-from lastbit.result import Verdict
+from lastbit.result import Verdict, told
 
 _WIDTH = 10  # of labels
 
@@ -53,6 +53,8 @@ def _fields(found: FileVerdict) -> Iterator[tuple[str, str]]:
         counted = tally(Verdict(verdict) for verdict, count in found.cases.items() for _ in range(count))
         left = found.planned - sum(found.cases.values())
         yield "cases", counted + (f", {left:,} not run" if left else "")
+    if ":" in found.seed:
+        yield "again", f"with the same cases: --seed {found.seed}"
     if found.reason:
         yield "reason", found.reason
     for finding in found.findings[:1]:

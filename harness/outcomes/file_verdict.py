@@ -119,7 +119,7 @@ class FileVerdict:
         speed: where it was asked for, of a kernel that has passed its cases.
         speed_reason: what was asked for and not measured, and why; otherwise empty.
         seconds: from the file to the verdict.
-        seed: `random`, or the seed of the cases.
+        seed: that of the cases, with which they are the same again; `random` where none was drawn.
         versions: package → version.
     """
 

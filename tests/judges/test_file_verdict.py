@@ -139,5 +139,7 @@ def test_a_reader_gets_the_first_finding_the_line_and_what_to_do_next() -> None:
     print_judged(replace(FOUND, kernel="mi\x1bne"), Console(file=printed, width=100))
     text = printed.getvalue()
     assert "\x1b" not in text and "FAILED  kernel.py:mi\\x1bne  contract an_option of an_op on cpu" in text
+    print_judged(replace(FOUND, seed="random:12", contract="a+b", idle=("b",)), Console(file=printed, width=100))
+    assert "contract a of an_op" in printed.getvalue() and "--seed random:12" in printed.getvalue()
     for part in ("7 passed, 1 failed, 43 not run", "1 of 4 elements is wrong.", "kernel.py:3  x * eps", "next "):
         assert part in text
