@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -49,6 +50,9 @@ MOST_FINDINGS = 10
 MOST_OF_THE_REST = 120
 """Characters that each finding beyond those has for what it says."""
 
+MOST_CASE_LINES = 3
+"""Lines of the terminal that the smallest tensors of a finding take; of longer ones the values are left out."""
+
 MOST_REASONS = 8
 """Lines of what was not run, without -v."""
 
@@ -63,6 +67,8 @@ DECIDED = "decided: elements of results for which the contract allows one value 
 
 _TO_COPY = frozenset({"source", "smallest", "see more"})
 """Labels of what is not wrapped: paths to click, and lines to copy."""
+
+_GIVEN = re.compile(r"\bvalues\([^()]*\)")
 
 Cause = list[tuple[Problem, Explanation | None]]
 
@@ -165,7 +171,10 @@ def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> No
     width = max(len("rounding"), *(len(label) for label, _ in fields)) + 1
     for label, text in fields:
         head = f"  {label:<{width}}"
-        if label not in _TO_COPY:
+        if label == "smallest" and len(text) > MOST_CASE_LINES * console.width:
+            text = f"{_GIVEN.sub('values(…)', text)}; `lastbit explain` and run.json of the records have the values"
+            paragraph(console, Text(text), label=head, label_style="dim")
+        elif label not in _TO_COPY:
             paragraph(console, Text(text), label=head, label_style="dim")
         elif len(head) + len(text) <= console.width:
             line(console, Text.assemble((head, "dim"), text))
