@@ -61,7 +61,7 @@ def print_overview(found: Sequence[Identification], console: Console) -> None:
         cells = one.kernel, kept(one), _as_claimed(one)
         rows.append(tuple(map(Text, (*cells, *((name(other), elements(other.total)) if other else ("", ""))))))
     headers = ("kernel", "keeps", "as claimed", "next best", "elements outside it")
-    print_table(console, headers, rows)
+    print_table(console, headers, rows, spare=headers[:-3:-1], wrap_first=True)
 
 
 def _as_claimed(found: Identification) -> str:

@@ -22,6 +22,8 @@ INPUT = "input"
 
 Row = tuple[Text, ...]
 _HEADERS = ("line", "expression", "dtype", "value", "bits", "stage", "from")
+_SPARE = ("from", "dtype")
+"""Columns that a narrow console does without, the first one first."""
 
 
 def print_trace(found: KernelTrace, console: Console) -> None:
@@ -47,7 +49,8 @@ def _print_steps(steps: Sequence[Step], leaves: Step | None, console: Console) -
         for where, part in groupby(group, key=_where):
             rows += [Text(f"  {where}", "cyan")] * bool(where)
             rows += (_row(step, leaves is not None and _at(step) == _at(leaves)) for step in part)
-    print_table(console, _HEADERS, rows)
+    if gone := print_table(console, _HEADERS, rows, spare=_SPARE, wrap_first=True):
+        paragraph(console, Text(f"columns that this width has no room for: {', '.join(gone)}", "dim"), label="  ")
 
 
 def _who(step: Step) -> str:

@@ -55,6 +55,17 @@ def test_rows_beyond_the_first_are_counted() -> None:
     assert "mine[a]" in printed(lambda console: print_overview([found], console))
 
 
+def test_columns_of_an_overview_are_left_out_before_a_name_is_broken() -> None:
+    name = "native_multiply+rounded_inverse"
+    others = (Candidate((name,), name, (), {"bf16": Tally(1, 1, elements=9, outside=9)}),)
+    fits = Candidate(("fp32_multiply",), "fp32_multiply", (), {"bf16": Tally(1, elements=9)})
+    found = Identification("a_long_name_of_mine", "op", "cpu", "fp32_multiply", (fits, *others), cases=1, contracts=2)
+    console = Console(width=80)
+    with console.capture() as capture:
+        print_overview([found], console)
+    assert name in capture.get() and "elements outside it" not in capture.get()
+
+
 def test_figures_of_contracts_that_were_left_are_lower_bounds() -> None:
     assert elements(Tally(3, 3, elements=90, outside=5, untried=2)) == "at least 5 of 90"
 

@@ -215,6 +215,16 @@ def test_smallest_case_that_got_worse_can_be_repeated() -> None:
     assert f"lastbit verify k '{small}' --device cpu -x" in shown(compare(before, after))
 
 
+def test_nothing_is_wider_than_the_terminal_but_the_command() -> None:
+    long = "a_kernel_with_a_name_of_sixty_characters[native_multiply+rounded]"
+    before, after = (
+        run(result(kernel=long), result("c2", kernel=long)),
+        run(failed(kernel=long), failed("c2", kernel=long)),
+    )
+    wide = [line for line in shown(compare(before, after), 80).splitlines() if len(line) > 80]
+    assert all(line.strip().startswith("lastbit verify ") for line in wide) and len(wide) == 1
+
+
 # New and gone
 
 
