@@ -14,7 +14,7 @@ from lastbit.command_line import command
 from lastbit.outcomes.explanation import Explanation, Worked
 from lastbit.outcomes.trace import Element, KernelTrace, Source, Step
 from lastbit.reports.encoding import encoded
-from lastbit.reports.paper import line, paragraph, print_table, verdict_word
+from lastbit.reports.paper import line, paragraph, print_table, to_copy, verdict_word
 from lastbit.reports.summary import shown_path
 from lastbit.reports.trace import about, number
 from lastbit.reports.wording import allowed_by
@@ -57,7 +57,11 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
         paragraph(console, Text(kept), label=f"  {'keeps':<{_WIDTH}}", label_style="bold")
     _print_arithmetic(explanation, console)
     for label, text in _fields(explanation):
-        paragraph(console, Text(text), label=f"  {label:<{_WIDTH}}", label_style="bold" if label == "line" else "dim")
+        head, style = f"  {label:<{_WIDTH}}", "bold" if label == "line" else "dim"
+        if label == "smallest":
+            to_copy(console, text, label=head, label_style=style)
+        else:
+            paragraph(console, Text(text), label=head, label_style=style)
     if explanation.test:
         line(console, "  test", "dim")
         line(console, "\n".join(f"    {text}".rstrip() for text in explanation.test.splitlines()))

@@ -17,7 +17,7 @@ from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
 from lastbit.reports.explained import explanation_fields, explanation_of
 from lastbit.reports.explanation import explain_line, explanation_lines
 from lastbit.reports.noticed import noticed
-from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_table, verdict_word
+from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_table, to_copy, verdict_word
 from lastbit.reports.progress import RunProgress
 from lastbit.reports.properties import broken, found_in, held
 from lastbit.reports.stage_summary import (
@@ -174,12 +174,10 @@ def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> No
         if label == "smallest" and len(text) > MOST_CASE_LINES * console.width:
             text = f"{_GIVEN.sub('values(…)', text)}; `lastbit explain` and run.json of the records have the values"
             paragraph(console, Text(text), label=head, label_style="dim")
-        elif label not in _TO_COPY:
-            paragraph(console, Text(text), label=head, label_style="dim")
-        elif len(head) + len(text) <= console.width:
-            line(console, Text.assemble((head, "dim"), text))
+        elif label in _TO_COPY:
+            to_copy(console, text, label=head, label_style="dim")
         else:
-            line(console, Text.assemble((head.rstrip(), "dim"), f"\n    {text}"))
+            paragraph(console, Text(text), label=head, label_style="dim")
     line(console, f"  {repro_line(result, options)}")
     if explanation is not None and not verbose:  # with -v it stands under "see more"
         line(console, f"  {explain_line(explanation, options)}")
