@@ -65,7 +65,7 @@ def test_a_declaration_narrows_the_plan_and_leaves_as_many_cases() -> None:
     assert not [case for case in own if unsupported(kernels[1], case)]
     assert len(own) >= len(every)
     assert plan.not_run[0].reason == "declares takes='contiguous', and gets no other cases"
-    assert [note.what for note in plan.not_run[1:]] == ["placement cases on cpu"]
+    assert [note.what for note in plan.not_run[1:]] == ["cases with a tensor on another device"]
 
 
 def test_what_is_left_is_designed_as_if_there_were_nothing_else() -> None:
