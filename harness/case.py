@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import torch
 
 
+SEED_BITS = 63
+"""Of a seed that is drawn."""
+
 PEER = "peer"
 """Device of a tensor: the next one of the same type as the run's."""
 

@@ -204,7 +204,7 @@ def _automatic(here: Machine) -> dict[str, str]:
         return {"cpu": f"from --device auto: torch finds no accelerator; this machine has {here}"}
     device = f"{here.accelerator}:{here.current}"
     peers = here.peers(device)
-    others = f"; also here, for placement cases only: {', '.join(peers)}" if peers else ""
+    others = f"; also here, for cases with a tensor on another device: {', '.join(peers)}" if peers else ""
     return {device: f"from --device auto: the current accelerator{others}"}
 
 

@@ -214,6 +214,17 @@ class Op:
                 if option != contract.options[axis]:
                     yield self._point((*contract.options[:axis], option, *contract.options[axis + 1 :]))
 
+    def idle(self, contract: Contract, consulted: Collection[str], stages: Collection[str]) -> tuple[str, ...]:
+        """The options of a contract that change nothing where the reference asks for the options `consulted` alone and
+        records `stages`: no other option of their axis would, either.
+        """
+        axes = zip(self.axes.values(), contract.options, strict=True)
+        return tuple(
+            own
+            for choices, own in axes
+            if own and not any(name in consulted or set(stages) & rounds.keys() for name, rounds in choices.items())
+        )
+
     def deviations(self, contract: Contract) -> int:
         """In how many axes the contract has another option than one without a name."""
         axes = zip(self.axes.values(), contract.options, strict=True)

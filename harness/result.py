@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
@@ -247,6 +247,7 @@ class Judgement:
         explained_by: contracts of the op that allow every bit of a result which failed.
         reason: why a case was skipped, unsupported, inconclusive or errored.
         opaque: operations of the kernel that have no residues, where it was followed.
+        idle: options of the contract that change nothing here, as one about an input that the case lacks; see `told`.
     """
 
     verdict: Verdict
@@ -257,6 +258,7 @@ class Judgement:
     explained_by: tuple[str, ...] = ()
     reason: str = ""
     opaque: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
 
     @property
     def faults(self) -> tuple[Finding, ...]:
@@ -317,6 +319,21 @@ class CaseResult(Judgement):
         findings = tuple(replace(finding, notice=False) for finding in self.findings)
         failed = [Verdict.FAILED for _ in self.notices]
         return replace(self, verdict=Verdict.worst(self.verdict, *failed), findings=findings)
+
+
+def told(contract: str, idle: Collection[str]) -> str:
+    """A contract as a reader is told it: without options that change nothing where it is spoken of.
+
+    >>> told("native_multiply+rounded_sum", ["rounded_sum"])
+    'native_multiply'
+    """
+    return "+".join(option for option in contract.split("+") if option not in idle) or contract
+
+
+def idle_in(results: Iterable[CaseResult]) -> tuple[str, ...]:
+    """The options of a contract that change nothing in any of the cases that were judged."""
+    judged = [result.idle for result in results if result.stages]
+    return tuple(option for option in judged[0] if all(option in each for each in judged)) if judged else ()
 
 
 def simplest(contracts: Sequence[str], claimed: str) -> tuple[str, ...]:

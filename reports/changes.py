@@ -73,11 +73,18 @@ class KernelChange:
 
     @property
     def worse_cases(self) -> tuple[Pair, ...]:
-        return tuple(pair for pair in self.pairs if _sank(pair[0].verdict, pair[1].verdict))
+        return tuple(pair for pair in self.pairs if _sank(pair[0].verdict, pair[1].verdict) or _silent(*pair))
 
     @property
     def better_cases(self) -> tuple[Pair, ...]:
-        return tuple(pair for pair in self.pairs if _sank(pair[1].verdict, pair[0].verdict))
+        return tuple(pair for pair in self.pairs if _sank(pair[1].verdict, pair[0].verdict) and not _silent(*pair))
+
+    @property
+    def silent(self) -> bool:
+        """Return whether it gives wrong results now and gave none before, as far as the cases of both runs tell."""
+        if self.pairs or self.before is None or self.after is None:
+            return any(_silent(*pair) for pair in self.pairs)
+        return _silent(self.before, self.after)
 
     @property
     def tensors(self) -> int:
@@ -100,13 +107,13 @@ class KernelChange:
         """Return whether a verdict on the kernel or a case got worse, elements outside rose, or a property was lost.
 
         A new kernel is worse if it is at fault. One that was at fault and passes now is none for the cases that it
-        turns down or leaves open.
+        turns down or leaves open. A wrong result in place of an error is worse: whoever calls the kernel is not told.
         """
         if self.before is None or self.after is None:
             return self.after is not None and self.after.verdict in BAD
         outside = any(self.pairs and stage.outside_grew > 0 for stage in self.stages)
         mended = self.before.verdict in BAD and self.after.verdict is Verdict.PASSED
-        sank = _sank(self.before.verdict, self.after.verdict) or bool(self.worse_cases) or outside
+        sank = _sank(self.before.verdict, self.after.verdict) or bool(self.worse_cases) or outside or self.silent
         return (sank and not mended) or any(change.worse for change in self.properties)
 
     @property
@@ -115,7 +122,8 @@ class KernelChange:
         if self.before is None or self.after is None:
             return False
         outside = any(self.pairs and stage.outside_grew < 0 for stage in self.stages)
-        return _sank(self.after.verdict, self.before.verdict) or bool(self.better_cases) or outside
+        rose = _sank(self.after.verdict, self.before.verdict) and not self.silent
+        return rose or bool(self.better_cases) or outside
 
     @property
     def change(self) -> Fate:
@@ -229,6 +237,10 @@ def _of_revision(items: Iterable[_Item], suffix: str, belongs: bool) -> tuple[_I
 def _sank(before: Verdict, after: Verdict) -> bool:
     order = list(Verdict)
     return order.index(after) > order.index(before)
+
+
+def _silent(before: CaseResult | Side, after: CaseResult | Side) -> bool:
+    return (before.verdict, after.verdict) == (Verdict.ERRORED, Verdict.FAILED)
 
 
 def _settings(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

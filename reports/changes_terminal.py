@@ -54,16 +54,14 @@ def print_changes(changes: Changes, console: Console | None = None, *, strict: b
         line(console)
     _print_others(changes, console)
     style = "bold red" if changes.exit_code(strict=strict) else "bold green"
-    line(console, Text.assemble((verdict(changes), style), f"  {summary(changes)}"))
+    paragraph(console, Text.assemble((verdict(changes), style), f"  {summary(changes)}"))
 
 
 def _print_kernel(kernel: KernelChange, changes: Changes, console: Console) -> None:
     style = STYLES[Fate.WORSE if kernel.worse else kernel.change]
     word = Text(kernel.change.value, style)
-    line(
-        console,
-        Text.assemble(word, "  ", (kernel.kernel, "bold"), f" on {devices(kernel)}  {head(kernel)}  of {kernel.op}"),
-    )
+    rest = f" on {devices(kernel)}  {head(kernel)}  of {kernel.op}"
+    paragraph(console, Text.assemble(word, "  ", (kernel.kernel, "bold"), rest))
     for note in notes(kernel, changes.names):
         paragraph(console, Text(note, "dim"), label="  ")
     for text in drifts(kernel):

@@ -116,6 +116,8 @@ def notes(kernel: KernelChange, names: tuple[str, str]) -> list[str]:
         if pairs:
             then, now = tally(p[0].verdict for p in pairs), tally(p[1].verdict for p in pairs)
             lines.append(f"{plural(len(pairs), 'case')} got {word}: {then} → {now}")
+    if kernel.silent:
+        lines.append("it raised before, and gives wrong results now: whoever calls it is not told")
     lines += [property_changes.sentence(one) for one in kernel.properties]
     if before.verdict != after.verdict and not kernel.worse_cases and not kernel.better_cases:
         lines.append(

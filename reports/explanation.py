@@ -14,10 +14,11 @@ from lastbit.command_line import command
 from lastbit.outcomes.explanation import Explanation, Worked
 from lastbit.outcomes.trace import Element, KernelTrace, Source, Step
 from lastbit.reports.encoding import encoded
-from lastbit.reports.paper import line, paragraph, print_table, verdict_word
+from lastbit.reports.paper import line, paragraph, print_table, to_copy, verdict_word
 from lastbit.reports.summary import shown_path
 from lastbit.reports.trace import about, number
 from lastbit.reports.wording import allowed_by
+from lastbit.result import told
 
 MOST_DIAGNOSES = 2
 """Sentences of diagnosis in the lines for a report."""
@@ -44,17 +45,23 @@ _WIDTH = 10  # of labels
 def print_explanation(explanation: Explanation, console: Console) -> None:
     """The element, its arithmetic in a table, and what is wrong with it; the test to paste comes last."""
     trace = explanation.trace
-    head = f" on {explanation.device}  contract {trace.contract} of {trace.op}  "
+    contract = told(trace.contract, trace.idle)
+    head = f" on {explanation.device}  contract {contract} of {trace.op}  "
     line(console, Text.assemble((explanation.kernel, "bold"), head, verdict_word(explanation.verdict)))
     line(console, f"  {explanation.case}", "dim")
     if explanation.worst is not None:
         paragraph(console, Text(about(explanation.stage, explanation.worst)), label="  ")
     if explanation.explained_by:  # it is sure, and leads
-        kept = f"{allowed_by(explanation.explained_by, 'the case')}; it claims {trace.contract}"
+        names = [told(name, trace.idle) for name in explanation.explained_by]
+        kept = f"{allowed_by(names, 'the case')}; it claims {contract}"
         paragraph(console, Text(kept), label=f"  {'keeps':<{_WIDTH}}", label_style="bold")
     _print_arithmetic(explanation, console)
     for label, text in _fields(explanation):
-        paragraph(console, Text(text), label=f"  {label:<{_WIDTH}}", label_style="bold" if label == "line" else "dim")
+        head, style = f"  {label:<{_WIDTH}}", "bold" if label == "line" else "dim"
+        if label == "smallest":
+            to_copy(console, text, label=head, label_style=style)
+        else:
+            paragraph(console, Text(text), label=head, label_style=style)
     if explanation.test:
         line(console, "  test", "dim")
         line(console, "\n".join(f"    {text}".rstrip() for text in explanation.test.splitlines()))

@@ -169,7 +169,7 @@ def _print_cases(kernel: KernelOutcome, console: Console, options: str) -> None:
 def _explanation(kernel: KernelOutcome) -> str:
     """The contracts that allow every bit of every broken case."""
     broken = tuple(case.result for case in kernel.having(Status.BROKEN) if case.result is not None)
-    if broken and (names := Problem(broken, len(broken)).explained_by):
+    if broken and (names := Problem(broken, len(broken)).kept):
         extent = f"all {len(broken):,} broken cases" if len(broken) > 1 else "the broken case"
         return allowed_by(names, extent)
     return ""

@@ -102,13 +102,13 @@ def _fields(said: Iterable[tuple[str, Sequence[str]]]) -> list[Field]:
 def _gist(problem: Problem, said: dict[str, list[str]]) -> Words:
     """What is wrong in one line, as words and whether to stress them: contracts, an error or the first sentence."""
     result = problem.smallest
-    if kept := problem.explained_by:
-        claimed = set(result.contract.split("+"))
+    if kept := problem.kept:
+        claimed = set(problem.claimed.split("+"))
         common = set[str].intersection(*(set(name.split("+")) for name in kept))
         words: Words = []
         for name in kept:
             words += [(" or " if words else "keeps ", False), *_options(name, claimed)]
-        return [*words, (", claims ", False), *_options(result.contract, common)]
+        return [*words, (", claims ", False), *_options(problem.claimed, common)]
     if result.verdict is Verdict.ERRORED:
         return [(" ".join(said.pop("error", [])), False)]
     return [(said["finding"].pop(0) if said.get("finding") else "", False)]

@@ -14,7 +14,7 @@ from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, CoverageTable
 from lastbit.reports.stage_summary import StageSummary, beside_values, extremes
 from lastbit.reports.summary import distance, error, plural, share, shown_path, signed, tally
 from lastbit.reports.traced import TracedStage, traced_cells
-from lastbit.result import CaseResult, Verdict
+from lastbit.result import CaseResult, Verdict, idle_in, told
 from lastbit.run import LEAST_JUDGED, Agreement, Decided, Power, Run
 
 Subject = tuple[str, str]
@@ -184,7 +184,7 @@ def _kernel(any_result: CaseResult, one: Standing) -> Row:
     beside = beside_values(one.cases)
     extreme = extremes(one.cases)
     detail = (
-        any_result.contract,
+        told(any_result.contract, idle_in(one.cases)),
         shown_path(any_result.source),
         beside and f"beside wrong values, {beside}",
         extreme and f"extreme: {extreme}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.text import Text
 from lastbit.outcomes.identification import Candidate, Identification, Tally
 from lastbit.reports.paper import line, paragraph, print_table
 from lastbit.reports.summary import listed, plural
+from lastbit.result import told
 
 MOST_CANDIDATES = 8
 MOST_NAMES = 3
@@ -20,7 +22,7 @@ Row = tuple[Text, ...]
 
 def print_identification(found: Identification, console: Console, *, every: bool = False) -> None:
     """One kernel: the contracts in a table, nearest first, then what it keeps; `every` leaves none out."""
-    line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  claims {found.claim} of {found.op}"))
+    line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  claims {claim(found)} of {found.op}"))
     if found.cases:
         shown = found.candidates[: None if every else MOST_CANDIDATES]
         print_table(console, _HEADERS, [_row(candidate) for candidate in shown])
@@ -59,14 +61,14 @@ def print_overview(found: Sequence[Identification], console: Console) -> None:
         cells = one.kernel, kept(one), _as_claimed(one)
         rows.append(tuple(map(Text, (*cells, *((name(other), elements(other.total)) if other else ("", ""))))))
     headers = ("kernel", "keeps", "as claimed", "next best", "elements outside it")
-    print_table(console, headers, rows)
+    print_table(console, headers, rows, spare=headers[:-3:-1], wrap_first=True)
 
 
 def _as_claimed(found: Identification) -> str:
     """Whether the kernel keeps what it claims; that is not known of one that was not judged."""
     if not found.cases:
         return "–"
-    said = "yes" if found.settled else "open" if found.keeps_claim else f"no: {found.claim}"
+    said = "yes" if found.settled else "open" if found.keeps_claim else f"no: {claim(found)}"
     return f"{said}, but it errored in {plural(len(found.errors), 'case')}" if found.errors else said
 
 
@@ -75,8 +77,14 @@ def name(candidate: Candidate) -> str:
     if not candidate.fixed:
         rest = len(candidate.contracts) - MOST_NAMES
         return " or ".join([*candidate.contracts[:MOST_NAMES], *([f"{rest:,} more"] if rest > 0 else [])])
-    free = f" (any {' and '.join(candidate.free)})" if candidate.free else ""
-    return ", ".join([candidate.fixed + free, *candidate.changes])
+    return ", ".join([candidate.fixed, *candidate.changes])
+
+
+def claim(found: Identification) -> str:
+    """What the kernel claims, without options of which none makes a difference in the cases."""
+    own = found.claimed
+    fixed = re.findall(r"\w+", own.fixed) if own is not None and own.free else found.claim.split("+")
+    return told(found.claim, set(found.claim.split("+")).difference(fixed))
 
 
 def elements(total: Tally) -> str:
@@ -130,7 +138,7 @@ def answer(found: Identification) -> str:
     wrong = found.claimed.total
     parts = [f"{elements(wrong)} elements are not possible under it"] if wrong.outside or wrong.undefined else []
     parts += [f"{wrong.unexplained:,} of {plural(wrong.rows, 'row')} cannot be explained"] if wrong.unexplained else []
-    return f"{said} The claim {found.claim} is wrong: {', and '.join(parts)}."
+    return f"{said} The claim {claim(found)} is wrong: {', and '.join(parts)}."
 
 
 def remarks(found: Identification) -> Iterator[str]:
@@ -139,6 +147,9 @@ def remarks(found: Identification) -> Iterator[str]:
     for dtypes, sentence in _beside(found):
         together.setdefault(sentence, []).append(dtypes)
     yield from (f"In {', '.join(dtypes)} {sentence}." for sentence, dtypes in together.items())
+    axes = dict.fromkeys(axis for one in found.candidates for axis in one.free)
+    if free := [axis for axis in axes if all(axis in one.free for one in found.candidates)]:
+        yield f"In these cases {' and '.join(free)} of a contract make{'s' * (len(free) == 1)} no difference."
     search = found.search
     if search.tried or search.left:
         changed = f"up to {plural(search.points, 'rounding point')} changed"

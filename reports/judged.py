@@ -14,9 +14,9 @@ from lastbit.outcomes.bench import Sample
 from lastbit.outcomes.file_verdict import CallTime, FileVerdict
 from lastbit.reports.bench import amount, short
 from lastbit.reports.encoding import encoded
-from lastbit.reports.paper import line, paragraph, verdict_word
+from lastbit.reports.paper import paragraph, to_copy, verdict_word
 from lastbit.reports.summary import shown_path, tally
-from lastbit.result import Verdict
+from lastbit.result import Verdict, told
 
 _WIDTH = 10  # of labels
 
@@ -41,10 +41,17 @@ def as_json_line(found: FileVerdict) -> str:
 def print_judged(found: FileVerdict, console: Console) -> None:
     """The verdict, the first finding, the line that is to blame, and what to do next."""
     kernel = f":{found.kernel}" if found.kernel else ""
-    head = f"  contract {found.contract} of {found.op} on {found.device}  {found.seconds:.2f} s"
-    line(console, Text.assemble(verdict_word(found.verdict), f"  {shown_path(found.file)}{kernel}", (head, "dim")))
+    judged = found.verdict in (Verdict.PASSED, Verdict.INCONCLUSIVE, Verdict.FAILED)  # else no contract was looked at
+    contract = f"contract {told(found.contract, found.idle)} of " if judged else ""
+    about = f"  {contract}{found.op} on {found.device}  {found.seconds:.2f} s"
+    verdict = verdict_word(found.verdict)
+    paragraph(console, Text.assemble(verdict, f"  {shown_path(found.file)}{kernel}", (about, "dim")))
     for label, text in _fields(found):
-        paragraph(console, Text(text), label=f"  {label:<{_WIDTH}}", label_style="dim")
+        head = f"  {label:<{_WIDTH}}"
+        if label == "next":
+            to_copy(console, text, label=head, label_style="dim")
+        else:
+            paragraph(console, Text(text), label=head, label_style="dim")
 
 
 def _fields(found: FileVerdict) -> Iterator[tuple[str, str]]:
@@ -53,15 +60,18 @@ def _fields(found: FileVerdict) -> Iterator[tuple[str, str]]:
         counted = tally(Verdict(verdict) for verdict, count in found.cases.items() for _ in range(count))
         left = found.planned - sum(found.cases.values())
         yield "cases", counted + (f", {left:,} not run" if left else "")
+    if ":" in found.seed:
+        yield "again", f"with the same cases: --seed {found.seed}"
     if found.reason:
         yield "reason", found.reason
     for finding in found.findings[:1]:
-        yield "finding", finding.sentence
+        if finding.sentence != found.reason:
+            yield "finding", finding.sentence
     if (culprit := found.culprit) is not None:
         yield "line", f"{shown_path(f'{culprit.file}:{culprit.line}')}  {culprit.expression}"
         yield "", culprit.sentence
     if found.verdict is Verdict.FAILED and found.contracts.keeps:
-        yield "keeps", " or ".join(found.contracts.keeps)
+        yield "keeps", " or ".join(told(name, found.idle) for name in found.contracts.keeps)
     if found.torch_ops:
         yield "torch", f"calls {' and '.join(found.torch_ops)}, which computes the op"
     if found.speed is not None:

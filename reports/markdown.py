@@ -32,7 +32,7 @@ from lastbit.reports.summary import (
     tally,
 )
 from lastbit.reports.traced import traced_cells, traced_stages
-from lastbit.result import BAD, Verdict
+from lastbit.result import BAD, Verdict, idle_in, told
 from lastbit.run import Run
 
 LIMIT = 60 * 1024
@@ -154,7 +154,8 @@ def _stages(run: Run) -> Iterator[Block]:
 def _stage_table(run: Run, kernel: str, device: str) -> str:
     results = run.of(kernel, device)
     example = next(r for r in run.results if (r.kernel, r.device) == (kernel, device))
-    about = f"contract {code(example.contract)} of {code(example.op)}, {code(shown_path(example.source))}"
+    contract = told(example.contract, idle_in(results))
+    about = f"contract {code(contract)} of {code(example.op)}, {code(shown_path(example.source))}"
     about += f"; {plural(len(results), 'case')}: {tally(r.verdict for r in results)}"
     if beside := beside_values(results):
         about += f"; beside the values below, {beside}"

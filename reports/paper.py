@@ -66,6 +66,14 @@ def paragraph(console: Console, text: Text, *, label: str = "", label_style: str
         line(console, Text.assemble(prefix, part))
 
 
+def to_copy(console: Console, text: str, *, label: str, label_style: str = "") -> None:
+    """Print a line to copy or a path to click, unbroken: after `label` where it fits, and else below it."""
+    if len(label) + cell_len(text) <= console.width:
+        line(console, Text.assemble((label, label_style), text))
+    else:
+        line(console, Text.assemble((label.rstrip(), label_style), f"\n    {text}"))
+
+
 def print_table(
     console: Console,
     headers: Sequence[str],

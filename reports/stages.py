@@ -11,6 +11,7 @@ from rich.text import Text
 from lastbit.outcomes.stages import Handover, Kind, StageSearch
 from lastbit.reports.paper import line, paragraph, print_table
 from lastbit.reports.summary import error, listed, plural, share, signed
+from lastbit.result import told
 
 MOST_SUSPECTS = 4
 
@@ -27,7 +28,7 @@ LEGEND = (
 
 def print_stages(found: StageSearch, console: Console) -> None:
     """The stages in a table, then the first that matters."""
-    head = f" on {found.device}  contract {found.contract} of {found.op}"
+    head = f" on {found.device}  contract {told(found.contract, found.idle)} of {found.op}"
     line(console, Text.assemble((found.kernel, "bold"), head))
     line(console, f"  {found.case}", "dim")
     if not found.handovers:

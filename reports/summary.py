@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastbit.command_line import command
-from lastbit.result import BAD, OF_PROPERTIES, SANITIZED, ULP_BINS, CaseResult, Verdict, simplest
+from lastbit.result import BAD, OF_PROPERTIES, SANITIZED, ULP_BINS, CaseResult, Verdict, idle_in, simplest, told
 from lastbit.run import Run
 
 
@@ -45,6 +45,16 @@ class Problem:
         failed = [r.explained_by for r in self.bad if r.verdict is Verdict.FAILED]
         common = [c for c in failed[0] if all(c in others for others in failed)] if failed else []
         return simplest(common, self.smallest.contract)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Those of `explained_by`, as a reader is told them."""
+        return tuple(told(name, idle_in(self.bad)) for name in self.explained_by)
+
+    @property
+    def claimed(self) -> str:
+        """The contract of the kernel, as a reader is told it."""
+        return told(self.smallest.contract, idle_in(self.bad))
 
     @property
     def severity(self) -> tuple[bool, bool, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -16,7 +17,7 @@ from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
 from lastbit.reports.explained import explanation_fields, explanation_of
 from lastbit.reports.explanation import explain_line, explanation_lines
 from lastbit.reports.noticed import noticed
-from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_table, verdict_word
+from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_table, to_copy, verdict_word
 from lastbit.reports.progress import RunProgress
 from lastbit.reports.properties import broken, found_in, held
 from lastbit.reports.stage_summary import (
@@ -40,7 +41,7 @@ from lastbit.reports.summary import (
     wrong_stage,
 )
 from lastbit.reports.traced import traced_cells, traced_stages
-from lastbit.result import BAD, OF_VALUES, Verdict
+from lastbit.result import BAD, OF_VALUES, Verdict, idle_in, told
 from lastbit.run import Run
 
 __all__ = ["RunProgress", "make_console", "print_run"]
@@ -48,6 +49,9 @@ __all__ = ["RunProgress", "make_console", "print_run"]
 MOST_FINDINGS = 10
 MOST_OF_THE_REST = 120
 """Characters that each finding beyond those has for what it says."""
+
+MOST_CASE_LINES = 3
+"""Lines of the terminal that the smallest tensors of a finding take; of longer ones the values are left out."""
 
 MOST_REASONS = 8
 """Lines of what was not run, without -v."""
@@ -63,6 +67,8 @@ DECIDED = "decided: elements of results for which the contract allows one value 
 
 _TO_COPY = frozenset({"source", "smallest", "see more"})
 """Labels of what is not wrapped: paths to click, and lines to copy."""
+
+_GIVEN = re.compile(r"\bvalues\([^()]*\)")
 
 Cause = list[tuple[Problem, Explanation | None]]
 
@@ -165,12 +171,13 @@ def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> No
     width = max(len("rounding"), *(len(label) for label, _ in fields)) + 1
     for label, text in fields:
         head = f"  {label:<{width}}"
-        if label not in _TO_COPY:
+        if label == "smallest" and len(text) > MOST_CASE_LINES * console.width:
+            text = f"{_GIVEN.sub('values(…)', text)}; `lastbit explain` and run.json of the records have the values"
             paragraph(console, Text(text), label=head, label_style="dim")
-        elif len(head) + len(text) <= console.width:
-            line(console, Text.assemble((head, "dim"), text))
+        elif label in _TO_COPY:
+            to_copy(console, text, label=head, label_style="dim")
         else:
-            line(console, Text.assemble((head.rstrip(), "dim"), f"\n    {text}"))
+            paragraph(console, Text(text), label=head, label_style="dim")
     line(console, f"  {repro_line(result, options)}")
     if explanation is not None and not verbose:  # with -v it stands under "see more"
         line(console, f"  {explain_line(explanation, options)}")
@@ -189,15 +196,15 @@ def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
     """Yield label and text of what is sure: what the kernels keep, or what is wrong; the line, and the tensors."""
     problem, explanation = cause[0]
     result = problem.smallest
-    kept = (_kept(other.explained_by, other.smallest.contract) for other, _ in cause if other.explained_by)
+    kept = (_kept(other.kept, other.claimed) for other, _ in cause if other.kept)
     for said in dict.fromkeys(kept):
         yield "keeps", said
     if result.verdict is Verdict.ERRORED:
         yield "error", result.reason
-    told = [f.sentence for f in result.faults if not problem.explained_by or f.kind not in OF_VALUES]
-    for number, sentence in enumerate(told[: MOST_SENTENCES[0]]):
+    sentences = [f.sentence for f in result.faults if not problem.explained_by or f.kind not in OF_VALUES]
+    for number, sentence in enumerate(sentences[: MOST_SENTENCES[0]]):
         yield "" if number else "finding", sentence
-    if (rest := len(told) - MOST_SENTENCES[0]) > 0:
+    if (rest := len(sentences) - MOST_SENTENCES[0]) > 0:
         yield "", f"and {plural(rest, 'more sentence')} with -v"
     explained = explanation_lines(explanation) if explanation is not None else []
     if "line" not in dict(explained):
@@ -285,7 +292,8 @@ def _stage_rows(run: Run, kernel: str, device: str) -> Iterator[Sequence[Text] |
     title = Text.assemble((kernel, "bold"), " on ", device, "  ", verdict_word(run.verdict(kernel, device)))
     title.append(wording.on_cases(run, (kernel, device)), "yellow")
     yield title.append(f"  {shown_path(any_result.source)}" if any_result.source else "", "dim")
-    about = f"contract {any_result.contract} of {any_result.op}  {plural(len(results), 'case')}"
+    contract = told(any_result.contract, idle_in(results))
+    about = f"contract {contract} of {any_result.op}  {plural(len(results), 'case')}"
     yield Text(f"  {about}: {tally(r.verdict for r in results)}", "dim")
     if beside := beside_values(results):
         yield Text(f"  beside the values below, {beside}", STYLES[Verdict.FAILED])

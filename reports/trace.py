@@ -14,7 +14,7 @@ from lastbit.outcomes.trace import Element, KernelTrace, Source, StageMatch, Ste
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, paragraph, print_table, verdict_word
 from lastbit.reports.summary import shown_path
-from lastbit.result import Worst
+from lastbit.result import Worst, told
 
 MOST_TEXT = 40
 """Characters of an expression that are shown."""
@@ -22,11 +22,13 @@ INPUT = "input"
 
 Row = tuple[Text, ...]
 _HEADERS = ("line", "expression", "dtype", "value", "bits", "stage", "from")
+_SPARE = ("from", "dtype")
+"""Columns that a narrow console does without, the first one first."""
 
 
 def print_trace(found: KernelTrace, console: Console) -> None:
     """The element, the steps that led to it in a table, and where it leaves the contract."""
-    head = f" on {found.device}  contract {found.contract} of {found.op}  "
+    head = f" on {found.device}  contract {told(found.contract, found.idle)} of {found.op}  "
     line(console, Text.assemble((found.kernel, "bold"), head, verdict_word(found.verdict)))
     line(console, f"  {found.case}", "dim")
     if found.worst is not None:
@@ -47,7 +49,8 @@ def _print_steps(steps: Sequence[Step], leaves: Step | None, console: Console) -
         for where, part in groupby(group, key=_where):
             rows += [Text(f"  {where}", "cyan")] * bool(where)
             rows += (_row(step, leaves is not None and _at(step) == _at(leaves)) for step in part)
-    print_table(console, _HEADERS, rows)
+    if gone := print_table(console, _HEADERS, rows, spare=_SPARE, wrap_first=True):
+        paragraph(console, Text(f"columns that this width has no room for: {', '.join(gone)}", "dim"), label="  ")
 
 
 def _who(step: Step) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from lastbit.reports import traced
 from lastbit.reports.summary import Problem, listed, plural, share, shown_path, signed, ulp_bins
-from lastbit.result import BAD, CaseResult, StageResult, Verdict, simplest
+from lastbit.result import BAD, CaseResult, StageResult, Verdict, idle_in, simplest, told
 from lastbit.run import LEAST_DECIDED, LEAST_JUDGED, Run
 
 MOST_NAMES = 4
@@ -73,7 +73,7 @@ def problem_fields(problem: Problem, *, most_sentences: int | None = None) -> li
     """
     result = problem.smallest
     said = [("keeps", _kept(problem))] if problem.explained_by else []  # it is sure, and leads
-    said += [("claims" if said else "contract", f"{result.contract} of {result.op}")]
+    said += [("claims" if said else "contract", f"{problem.claimed} of {result.op}")]
     said += [("error", result.reason)] if result.verdict is Verdict.ERRORED else []
     said += _failure(problem, most_sentences) if result.verdict is not Verdict.ERRORED or result.faults else []
     return [*said, ("cases", _extent(problem)), ("source", shown_path(result.source))]
@@ -93,7 +93,8 @@ def _failure(problem: Problem, most_sentences: int | None) -> list[tuple[str, st
     if stage := failing or _named_stage(result):
         said.append(("statistics", _statistics(result, stage)))
     if not problem.explained_by and (own := simplest(result.explained_by, result.contract)):
-        kept = f"{' or '.join(own)} in the smallest case, but no contract of the op allows every failed result"
+        names = " or ".join(told(name, result.idle) for name in own)
+        kept = f"{names} in the smallest case, but no contract of the op allows every failed result"
         said.append(("explained by", kept))
     return said
 
@@ -122,7 +123,7 @@ def _kept(problem: Problem) -> str:
     failed = [r for r in problem.bad if r.verdict is Verdict.FAILED]
     extent = f"all {len(failed):,} failed results" if len(failed) > 1 else "the failed result"
     extent += ", those tried while shrinking included" if any(not r.counted for r in failed) else ""
-    return allowed_by(problem.explained_by, extent)
+    return allowed_by(problem.kept, extent)
 
 
 def allowed_by(contracts: Sequence[str], extent: str) -> str:
@@ -198,9 +199,10 @@ def inconclusive(run: Run) -> list[str]:
 
 def _to_decide(run: Run, kernel: str, device: str) -> str:
     """Return why a kernel is inconclusive, and what would decide it."""
-    told = [p.alternative for p in run.power if (p.kernel, p.device) == (kernel, device) and p.missing]
-    if told:
-        return f"no case tells its contract from {listed(told, 1)}; run more cases (--cases-per-group)"
+    alike = [p.alternative for p in run.power if (p.kernel, p.device) == (kernel, device) and p.missing]
+    if alike:
+        names = [told(name, idle_in(run.of(kernel, device))) for name in alike]
+        return f"no case tells its contract from {listed(names, 1)}; run more cases (--cases-per-group)"
     if few := [d for d in run.decided(kernel, device) if d.missing]:
         seen = f"{share(few[0].decided, few[0].numel)} of {few[0].stage} ({few[0].dtype}) decided"
         return f"{seen}, but {100 * LEAST_DECIDED:g} % must be; {DECIDES_MORE}"
@@ -269,7 +271,8 @@ def never_told_apart(run: Run) -> list[str]:
     for p in run.power:
         if p.missing:
             where = f"{p.kernel} on {p.device} with {p.dtypes}"
-            together.setdefault(where, []).append(f"{p.alternative} (in {plural(p.cases, 'case')})")
+            alternative = told(p.alternative, idle_in(run.of(p.kernel, p.device)))
+            together.setdefault(where, []).append(f"{alternative} (in {plural(p.cases, 'case')})")
     return [f"{where} was never told from {listed(others, MOST_NAMES)}" for where, others in together.items()]
 
 
@@ -283,11 +286,12 @@ def unseen(run: Run) -> list[str]:
 def coinciding(run: Run) -> str:
     """Pairs of contracts that no input can tell apart, with the dtypes for which that is so; empty for none."""
     own = {result.kernel: result.contract for result in run.results}
+    idle = {subject: idle_in(run.of(*subject)) for subject in run.subjects()}
     pairs: dict[str, dict[str, None]] = {}
     for p in run.power:
         if not p.separable:
-            pair = " = ".join(sorted((own.get(p.kernel, p.kernel), p.alternative)))
-            pairs.setdefault(p.dtypes, {})[pair] = None
+            pair = (told(c, idle.get((p.kernel, p.device), ())) for c in (own.get(p.kernel, p.kernel), p.alternative))
+            pairs.setdefault(p.dtypes, {})[" = ".join(sorted(pair))] = None
     alike = _grouped((listed(sorted(contracts), MOST_PAIRS), dtypes) for dtypes, contracts in pairs.items())
     said = "; ".join(f"{contracts} ({dtypes})" for contracts, dtypes in alike)
     return f"Contracts that coincide for these dtypes, so that there is nothing to see: {said}." if said else ""

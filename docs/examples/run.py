@@ -44,8 +44,11 @@ _STEP = re.compile(
 
 
 def steps(page: str) -> Iterator[tuple[str, re.Match[str]]]:
-    """Yield what a reader of a followed page does, in its order: `file`, `diff`, `command`, and `sample` to compare."""
-    for match in _STEP.finditer((ROOT / page).read_text()):
+    """Yield what a reader of a followed page does, in its order: `file`, `diff`, `command`, and `sample` to compare.
+
+    What stands in depth below a door is not followed.
+    """
+    for match in _STEP.finditer((ROOT / page).read_text().partition("\n## In depth\n")[0]):
         for kind in ("file", "diff", "sample", "line", "quoted"):
             if match[kind] is not None:
                 yield ("command" if kind in {"line", "quoted"} else kind), match

@@ -62,7 +62,7 @@ def _add_effort(group: argparse._ArgumentGroup) -> None:
         "--seed",
         metavar="N",
         default=RANDOM,
-        help="of the cases; by default nobody knows it before the kernel is loaded",
+        help="of the cases; by default drawn when the kernel has been loaded, and reported as random:N",
     )
     add("--fail-fast", action="store_true", help="stop at the first failing case, and do not make it small")
     seconds = f"look for the wrong line for so long (default: {EXPLAIN:g}, or 0 with --fail-fast)"

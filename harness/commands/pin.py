@@ -109,7 +109,7 @@ def _folder(given: Sequence[str]) -> Path:
         raise UsageError(f"project folder {str(folder)!r} does not exist or is not a folder")
     if not given and not any((folder / name).is_dir() for name in _FOLDERS):
         names = ", ".join(f"{name}/" for name in _FOLDERS)
-        raise UsageError(f"there is no project here: {str(folder)!r} has none of {names}; --project DIR names one")
+        raise UsageError(f"there is no project here: {str(folder)!r} has none of {names}; --project . makes it one")
     if folder.resolve() == BUILT_IN == PACKAGE:
         raise UsageError(f"{str(folder)!r} is where lastbit is installed; --project DIR names a folder of yours")
     return folder

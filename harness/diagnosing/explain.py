@@ -24,7 +24,7 @@ from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.outcomes.explanation import Explanation
 from lastbit.outcomes.trace import KernelTrace
-from lastbit.result import BAD, CaseResult, Verdict, simplest
+from lastbit.result import BAD, CaseResult, Verdict, simplest, told
 from lastbit.verify.check import Subject, examine
 from lastbit.verify.inprocess import Watch, Workplace, planned, unwatched
 from lastbit.verify.plan import Planned
@@ -101,7 +101,7 @@ def _found(subject: Subject, result: CaseResult) -> Explanation:
     """What the judgement says, before anything is asked again."""
     stage, worst = worst_of(result) or ("", None)
     names = subject.kernel.name, result.op, result.contract, result.case, result.device
-    trace = KernelTrace(*names, verdict=result.verdict, reason=result.reason)
+    trace = KernelTrace(*names, verdict=result.verdict, reason=result.reason, idle=result.idle)
     return Explanation(
         subject.kernel.name,
         result.device,
@@ -172,7 +172,7 @@ class Explainer:
             return _noting(found, f"smaller tensors were not found: {ended}")
         if case is None:
             return _noting(found, f"no smaller tensors that fail alike were found in {seconds:.0f} s")
-        names = found.trace.op, found.trace.contract, case, found.kernel
+        names = found.trace.op, told(found.trace.contract, found.trace.idle), case, found.kernel
         source = item.source.removeprefix(f"{Path.cwd()}/")  # a test is pasted elsewhere, and goes to others
         test = test_of(*names, source=source, device=item.device, interpreted=interpreted)
         return replace(found, smallest=str(case), test=test)

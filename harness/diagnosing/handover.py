@@ -52,6 +52,7 @@ def search_stages(subject: Subject, case: Case, *, watch: Watch = unwatched) -> 
         reason=result.reason or result.verdict.lower(),
         beside=tuple(f.sentence for f in result.findings if f.kind not in OF_STAGES),
         notices=tuple(f.sentence for f in result.notices),
+        idle=result.idle,
     )
     if not actual:
         return found

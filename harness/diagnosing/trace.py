@@ -107,7 +107,7 @@ def trace_result(
     watch: Watch = unwatched,
 ) -> KernelTrace:
     """`trace_case` of a case that was judged, with the tensors that it was judged by."""
-    found = _begun(subject, case, result.verdict)
+    found = replace(_begun(subject, case, result.verdict), idle=result.idle)
     target = worst_of(result)
     if target is None:
         return replace(found, reason=result.reason or "it gave no element that could be compared")

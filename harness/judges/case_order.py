@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from lastbit.case import Case, Group, parse_case
+from lastbit.case import SEED_BITS, Case, Group, parse_case
 from lastbit.config import PROFILES
 from lastbit.inputs.values import check_regime
 from lastbit.judges.question import RANDOM, Question
@@ -39,28 +40,36 @@ class CaseOrder:
     def of(self, question: Question, accepts: frozenset[str]) -> tuple[Chosen, ...]:
         """The cases for a kernel that takes `accepts`, by their number of elements.
 
-        Where the seed is random, each case gets one that was not there before the call, unless a line lists its values.
+        Where the seed is random, each case gets one that follows from the number drawn for the question, or for this
+        call, unless a line lists its values.
 
         Raises:
             UsageError: a line is malformed, or of another op.
         """
         if question.lines:
             return _of_lines(question)
-        key = question.op, accepts, question.profile, question.seed
+        kind, _, number = question.drawn.seed.partition(":")
+        key = question.op, accepts, question.profile, kind
         if key not in self._known:
             self._known[key] = tuple(sorted(self._drawn(question, accepts), key=lambda chosen: elements(chosen.case)))
         chosen = self._known[key]
-        if question.seed != RANDOM:
+        if kind != RANDOM:
             return chosen
-        return tuple(replace(one, case=reseeded(one.case)) for one in chosen)
+        return tuple(replace(one, case=reseeded(one.case, _seed(number, n))) for n, one in enumerate(chosen))
 
     def _drawn(self, question: Question, accepts: frozenset[str]) -> list[Chosen]:
         count = PROFILES[question.profile]
         groups = designed(
             self.project.groups(question.op, accepts, small=self.small), count, whole=count >= PROFILES["ci"]
         )
-        seed = 0 if question.seed == RANDOM else int(question.seed)
+        seed = 0 if question.seed.startswith(RANDOM) else int(question.seed)
         return [chosen for group in groups for chosen in _of_group(group, count, seed)]
+
+
+def _seed(number: str, place: int) -> int:
+    """The seed of a case, from which nobody finds that of another case."""
+    digest = hashlib.sha256(f"{number} {place}".encode()).digest()
+    return int.from_bytes(digest) >> (8 * len(digest) - SEED_BITS)
 
 
 def _of_group(group: Group, count: int, seed: int) -> list[Chosen]:

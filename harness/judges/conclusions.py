@@ -9,7 +9,7 @@ from dataclasses import replace
 from lastbit.case import parse_case
 from lastbit.judges.case_order import elements
 from lastbit.outcomes.file_verdict import CaseFinding, Contracts, DecidedShare, FileVerdict
-from lastbit.result import BAD, CaseResult, Finding, Verdict, simplest
+from lastbit.result import BAD, CaseResult, Finding, Verdict, idle_in, simplest, told
 from lastbit.run import Run
 
 ERRORED = "errored"
@@ -48,6 +48,7 @@ def concluded(
         decided=_decided(run, name, device),
         findings=tuple(_findings(results, repro)),
         contracts=contracts_of(results, verdict, empty.contract),
+        idle=idle_in(results),
     )
 
 
@@ -67,10 +68,10 @@ def failure_of(results: Sequence[CaseResult]) -> CaseResult | None:
 def _reason(run: Run, verdict: Verdict, kernel: str, device: str) -> str:
     """Why there is no verdict on values, where there is none."""
     if verdict is Verdict.INCONCLUSIVE:
-        apart = [f"{power.alternative} ({power.dtypes})" for power in run.power if power.missing]
+        apart = [f"{told(p.alternative, idle_in(run.results))} ({p.dtypes})" for p in run.power if p.missing]
         little = [f"{d.stage} ({d.dtype})" for d in run.decided(kernel, device) if d.missing]
-        told = [f"no case told the contract from {', '.join(apart)}"] if apart else []
-        return "; ".join(told + ([f"too little was decided of {', '.join(little)}"] if little else []))
+        missing = [f"no case told the contract from {', '.join(apart)}"] if apart else []
+        return "; ".join(missing + ([f"too little was decided of {', '.join(little)}"] if little else []))
     silent = verdict in (Verdict.PASSED, Verdict.FAILED)
     return "" if silent else next(result.reason for result in run.results if result.verdict is verdict)
 

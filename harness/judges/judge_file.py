@@ -124,8 +124,9 @@ def _version(package: str) -> str:
 
 def _judged(desk: Desk, kernel: Opened, question: Question, empty: FileVerdict) -> FileVerdict:
     """The verdict on a kernel that is loaded."""
-    subject = kernel.subject
+    subject, question = kernel.subject, question.drawn
     empty = replace(empty, kernel=subject.kernel.name, notes=kernel.notes, confinement=kernel.confinement)
+    empty = replace(empty, seed=question.seed)
     if subject.kernel.devices and subject.device.type not in subject.kernel.devices:
         reason = f"the file declares it for {', '.join(subject.kernel.devices)} only"
         return replace(empty, verdict=Verdict.UNSUPPORTED, reason=reason)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from lastbit.case import SEED_BITS
 from lastbit.command_line import command
 from lastbit.config import LONGEST_TIMEOUT, PROFILES
 from lastbit.errors import UsageError, unknown
@@ -13,7 +15,10 @@ from lastbit.kernel import PLACEMENTS
 from lastbit.of_file import Role
 
 RANDOM = "random"
-"""The seed of a question whose cases get seeds that nobody knows before the kernel is loaded."""
+"""The seed of a question whose cases get seeds that nobody knows before the kernel is loaded.
+
+They follow from a number that is drawn then: `random:N` asks for the same cases again.
+"""
 
 LEAST_MEMORY = 1 << 29
 """Bytes of which a kernel process with torch and Triton has half before it does anything."""
@@ -35,7 +40,7 @@ class Question:
         placement: what the kernel does with tensors on other devices.
         profile: one of `PROFILES`.
         lines: case lines to judge it on instead, as they are.
-        seed: `RANDOM`, or the seed that the cases are drawn from.
+        seed: `RANDOM`, which may be followed by what was drawn, or the seed that the cases are drawn from.
         fail_fast: the first failing case is the last one, and is not made small.
         explain: seconds in which a failure is explained, 0 for none; None for `EXPLAIN`, and none with `fail_fast`.
         forbid_torch_op: a kernel that calls torch's own operator for the whole op fails.
@@ -81,8 +86,14 @@ class Question:
             )
         if self.beside and not self.speed:
             raise UsageError("a kernel of the project is timed beside one that is timed: ask for speed as well")
-        if self.seed != RANDOM and not self.seed.isdecimal():
-            raise UsageError(f"seed {self.seed!r} is neither {RANDOM} nor a whole number from 0 on")
+        if self.seed != RANDOM and not self.seed.removeprefix(f"{RANDOM}:").isdecimal():
+            raise UsageError(f"seed {self.seed!r} is neither {RANDOM}, {RANDOM}:N nor a whole number N from 0 on")
+
+    @property
+    def drawn(self) -> Question:
+        """The same with a number drawn for the seeds of its cases, where they are random and none was drawn before."""
+        open_ = self.seed == RANDOM and not self.lines
+        return replace(self, seed=f"{RANDOM}:{secrets.randbits(SEED_BITS)}") if open_ else self
 
     @property
     def role(self) -> Role:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 from lastbit.judging.lanes import MOST_COLUMNS
-from lastbit.ops import Contract
 from lastbit.result import Comparison, Finding, StageResult
 from lastbit.row_check import Need, Needs, RowCheck
 
 
-def describe_stage(stage: StageResult, contract: Contract) -> Finding:
+def describe_stage(stage: StageResult, contract: str) -> Finding:
     """The finding for a stage that has elements outside its enclosure."""
     local = stage.isolated.outside > 0
     comparison = stage.isolated if local else stage.cumulative
@@ -25,7 +24,7 @@ _VIEWS = {
 }
 
 
-def describe_rows(rows: RowCheck, contract: Contract) -> Finding:
+def describe_rows(rows: RowCheck, contract: str) -> Finding:
     """The finding for rows that no latent value within the enclosure explains."""
     needs = rows.needs
     said = f"{rows.unexplained:,} of {rows.rows:,} rows cannot come from one fp32 {rows.stages} under {contract}"
@@ -68,7 +67,7 @@ def _beside(need: Need) -> str:
     return f"{need.ratio:.6g} times the contract's ({need.value:.9g} where that is {need.expected:.9g})"
 
 
-def describe_split(rows: RowCheck, contract: Contract) -> Finding:
+def describe_split(rows: RowCheck, contract: str) -> Finding:
     """The notice for rows that come from two latent values, one in each half of the columns."""
     sentence = (
         f"{rows.split:,} of {rows.rows:,} rows come from two values of fp32 {rows.stages}, one in each half of the "

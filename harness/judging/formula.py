@@ -13,7 +13,7 @@ from lastbit.judging.expected import Numbers
 from lastbit.judging.problem import Problem
 from lastbit.numerics.residues import Residues
 from lastbit.ops import Contract
-from lastbit.result import Finding
+from lastbit.result import Finding, told
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,9 @@ def kept_apart(problem: Problem, given: Mapping[str, Residues], alternatives: li
 def describe_formula(problem: Problem, name: str, compared: Compared, explained: tuple[str, ...]) -> Finding:
     """Return the finding for a result that follows from another formula than the contract's."""
     what = f"{compared.differs:,} of {compared.numel:,} elements follow from another formula than that of"
-    sentence = f"{what} {problem.contract}, whatever the order of its sums"
-    known = f"; all of them are those of {' or of '.join(explained)}" if explained else ""
+    idle = problem.steps.idle
+    sentence = f"{what} {told(str(problem.contract), idle)}, whatever the order of its sums"
+    known = f"; all of them are those of {' or of '.join(told(c, idle) for c in explained)}" if explained else ""
     return Finding("formula", name, f"{sentence}{known}.")
 
 

@@ -39,7 +39,7 @@ from lastbit.judging.problem import Problem, Tensors
 from lastbit.judging.screen import Screened
 from lastbit.judging.tally import Tally
 from lastbit.judging.trace import Steps, Trace
-from lastbit.result import Comparison, Judgement, StageResult, Verdict
+from lastbit.result import Comparison, Judgement, StageResult, Verdict, told
 from lastbit.row_check import RowCheck
 
 _BLOCK = {"cpu": 1 << 17}  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of them
@@ -172,7 +172,7 @@ def _judgement(
     whole: Observation, steps: Steps, results: list[str], tally: Tally, others: OtherContracts, most: int
 ) -> Judgement:
     """Return the verdict on everything that was counted."""
-    contract, rows = whole.problem.contract, tally.rows
+    contract, rows = told(str(whole.problem.contract), steps.idle), tally.rows
     names = [name for name in steps.formats if name in tally.cumulative]
     fingerprints = fingerprints_of([whole.actual[name] for name in names], values=True)
     stages = tuple(
@@ -194,15 +194,16 @@ def _judgement(
     notices = (describe_split(rows, contract),) if rows is not None and rows.split else ()
     if findings:
         findings += notices
-        return Judgement(Verdict.FAILED, stages, tuple(findings), rows, others.ruled_out, others.explained)
+        known = others.ruled_out, others.explained
+        return Judgement(Verdict.FAILED, stages, tuple(findings), rows, *known, idle=steps.idle)
     if any(s.decided for s in stages):
         counts = constants(whole, most, steps.sums)
         stages = tuple(replace(s, constant=counts.get(s.name, 0)) for s in stages)
     if any(s.decided for s in stages) or not any(s.cumulative.numel for s in stages):
-        return Judgement(Verdict.PASSED, stages, notices, rows, others.ruled_out)
+        return Judgement(Verdict.PASSED, stages, notices, rows, others.ruled_out, idle=steps.idle)
     but = " but constants" if any(s.constant for s in stages) else ""
     reason = f"no element{but} has a single legal value and no row could be checked"
-    return Judgement(Verdict.INCONCLUSIVE, stages, notices, rows, others.ruled_out, reason=reason)
+    return Judgement(Verdict.INCONCLUSIVE, stages, notices, rows, others.ruled_out, reason=reason, idle=steps.idle)
 
 
 def _with_exact(whole: Observation, name: str, found: Comparison, *, isolated: bool) -> Comparison:

@@ -240,7 +240,8 @@ class Problem:
         """Which computation the reference makes of the problem; errors as in `evaluate`."""
         trace, consulted = self.trace, frozenset(self.trace.consulted)
         chosen = consulted.intersection(self.contract.options)
-        return Steps(consulted, chosen, trace.formats, frozenset(trace.sums))
+        idle = self.op.idle(self.contract, consulted, trace.formats)
+        return Steps(consulted, chosen, trace.formats, frozenset(trace.sums), idle)
 
     def takes(self, steps: Steps) -> bool:
         """Whether these are its steps, which were those of the same inputs under another contract."""

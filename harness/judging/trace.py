@@ -61,12 +61,14 @@ class Steps:
         consulted, chosen: contract options that it asked for, and those of them that the contract has.
         formats: stage → format.
         sums: stages that are sums over rows.
+        idle: options of the contract that change nothing here; see `Op.idle`.
     """
 
     consulted: frozenset[str] = frozenset()
     chosen: frozenset[str] = frozenset()
     formats: Mapping[str, Format | Integers] = field(default_factory=dict)
     sums: frozenset[str] = frozenset()
+    idle: tuple[str, ...] = ()
 
     @cached_property
     def numbers(self) -> dict[str, Format]:

@@ -122,8 +122,11 @@ class Explanation:
     @property
     def telling(self) -> tuple[str, ...]:
         """The diagnoses without what a line that is named, with its rounding, says better."""
-        named = self.is_sure and self.deciding is not None and self.deciding.misrounded
-        return tuple(said for said in self.diagnoses if not (named and said.endswith(NEARLY_RIGHT)))
+        deciding = self.deciding
+        if not self.is_sure or deciding is None or not deciding.misrounded:
+            return self.diagnoses
+        same = f"As if {deciding.stage} were not rounded: "
+        return tuple(d for d in self.diagnoses if not d.endswith(NEARLY_RIGHT) and not d.startswith(same))
 
     @property
     def elsewhere(self) -> tuple[str, ...]:

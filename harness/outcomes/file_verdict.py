@@ -106,6 +106,7 @@ class FileVerdict:
         file, sha256: what was judged; the hash is that of the file alone, not of what it imports.
         kernel: the function.
         contract: what it is held to.
+        idle: options of it that change nothing in any of the cases.
         reason: why it is ERRORED, or why nothing was run; empty otherwise.
         cases: verdict → number of cases, every verdict among them.
         planned: cases that there were to run; more than those of `cases` where the first failing one was the last.
@@ -118,7 +119,7 @@ class FileVerdict:
         speed: where it was asked for, of a kernel that has passed its cases.
         speed_reason: what was asked for and not measured, and why; otherwise empty.
         seconds: from the file to the verdict.
-        seed: `random`, or the seed of the cases.
+        seed: that of the cases, with which they are the same again; `random` where none was drawn.
         versions: package → version.
     """
 
@@ -147,6 +148,7 @@ class FileVerdict:
     seed: str = ""
     profile: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:

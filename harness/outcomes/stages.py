@@ -79,6 +79,7 @@ class StageSearch:
         notices: what is unusual about it and no fault.
         verdict: of the case as `lastbit verify` judges it.
         reason: why the kernel gave nothing that can be judged; empty if it did.
+        idle: options of the contract that change nothing in the case.
     """
 
     kernel: str
@@ -97,6 +98,7 @@ class StageSearch:
     rows: RowCheck | None = None
     beside: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
 
     @property
     def named(self) -> str:

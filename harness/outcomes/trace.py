@@ -129,6 +129,7 @@ class KernelTrace:
         wrong: the first stage that does not follow from the kernel's own earlier ones; empty if that was not found.
         unmatched: stages up to the element's with which no step agrees.
         notes: what is wrong beside values, and what a reader must know about the steps.
+        idle: options of the contract that change nothing in the case.
     """
 
     kernel: str
@@ -152,6 +153,7 @@ class KernelTrace:
     wrong: str = ""
     unmatched: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
 
     @property
     def leaves(self) -> Step | None:

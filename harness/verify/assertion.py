@@ -29,7 +29,7 @@ from lastbit.judging.problem import Params, Problem, Tensors
 from lastbit.kernel import Kernel, declarations_of
 from lastbit.numerics import Premises
 from lastbit.ops import Contract, Op, check_arguments
-from lastbit.result import Judgement, Verdict, simplest
+from lastbit.result import Judgement, Verdict, simplest, told
 from lastbit.run import LEAST_DECIDED
 from lastbit.verify.formulas import follows, judged_by_formula
 from lastbit.verify.project import Project, open_project
@@ -334,17 +334,18 @@ def _named(problem: Problem, actual: Tensor | Mapping[str, Tensor]) -> Mapping[s
 
 
 def _message(op: str, contract: str, judgement: Judgement) -> str:
-    lines = [f"{op} does not keep {contract}: {judgement.verdict}"]
+    lines = [f"{op} does not keep {told(contract, judgement.idle)}: {judgement.verdict}"]
     lines += [f"  {finding.stage}: {finding.sentence}" for finding in judgement.findings]
     if judgement.explained_by and sum(s.decided for s in judgement.stages if s.result) >= TELLING:
-        lines.append(f"  Every bit is explained by: {', '.join(simplest(judgement.explained_by, contract))}")
+        kept = (told(name, judgement.idle) for name in simplest(judgement.explained_by, contract))
+        lines.append(f"  Every bit is explained by: {', '.join(kept)}")
     return "\n".join(lines)
 
 
 def _too_little(op: str, claim: _Claim, decided: float | None, least: float, judgement: AssertedJudgement) -> str:
     """Which results were decided too little, and what would help."""
     asked = "is needed to show it" if decided is None else f"decided={decided:g} asks for"
-    lines = [f"{op} may keep {claim.contract}, but less is decided than {asked}"]
+    lines = [f"{op} may keep {told(str(claim.contract), judgement.idle)}, but less is decided than {asked}"]
     formats = {stage.name: stage.dtype for stage in judgement.stages}
     for name, share in judgement.decided.items():
         if share < least:
@@ -352,7 +353,7 @@ def _too_little(op: str, claim: _Claim, decided: float | None, least: float, jud
     if judgement.reason:
         lines.append(f"  {judgement.reason}")
     if judgement.not_ruled_out:
-        lines.append(f"  Not ruled out: {', '.join(judgement.not_ruled_out)}")
+        lines.append(f"  Not ruled out: {', '.join(told(name, judgement.idle) for name in judgement.not_ruled_out)}")
     helps = ["inputs of small integers, whose sums are exact in any order"]
     if claim.depth is None:
         helps.insert(0, "depth=, the height of the kernel's summation tree, or kernel=, which declares it")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from lastbit.case import Case, parse_case
+from lastbit.case import SEED_BITS, Case, parse_case
 from lastbit.inputs.given import is_given
 from lastbit.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
 from lastbit.verify.advice import advice_for
@@ -92,10 +92,10 @@ def _has_failed(item: Item, failures: KnownFailures) -> bool:
     return failures.has(item.subject.kernel.name, str(item.subject.device))
 
 
-def reseeded(case: Case) -> Case:
-    """The case with values of a seed that nobody knew before, unless its line lists values."""
+def reseeded(case: Case, seed: int | None = None) -> Case:
+    """The case with values of another seed, by default of one that nobody knew before, unless its line lists values."""
     given = any(is_given(tensor.regime) for tensor in case.tensors)
-    return case if given else replace(case, seed=secrets.randbits(63))
+    return case if given else replace(case, seed=secrets.randbits(SEED_BITS) if seed is None else seed)
 
 
 def _run_all(explorer: Explorer, drawn: Sequence[Case], *, shrinks: bool) -> None:

@@ -57,8 +57,8 @@ def not_asked(kernel: Kernel, groups: Iterable[Group], own: Iterable[Group]) -> 
     if kernel.takes:
         kept = {group.name for group in own}
         lost = [group.name for group in groups if group.name not in kept]
-        beyond = f", all of the groups {', '.join(lost)} among them" if lost else ""
-        yield NotRun(f"cases beyond what {kernel.name} takes{beyond}", f"not asked: it declares {told(kernel.takes)}")
+        none = f" (no case of {', '.join(lost)})" if lost else ""
+        yield NotRun(f"{kernel.name}{none}", f"declares {told(kernel.takes)}, and gets no other cases")
 
 
 def _narrowed(group: Group, kernel: Kernel) -> Group | None:

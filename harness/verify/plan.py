@@ -171,7 +171,7 @@ def make_plan(
     if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
         alone = "the cpu alone has no other device to put a tensor on"
         reason = alone if torch.accelerator.is_available() else NO_ACCELERATOR
-        not_run.append(NotRun("placement cases on cpu", reason))
+        not_run.append(NotRun("cases with a tensor on another device", reason))
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)
 
 

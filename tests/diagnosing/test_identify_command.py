@@ -39,9 +39,9 @@ def test_the_table() -> None:
     found = Identification("mine", "op", "cpu", "d+b", (kept, other), answers, cases=2, contracts=3)
     lines = printed(lambda console: print_identification(found, console)).splitlines()
     assert lines[0] == "mine on cpu  claims d+b of op"
-    assert lines[2].split() == ["a", "(any", "second)", "0", "of", "9,000", "0", "of", "2", "0", "of", "12"]
+    assert lines[2].split() == ["a", "0", "of", "9,000", "0", "of", "2", "0", "of", "12"]
     assert lines[3].split() == ["d+b", "1,234", "of", "9,000", "1", "of", "2", "–"]
-    said = "keeps a (any second). The claim d+b is wrong: 1,234 of 9,000 elements are not possible under it."
+    said = "keeps a. The claim d+b is wrong: 1,234 of 9,000 elements are not possible under it."
     assert lines[4] == f"  → {said}"
 
 
@@ -53,6 +53,17 @@ def test_rows_beyond_the_first_are_counted() -> None:
     assert "and 4 more rows; --all" in printed(lambda console: print_identification(found, console))
     assert "c11" in printed(lambda console: print_identification(found, console, every=True))
     assert "mine[a]" in printed(lambda console: print_overview([found], console))
+
+
+def test_columns_of_an_overview_are_left_out_before_a_name_is_broken() -> None:
+    name = "native_multiply+rounded_inverse"
+    others = (Candidate((name,), name, (), {"bf16": Tally(1, 1, elements=9, outside=9)}),)
+    fits = Candidate(("fp32_multiply",), "fp32_multiply", (), {"bf16": Tally(1, elements=9)})
+    found = Identification("a_long_name_of_mine", "op", "cpu", "fp32_multiply", (fits, *others), cases=1, contracts=2)
+    console = Console(width=80)
+    with console.capture() as capture:
+        print_overview([found], console)
+    assert name in capture.get() and "elements outside it" not in capture.get()
 
 
 def test_figures_of_contracts_that_were_left_are_lower_bounds() -> None:

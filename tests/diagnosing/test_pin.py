@@ -140,7 +140,8 @@ def test_a_folder_without_a_project_is_none(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["pin", CASE, "mine", "--reason", "why"]) == 2
-    assert "there is no project here" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "there is no project here" in shown and "--project . makes it one" in shown
 
 
 def test_nothing_is_kept_where_lastbit_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

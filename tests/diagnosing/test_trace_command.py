@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -279,6 +280,17 @@ def test_the_command_prints_lines_values_and_a_sentence(
     assert product[0] == "17" and product[-6:-4] != []
     assert any("Program (" in text and "of _norm" in text for text in lines)
     assert any("→ The value leaves the contract in line 17, x * tl.rsqrt(variance + eps)" in text for text in lines)
+
+
+def test_no_word_of_a_step_is_broken_at_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    kernel_of(tmp_path, TRITON, contract="native_multiply", **RIGHT)
+    assert run(BF16, "mine", str(tmp_path)) == 1
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80 and "no room for: from" in shown
+    assert re.search(r"^  \d+ .*  0x[0-9a-f]{8}  ✗ normalized$", shown, re.MULTILINE)
 
 
 def test_the_command_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,8 +85,8 @@ def test_a_device_that_is_named_twice_runs_once() -> None:
         (ONE, "device xpu:0: from --device auto: the current accelerator"),
         (
             THREE,
-            "device gcu:1: from --device auto: the current accelerator; also here, for placement cases only: "
-            "gcu:2, gcu:0",
+            "device gcu:1: from --device auto: the current accelerator; also here, for cases with a tensor "
+            "on another device: gcu:2, gcu:0",
         ),
     ],
 )

@@ -272,6 +272,21 @@ def test_without_presets_every_contract_is_a_candidate() -> None:
 # The ops that ship
 
 
+@pytest.mark.parametrize(
+    ("contract", "consulted", "stages", "idle"),
+    [
+        ("", {"divided"}, {"normalized", "output"}, ("rounded_sum",)),
+        ("fp32_multiply+unrounded_sum", {"divided"}, {"normalized", "output"}, ("unrounded_sum",)),
+        ("", {"unrounded_sum", "rounded_sum", "divided"}, {"residual_sum", "normalized", "output"}, ()),
+        ("rounded_inverse", set(), {"inv_rms", "output"}, ("native_multiply", "rounded_sum")),
+    ],
+)
+def test_options_of_an_axis_that_nothing_depends_on_are_idle(
+    contract: str, consulted: set[str], stages: set[str], idle: tuple[str, ...]
+) -> None:
+    assert rms_norm.idle(rms_norm.contract(contract), consulted, stages) == idle
+
+
 def test_rms_norm() -> None:
     assert rms_norm.inputs == ("x", "weight", "residual", "scale")
     assert rms_norm.optional == {"weight", "residual", "scale"}

@@ -231,7 +231,7 @@ def test_the_plan_has_none_on_the_cpu_and_says_so_once(project: Path) -> None:
     plan = planned(project, "cpu")
     assert [item.group.name for item in plan.items] == ["all", "all"]
     [missing] = plan.not_run
-    assert missing.what == "placement cases on cpu"
+    assert missing.what == "cases with a tensor on another device"
     here = torch.accelerator.is_available()
     assert ("no other device" if here else NO_ACCELERATOR) in missing.reason
     assert planned(project, "cpu", kernels=("one",)).not_run == ()

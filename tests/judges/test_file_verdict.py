@@ -139,5 +139,23 @@ def test_a_reader_gets_the_first_finding_the_line_and_what_to_do_next() -> None:
     print_judged(replace(FOUND, kernel="mi\x1bne"), Console(file=printed, width=100))
     text = printed.getvalue()
     assert "\x1b" not in text and "FAILED  kernel.py:mi\\x1bne  contract an_option of an_op on cpu" in text
+    print_judged(replace(FOUND, seed="random:12", contract="a+b", idle=("b",)), Console(file=printed, width=100))
+    assert "contract a of an_op" in printed.getvalue() and "--seed random:12" in printed.getvalue()
     for part in ("7 passed, 1 failed, 43 not run", "1 of 4 elements is wrong.", "kernel.py:3  x * eps", "next "):
         assert part in text
+
+
+def test_the_next_command_is_not_broken_and_nothing_else_is_wider_than_the_terminal() -> None:
+    printed, repro = io.StringIO(), "lastbit judge kernel.py 'an_op x=bf16[4]' --op an_op --contract an_option"
+    found = replace(FOUND, file="a/long/path/of/a/kernel.py", findings=(replace(FOUND.findings[0], repro=repro),))
+    print_judged(found, Console(file=printed, width=60))
+    assert [line.strip() for line in printed.getvalue().splitlines() if len(line) > 60] == [repro]
+
+
+def test_what_a_kernel_raised_is_said_once_and_no_contract_of_what_was_not_compared() -> None:
+    printed = io.StringIO()
+    raised = replace(FOUND.findings[0], kind="errored", sentence="ValueError: no")
+    found = replace(FOUND, verdict=Verdict.ERRORED, reason="ValueError: no", findings=(raised,), culprit=None, notes=())
+    print_judged(found, Console(file=printed, width=100))
+    assert printed.getvalue().count("ValueError: no") == 1
+    assert "contract" not in printed.getvalue()

@@ -52,8 +52,9 @@ def test_seeds_are_nobodys_until_the_call(order: CaseOrder) -> None:
     assert len({one.case.seed for one in (*first, *second)}) > 1.9 * len(first)
 
 
-def test_a_seed_makes_the_same_cases(order: CaseOrder) -> None:
-    asked = [order.of(replace(ASKED, seed=seed), PLAIN) for seed in ("7", "7", "8")]
+@pytest.mark.parametrize("kind", ["", "random:"])
+def test_a_seed_makes_the_same_cases(order: CaseOrder, kind: str) -> None:
+    asked = [order.of(replace(ASKED, seed=kind + seed), PLAIN) for seed in ("7", "7", "8")]
     assert asked[0] == asked[1] != asked[2]
 
 

@@ -60,12 +60,21 @@ def asked(judges: lastbit.Judges, path: Path, **question: Any) -> FileVerdict:
     return found
 
 
+def test_a_seed_that_was_drawn_gives_the_same_cases_again(judges: lastbit.Judges, tmp_path: Path) -> None:
+    path, few = written(tmp_path, body="raise ValueError"), {"lines": (), "profile": "smoke", "fail_fast": True}
+    first, second = (asked(judges, path, **few) for _ in range(2))
+    again = asked(judges, path, **few, seed=first.seed)
+    assert first.seed == again.seed != second.seed
+    assert first.findings == again.findings != second.findings
+
+
 def test_a_right_file(judges: lastbit.Judges, tmp_path: Path) -> None:
     found = asked(judges, written(tmp_path))
     assert (found.verdict, found.kernel, found.cases["PASSED"], found.planned) == ("PASSED", "rms_norm", 3, 3)
     assert found.contracts.keeps == (found.contract,) == ("fp32_multiply+rounded_sum",)
     assert {share.dtype: share.elements for share in found.decided} == {"bf16": 272, "fp32": 48}
     assert not found.findings and not found.torch_ops and not found.notes and found.exit_code == 0
+    assert found.idle == ("rounded_sum",)
 
 
 def test_a_file_does_not_choose_its_cases(judges: lastbit.Judges, tmp_path: Path) -> None:

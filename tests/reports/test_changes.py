@@ -147,7 +147,7 @@ def test_without_a_common_case_figures_do_not_drift() -> None:
         (failed(outside=8), failed(outside=7), Fate.BETTER, 0),
         (failed(), failed(), Fate.UNCHANGED, 0),
         (result(), result(verdict=Verdict.UNSUPPORTED, stages=(), reason="no"), Fate.WORSE, 1),
-        (result(verdict=Verdict.ERRORED, stages=(), reason="no"), failed(), Fate.BETTER, 0),
+        (result(verdict=Verdict.ERRORED, stages=(), reason="no"), failed(), Fate.WORSE, 1),
     ],
 )
 def test_verdicts_and_elements_outside_decide(before: CaseResult, after: CaseResult, change: Fate, code: int) -> None:
@@ -161,6 +161,17 @@ def test_one_case_more_that_fails_is_worse_although_the_verdict_is_the_same() ->
     changes = compare(run(failed("c1"), failed("c2")), run(failed("c1"), errored))
     assert only(changes) == (Fate.WORSE, True)
     assert "1 case got worse: 1 failed → 1 errored" in shown(changes)
+
+
+@pytest.mark.parametrize("case", ["c1", "c2"])
+def test_a_wrong_result_in_place_of_an_error_is_worse(case: str) -> None:
+    """Also where no case is common; a kernel of which the errors alone are mended is better."""
+    errored = result("c1", verdict=Verdict.ERRORED, stages=(), reason="boom")
+    changes = compare(run(errored), run(failed(case)))
+    assert (changes.kernels[0].worse, changes.kernels[0].better, changes.exit_code()) == (True, False, 1)
+    assert "it raised before, and gives wrong results now" in shown(changes) and "ERRORED → FAILED" in shown(changes)
+    changes = compare(run(errored, failed("c2")), run(result("c1"), failed("c2")))
+    assert only(changes) == (Fate.BETTER, False)
 
 
 @pytest.mark.parametrize("turned_down", [Verdict.UNSUPPORTED, Verdict.INCONCLUSIVE])
@@ -202,6 +213,16 @@ def test_smallest_case_that_got_worse_can_be_repeated() -> None:
         *(replace(failed(), case=line, fingerprint=line) for line in (big, small)), environment={"options": "-x"}
     )
     assert f"lastbit verify k '{small}' --device cpu -x" in shown(compare(before, after))
+
+
+def test_nothing_is_wider_than_the_terminal_but_the_command() -> None:
+    long = "a_kernel_with_a_name_of_sixty_characters[native_multiply+rounded]"
+    before, after = (
+        run(result(kernel=long), result("c2", kernel=long)),
+        run(failed(kernel=long), failed("c2", kernel=long)),
+    )
+    wide = [line for line in shown(compare(before, after), 80).splitlines() if len(line) > 80]
+    assert all(line.strip().startswith("lastbit verify ") for line in wide) and len(wide) == 1
 
 
 # New and gone

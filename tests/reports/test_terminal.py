@@ -76,6 +76,16 @@ def test_a_finding_says_what_is_sure_the_line_the_tensors_and_the_command() -> N
     assert "mismatched" in shown(run, verbose=1)
 
 
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_values_of_long_tensors_are_left_out_and_it_is_said_where_they_are(verbose: int) -> None:
+    small = f"rms_norm x=bf16[1,200]:values({','.join(['0.75'] * 200)}) eps=1e-06 seed=0"
+    run = Run((failed(),), explanations=(replace(explained(failed(), "norm.py"), smallest=small),))
+    text = " ".join(shown(run, 80, verbose).split())
+    assert "smallest rms_norm x=bf16[1,200]:values(…) eps=1e-06 seed=0; `lastbit explain` and run.json" in text
+    assert "0.75" not in text
+    assert small in shown(run, 600, verbose)
+
+
 def test_where_no_line_is_proven_the_place_is_said() -> None:
     explanation = explained(failed(), "norm.py")
     between = replace(explanation.trace, steps=(), blamed=None, between=("norm.py:3 to 5",), until="output")

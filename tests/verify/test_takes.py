@@ -64,8 +64,8 @@ def test_a_declaration_narrows_the_plan_and_leaves_as_many_cases() -> None:
     assert all(torch.empty_strided(t.shape, t.element_strides, device="meta").is_contiguous() for t in specs)
     assert not [case for case in own if unsupported(kernels[1], case)]
     assert len(own) >= len(every)
-    assert plan.not_run[0].reason == "not asked: it declares takes='contiguous'"
-    assert [note.what for note in plan.not_run[1:]] == ["placement cases on cpu"]
+    assert plan.not_run[0].reason == "declares takes='contiguous', and gets no other cases"
+    assert [note.what for note in plan.not_run[1:]] == ["cases with a tensor on another device"]
 
 
 def test_what_is_left_is_designed_as_if_there_were_nothing_else() -> None:
