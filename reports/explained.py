@@ -64,7 +64,7 @@ def follows(step: Step, explanation: Explanation) -> bool:
     if explanation.culprit is None or (wrong := _place(explanation.culprit)) not in places:
         return False
     later = places[places.index(wrong) + 1 :]
-    return _place(step) in later and _place(step) not in map(_place, (explanation.culprit, *explanation.trace.culprits))
+    return _place(step) in later
 
 
 def _place(step: Step) -> tuple[str, int, int, int, int]:

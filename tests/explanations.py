@@ -45,7 +45,7 @@ def explained(result: CaseResult, file: Path | str, **changes: object) -> Explan
     names = result.kernel, result.op, result.contract, result.case, result.device
     worst = Worst((0, 1), 0.1494140625, 0.1484375, 0.149, 0.1484375, 0.1484375, 1.0)
     trace = KernelTrace(
-        *names, result.verdict, stage="output", worst=worst, steps=steps, culprits=(steps[2],), blamed=steps[2]
+        *names, result.verdict, stage="output", worst=worst, steps=steps, leaves=steps[2], blamed=steps[2]
     )
     worked = Worked(
         "normalized",

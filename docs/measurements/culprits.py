@@ -11,8 +11,6 @@ import json
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass
 from io import StringIO
@@ -21,23 +19,21 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, COUNT = (0, 1), 60
-FIRST = 3
 OF_VALUES = "values"
 HEAD = """# Culprits: whether the line of a fault is named
 
 `{command}`.
 
 Each of {count} faults of `tests/faults/` is planted in a kernel that is declared without stages; the first case of
-`lastbit verify` that fails is traced (`lastbit trace`), and the culprits that it names are held against the text.
-*Planted* is a line that the fault changed or added (where it only deletes, a line beside the gap), or the call of a
-function there. *Consumer* is a statement that takes what those lines give, through names, arguments and results, past
-statements that have no step of their own: addresses, sizes, flags. *First three*: one of these is among the first
-three culprits. *Unrounded* is neither: where a fault only leaves out a rounding, the statement whose value is no
-longer rounded (`xhat = x * rstd`, of which the cast that followed is gone), or the argument that it is passed as; how
-many rest on it has its own column. Faults whose finding is not of values have no wrong element, and stand apart.
+`lastbit verify` that fails is traced (`lastbit explain --trace`), and the line that it names is held against the text.
+*Right* is a line that the fault changed or added (where it only deletes, a line beside the gap), or the call of a
+function there; where a fault only leaves out a rounding, the statement whose value is no longer rounded
+(`xhat = x * rstd`, of which the cast that followed is gone), or the argument that it is passed as. A line is named
+where the recorded call, done again with one operation of it mended, gives what the contract allows, residues included.
+Faults whose finding is not of values have no wrong element, and stand apart.
 
-| op | faults | traced | planted | consumer | unrounded | first culprit | among the first three | no culprit |
-|---|---|---|---|---|---|---|---|---|
+| op | faults | traced | named | right | wrong | not found |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -49,8 +45,8 @@ class Row:
         fault: its name with its op.
         case: the first case that fails; empty if none did.
         kind: `OF_VALUES`, or the finding that is not of values, or why nothing was traced.
-        ranks: for each culprit, the likeliest first, `planted`, `consumer`, `unrounded` or empty.
-        named: for each culprit, its line, text and stage.
+        rank: of the line that is named, `planted`, `unrounded` or empty.
+        named: that line, its text and how it is mended; empty where none is named.
         seconds: of the trace.
         planted: the planted lines.
     """
@@ -58,18 +54,14 @@ class Row:
     fault: str
     case: str
     kind: str
-    ranks: tuple[str, ...] = ()
-    named: tuple[str, ...] = ()
+    rank: str = ""
+    named: str = ""
     seconds: float = 0.0
     planted: str = ""
 
     @property
     def op(self) -> str:
         return self.fault.partition(":")[0]
-
-    def hit(self, most: int) -> bool:
-        """Whether one of the first culprits is it."""
-        return any(self.ranks[:most])
 
 
 def failing_case(fault: Any, kernel: Any) -> str:
@@ -83,11 +75,8 @@ def failing_case(fault: Any, kernel: Any) -> str:
     return seen.result.case if seen else ""
 
 
-def measure(fault: Any, cases: dict[str, str], *, sure: bool) -> Row:
-    """Trace the first case that fails.
-
-    Only the line that is `sure` is taken then, and it must be planted or unrounded; otherwise all candidates are.
-    """
+def measure(fault: Any, cases: dict[str, str]) -> Row:
+    """Trace the first case that fails."""
     import torch
 
     from lastbit.case import parse_case
@@ -110,13 +99,12 @@ def measure(fault: Any, cases: dict[str, str], *, sure: bool) -> Row:
         begin = time.perf_counter()
         trace = trace_case(subject, case)
         spent = time.perf_counter() - begin
-    named = tuple(filter(None, [trace.blamed])) if sure else trace.culprits
     text = planted_lines(fault, read_sources())
-    steps = None if sure else trace.steps
-    ranks = _ranks(text, unrounded(text, read_sources()), named, steps)
-    shown = tuple(_shown(step) for step in named)
     lines = ", ".join(f"{file}:{line}" for file, line in sorted(text.lines))
-    return Row(name, cases[name], trace.reason or kind, ranks, shown, spent, lines)
+    if trace.blamed is None:
+        return Row(name, cases[name], trace.reason or kind, seconds=spent, planted=lines)
+    rank = _rank(text, unrounded(text, read_sources()), trace.blamed)
+    return Row(name, cases[name], trace.reason or kind, rank, _shown(trace.blamed), spent, lines)
 
 
 def _kind(result: Any) -> str:
@@ -128,21 +116,12 @@ def _kind(result: Any) -> str:
     return OF_VALUES if of_values else first or str(result.verdict)
 
 
-def _ranks(text: Any, sources: Any, named: Iterable[Any], steps: Iterable[Any] | None) -> tuple[str, ...]:
-    """For each culprit, how it has to do with the fault; empty if not at all. Without steps, consumers are not."""
-    from tests.faults.lines import consumers
-
-    visible = {line for step in (*(steps or ()), *named) for line in _lines(step)}
-    consuming, ranks = frozenset() if steps is None else consumers(text, visible), []
-    for step in named:
-        called = {(Path(c.rsplit(":", 2)[0]).name, int(c.rsplit(":", 2)[1])) for c in step.called}
-        lines = {
-            "planted": (_lines(step) | (called if step.launch else set())) & text.lines,
-            "consumer": _lines(step) & consuming,
-            "unrounded": (_lines(step) | called) & sources,
-        }
-        ranks.append(next((kind for kind, found in lines.items() if found), ""))
-    return tuple(ranks)
+def _rank(text: Any, sources: Any, step: Any) -> str:
+    """Return how the line that is named has to do with the fault; empty if not at all."""
+    called = {(Path(c.rsplit(":", 2)[0]).name, int(c.rsplit(":", 2)[1])) for c in step.called}
+    if (_lines(step) | (called if step.launch else set())) & text.lines:
+        return "planted"
+    return "unrounded" if (_lines(step) | called) & sources else ""
 
 
 def _lines(step: Any) -> set[tuple[str, int]]:
@@ -152,32 +131,30 @@ def _lines(step: Any) -> set[tuple[str, int]]:
 
 
 def _shown(step: Any) -> str:
-    stage = f" [{step.match.stage}]" if step.match else ""
-    return f"{Path(step.file).name}:{step.line} `{step.text[:60]}`{stage}"
+    mend = f", {step.mend}" if step.mend else ""
+    return f"{Path(step.file).name}:{step.line} `{step.text[:60]}`{mend}"
 
 
 def table(rows: list[Row]) -> str:
-    """A line per op, and one of all."""
+    """Return a line per op, and one of all."""
     lines = [_counted(op, [r for r in rows if r.op == op]) for op in dict.fromkeys(r.op for r in rows)]
     return "".join([*lines, _counted("all", rows)])
 
 
 def _counted(op: str, rows: list[Row]) -> str:
     traced = [r for r in rows if r.kind == OF_VALUES]
-    first = Counter(r.ranks[0] if r.ranks else None for r in traced)
-    hits = sum(r.hit(1) for r in traced), sum(r.hit(FIRST) for r in traced)
-    shares = (f"{hit} ({100 * hit / max(1, len(traced)):.0f} %)" for hit in hits)
-    kinds = (first[kind] for kind in ("planted", "consumer", "unrounded"))
-    cells = (op, len(rows), len(traced), *kinds, *shares, first[None])
+    named = [r for r in traced if r.named]
+    right = sum(bool(r.rank) for r in named)
+    of = f"{right} ({100 * right / max(1, len(traced)):.0f} %)"
+    cells = (op, len(rows), len(traced), len(named), of, len(named) - right, len(traced) - len(named))
     return f"| {' | '.join(map(str, cells))} |\n"
 
 
 def misses(rows: list[Row]) -> str:
-    """What was named in place of the planted line, and what there is to say of faults without a wrong element."""
-    text = "\n## Not named first\n\n| fault | planted | culprits |\n|---|---|---|\n"
-    for row in (r for r in rows if r.kind == OF_VALUES and not r.hit(1)):
-        ranked = [f"{named}{f' ({rank})' if rank else ''}" for named, rank in zip(row.named, row.ranks, strict=True)]
-        text += f"| {row.fault} | {row.planted} | {'; '.join(ranked).replace('|', chr(92) + '|') or 'none'} |\n"
+    """Return what was named in place of the planted line, and what is said of faults without a wrong element."""
+    text = "\n## Not named, or another line\n\n| fault | planted | named |\n|---|---|---|\n"
+    for row in (r for r in rows if r.kind == OF_VALUES and not r.rank):
+        text += f"| {row.fault} | {row.planted} | {row.named.replace('|', chr(92) + '|') or 'none'} |\n"
     text += "\n## No wrong element\n\n| fault | what is said |\n|---|---|\n"
     return text + "".join(f"| {r.fault} | {r.kind} |\n" for r in rows if r.kind != OF_VALUES)
 
@@ -207,14 +184,14 @@ def rows_of(options: argparse.Namespace) -> list[Row]:
             if time.monotonic() - begin > options.seconds:
                 print("more faults than time: run it again", file=sys.stderr)
                 break
-            kept[name] = asdict(measure(fault, cases, sure=options.held_out))
+            kept[name] = asdict(measure(fault, cases))
             if cases != before:
                 _write(options.cases, cases)
             _write(options.rows, kept)
-        row = Row(**{key: tuple(v) if isinstance(v, list) else v for key, v in kept[name].items()})
+        row = Row(**kept[name])
         if options.show:
-            print(f"{row.ranks or '-'} {row.seconds:.1f}s {row.fault}\n    {row.case}\n    at {row.planted}")
-            print("".join(f"    {named}\n" for named in row.named or (row.kind,)), end="", flush=True)
+            print(f"{row.rank or '-'} {row.seconds:.1f}s {row.fault}\n    {row.case}\n    at {row.planted}")
+            print(f"    {row.named or row.kind}", flush=True)
         rows.append(row)
     return rows
 

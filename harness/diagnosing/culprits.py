@@ -12,7 +12,7 @@ from lastbit.diagnosing.traced_stages import Stage, Stages, distance
 from lastbit.errors import LastbitError
 from lastbit.judging.expected import Numbers
 from lastbit.numerics import Format
-from lastbit.tracing.cells import Expression
+from lastbit.tracing.cells import Expression, residues_of_cells
 
 LIKE = 0.5
 """Relative L2 error up to which another value of a stage is tried first."""
@@ -141,7 +141,14 @@ class Search:
     @cached_property
     def result(self) -> Expression:
         """What the kernel gave for the last stage."""
-        return Expression((), {}, self.stages.grid.given_values, self.stages.written)
+        ends = {event.number: (event, e.lanes[event.number]) for e in self.stages.found for event in e.events}
+        own = [ends[number] for number in self.stages.ends]
+        residues = residues_of_cells(
+            {event.number: event.made for event, _ in own},
+            {event.number: lanes for event, lanes in own},
+            self.stages.grid.size,
+        )
+        return Expression((), {}, self.stages.grid.given_values, self.stages.written, residues)
 
     def _span(self, stage: Stage, e: Expression) -> tuple[Expression, ...]:
         """What led to an expression after what is right, and not to other stages alone."""

@@ -18,14 +18,15 @@ from lastbit.diagnosing.pasted import is_interpreted, test_of
 from lastbit.diagnosing.patterns import diagnose
 from lastbit.diagnosing.products import wrong_product
 from lastbit.diagnosing.smallest import smallest_of
-from lastbit.diagnosing.trace import trace_result, worst_of
+from lastbit.diagnosing.trace import element_to_explain, trace_result
 from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.outcomes.explanation import Explanation
 from lastbit.outcomes.trace import KernelTrace
-from lastbit.result import BAD, CaseResult, Verdict, simplest, told
+from lastbit.result import BAD, CaseResult, Verdict, Worst, simplest, told
 from lastbit.verify.check import Subject, examine
+from lastbit.verify.formulas import with_formula
 from lastbit.verify.inprocess import Watch, Workplace, planned, unwatched
 from lastbit.verify.plan import Planned
 from lastbit.verify.worker import Worker, WorkerEnded
@@ -59,7 +60,9 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
     start = time.monotonic()
     with watch(case):
         result, actual = examine(subject, case)
-    found = _found(subject, result)
+        result = with_formula(subject, case, result)
+        target = element_to_explain(subject, case, result, actual)
+    found = _found(subject, result, target)
     if found.worst is None:
         return found
     if subject.device.type == "cpu":
@@ -97,9 +100,9 @@ def _blameless(found: Explanation) -> Explanation:
     return replace(found, arithmetic=arithmetic, trace=replace(found.trace, wrong=""))
 
 
-def _found(subject: Subject, result: CaseResult) -> Explanation:
+def _found(subject: Subject, result: CaseResult, target: tuple[str, Worst] | None) -> Explanation:
     """What the judgement says, before anything is asked again."""
-    stage, worst = worst_of(result) or ("", None)
+    stage, worst = target or ("", None)
     names = subject.kernel.name, result.op, result.contract, result.case, result.device
     trace = KernelTrace(*names, verdict=result.verdict, reason=result.reason, idle=result.idle)
     return Explanation(

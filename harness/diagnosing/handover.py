@@ -23,7 +23,7 @@ from lastbit.result import Comparison
 from lastbit.verify.check import Subject, examine
 from lastbit.verify.inprocess import Watch, Workplace, unwatched
 
-OF_STAGES = ("outside", "special", "rows", "lanes")  # kinds of findings that are about values
+OF_STAGES = ("outside", "special", "rows", "lanes", "formula")  # kinds of findings that are about values
 _MOST = 1 << 22  # elements of the op's first input; everything is evaluated at once, some twenty fp64 numbers for each
 
 

@@ -7,31 +7,36 @@ mend, or where it alone computes anything between what is right and what is wron
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
 import torch
 
-from lastbit.diagnosing.culprits import Fault, Search
+from lastbit.diagnosing.culprits import LIKE, Fault, Search
 from lastbit.diagnosing.grid import Grid
-from lastbit.diagnosing.ranking import constant_of
-from lastbit.diagnosing.traced_stages import Stages, hands_on
+from lastbit.diagnosing.traced_stages import Stage, Stages, distance, hands_on
 from lastbit.interpret.formats import Array
 from lastbit.numerics import FORMATS, Format, round_to
+from lastbit.numerics.algebraic import FORMULAS
 from lastbit.numerics.formats import FP32
-from lastbit.tracing import Event
-from lastbit.tracing.cells import Expression
-from lastbit.tracing.events import Origin
+from lastbit.numerics.residues import Residues, constant
+from lastbit.shadows.programs import FORMATS as OF_ARRAYS
+from lastbit.tracing import Event, Operand
+from lastbit.tracing.cells import Expression, residues_of_cells
+from lastbit.tracing.events import Made, Origin
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
 from lastbit.tracing.triton_lanes import MOVERS
 
-SECONDS = 3.0
-"""For which mends are tried; where that is not enough for all of them, no line is named."""
+SECONDS = 5.0
+"""Of the processor, for which mends are tried; where that is not enough for all of them, no line is named."""
+MOST_STAGES = 40
+"""Values of the kernel's that are tried as stages."""
 LEAST = 8
-"""Wrong elements that must become right: of fewer, another rounding of any line mends all by chance."""
+"""Wrong elements that must become right where residues are not known: of fewer, any line's other rounding mends all."""
 
 Line = tuple[str, int]
 
@@ -60,7 +65,8 @@ class Mending:
         stage: what is wrong.
         span: the expressions that lead to it, which compute something.
         since: the stages that are right, on which they rest.
-        mends: those with which every element is right, one for each line that has one.
+        mends: those with which every element is right, one for each line that has one; such as need another operation
+            or operand only where no other has any.
         tried: how many were tried; 0 where there was no time for all of them.
     """
 
@@ -72,9 +78,10 @@ class Mending:
 
     @property
     def only(self) -> Mend | None:
-        """That of the only line that has one; of the only one that needs nothing new, where others add something."""
-        plain = [mend for mend in self.mends if not mend.adds] or self.mends
-        return plain[0] if len(plain) == 1 else None
+        """That of the only line that has one, or of the only one that computes with arguments alone."""
+        own = [mend for mend in self.mends if mend.expression.events[-1].origin is not Origin.MEMORY]
+        found = own or self.mends  # what other lines compute with a wrong argument is wrong for that
+        return found[0] if len(found) == 1 else None
 
     @property
     def blamed(self) -> Expression | None:
@@ -112,65 +119,84 @@ class _Mending:
         return self.search.result
 
     def found(self) -> Mending:
+        until, mends, tried = time.process_time() + SECONDS, dict[Line, Mend](), 0
         last = self.stages.all[self.stages.last]
-        of_stage = self.fault.stage is not last and self._passes(self._as_it_must_be())
-        stage = self.fault.stage.name if of_stage else last.name
-        span, since = self._span([e.number for e in self.fault.value.events] if of_stage else self.stages.ends)
-        told = stage, tuple(e for e in span if not self._is_right(e)), since
-        until, mends, tried = time.monotonic() + SECONDS, dict[Line, Mend](), 0
-        for e in reversed(span):
-            for mend in self._mends_of(e):
-                if time.monotonic() > until:
-                    return Mending(*told)
-                tried += 1
-                if self._passes({event.number: mend.change for event in e.events}):
-                    line = e.events[0].place.file, e.events[0].place.line
-                    known = mends.get(line)
-                    mends[line] = mend if known is None or known.adds else known
-                    break
-        few = last.outside(self.result).sum() < LEAST
+        stage, value = next(self._wrong_stages(), (last, None))
+        span, since = self._span(self.stages.ends if value is None else [event.number for event in value.events])
+        told = stage.name, tuple(e for e in span if not self._is_right(e)), since
+        for adds in (False, True):
+            for e in reversed(span):
+                for mend in (mend for mend in self._mends_of(e) if mend.adds == adds):
+                    if time.process_time() > until:
+                        return Mending(*told)
+                    tried += 1
+                    if self._passes({event.number: mend.change for event in e.events}):
+                        mends.setdefault((e.events[0].place.file, e.events[0].place.line), mend)
+                        break
+            if mends:
+                break
+        few = self.result.residues is None and last.outside(self.result).sum() < LEAST
         return Mending(*told, () if few else tuple(mends.values()), tried)
+
+    def _wrong_stages(self) -> Iterator[tuple[Stage, Expression]]:
+        """The stages before the last of which the kernel has another value: with the contract's, all is right."""
+        if self.fault.stage.name != self.stages.last and self._is_it(self.fault.stage, self.fault.value):
+            yield self.fault.stage, self.fault.value
+        seen = set[tuple[str, bytes]]()
+        for name, stage in self.stages.all.items():
+            for e in self.stages.full if name != self.stages.last and name not in self.search.right else ():
+                key = name, e.values.tobytes()
+                if key not in seen and len(seen) < MOST_STAGES and stage.takes(e) and _is_like(stage, e):
+                    seen.add(key)
+                    if self._is_it(stage, e):
+                        yield stage, e
 
     def _is_right(self, e: Expression) -> bool:
         """Whether it hands on what it was given, bit by bit, or reads the elements of an input that belong there."""
         if e.events[-1].name == "load":
             values = e.values[e.known]
-            return any(np.array_equal(values, own[e.known], equal_nan=True) for own in self._inputs.values())
+            return any(np.array_equal(values, own.values[e.known], equal_nan=True) for own in self._inputs.values())
         return all(event.name == "store" or self._is_exact(event) for event in e.events)
 
     def _is_exact(self, event: Event) -> bool:
         """Whether it is a cast that changes no number."""
         before = self._pointwise(event, [None] * len(event.operands)) if hands_on(event) else []
-        return bool(before) and np.array_equal(before[0], event.values.astype(np.float64), equal_nan=True)
+        return bool(before) and np.array_equal(before[0].values, event.values.astype(np.float64), equal_nan=True)
 
-    def _as_it_must_be(self) -> dict[int, Change]:
-        """The stage as the contract has it, in place of what the kernel has."""
-        value = self.fault.stage.parts[1]
-        return {event.number: partial(self._at_cells, self.fault.value, value) for event in self.fault.value.events}
+    def _is_it(self, stage: Stage, e: Expression) -> bool:
+        """Whether all is right with what the contract has for a stage in place of an expression."""
+        value = Made(stage.parts[1], stage.residues)
+        return self._passes({event.number: partial(self._at_cells, e, value) for event in e.events})
 
-    def _at_cells(self, e: Expression, values: Array, event: Event, given: Values) -> Array:
-        """What an event gives, with these values for the cells."""
-        made = self.redo.again(event, given).astype(_wide(event))
-        lanes = e.lanes[event.number]
-        there = lanes >= 0
-        made.reshape(-1)[lanes[there]] = values[there]
-        return made
+    def _at_cells(self, e: Expression, own: Made, redo: Redo, event: Event, given: Values) -> Made:
+        """Return what an event gives, with these values for the cells."""
+        made = redo.again(event, given)
+        return _placed(Made(made.values.astype(_wide(event)), made.residues), own, e.lanes[event.number])
 
     def _passes(self, changes: Mapping[int, Change]) -> bool:
         """Whether every element that the kernel gave is right then, and some of it is other than it was."""
+        return self._is_right_after(changes, self.redo) and (
+            self.result.residues is None or self._is_right_after(changes, replace(self.redo, follows=True))
+        )
+
+    def _is_right_after(self, changes: Mapping[int, Change], redo: Redo) -> bool:
         try:
-            changed = self.redo.run(changes)
+            changed = redo.run(changes)
         except Unrepeatable:
             return False
         values, known = self.result.values.copy(), False
+        ends, lanes_of = dict[int, Made](), dict[int, Array]()
         for e in self.stages.found:
             for event in e.events:
-                if event.number in self.stages.ends and event.number in changed:
-                    lanes = e.lanes[event.number]
-                    values[lanes >= 0] = changed[event.number].reshape(-1)[lanes[lanes >= 0]].astype(np.float64)
-                    known = True
-        made = Expression((), {}, values, self.result.known)
-        return known and not self.stages.all[self.stages.last].outside(made).any()
+                if event.number in self.stages.ends:
+                    lanes = lanes_of[event.number] = e.lanes[event.number]
+                    made = ends[event.number] = changed.get(event.number, redo.made(event))
+                    if event.number in changed:
+                        values[lanes >= 0] = made.values.reshape(-1)[lanes[lanes >= 0]].astype(np.float64)
+                        known = True
+        residues = residues_of_cells(ends, lanes_of, len(values))
+        after = Expression((), {}, values, self.result.known, residues)
+        return known and not self.stages.all[self.stages.last].outside(after).any()
 
     def _span(self, ends: Iterable[int]) -> tuple[tuple[Expression, ...], tuple[str, ...]]:
         """What led to some events, back to the stages that are right and to the inputs; and these stages."""
@@ -203,7 +229,10 @@ class _Mending:
 
     def _mends_of(self, e: Expression) -> Iterator[Mend]:
         event = e.events[-1]
-        if not event.is_float or event.origin is not Origin.MEMORY or event.name in MOVERS or event.name == "store":
+        if not event.is_float or event.name in MOVERS or event.name == "store":
+            return
+        if event.origin is not Origin.MEMORY:
+            yield from self._arguments(e)
             return
         if event.name == "load":
             yield from self._elements(e)
@@ -221,6 +250,17 @@ class _Mending:
             yield from self._operands(e)
             yield from self._and_more(e)
 
+    def _arguments(self, e: Expression) -> Iterator[Mend]:
+        """Another number where arguments are computed with, such as `n - 1`."""
+        flat = e.events[-1].values.reshape(-1)
+        if e.events[-1].operands and len(flat) and (flat == flat[0]).all():
+            for value in self._numbers(now := float(flat[0])):
+                yield Mend(e, f"{value:.9g} in place of {now:.9g}", partial(self._number, value))
+
+    def _number(self, value: float, redo: Redo, event: Event, given: Values) -> Made:
+        residues = constant(value).moved(lambda n: n.reshape(4, *[1] * event.values.ndim).expand(4, *event.shape))
+        return Made(np.full(event.shape, value, event.values.dtype), residues if redo.follows else None)
+
     def _formats(self) -> Iterator[Format]:
         own = {fmt.name for fmt in self.stages.trace.formats.values() if isinstance(fmt, Format)}
         own |= {self.grid.problem.main_format.name}
@@ -233,24 +273,23 @@ class _Mending:
         if e.events[-1].values.dtype.itemsize < 4:
             yield Mend(e, "computed in fp32", self._wider)
 
-    def _rounded(self, fmt: Format, event: Event, given: Values) -> Array:
-        return _round(self.redo.again(event, given), fmt)
+    def _rounded(self, fmt: Format, redo: Redo, event: Event, given: Values) -> Made:
+        return _round(redo.again(event, given), fmt)
 
-    def _wider(self, event: Event, given: Values) -> Array:
-        values = [self._operand(event, place, own) for place, own in enumerate(given)]
-        if event.program is None:  # PyTorch's operations choose the format by their operands: twice as much is none
-            raise Unrepeatable("PyTorch computes in the format of the operands")
-        return self.redo.again(event, [_float32(own) for own in values])
+    def _wider(self, redo: Redo, event: Event, given: Values) -> Made:
+        operands = [self._operand(event, place, own, redo) for place, own in enumerate(given)]
+        wide = [None if own is None else Made(own.values.astype(np.float32), own.residues) for own in operands]
+        return redo.again(event, wide)
 
     def _casts(self, e: Expression) -> Iterator[Mend]:
         """A cast that changes something left out, or to another format, or to nearest."""
-        yield Mend(e, "not rounded", partial(self._computed, lambda a: a, True))
+        yield Mend(e, "not rounded", partial(self._computed, _SAME, True))
         for fmt in self._formats():
             yield Mend(e, f"rounded to {fmt.name}", partial(self._recast, fmt))
 
-    def _recast(self, fmt: Format, event: Event, given: Values) -> Array:
-        [before, *_] = self._pointwise(event, given)
-        return _round(before.astype(np.float32), fmt)
+    def _recast(self, fmt: Format, redo: Redo, event: Event, given: Values) -> Made:
+        [before, *_] = self._pointwise(event, given, redo)
+        return _round(Made(before.values.astype(np.float32), before.residues), fmt)
 
     def _constants(self, e: Expression) -> Iterator[Mend]:
         for place, operand in enumerate(e.events[-1].operands):
@@ -267,14 +306,19 @@ class _Mending:
         own = params | sizes | {1 / size for size in sizes} | near | {np.e, np.log2(np.e), np.log(2.0)}
         yield from sorted(value for value in own if value != now)
 
-    def _with_operand(self, place: int, value: float, event: Event, given: Values) -> Array:
+    def _with_operand(self, place: int, value: float, redo: Redo, event: Event, given: Values) -> Made:
         operand = event.operands[place]
         old = given[place]
-        like = old if old is not None else operand.values if operand.event is None else operand.event.values
+        like = old.values if old is not None else operand.values if operand.event is None else operand.event.values
         assert like is not None
         others = [*given]
-        others[place] = np.full(like.shape, value, _wide(event) if like.dtype.kind != "i" else like.dtype)
-        return self.redo.again(event, others)
+        is_whole = like.dtype.kind in "iub"
+        residues = None if is_whole else constant(value).moved(lambda n: n.reshape(4, *[1] * like.ndim))
+        others[place] = Made(
+            np.full(like.shape, value, like.dtype if is_whole else _wide(event)),
+            None if residues is None else residues.moved(lambda n: n.expand(4, *like.shape)),
+        )
+        return redo.again(event, others)
 
     def _operations(self, e: Expression) -> Iterator[Mend]:
         """Another operation on the same operands."""
@@ -283,9 +327,10 @@ class _Mending:
         for words, function in {1: _OF_ONE, 2: _OF_TWO}.get(count, {}).items():
             yield Mend(e, words, partial(self._computed, function, False))
 
-    def _computed(self, function: Callable[..., Array], wide: bool, event: Event, given: Values) -> Array:
-        made = function(*self._pointwise(event, given))
-        return made.astype(np.float32 if wide else event.values.dtype)
+    def _computed(self, function: Function, wide: bool, redo: Redo, event: Event, given: Values) -> Made:
+        return _stored(
+            function(*self._pointwise(event, given, redo)), np.dtype(np.float32) if wide else event.values.dtype
+        )
 
     def _operands(self, e: Expression) -> Iterator[Mend]:
         """An input, or an earlier stage that is right, in place of an operand."""
@@ -299,37 +344,54 @@ class _Mending:
                 yield Mend(e, f"with {name} for its {side} operand", change, adds=True)
 
     def _exchanged(
-        self, e: Expression, values: Array, operation: Callable[..., Array], place: int, event: Event, given: Values
-    ) -> Array:
-        sides = self._pointwise(event, given)
-        sides[place] = self._of_lanes(e, event, values, sides[place])
-        return operation(*sides).astype(event.values.dtype)
+        self, e: Expression, own: Made, operation: Function, place: int, redo: Redo, event: Event, given: Values
+    ) -> Made:
+        sides = self._pointwise(event, given, redo)
+        sides[place] = self._of_lanes(e, event, own, sides[place])
+        return _stored(operation(*sides), event.values.dtype)
 
     def _and_more(self, e: Expression) -> Iterator[Mend]:
-        """The result and one operation more: with a parameter, the size of a dimension, an input, a stage."""
+        """The result and one operation more: with a parameter, the size of a dimension, an input, a stage.
+
+        Or its only operand and one more with a parameter.
+        """
         for words, function in _OF_ONE.items():
             yield Mend(e, f"and then {words}", partial(self._then, function), adds=True)
-        numbers = {name: v for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
-        numbers |= {f"{n:g}": n for t in self.grid.whole.tensors.values() for n in t.shape[-1:] if n > 1}
+        params = {name: v for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
+        numbers = {f"{n:g}": n for t in self.grid.whole.tensors.values() for n in t.shape[-1:] if n > 1}
+        of_one = len(self._pointwise(e.events[-1], [None] * len(e.events[-1].operands))) == 1
         for words, function in _MORE.items():
-            for name, number in numbers.items():
-                change = partial(self._then, partial(_second, function, float(number)))
-                yield Mend(e, words.format(name), change, adds=True)
+            for name, number in (params | numbers).items():
+                further = partial(_second, function, float(number))
+                yield Mend(e, words.format(name), partial(self._then, further), adds=True)
+                if of_one and name in params:
+                    yield Mend(e, f"of its operand {words.format(name)}", partial(self._before, further), adds=True)
             for name, values in self._values.items():
                 yield Mend(e, words.format(name), partial(self._then_cells, e, function, values), adds=True)
 
-    def _then(self, function: Callable[..., Array], event: Event, given: Values) -> Array:
-        made = self.redo.again(event, given)
-        return function(made.astype(np.float64)).astype(made.dtype)
+    def _then(self, function: Function, redo: Redo, event: Event, given: Values) -> Made:
+        made = redo.again(event, given)
+        return _stored(function(_wide_of(made)), made.values.dtype)
+
+    def _before(self, function: Function, redo: Redo, event: Event, given: Values) -> Made:
+        """Return what an event gives of a function of its only operand."""
+        operands = [self._operand(event, place, own, redo) for place, own in enumerate(given)]
+        changed = [
+            own if own is None or operand.address else _stored(function(_wide_of(own)), own.values.dtype)
+            for own, operand in zip(operands, event.operands, strict=True)
+        ]
+        return redo.again(event, changed)
 
     def _then_cells(
-        self, e: Expression, function: Callable[..., Array], values: Array, event: Event, given: Values
-    ) -> Array:
-        made = self.redo.again(event, given)
-        wide = made.astype(np.float64)
-        neutral = np.full(wide.shape, np.nan)
-        other = self._of_lanes(e, event, values, neutral)
-        return np.where(np.isnan(other), wide, function(wide, other)).astype(made.dtype)
+        self, e: Expression, function: Function, own: Made, redo: Redo, event: Event, given: Values
+    ) -> Made:
+        made = redo.again(event, given)
+        lanes = e.lanes[event.number]
+        other = self._of_lanes(e, event, own, Made(np.zeros(made.values.shape), _zeros_like(made)))
+        there = np.zeros(made.values.size, np.bool_)
+        there[lanes[lanes >= 0]] = True
+        then = _stored(function(_wide_of(made), other), made.values.dtype)
+        return _where(there.reshape(made.values.shape), then, made)
 
     def _elements(self, e: Expression) -> Iterator[Mend]:
         """Other elements read from memory: those of an input that belong to the cells."""
@@ -342,22 +404,19 @@ class _Mending:
             yield Mend(e, words, partial(self._side, side))
         yield Mend(e, "with the condition the other way round", partial(self._side, 0))
 
-    def _side(self, side: int, event: Event, given: Values) -> Array:
-        _, first, second = (self._operand(event, place, own) for place, own in enumerate(given[:3]))
-        if first is None or second is None:
+    def _side(self, side: int, redo: Redo, event: Event, given: Values) -> Made:
+        taken, first, second = (self._operand(event, place, own, redo) for place, own in enumerate(given[:3]))
+        if first is None or second is None or taken is None:
             raise Unrepeatable("an operand is not known")
         shape = event.values.shape
-        a, b = (np.broadcast_to(x.reshape(-1) if x.size == 1 else x.reshape(shape), shape) for x in (first, second))
-        if side:
-            return np.array((a, b)[side - 1]).astype(event.values.dtype)
-        taken = self._operand(event, 0, given[0])
-        assert taken is not None
-        return np.where(np.broadcast_to(taken.reshape(shape), shape), b, a).astype(event.values.dtype)
+        a, b = (_shaped(x, shape) for x in (first, second))
+        made = (a, b)[side - 1] if side else _where(np.broadcast_to(taken.values.reshape(shape), shape), b, a)
+        return Made(made.values.astype(event.values.dtype), made.residues)
 
     # What there is to compute with.
 
     @cached_property
-    def _inputs(self) -> dict[str, Array]:
+    def _inputs(self) -> dict[str, Made]:
         """Input → its element for each cell."""
         found = {}
         for name, tensor in self.grid.whole.tensors.items():
@@ -365,59 +424,128 @@ class _Mending:
             if elements is None:
                 elements = self.grid.in_column(tuple(tensor.shape))
             if elements is not None and tensor.is_floating_point():
-                found[name] = tensor.reshape(-1)[torch.from_numpy(elements)].to(torch.float64).numpy()
+                own = tensor.reshape(-1)[torch.from_numpy(elements)]
+                found[name] = Made(own.to(torch.float64).numpy(), Residues.of(own))
         return found
 
     @cached_property
-    def _values(self) -> dict[str, Array]:
+    def _values(self) -> dict[str, Made]:
         """Inputs and right stages, by cell."""
-        stages = {name: e.values for name, e in self.search.right.items() if e.events and e.known.all()}
+        right = self.search.right.items()
+        stages = {name: Made(e.values, e.residues) for name, e in right if e.events and e.known.all()}
         return self._inputs | {n: v for n, v in stages.items() if n != self.stages.last}
 
-    def _of_lanes(self, e: Expression, event: Event, values: Array, others: Array) -> Array:
-        """Values of cells where an event has them.
+    def _of_lanes(self, e: Expression, event: Event, own: Made, others: Made) -> Made:
+        """Return values of cells where an event has them.
 
         Raises:
             Unrepeatable: an element belongs to cells of different values.
         """
         lanes = e.lanes[event.number]
         there = lanes >= 0
-        made = others.copy().reshape(-1)
-        made[lanes[there]] = values[there]
-        if not there.any() or not np.array_equal(made[lanes[there]], values[there], equal_nan=True):
+        made = _placed(Made(others.values.copy(), others.residues), own, lanes)
+        if not there.any() or not np.array_equal(
+            made.values.reshape(-1)[lanes[there]], own.values[there], equal_nan=True
+        ):
             raise Unrepeatable("one element belongs to several cells")
-        return made.reshape(others.shape)
+        return made
 
-    def _pointwise(self, event: Event, given: Values) -> list[Array]:
-        """The operands as fp64 in the shape of the result; none where it is more than element by element."""
+    def _pointwise(self, event: Event, given: Values, redo: Redo | None = None) -> list[Made]:
+        """Return the operands as fp64 in the shape of the result; none where it is more than element by element."""
         lanes, found = np.arange(event.values.size), []
         for place, operand in enumerate(event.operands):
             if operand.address:
                 continue
-            values = self._operand(event, place, given[place])
+            own = self._operand(event, place, given[place], redo or self.redo)
             source = operand.source(lanes)
-            if values is None or source.shape[1] > 1 or (source < 0).any():
+            if own is None or source.shape[1] > 1 or (source < 0).any():
                 return []
-            found.append(values.reshape(-1)[source[:, 0]].astype(np.float64).reshape(event.values.shape))
+            taken = source[:, 0]
+            values = own.values.reshape(-1)[taken].astype(np.float64).reshape(event.values.shape)
+            found.append(Made(values, _taken(own.residues, taken, event.values.shape)))
         return found
 
-    def _operand(self, event: Event, place: int, own: Array | None) -> Array | None:
-        """The values of an operand; None where they are not known."""
+    def _operand(self, event: Event, place: int, own: Made | None, redo: Redo) -> Made | None:
+        """Return what an operand is; None where that is not known."""
         operand = event.operands[place]
         if own is not None:
             return own
         if operand.event is not None:
-            return operand.event.values
+            return redo.made(operand.event)
         if operand.size:
             try:
-                return self.redo.whole(event, operand)
+                return redo.whole(event, operand)
             except Unrepeatable:
                 return None
-        return operand.values
+        return None if operand.values is None else _of_constants(operand.values)
 
 
-def _second(function: Callable[..., Array], number: float, x: Array) -> Array:
-    return function(x, number)
+Function = Callable[..., Made]
+"""Of operands in fp64 and their residues."""
+
+
+def _of_constants(values: Array) -> Made:
+    """Return numbers that are written in a kernel, or that it was given."""
+    if values.dtype.kind in "iub" or values.size > 1:
+        return Made(values, Residues.of(torch.from_numpy(values.astype(np.float64))))
+    return Made(values, constant(float(values.reshape(-1)[0])).moved(lambda n: n.reshape(4, *values.shape)))
+
+
+def _taken(residues: Residues | None, elements: Array, shape: tuple[int, ...]) -> Residues | None:
+    """Return the residues of elements by flat index, in a shape."""
+    if residues is None:
+        return None
+    numbers = residues.numbers.reshape(4, -1)[:, torch.from_numpy(elements.copy())]
+    return Residues(numbers.reshape(4, *shape))
+
+
+def _shaped(own: Made, shape: tuple[int, ...]) -> Made:
+    """Return one number, or as many as a shape has, in that shape."""
+    elements = np.zeros(int(np.prod(shape)), np.int64) if own.values.size == 1 else np.arange(own.values.size)
+    return Made(own.values.reshape(-1)[elements].reshape(shape), _taken(own.residues, elements, shape))
+
+
+def _placed(made: Made, own: Made, lanes: Array) -> Made:
+    """Return what was made, with what cells have at the elements that they belong to."""
+    cells = np.nonzero(lanes >= 0)[0]
+    values = made.values.reshape(-1)
+    values[lanes[cells]] = own.values[cells]
+    if made.residues is None or own.residues is None:
+        return Made(values.reshape(made.values.shape))
+    numbers = made.residues.numbers.reshape(4, -1).clone()
+    numbers[:, lanes[cells]] = own.residues.numbers[:, cells]
+    return Made(values.reshape(made.values.shape), Residues(numbers.reshape(4, *made.values.shape)))
+
+
+def _where(mask: Array, a: Made, b: Made) -> Made:
+    residues = None
+    if a.residues is not None and b.residues is not None:
+        residues = Residues.where(torch.from_numpy(np.ascontiguousarray(mask)), a.residues, b.residues)
+    return Made(np.where(mask, a.values, b.values), residues)
+
+
+def _zeros_like(made: Made) -> Residues | None:
+    return None if made.residues is None else Residues.of(torch.zeros(made.values.shape))
+
+
+def _is_like(stage: Stage, e: Expression) -> bool:
+    """Whether a value could be a stage and is not what the contract has."""
+    return bool(stage.outside(e).any()) and distance(e.values, stage.parts[1], e.known) <= LIKE
+
+
+def constant_of(operand: Operand) -> float | None:
+    """Return the number that an operand is everywhere, if it follows from constants and arguments alone."""
+    if operand.address or operand.memory is not None:
+        return None
+    if operand.event is not None and operand.event.origin is Origin.MEMORY:
+        return None
+    values = operand.values if operand.event is None else operand.event.values
+    flat = np.asarray(values).reshape(-1)
+    return float(flat[0]) if len(flat) and (flat == flat[0]).all() else None
+
+
+def _second(function: Function, number: float, x: Made) -> Made:
+    return function(x, _shaped(_of_constants(np.array([number])), x.values.shape))
 
 
 def _wide(event: Event) -> np.dtype[np.generic]:
@@ -425,58 +553,81 @@ def _wide(event: Event) -> np.dtype[np.generic]:
     return event.values.dtype if event.values.dtype.itemsize >= 4 else np.dtype(np.float32)
 
 
-def _float32(values: Array | None) -> Array | None:
-    return None if values is None else values.astype(np.float32)
+def _wide_of(made: Made) -> Made:
+    return Made(made.values.astype(np.float64), made.residues)
 
 
-def _round(values: Array, fmt: Format) -> Array:
-    made = round_to(torch.from_numpy(values.astype(np.float64)), fmt).numpy()
-    return made.astype(np.float32 if values.dtype.itemsize < 4 else values.dtype)
+def _stored(made: Made, dtype: np.dtype[np.generic]) -> Made:
+    """Return numbers in fp64 as a format holds them."""
+    values, residues = made.values.astype(dtype), made.residues
+    if residues is not None and dtype.itemsize < 4:
+        residues = residues.rounded(OF_ARRAYS[dtype], torch.from_numpy(made.values))
+    return Made(values, None if residues is None else residues.seen(torch.from_numpy(values.astype(np.float64))))
 
 
-def _safely(function: Callable[..., Array]) -> Callable[..., Array]:
-    def quiet(*values: Array) -> Array:
+def _round(made: Made, fmt: Format) -> Made:
+    before = torch.from_numpy(made.values.astype(np.float64))
+    values = round_to(before, fmt).numpy()
+    residues = None if made.residues is None else made.residues.rounded(fmt, before)
+    return Made(values.astype(np.float32 if made.values.dtype.itemsize < 4 else made.values.dtype), residues)
+
+
+def _function(values: Callable[..., Array], residues: Callable[..., Residues]) -> Function:
+    """Return a function of numbers and of their residues."""
+
+    def made(*operands: Made) -> Made:
         with np.errstate(all="ignore"):
-            return np.asarray(function(*values))
+            found = np.asarray(values(*(x.values for x in operands)))
+        known = [x.residues for x in operands if x.residues is not None]
+        return Made(found, residues(*known) if len(known) == len(operands) else None)
 
-    return quiet
+    return made
 
 
-_OF_ONE: dict[str, Callable[..., Array]] = {
-    "of the other sign": np.negative,
-    "its magnitude": np.abs,
-    "squared": np.square,
-    "its root": _safely(np.sqrt),
-    "inverted": _safely(lambda x: 1 / x),
-    "its inverse root": _safely(lambda x: 1 / np.sqrt(x)),
-    "exp of it": _safely(np.exp),
-    "exp2 of it": _safely(np.exp2),
+def _choice(values: Callable[..., Array]) -> Function:
+    """Return a function that gives one of two numbers."""
+
+    def made(a: Made, b: Made) -> Made:
+        found = np.asarray(values(a.values, b.values))
+        return Made(found, _where(found == a.values, a, b).residues)
+
+    return made
+
+
+def _magnitude(x: Made) -> Made:
+    negative = _function(np.negative, operator.neg)(x)
+    return _where(x.values < 0, negative, x)
+
+
+_SAME = _function(lambda a: a, lambda a: a)
+_ADD, _SUB = _function(np.add, operator.add), _function(np.subtract, operator.sub)
+_MUL, _DIV = _function(np.multiply, operator.mul), _function(np.divide, operator.truediv)
+_OF_ONE: dict[str, Function] = {
+    "of the other sign": _function(np.negative, operator.neg),
+    "its magnitude": _magnitude,
+    "squared": _function(np.square, lambda x: x * x),
+    "its root": _function(np.sqrt, Residues.sqrt),
+    "inverted": _function(lambda x: 1 / x, Residues.reciprocal),
+    "its inverse root": _function(lambda x: 1 / np.sqrt(x), FORMULAS["rsqrt"]),
+    "exp of it": _function(np.exp, FORMULAS["exp"]),
+    "exp2 of it": _function(np.exp2, FORMULAS["exp2"]),
 }
-_OF_TWO: dict[str, Callable[..., Array]] = {
-    "added": np.add,
-    "subtracted": np.subtract,
-    "multiplied": np.multiply,
-    "divided": _safely(np.divide),
+_OF_TWO: dict[str, Function] = {
+    "added": _ADD,
+    "subtracted": _SUB,
+    "multiplied": _MUL,
+    "divided": _DIV,
     "its first operand": lambda a, b: a,
     "its second operand": lambda a, b: b,
-    "subtracted the other way round": lambda a, b: b - a,
-    "divided the other way round": _safely(lambda a, b: b / a),
-    "the larger of the two": np.maximum,
-    "the smaller of the two": np.minimum,
+    "subtracted the other way round": lambda a, b: _SUB(b, a),
+    "divided the other way round": lambda a, b: _DIV(b, a),
+    "the larger of the two": _choice(np.maximum),
+    "the smaller of the two": _choice(np.minimum),
 }
-_MORE: dict[str, Callable[..., Array]] = {
-    "plus {}": np.add,
-    "minus {}": np.subtract,
-    "times {}": np.multiply,
-    "divided by {}": _safely(np.divide),
-}
-_BY_NAME: dict[str, Callable[..., Array]] = {
-    "fadd": np.add,
-    "fsub": np.subtract,
-    "fmul": np.multiply,
-    "fdiv": _safely(np.divide),
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": _safely(np.divide),
+_MORE: dict[str, Function] = {"plus {}": _ADD, "minus {}": _SUB, "times {}": _MUL, "divided by {}": _DIV}
+_BY_NAME: dict[str, Function] = {
+    **dict.fromkeys(("fadd", "add"), _ADD),
+    **dict.fromkeys(("fsub", "sub"), _SUB),
+    **dict.fromkeys(("fmul", "mul"), _MUL),
+    **dict.fromkeys(("fdiv", "div"), _DIV),
 }

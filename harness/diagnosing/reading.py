@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from torch import Tensor
 
 from lastbit.diagnosing.beside import beside
 from lastbit.diagnosing.culprits import Fault, Search
 from lastbit.diagnosing.grid import Grid, ends, grid_of
-from lastbit.diagnosing.memory_ranking import Memory, MemoryRanking
+from lastbit.diagnosing.in_memory import Onward
 from lastbit.diagnosing.mends import Mending, mending
-from lastbit.diagnosing.ranking import Ranking
+from lastbit.diagnosing.needs import Needs
 from lastbit.diagnosing.steps import step_of
 from lastbit.diagnosing.traced_stages import Stages
 from lastbit.judging.problem import Problem
+from lastbit.numerics.algebraic import following_residues
+from lastbit.numerics.residues import products_of
 from lastbit.outcomes.trace import StageMatch, Step
 from lastbit.tracing import Log
 from lastbit.tracing.cells import Ancestry, Expression, expressions
@@ -30,12 +31,13 @@ class Reading:
     """What was found.
 
     Attributes:
-        stages, culprits, blamed, mended, between, since, until, unmatched, wrong: see `KernelTrace`.
-        matches: number of an event that is one or the first culprit → the stage that it agrees with, if it does.
+        stages, leaves, blamed, mended, between, since, until, unmatched, wrong: see `KernelTrace`.
+        matches: number of an event that is one, or with which the value leaves the contract → the stage that it agrees
+            with, if it does.
     """
 
     stages: tuple[Step, ...] = ()
-    culprits: tuple[Step, ...] = ()
+    leaves: Step | None = None
     blamed: Step | None = None
     mended: tuple[Step, ...] = ()
     between: tuple[str, ...] = ()
@@ -56,16 +58,22 @@ def reading(
     index: tuple[int, ...],
     *,
     failing: bool,
-    memory: Memory | None = None,
+    memory: Onward | None = None,
 ) -> Reading:
     """Read a recorded call of a kernel, from what it gave for a stage to the inputs.
 
-    Nothing where the case is large, or where what it gave has no element for each cell. `memory` is what the launch
-    found that wrote it, where other launches come before that.
+    Nothing where the case is large, or where what it gave has no element for each cell. `memory` is the problem
+    seen from the stages that the launch which wrote it found in memory, and which are right, where others come before.
     """
     grid = grid_of(problem, tensor, where, write, index) if problem.main.numel() <= LARGEST else None
     if grid is None:
         return Reading()
+    with following_residues(), products_of(problem.constants):
+        return _read(log, stage, where, grid, failing, memory)
+
+
+def _read(log: Log, stage: str, where: Addresses, grid: Grid, failing: bool, memory: Onward | None) -> Reading:
+    problem = grid.whole
     written = ends(log, grid, where)
     ancestry = Ancestry.of(log, [event for event, _ in written.values()])
     cells_of_ends = {number: own for number, (_, own) in written.items()}
@@ -73,18 +81,23 @@ def reading(
     found = expressions(ancestry.events, cells)
     stages = Stages(grid, grid.problem.evaluate(), stage, found, tuple(written), ancestry)
     matched = stages.matched({})
-    known = memory.unconcerned(stages) if memory and failing else ()
+    known = _unconcerned(stages, memory) if memory and failing else ()
     search = Search(stages, matched, known, beside(problem, log, grid, cells_of_ends) if failing else None)
     fault = search.fault() if failing else None
     if fault is not None:
         onward = stages.onward(stages.from_kernel(fault.stage, fault.value))
         matched = onward.matched({fault.stage.name: fault.value} | _upto(matched, stages, fault))
-    ranking = partial(MemoryRanking, memory=memory) if memory else Ranking
-    ranked = ranking(search, fault).first() if fault else []
     mended = mending(search, fault) if fault else None
-    if mended is not None and mended.blamed is not None:
-        ranked = [mended.blamed, *(e for e in ranked if e.events[0].place != mended.blamed.events[0].place)]
-    return _told(log, grid, stages, matched, fault, ranked, mended)
+    first = mended.blamed if mended is not None and mended.blamed is not None else fault.value if fault else None
+    return _told(log, grid, stages, matched, fault, first, mended)
+
+
+def _unconcerned(stages: Stages, memory: Onward) -> list[str]:
+    """Return the stages that are right, and those on which the worst element of the last one does not depend."""
+    last = stages.all[stages.last]
+    needs = Needs(memory, last.name, int(last.index[stages.grid.worst]))
+    others = [name for name in stages.all if name != last.name]
+    return [name for name in others if name in memory.given or not needs.stage_matters(name)]
 
 
 def _upto(matched: Mapping[str, Expression], stages: Stages, fault: Fault) -> dict[str, Expression]:
@@ -99,10 +112,9 @@ def _told(
     stages: Stages,
     matched: Mapping[str, Expression],
     fault: Fault | None,
-    ranked: list[Expression],
+    first: Expression | None,
     mended: Mending | None,
 ) -> Reading:
-    first = ranked[0] if ranked else None
     matches = {name: stages.match(name, e, leaves=e is first) for name, e in matched.items()}
     steps = {name: _step(log, e, grid.worst, matches[name]) for name, e in matched.items()}
     of_expression = {id(e): matches[name] for name, e in matched.items()}
@@ -124,10 +136,12 @@ def _told(
     return replace(
         told,
         stages=tuple(steps.values()),
-        culprits=tuple(map(step, ranked)),
+        leaves=told.blamed or (None if first is None else step(first)),
         unmatched=tuple(name for name in stages.all if name not in matched),
         wrong=fault.stage.name if fault else "",
-        matches={e.event_of(grid.worst).number: of_expression.get(id(e)) for e in (*ranked[:1], *matched.values())},
+        matches={
+            e.event_of(grid.worst).number: of_expression.get(id(e)) for e in (*filter(None, [first]), *matched.values())
+        },
     )
 
 

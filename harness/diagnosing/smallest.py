@@ -18,11 +18,13 @@ from torch import Tensor
 
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.drafts import Draft
+from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.diagnosing.plainer import plainer_elements, plainer_tensors
 from lastbit.inputs.given import is_given
 from lastbit.result import BAD, CaseResult
 from lastbit.verify.check import Subject, takes, verify_case
 from lastbit.verify.drawing import draw
+from lastbit.verify.formulas import with_formula
 from lastbit.verify.fuzz import way
 from lastbit.verify.inprocess import Watch, Workplace, unwatched
 from lastbit.verify.narrowing import groups_of
@@ -95,10 +97,10 @@ class _Trial:
         self._deadline = time.monotonic() + seconds
         self._seen: set[Case] = set()
         self.tries = 0
-        self._repeat = False
-        result = self._result(case)
-        if result.verdict not in BAD:  # some findings need all calls
-            self._repeat, result = True, self._result(case)
+        for self._repeat, self._by_formula in ((False, False), (False, True), (True, False)):
+            result = self._result(case)
+            if result.verdict in BAD:
+                break
         self._way, self.known, self.worst = way(result), result.verdict in BAD, _worst(result)
 
     @property
@@ -117,14 +119,21 @@ class _Trial:
         self._seen.add(case)
         self.tries += 1
         result = self._result(case)
-        if result.verdict not in BAD or way(result) != self._way:
+        if result.verdict not in BAD or not self._is_alike(result):
             return False
         self.worst = _worst(result)
         return True
 
+    def _is_alike(self, result: CaseResult) -> bool:
+        """Whether a failure is that of the case; one of another formula is of values, too, where few are added up."""
+        if self._by_formula:
+            return any(finding.kind in OF_STAGES for finding in result.faults[:1])
+        return way(result) == self._way
+
     def _result(self, case: Case) -> CaseResult:
         with self._watch(case), redirect_stderr(io.StringIO()):  # what a try raises is no news
-            return verify_case(self._subject, case, repeat=self._repeat, settled=None)
+            result = verify_case(self._subject, case, repeat=self._repeat, settled=None)
+            return with_formula(self._subject, case, result) if self._by_formula else result
 
 
 def _worst(result: CaseResult) -> tuple[int, ...]:

@@ -14,15 +14,18 @@ from lastbit.calling.performing import Asked, results_of
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.buffers import Buffer, Held, buffers
 from lastbit.diagnosing.handover import OF_STAGES
-from lastbit.diagnosing.in_memory import FirstWrong, first_wrong
+from lastbit.diagnosing.in_memory import FirstWrong, Onward, first_wrong
 from lastbit.diagnosing.memory import steps_of_findings
-from lastbit.diagnosing.memory_ranking import Memory
 from lastbit.diagnosing.reading import LARGEST, Reading, reading
 from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
 from lastbit.inputs import Inputs, build, guarded_allocations
+from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
+from lastbit.numerics.residues import products_of
 from lastbit.outcomes.trace import KernelTrace
 from lastbit.result import CaseResult, Verdict, Worst
+from lastbit.shadows import following
+from lastbit.shadows.memory import ShadowMemory
 from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.events import Program
 from lastbit.tracing.follow import Visit
@@ -30,13 +33,14 @@ from lastbit.tracing.log import LIMIT
 from lastbit.tracing.memory import Addresses, Write
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from lastbit.verify.check import Subject, examine, first_line
+from lastbit.verify.formulas import follows, with_formula
 from lastbit.verify.inprocess import Watch, Workplace, unwatched
 
 MOST_PROGRAMS = 8
 """Programs of Triton kernels of which all operations are kept."""
 
 
-OF_CULPRITS = ("culprits", "blamed", "mended", "between", "since", "until", "wrong")
+OF_FAULTS = ("leaves", "blamed", "mended", "between", "since", "until", "wrong")
 """What a reading says of the expressions that may be wrong."""
 
 
@@ -93,6 +97,7 @@ def trace_case(
     """
     with watch(case):
         result, actual = examine(subject, case)
+        result = with_formula(subject, case, result)
     return trace_result(subject, case, result, actual, every=every, limit=limit, watch=watch)
 
 
@@ -108,7 +113,7 @@ def trace_result(
 ) -> KernelTrace:
     """`trace_case` of a case that was judged, with the tensors that it was judged by."""
     found = replace(_begun(subject, case, result.verdict), idle=result.idle)
-    target = worst_of(result)
+    target = element_to_explain(subject, case, result, actual)
     if target is None:
         return replace(found, reason=result.reason or "it gave no element that could be compared")
     stage, worst = target
@@ -127,7 +132,8 @@ def trace_result(
             traceback.print_exc()
             return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
     of_findings = steps_of_findings(seen.log, beside, seen.tensors)
-    found = replace(found, culprits=of_findings, blamed=next(iter(of_findings), None))
+    named = next(iter(of_findings), None)
+    found = replace(found, leaves=named, blamed=named)
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
     in_memory = {} if wrong is None else _in_memory(seen, wrong)
@@ -137,10 +143,25 @@ def trace_result(
 def _in_memory(seen: Seen, wrong: FirstWrong) -> dict[str, Any]:
     """What is said of the first stage in memory that goes wrong."""
     inner = seen.of(wrong.held, wrong.index)
-    held = [replace(one, buffer=seen.kept[one.buffer.rank]) for one in wrong.before]  # as it lies in this call
-    memory = Memory(wrong.problem, held, inner.write)
-    read = inner.reading(wrong.problem, wrong.held.name, wrong.index, failing=True, memory=memory)
-    return {name: getattr(read, name) for name in OF_CULPRITS} if read.culprits else {}
+    read = inner.reading(wrong.problem, wrong.held.name, wrong.index, failing=True, memory=wrong.problem)
+    return {name: getattr(read, name) for name in OF_FAULTS} if read.leaves else {}
+
+
+def element_to_explain(
+    subject: Subject, case: Case, result: CaseResult, actual: Mapping[str, Tensor]
+) -> tuple[str, Worst] | None:
+    """Return the element to explain and the stage that it is of: the worst one, or the first of another formula."""
+    if (finding := next((f for f in result.findings if f.kind == "formula"), None)) is None:
+        return worst_of(result)
+    inputs = build(case.gathered(), subject.device)
+    problem = subject.problem(inputs)
+    followed = following.follow(subject.kernel, inputs.hand_out(), case.params, [finding.stage], problem.constants)
+    compared = compare_formulas(problem, followed.results).get(finding.stage)
+    if compared is None or not compared.differs:
+        return worst_of(result)
+    stage, index = problem.trace.enclosure(finding.stage), compared.first
+    exact, value, lo, hi = (float(part[index]) for part in stage.full.expand(4, *actual[finding.stage].shape))
+    return finding.stage, Worst(index, float(actual[finding.stage][index]), value, exact, lo, hi, 0.0)
 
 
 def worst_of(result: CaseResult) -> tuple[str, Worst] | None:
@@ -180,7 +201,7 @@ class Seen:
         return None if last is None or last.event.name.rpartition(".")[2] in UNWRITTEN else last
 
     def reading(
-        self, problem: Problem, stage: str, index: tuple[int, ...], *, failing: bool, memory: Memory | None = None
+        self, problem: Problem, stage: str, index: tuple[int, ...], *, failing: bool, memory: Onward | None = None
     ) -> Reading:
         """Which of the kernel's expressions are stages, and which is at fault if it is `failing`."""
         if self.write is None or self.write.event is None:
@@ -224,7 +245,8 @@ class _Tracing:
         """A call in which all programs on the way of the element are kept, as far as `MOST_PROGRAMS` allows.
 
         Which these are, the calls before it show: who wrote the element, who wrote what that one read, and so on. The
-        `first` of them kept none. What wrote the element of a stage in memory that is `wrong` is kept, too.
+        `first` of them kept none. What wrote the element of a stage in memory that is `wrong` is kept, too. The last
+        call is followed on residues.
         """
         wanted: set[Program] = set()
         seen = first or self.call()
@@ -235,18 +257,20 @@ class _Tracing:
             found = dict.fromkeys(write.program for write in missing if write.program not in wanted)
             new = [program for program in found if program is not None][: MOST_PROGRAMS - len(wanted)]
             if not new:
-                return seen
+                return self.call(wanted, followed=True)
             wanted.update(new)
             seen = self.call(wanted)
 
-    def call(self, wanted: Collection[Program] = ()) -> Seen:
+    def call(self, wanted: Collection[Program] = (), *, followed: bool = False) -> Seen:
         """A call in which all operations of these programs are kept."""
         kernel, problem = self.subject.kernel, self.problem
         stages = kernel.stages if self.stage in kernel.stages else ()
         needed = tuple(dict.fromkeys([*problem.required, self.stage]))
         asked = Asked(self.inputs.case.params, needed, problem.op.optional_results - {self.stage}, stages=stages)
         handed = self.inputs.hand_out()
-        with guarded_allocations(0) as allocated, traced(handed, wanted, self.limit) as log:
+        shadow = ShadowMemory() if followed and follows(handed) else None
+        watching = traced(handed, wanted, self.limit, shadow=shadow, primitives=kernel.primitives)
+        with products_of(problem.constants), guarded_allocations(0) as allocated, watching as log:
             results = results_of(kernel.call, asked, self.subject.device, handed)
         tensor = results[self.stage].detach()
         index = (0,) * tensor.ndim if self.index is None else self.index
@@ -274,7 +298,7 @@ def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, ever
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
     other = "The element has other bits in the call that is shown here than in the one that was judged."
     notes = [*found.notes, *([] if same else [other]), *_notes(seen)]
-    told = {name: getattr(read, name) for name in ("stages", "unmatched", *(OF_CULPRITS if read.culprits else ()))}
+    told = {name: getattr(read, name) for name in ("stages", "unmatched", *(OF_FAULTS if read.leaves else ()))}
     return replace(found, steps=steps, all=whole, notes=tuple(notes), **told)
 
 

@@ -16,6 +16,7 @@ from lastbit.judging.expected import Expected, Numbers, known_exactly
 from lastbit.judging.problem import Given
 from lastbit.judging.trace import Trace
 from lastbit.numerics import Enclosure, Format
+from lastbit.numerics.residues import Residues
 from lastbit.outcomes.trace import StageMatch
 from lastbit.tracing import Event
 from lastbit.tracing.cells import Ancestry, Expression
@@ -62,12 +63,23 @@ class Stage:
         exact, value, lo, hi = own.expand(4, *shape).reshape(4, -1)[:, torch.from_numpy(self.index)].numpy()
         return exact, value, lo, hi
 
+    @cached_property
+    def residues(self) -> Residues | None:
+        """Return those of the contract's values, [C]; None where they are not followed."""
+        allowed = self.expected.allowed
+        if not isinstance(allowed, Enclosure) or allowed.algebra is None:
+            return None
+        whole = allowed.algebra.moved(lambda n: n.expand(4, *self.expected.shape).reshape(4, -1))
+        return whole[torch.from_numpy(self.index)]
+
     def outside(self, e: Expression) -> Array:
-        """The cells whose values it cannot have."""
+        """Return the cells whose values it cannot have, or which follow from another formula."""
         _, _, lo, hi = self.parts
         inside = (
             (e.values >= lo) & (e.values <= hi) | np.isnan(e.values) & np.isnan(lo) | np.isneginf(lo) & np.isposinf(hi)
         )
+        if self.residues is not None and e.residues is not None:
+            inside &= ~self.residues.differs(e.residues).numpy()
         return np.asarray(e.known & ~inside)
 
     @property
@@ -177,9 +189,14 @@ class Stages:
         known = torch.from_numpy(e.known)
         at, values = torch.from_numpy(stage.index)[known], torch.from_numpy(e.values)[known]
         if isinstance(stage.expected, Numbers):
-            parts = stage.expected.enclosure.full.expand(4, *stage.expected.shape).clone()
+            own = stage.expected.enclosure
+            parts = own.full.expand(4, *stage.expected.shape).clone()
             parts.view(4, -1)[:, at] = values
-            return {stage.name: Enclosure(parts)}
+            if e.residues is None or own.algebra is None:
+                return {stage.name: Enclosure(parts)}
+            numbers = own.algebra.numbers.expand(4, *stage.expected.shape).clone()
+            numbers.view(4, -1)[:, at] = e.residues.numbers[:, known]
+            return {stage.name: Enclosure(parts, algebra=Residues(numbers))}
         whole = stage.expected.value.clone()
         whole.view(-1)[at] = values.to(whole.dtype)
         return {stage.name: whole}

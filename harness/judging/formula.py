@@ -24,11 +24,13 @@ class Compared:
         numel: elements that are finite under the contract.
         equal: those whose residues are the contract's: they follow from its formula, in some order of its sums.
         differs: those that follow from another formula, or from one that rounds elsewhere.
+        first: the index of the first of these.
     """
 
     numel: int
     equal: int
     differs: int
+    first: tuple[int, ...] = ()
 
 
 def compare_formulas(problem: Problem, given: Mapping[str, Residues]) -> dict[str, Compared]:
@@ -39,9 +41,10 @@ def compare_formulas(problem: Problem, given: Mapping[str, Residues]) -> dict[st
         if name not in given or not isinstance(expected := stages[name].finished, Numbers):
             continue
         finite = torch.isfinite(expected.value)
-        equal, differs = own[name].equal(given[name]), own[name].differs(given[name])
-        counts = torch.stack([finite, equal & finite, differs & finite]).flatten(1).sum(1)
-        found[name] = Compared(*counts.tolist())
+        equal, differs = own[name].equal(given[name]), own[name].differs(given[name]) & finite
+        numel, same, others = torch.stack([finite, equal & finite, differs]).flatten(1).sum(1).tolist()
+        first = tuple(differs.nonzero()[0].tolist()) if others else ()
+        found[name] = Compared(numel, same, others, first)
     return found
 
 

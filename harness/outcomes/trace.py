@@ -119,9 +119,9 @@ class KernelTrace:
         steps: from the inputs to the element.
         all: every operation of the program that wrote it, if they were asked for.
         stages: for each stage of the reference, in its order, the step that agrees with it best, if one does.
-        culprits: the steps that do not follow from the kernel's own earlier ones, the likeliest first; none of a kernel
-            that passes.
-        blamed: the one of which it is sure, if it is of one.
+        leaves: the step with which the value leaves what the contract allows: that which is blamed, or else the first
+            stage that is wrong; none of a kernel that passes.
+        blamed: the step that is wrong for sure, if one is.
         mended: the steps of which each could be mended by itself, that one first.
         between: the lines that lead from what is right to what is wrong, `FILE:FIRST to LAST`.
         since: the stages that are right there.
@@ -144,7 +144,7 @@ class KernelTrace:
     steps: tuple[Step, ...] = ()
     all: tuple[Step, ...] = ()
     stages: tuple[Step, ...] = ()
-    culprits: tuple[Step, ...] = ()
+    leaves: Step | None = None
     blamed: Step | None = None
     mended: tuple[Step, ...] = ()
     between: tuple[str, ...] = ()
@@ -154,11 +154,6 @@ class KernelTrace:
     unmatched: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
-
-    @property
-    def leaves(self) -> Step | None:
-        """The step with which the value leaves what the contract allows: the first culprit, if there is one."""
-        return self.culprits[0] if self.culprits else None
 
     @property
     def exit_code(self) -> int:

@@ -61,6 +61,10 @@ class ShadowMemory:
         """Take over the storage of a tensor with the values in it, unless it is known."""
         self._block(tensor)
 
+    def allocate(self, tensor: Tensor) -> None:
+        """Take over the storage of a tensor that nothing was written to: all of it is OPEN."""
+        self._new_block(tensor, _values(tensor.untyped_storage(), tensor.dtype).opened.numbers)
+
     def read(self, tensor: Tensor) -> Residues:
         """Return the residues of a tensor; OPEN, those of its values, where its memory was seen as another dtype."""
         block = self._block(tensor)
@@ -74,7 +78,7 @@ class ShadowMemory:
         """Put down the residues of a tensor, broadcast to its shape."""
         numbers = residues.numbers.reshape(4, *[1] * (tensor.ndim + 1 - residues.numbers.ndim), *residues.shape)
         if tensor.numel() * tensor.itemsize == tensor.untyped_storage().nbytes():  # nothing of it remains
-            self._new_block(tensor, torch.empty(4, tensor.numel(), dtype=torch.int64))
+            self._new_block(tensor, torch.zeros(4, tensor.numel(), dtype=torch.int64))
         block = self._block(tensor)
         if block.kind != _kind(tensor.dtype):
             self._retype(block, tensor.dtype)

@@ -33,7 +33,7 @@ from lastbit.numerics.algebraic import FORMULAS
 from lastbit.numerics.residues import Residues, constant, zeros_like
 from lastbit.shadows.memory import ShadowMemory
 
-_FORMATS = {
+FORMATS = {
     np.dtype(np.float16): formats.FP16,
     BFLOAT16: formats.BF16,
     E4M3: formats.E4M3,
@@ -211,7 +211,7 @@ class Shadow(Builder):
     # Constants.
 
     def _number(self, made: Any, number: float) -> Any:
-        precision = _FORMATS[made.data.dtype].precision
+        precision = FORMATS[made.data.dtype].precision
         self.give(made, self.constant(number) if precision >= 24 else Residues.of(values_of(made)))
         return made
 
@@ -311,8 +311,8 @@ class Shadow(Builder):
         """Return the residues of what a handle holds, and the dtype, as the memory at these addresses sees them."""
         data, size = handle.data, handle.data.dtype.itemsize
         if is_float(data.dtype):
-            return self.residues(handle), _FORMATS[data.dtype].dtype
-        floats = _FORMATS[_FLOATS[size]].dtype
+            return self.residues(handle), FORMATS[data.dtype].dtype
+        floats = FORMATS[_FLOATS[size]].dtype
         if self._shadowing.memory.holds(addresses, floats):
             kinds = (kind for kind, *_ in self._remembered() if kind.itemsize == size)
             return self.recalled(data, next(kinds, _FLOATS[size]), chosen=chosen), floats
@@ -374,7 +374,7 @@ def _of(function: Callable[..., Residues]) -> Rule:
     """Return the rule of arithmetic, which rounds to the format of the result."""
 
     def rule(self: Shadow, made: Any, *operands: Any) -> Residues:
-        return function(*map(self.residues, operands)).rounded(_FORMATS[made.data.dtype], values_of(made))
+        return function(*map(self.residues, operands)).rounded(FORMATS[made.data.dtype], values_of(made))
 
     return rule
 
@@ -421,7 +421,7 @@ def _is_magic(made: Any, rest: Tensor, addend: Any) -> bool:
     data = addend.data
     if not data.size or not _is_one_number(data):
         return False
-    precision, number = _FORMATS[data.dtype].precision, abs(float(data.flat[0]))
+    precision, number = FORMATS[data.dtype].precision, abs(float(data.flat[0]))
     large = 2.0 ** (precision - (8 if precision >= 24 else 2))
     if not large <= number < math.inf or math.frexp(number)[0] not in (0.5, 0.75):
         return False
@@ -434,7 +434,7 @@ def _split(x: Array, y: Array) -> Iterator[formats.Format]:
     near = (np.abs(x - y) <= 2.0**-7 * np.abs(x)) & (x != y)
     for dtype in (BFLOAT16, np.dtype(np.float16)) if near.any() else ():
         if (near & (y.astype(dtype).astype(y.dtype) == y)).any():
-            yield _FORMATS[dtype]
+            yield FORMATS[dtype]
 
 
 def _chosen(self: Shadow, made: Any, *operands: Any) -> Residues:
@@ -471,7 +471,7 @@ def _remainder(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
     """Return x - n y, with the integer n of the values."""
     n = torch.round((values_of(x) - values_of(made)) / values_of(y))
     residues = self.residues(x) - Residues.of(n) * self.residues(y)
-    return residues.rounded(_FORMATS[made.data.dtype], values_of(made))
+    return residues.rounded(FORMATS[made.data.dtype], values_of(made))
 
 
 def _signed(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
@@ -490,19 +490,19 @@ def _power(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
         found = product.reciprocal() if n < 0 else product
     else:
         found = (residues.log() * self.residues(y)).exp().open_where(values_of(x) <= 0)
-    return found.rounded(_FORMATS[made.data.dtype], values_of(made))
+    return found.rounded(FORMATS[made.data.dtype], values_of(made))
 
 
 def _cast(self: Shadow, made: Any, x: Any, dtype: Any, rounding: Any = None) -> Residues:
     target, residues, values = made.data.dtype, self.residues(x), None
     if not is_float(x.data.dtype):
-        return residues.rounded(_FORMATS[target], values_of(made))
-    fmt, values = _FORMATS[target], values_of(x)
+        return residues.rounded(FORMATS[target], values_of(made))
+    fmt, values = FORMATS[target], values_of(x)
     if target == x.data.dtype or fmt.precision >= 24:
         return residues
     toward_zero = rounding == ir.ROUNDING_MODE.RTZ
     rounded = residues.rounded(fmt, values, direction="zero" if toward_zero else "nearest")
-    if x.data.dtype in _FORMATS and _FORMATS[x.data.dtype].precision < 24:  # of numbers that both formats hold
+    if x.data.dtype in FORMATS and FORMATS[x.data.dtype].precision < 24:  # of numbers that both formats hold
         rounded = Residues.where(values == values_of(made), residues, rounded)
     if target in FP8_MAX:
         beyond, largest = values.abs() > FP8_MAX[target], FP8_MAX[target]
@@ -527,7 +527,7 @@ def _dot(self: Shadow, made: Any, a: Any, b: Any, d: Any, precision: Any, *_: An
         if any(bool(c.any()) for c in cut):
             self.opaque("dot", "fp32 operands are taken as tf32; input_precision='ieee' takes them as they are")
             x, y = x.open_where(cut[0]), y.open_where(cut[1])
-    return (x @ y + self.residues(d)).rounded(_FORMATS[made.data.dtype], values_of(made))
+    return (x @ y + self.residues(d)).rounded(FORMATS[made.data.dtype], values_of(made))
 
 
 def _named(name: str, **symmetry: bool) -> Callable[[Residues], Residues]:
@@ -601,7 +601,7 @@ def _loaded(self: Shadow, made: Any, ptr: Any, mask: Any, other: Any) -> Any:
     data, memory = made.data, self._shadowing.memory
     addresses = np.broadcast_to(ptr.data, data.shape)
     if not is_float(data.dtype):
-        floats = _FORMATS[_FLOATS[data.dtype.itemsize]]
+        floats = FORMATS[_FLOATS[data.dtype.itemsize]]
         if data.dtype.kind not in "iu":
             return made
         if memory.holds(addresses, floats.dtype):
@@ -612,7 +612,7 @@ def _loaded(self: Shadow, made: Any, ptr: Any, mask: Any, other: Any) -> Any:
         elif bool(memory.load(addresses, _tensor(data)).open.any()):
             made.digits = 52
         return made
-    values = values_of(made).to(_FORMATS[data.dtype].dtype)
+    values = values_of(made).to(FORMATS[data.dtype].dtype)
     residues = memory.load(addresses, values)
     if mask is not None:
         inside = _tensor(_inside(mask, data.shape))
@@ -667,7 +667,7 @@ def _updated(self: Shadow, method: Any, operation: Any, ptr: Any, value: Any, ma
         after.digits = getattr(value, "digits", 0)
         given = TensorHandle(np.broadcast_to(value.data, shape)[inside], value.dtype)
         if is_float(value.data.dtype):
-            fmt, picked = _FORMATS[value.data.dtype], _tensor(inside)
+            fmt, picked = FORMATS[value.data.dtype], _tensor(inside)
             old = self._shadowing.memory.load(addresses, values_of(before).to(fmt.dtype))
             new = Residues(self.residues(value).numbers.expand(4, *shape)[:, picked])
             if operation == ir.ATOMIC_OP.FADD:
@@ -718,7 +718,7 @@ def _cast_bits(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
     was, is_ = is_float(x.data.dtype), is_float(made.data.dtype)
     if was and not is_:
         self.remember(x.data, self.residues(x))
-        made.digits = _FORMATS[x.data.dtype].precision - 1
+        made.digits = FORMATS[x.data.dtype].precision - 1
     elif is_:
         self.give(
             made,
@@ -732,7 +732,7 @@ def _cast_bits(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
 def _to_integers(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
     """Take integers by values; large ones hold digits of floats, as in fixed-point sums."""
     made = self.quietly(method, x, dtype)
-    made.digits = _FORMATS[x.data.dtype].precision - 1 if bool(_is_fixed_point(values_of(x)).any()) else 0
+    made.digits = FORMATS[x.data.dtype].precision - 1 if bool(_is_fixed_point(values_of(x)).any()) else 0
     return made
 
 

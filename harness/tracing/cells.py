@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from lastbit.interpret.formats import Array
-from lastbit.tracing.events import Event, Operand
+from lastbit.numerics.residues import Residues
+from lastbit.tracing.events import Event, Made, Operand
 from lastbit.tracing.follow import matters
 from lastbit.tracing.log import Log
 
@@ -178,12 +180,14 @@ class Expression:
         lanes: number of an event → its element for each cell, -1 for none.
         values: of each cell, as fp64; of the event that had it last.
         known: cells that it has a value for.
+        residues: of the values; None where the kernel is not followed on residues.
     """
 
     events: tuple[Event, ...]
     lanes: Mapping[int, Array]
     values: Array
     known: Array
+    residues: Residues | None = None
 
     @property
     def number(self) -> int:
@@ -220,4 +224,16 @@ def _expression(events: tuple[Event, ...], cells: Mapping[int, Array]) -> Expres
         if event.values.dtype.kind != "c":
             values[here] = event.at(lanes[event.number][here]).astype(np.float64)
             known |= here
-    return Expression(events, lanes, values, known)
+    made = {event.number: event.made for event in events}
+    return Expression(events, lanes, values, known, residues_of_cells(made, lanes, len(values)))
+
+
+def residues_of_cells(made: Mapping[int, Made], lanes: Mapping[int, Array], size: int) -> Residues | None:
+    """Return the residues of what events gave, by cell; OPEN where none has a cell, None where one has no residues."""
+    numbers = Residues.of(torch.zeros(size)).opened.numbers
+    for number, own in made.items():
+        if own.residues is None:
+            return None
+        here = np.nonzero(lanes[number] >= 0)[0]
+        numbers[:, here] = own.residues.numbers.reshape(4, -1)[:, lanes[number][here]]
+    return Residues(numbers)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lastbit.interpret.formats import Array, is_float
 from lastbit.interpret.places import Place
+from lastbit.numerics.residues import Residues
 from lastbit.tracing.lanes import Shape, Source
 from lastbit.tracing.memory import Addresses
 from lastbit.tracing.places import Places
@@ -69,8 +70,20 @@ class Operand:
     size: int = 0
 
 
-Again = Callable[[Sequence[Array | None]], Array]
-"""Values of an event's operands, in their order, None for those that are as they were → the event's values."""
+class Made(NamedTuple):
+    """What an operation gives.
+
+    Attributes:
+        values: as arrays hold them.
+        residues: those of the values; None where the kernel is not followed on residues, and of integers.
+    """
+
+    values: Array
+    residues: Residues | None = None
+
+
+Again = Callable[[Sequence[Made | None]], Made]
+"""Of an event's operands, in their order, what they are now, None for those that are as they were → what it gives."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +101,7 @@ class Event:
         operands: what it was computed from.
         origin: what it was made of at last.
         again: does the operation once more, without telling anybody; None where it only hands on what it is given.
+        residues: of the values, where the kernel is followed on residues.
     """
 
     number: int
@@ -101,11 +115,17 @@ class Event:
     launch: Launch | None = None
     origin: Origin = Origin.MEMORY
     again: Again | None = field(default=None, repr=False)
+    residues: Residues | None = field(default=None, repr=False)
 
     @property
     def place(self) -> Place:
         """The innermost place."""
         return self.places[0] if self.places else NOWHERE
+
+    @property
+    def made(self) -> Made:
+        """The result."""
+        return Made(self.values, self.residues)
 
     @property
     def shape(self) -> Shape:

@@ -11,6 +11,7 @@ import numpy as np
 
 from lastbit.errors import LastbitError
 from lastbit.interpret.formats import Array
+from lastbit.numerics.residues import Residues
 from lastbit.tracing.events import Again, Event, Launch, Operand, Origin, Program, dtype_name
 from lastbit.tracing.memory import Write, Writes, finder
 from lastbit.tracing.places import Places, places
@@ -72,6 +73,7 @@ class Log:
         program: Program | None = None,
         origin: Origin = Origin.MEMORY,
         again: Again | None = None,
+        residues: Residues | None = None,
     ) -> Event:
         """An operation that gave or stored `values`."""
         if at != self._last:
@@ -79,7 +81,7 @@ class Log:
         launch = None if program is None else self.launches[program[0]]
         number, dtype = self.next(), dtype_name(dtype)
         own = number, name, at, self._occurrence, dtype, self._kept(values)
-        event = Event(*own, operands, program, launch, origin, again)
+        event = Event(*own, operands, program, launch, origin, again, residues)
         self.events.append(event)
         return event
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,12 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from lastbit.interpret.formats import BFLOAT16, E4M3, E5M2, Array
+from lastbit.numerics.residues import Residues
+from lastbit.shadows.aten import Following
+from lastbit.shadows.memory import ShadowMemory
 from lastbit.tracing import lanes
 from lastbit.tracing.arguments import flat, swapped
-from lastbit.tracing.events import Again, Event, Operand
+from lastbit.tracing.events import Again, Event, Made, Operand
 from lastbit.tracing.lanes import Source
 from lastbit.tracing.log import Log
 from lastbit.tracing.memory import Addresses, of_layout
@@ -53,9 +57,13 @@ def addresses_of(tensor: Tensor) -> Addresses:
     return of_layout(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size())
 
 
-def record_input(log: Log, name: str, tensor: Tensor) -> Event:
-    """A tensor that the kernel is given, as an event that wrote it."""
-    event = log.add(f"input {name}", (), array_of(tensor), tensor.dtype)
+def record_input(log: Log, name: str, tensor: Tensor, shadow: ShadowMemory | None = None) -> Event:
+    """Record a tensor that the kernel is given, as an event that wrote it."""
+    residues = None
+    if shadow is not None and tensor.is_floating_point():
+        shadow.register(tensor)
+        residues = Residues.of(tensor)
+    event = log.add(f"input {name}", (), array_of(tensor), tensor.dtype, residues=residues)
     _wrote(log, event, tensor)
     return event
 
@@ -90,9 +98,9 @@ def _used(name: str, tensor: Tensor) -> _Used:
 class TorchWatch(TorchDispatchMode):
     """Tells a log of what PyTorch does within this context, but for views, which write nothing."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, shadow: ShadowMemory | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._log = log
+        self._log, self._shadow = log, shadow
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -105,13 +113,20 @@ class TorchWatch(TorchDispatchMode):
         own = is_lastbits_own(sys._getframe(1))  # memory under guards, where the kernel asked for torch.empty
         name = "empty" if own else func.overloadpacket.__name__
         fresh = name == "lift_fresh"  # what torch.tensor makes, seen for the first time
-        used = [] if fresh or name in UNWRITTEN else [_used(argument, x) for argument, x in named]
+        with _disable_current_modes():
+            used = [] if fresh or name in UNWRITTEN else [_used(argument, x) for argument, x in named]
         held = {_storage(x) for x in operands}
-        result = func(*args, **kwargs)
+        with _disable_current_modes() if own else nullcontext():
+            result = func(*args, **kwargs)
         returned = [x for x in flat([result]) if _is_plain(x)]
         made = changed or [x for x in returned if fresh or _storage(x) not in held]
-        if made:
-            self._tell(name, func, given, used, made)
+        with _disable_current_modes():  # what is found out about it is no operation of the kernel's
+            if own and self._shadow is not None:
+                for x in returned:
+                    if x.is_floating_point():
+                        self._shadow.allocate(x)
+            if made:
+                self._tell(name, func, given, used, made)
         return result
 
     def _tell(self, name: str, func: Any, given: Mapping[str, Any], used: list[_Used], made: list[Tensor]) -> None:
@@ -122,7 +137,10 @@ class TorchWatch(TorchDispatchMode):
             operands = (*(x.operand(s) for s, x in pairs), *_numbers_of(given))
             again = _repeatable(func, given, [x.tensor for _, x in pairs], part)
             made_of = array_of(tensor), tensor.dtype, operands
-            event = self._log.add(f"{func.namespace}.{name}", at, *made_of, again=again)
+            residues = None
+            if self._shadow is not None and tensor.is_floating_point() and tensor.numel():
+                residues = self._shadow.read(tensor)
+            event = self._log.add(f"{func.namespace}.{name}", at, *made_of, again=again, residues=residues)
             puts = name.endswith("_") and name.removesuffix("_") in MOVERS and not given.get("accumulate")
             _wrote(self._log, event, tensor, sources[0] if puts else None)
 
@@ -142,9 +160,11 @@ class _Slot:
     dtype: torch.dtype
 
     def filled(self, values: Array | None) -> Tensor:
-        """A tensor of these values, in fp32 where it was narrower and they are none of its numbers."""
+        """A tensor of these values, in fp32 where they are or where they are no numbers of its narrower format."""
         if values is None:
             return torch.zeros(self.shape, dtype=self.dtype)
+        if values.dtype == np.float32 and self.dtype.is_floating_point and self.dtype.itemsize < 4:
+            return torch.from_numpy(values.copy()).reshape(self.shape)
         wide = np.float64 if self.dtype.is_floating_point else np.int64
         given = torch.from_numpy(values.astype(wide)).reshape(self.shape)
         own = given.to(self.dtype)
@@ -165,17 +185,23 @@ def _again(
     slots: Sequence[_Slot],
     every: Sequence[_Slot],
     part: int,
-    values: Sequence[Array | None],
-) -> Array:
-    filled = {id(slot): slot.filled(None) for slot in every}
-    filled |= {id(slot): slot.filled(own) for slot, own in zip(slots, values, strict=False)}
+    values: Sequence[Made | None],
+) -> Made:
+    filled, memory = {id(slot): slot.filled(None) for slot in every}, ShadowMemory()
+    known = [own for own in values[: len(slots)] if own is not None]
+    follows = bool(known) and all(own.residues is not None or own.values.dtype.kind in "iub" for own in known)
+    for slot, own in zip(slots, values, strict=False):
+        tensor = filled[id(slot)] = slot.filled(None if own is None else own.values)
+        if own is not None and own.residues is not None:
+            memory.write(tensor, Residues(own.residues.numbers.reshape(4, *tensor.shape)))
     again = swapped(dict(given), filled)
     names = [name for name in NUMBERS if isinstance(given.get(name), (int, float))]
     numbers = zip(names, values[len(slots) :], strict=True)
-    again |= {name: float(own.reshape(-1)[0]) for name, own in numbers if own is not None}
-    result = func(**again)
-    made = _changed(func, again) or [x for x in flat([result]) if _is_plain(x)]
-    return array_of(made[part])
+    again |= {name: float(own.values.reshape(-1)[0]) for name, own in numbers if own is not None}
+    with Following(memory) if follows else nullcontext():
+        result = func(**again)
+    made = (_changed(func, again) or [x for x in flat([result]) if _is_plain(x)])[part]
+    return Made(array_of(made), memory.read(made) if follows and made.is_floating_point() and made.numel() else None)
 
 
 def _named(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -18,9 +18,10 @@ from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
 from lastbit.interpret.builder import Builder
 from lastbit.interpret.formats import NUMPY, Array, is_float
+from lastbit.shadows.programs import Shadow, Shadowing
 from lastbit.tracing import lanes
 from lastbit.tracing.arguments import flat, swapped
-from lastbit.tracing.events import Again, Event, Launch, Operand, Origin, Program
+from lastbit.tracing.events import Again, Event, Launch, Made, Operand, Origin, Program
 from lastbit.tracing.lanes import Source
 from lastbit.tracing.log import Log
 from lastbit.tracing.memory import of_array
@@ -34,21 +35,23 @@ OF_PROGRAM = ("get_program_id", "get_num_programs", "make_range")
 class Watch:
     """Tells a log of launches; see `lastbit.interpret.watching.Watcher`."""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, log: Log, beneath: Shadowing | None = None) -> None:
+        self._log, self._beneath = log, beneath
         self._tracer: Tracer | None = None
 
     @contextmanager
     def launch(self, function: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
         outside = sys._getframe(2)  # below it are this context and the standard library's
-        tracer = Tracer(interpreter.interpreter_builder, self._log, function.__name__, arguments, outside)
-        before = interpreter_semantic.builder
-        interpreter_semantic.builder, self._tracer, self._log.interpreting = tracer, tracer, True
-        try:
-            yield
-        finally:
-            interpreter_semantic.builder, self._tracer, self._log.interpreting = before, None, False
-            tracer.outside = None
+        with nullcontext() if self._beneath is None else self._beneath.launch(function, arguments):
+            before = interpreter_semantic.builder
+            other = interpreter.interpreter_builder if self._beneath is None else before
+            tracer = Tracer(other, self._log, function.__name__, arguments, outside)
+            interpreter_semantic.builder, self._tracer, self._log.interpreting = tracer, tracer, True
+            try:
+                yield
+            finally:
+                interpreter_semantic.builder, self._tracer, self._log.interpreting = before, None, False
+                tracer.outside = None
 
     def operation(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return function(*args, **kwargs) if self._tracer is None else self._tracer.whole(function, args, kwargs)
@@ -57,12 +60,13 @@ class Watch:
 class Tracer(Builder):
     """The builder `other` for one launch, telling `log` of every operation of the programs that it wants."""
 
-    __slots__ = ("_arguments", "_kept", "_log", "_loops", "_made", "_program", "_silent", "launch", "outside")
+    __slots__ = ("_arguments", "_kept", "_log", "_loops", "_made", "_other", "_program", "_silent", "launch", "outside")
 
     def __init__(
         self, other: Builder, log: Log, name: str, arguments: Mapping[str, Any], outside: FrameType | None
     ) -> None:
         self.__dict__ = other.__dict__
+        self._other = other
         self._log = log
         self.outside = outside
         self.launch: Launch = log.begin(name, outside)
@@ -85,8 +89,10 @@ class Tracer(Builder):
 
     def perform(self, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What the builder's method returns, and an event for it."""
-        if self._silent or any(_holds_handles(x) for x in args):
+        if self._silent:
             return method(*args, **kwargs)
+        if any(_holds_handles(x) for x in args):  # it is made of operations on these
+            return getattr(super(), f"create_{name}")(*args, **kwargs)
         program = self._of_program()
         writes = _WRITES.get(name)
         operands = args[: _OPERANDS.get(name)]
@@ -104,16 +110,18 @@ class Tracer(Builder):
 
     def whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What an operation of the language returns, and one event for all that it is made of."""
+        follows = isinstance(self._other, Shadow)
+        whole = partial(self._other.combined, function) if follows else function
         if self._silent or self._of_program() not in self._log.wanted:
-            return function(*args, **kwargs)
-        result = self._quietly(function, args, kwargs)
+            return whole(*args, **kwargs)
+        result = self._quietly(whole, args, kwargs)
         given = inspect.signature(function).bind(*args, **kwargs).arguments
         name, at = function.__name__, places(sys._getframe(2), self.outside)
         handles = [x.handle for x in flat([given["input"]]) if isinstance(x, tl.tensor)]
         for number, part in enumerate(flat([result])):
             sources = [of_whole(name, x.data.shape, given) for x in handles]
             operands = tuple(self._operand(x, source) for x, source in zip(handles, sources, strict=True))
-            again = partial(_whole_again, function, args, kwargs, number)
+            again = partial(_whole_again, whole, function, args, kwargs, number)
             self._keep(self._event(name, at, part.handle, operands, again=again), part.handle)
         return result
 
@@ -141,11 +149,13 @@ class Tracer(Builder):
         parts = result if isinstance(result, tuple) else (result,)
         for part, made in enumerate(parts):
             if isinstance(made, TensorHandle):
-                call = Call(name, partial(self._quietly, method), args, kwargs, part)
+                plain = getattr(super(), f"create_{name}")  # moves the numbers of elements, too
+                call = Call(name, partial(self._quietly, plain), args, kwargs, part)
+                followed = replace(call, again=partial(self._quietly, method))
                 found = sources_of(call, handles, made)
                 operands = tuple(self._operand(*one) for one in found)
                 operands = _deciding(*operands) if name == "select" else operands
-                again = partial(_again, call, [handle for handle, _, _ in found])
+                again = partial(_again, call, followed, [handle for handle, _, _ in found])
                 self._keep(self._event(name, at, made, operands, again=again), made)
 
     def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
@@ -167,6 +177,8 @@ class Tracer(Builder):
         event = None
         if self._program in self._log.wanted:
             held = TensorHandle(np.broadcast_to(value.data, shape), value.dtype)
+            if isinstance(self._other, Shadow) and is_float(value.data.dtype):
+                self._other.give(held, self._other.residues(value))
             operands = [self._operand(value, lanes.pointwise(value.data.shape, shape))]
             operands.append(self._operand(ptr, lanes.pointwise(ptr.data.shape, shape), address=True))
             if isinstance(mask, TensorHandle):
@@ -186,9 +198,8 @@ class Tracer(Builder):
             self._keep(self._event("atomic old", at, result, (memory,), Origin.MEMORY), result)
             kind = str(args[0]).rpartition(".")[2].lower() if name == "atomic_rmw" else "cas"
             values = (self._operand(x, lanes.pointwise(x.data.shape, shape)) for x in rest)
-            after = self._quietly(
-                super().create_masked_load, (ptr, TensorHandle(_mask(mask, shape), tl.int1), None), {}
-            )
+            load = self._other.create_masked_load
+            after = self._quietly(load, (ptr, TensorHandle(_mask(mask, shape), tl.int1), None), {})
             event = self._event(f"atomic {kind}", at, after, (*values, memory), Origin.MEMORY)
         self._wrote(event, at, ptr, mask, shape, width, adds=True)
 
@@ -216,7 +227,8 @@ class Tracer(Builder):
             least = Origin.ARGUMENTS if name in OF_PROGRAM else Origin.CONSTANTS
             origin = max([least, *(_origin(x) for x in operands if not x.address)])
         dtype = made.dtype.scalar
-        add = partial(self._log.add, program=self._program, origin=origin, again=again)
+        residues = getattr(made, "residues", None)
+        add = partial(self._log.add, program=self._program, origin=origin, again=again, residues=residues)
         return add(name, at, made.data, dtype, operands)
 
     def _keep(self, event: Event, handle: Any) -> None:
@@ -234,30 +246,48 @@ class Tracer(Builder):
 _SCALARS = {numpy: scalar for scalar, numpy in NUMPY.items()}
 
 
-def _with(handle: Any, values: Array) -> Any:
+def _with(handle: Any, own: Made) -> Any:
     """A handle with other values; of their format where they are floats, so that some may be left unrounded."""
-    dtype = _SCALARS[values.dtype] if is_float(values.dtype) else handle.dtype
-    return TensorHandle(values.reshape(handle.data.shape), dtype)
+    dtype = _SCALARS[own.values.dtype] if is_float(own.values.dtype) else handle.dtype
+    made = TensorHandle(own.values.reshape(handle.data.shape), dtype)
+    if own.residues is not None:
+        made.residues = own.residues.moved(lambda n: n.reshape(4, *handle.data.shape))
+    return made
 
 
-def _again(call: Call, handles: Sequence[Any], values: Sequence[Array | None]) -> Array:
+def _made(handle: Any) -> Made:
+    return Made(np.asarray(handle.data), getattr(handle, "residues", None))
+
+
+def _follows(values: Sequence[Made | None]) -> bool:
+    """Return whether what an operation is given anew has residues."""
+    return all(own is None or own.residues is not None or own.values.dtype.kind in "iub" for own in values)
+
+
+def _again(plain: Call, followed: Call, handles: Sequence[Any], values: Sequence[Made | None]) -> Made:
     """Do an operation of the builder's once more, on handles of which some have other values."""
+    call = followed if _follows(values) else plain
     pairs = zip(handles, values, strict=True)
     others = {id(handle): _with(handle, own) for handle, own in pairs if own is not None}
     made = call.again(swapped(list(call.args), others), swapped(call.kwargs, others))
-    return np.asarray((made[call.part] if isinstance(made, tuple) else made).data)
+    return _made(made[call.part] if isinstance(made, tuple) else made)
 
 
 def _whole_again(
-    function: Callable[..., Any], args: Any, kwargs: Any, part: int, values: Sequence[Array | None]
-) -> Array:
+    whole: Callable[..., Any],
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    part: int,
+    values: Sequence[Made | None],
+) -> Made:
     """Do a reduction or scan once more; one by a function of the kernel's own needs the language, and raises."""
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     blocks = [x for x in flat([given["input"]]) if isinstance(x, tl.tensor)]
     pairs = zip(blocks, values, strict=True)
     others = {id(x): tl.tensor(_with(x.handle, own), x.type) for x, own in pairs if own is not None}
-    made = function(*swapped(list(args), others), **swapped(kwargs, others))
-    return np.asarray(list(flat([made]))[part].handle.data)
+    made = (whole if _follows(values) else function)(*swapped(list(args), others), **swapped(kwargs, others))
+    return _made(list(flat([made]))[part].handle)
 
 
 _OPERANDS = {"load": 1, "masked_load": 3, "store": 2, "masked_store": 3}
@@ -273,7 +303,14 @@ _WRITES: dict[str, Callable[..., None]] = {
 
 def _traced(name: str) -> Callable[..., Any]:
     def method(self: Tracer, *args: Any, **kwargs: Any) -> Any:
-        return self.perform(name.removeprefix("create_"), getattr(super(Tracer, self), name), args, kwargs)
+        return self.perform(name.removeprefix("create_"), getattr(self._other, name), args, kwargs)
+
+    return method
+
+
+def _constant(name: str) -> Callable[..., Any]:
+    def method(self: Tracer, *args: Any) -> Any:
+        return getattr(self._other, name)(*args)
 
     return method
 
@@ -281,6 +318,8 @@ def _traced(name: str) -> Callable[..., Any]:
 for _name in dir(Builder):
     if _name.startswith("create_"):
         setattr(Tracer, _name, _traced(_name))
+for _name in ("get_fp16", "get_bf16", "get_fp32", "get_fp64", "get_null_value", "returned"):
+    setattr(Tracer, _name, _constant(_name))
 
 
 def _origin(operand: Operand) -> Origin:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from lastbit.interpret.watching import watched
+from lastbit.shadows.aten import Following
+from lastbit.shadows.memory import ShadowMemory
+from lastbit.shadows.programs import Shadowing
 from lastbit.tracing.events import Program
 from lastbit.tracing.log import LIMIT, Log
 from lastbit.tracing.of_torch import TorchWatch, record_input
@@ -16,18 +20,33 @@ from lastbit.tracing.of_triton import Watch
 
 
 @contextmanager
-def traced(inputs: Mapping[str, Tensor], wanted: Collection[Program] = (), limit: int = LIMIT) -> Iterator[Log]:
+def traced(
+    inputs: Mapping[str, Tensor],
+    wanted: Collection[Program] = (),
+    limit: int = LIMIT,
+    *,
+    shadow: ShadowMemory | None = None,
+    primitives: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Log]:
     """Record what happens to `inputs` and to what is made of them, in PyTorch and in interpreted Triton kernels.
 
     Of Triton programs all operations of those `wanted` are kept, and of the others what they write. Functions that
-    `torch.compile` would compile run as they are written.
+    `torch.compile` would compile run as they are written. With a `shadow`, events have residues; `primitives` are
+    device functions that stand for one.
 
     Raises:
         TraceLimit: the values take more than `limit` bytes.
     """
     log = Log(frozenset(wanted), limit)
     for name, tensor in inputs.items():
-        record_input(log, name, tensor)
-    with watched(Watch(log)), torch.compiler.set_stance("force_eager"), TorchWatch(log):
+        record_input(log, name, tensor, shadow)
+    with ExitStack() as stack:
+        if shadow is not None:
+            operations = stack.enter_context(Following(shadow))
+            shadow.unseen = operations.unseen
+        beneath = None if shadow is None else Shadowing(shadow, primitives)
+        stack.enter_context(watched(Watch(log, beneath)))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(TorchWatch(log, shadow))
         yield log
     log.check()

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from lastbit.interpret.formats import Array
+from lastbit.numerics.residues import Residues
 from lastbit.tracing.cells import Ancestry
-from lastbit.tracing.events import Event, Operand
+from lastbit.tracing.events import Event, Made, Operand
 
-Values = Sequence[Array | None]
-Change = Callable[[Event, Values], Array]
-"""An event and the values of its operands, None for those that are as they were → what it gives instead."""
+Values = Sequence[Made | None]
+Change = Callable[["Redo", Event, Values], Made]
+"""An event and what its operands are, None for those that are as they were → what it gives instead."""
 
 
 class Unrepeatable(Exception):
@@ -28,58 +30,75 @@ class Redo:
     Attributes:
         ancestry: the events, and what wrote where.
         ends: numbers of those whose values are wanted.
+        follows: the residues are wanted, too.
     """
 
     ancestry: Ancestry
     ends: Collection[int]
+    follows: bool = False
     _read: dict[tuple[int, int], list[tuple[Array, int, Array]]] = field(default_factory=dict)
 
-    def run(self, changes: Mapping[int, Change]) -> dict[int, Array]:
+    def run(self, changes: Mapping[int, Change]) -> dict[int, Made]:
         """Do the events with these numbers otherwise, and all that follows from them; give what changed, by number.
 
         Raises:
             Unrepeatable: an operation on the way cannot be done again.
         """
-        changed: dict[int, Array] = {}
+        changed: dict[int, Made] = {}
         with np.errstate(all="ignore"):
             for number in self._following(changes):
                 event, change = self.ancestry.events[number], changes.get(number)
                 if change is None and not self._sources[number] & changed.keys():
                     continue
                 try:
-                    values = [self._given(event, place, changed) for place in range(len(event.operands))]
-                    made = self.again(event, values) if change is None else change(event, values)
+                    given = [self._given(event, place, changed) for place in range(len(event.operands))]
+                    made = self.again(event, given) if change is None else change(self, event, given)
                 except Unrepeatable:
                     raise
                 except Exception as error:  # whatever an operation makes of values that it never had
                     raise Unrepeatable(str(error)) from error
-                if made.shape != event.values.shape or made.tobytes() != event.values.tobytes():
+                if not _is_same(made, self.made(event)):
                     changed[number] = made
         return changed
 
-    def again(self, event: Event, values: Values) -> Array:
+    def made(self, event: Event) -> Made:
+        """Return what an event gave."""
+        return Made(event.values, event.residues if self.follows else None)
+
+    def again(self, event: Event, given: Values) -> Made:
         """Do one event again.
 
         Raises:
             Unrepeatable: it was told where to read by what has changed.
         """
-        if all(own is None for own in values):
-            return event.values
+        if all(own is None for own in given):
+            return self.made(event)
+        pairs = list(zip(event.operands, given, strict=True))
         if event.again is not None:
             of_torch = any(operand.size for operand in event.operands)
-            pairs = zip(event.operands, values, strict=True)
             return event.again([self.whole(event, o) if of_torch and own is None else own for o, own in pairs])
-        if any(own is not None for operand, own in zip(event.operands, values, strict=True) if operand.address):
+        if any(own is not None for operand, own in pairs if operand.address):
             raise Unrepeatable("an address depends on it")
-        made = event.values.astype(np.result_type(event.values, *(own for own in values if own is not None)))
+        made = event.values.astype(np.result_type(event.values, *(own.values for own in given if own is not None)))
+        numbers = None
+        if (
+            self.follows
+            and event.residues is not None
+            and all(own is None or own.residues is not None for own in given)
+        ):
+            numbers = event.residues.numbers.reshape(4, -1).clone()
         flat, lanes = made.reshape(-1), np.arange(made.size)
-        for operand, own in zip(event.operands, values, strict=True):
+        for operand, own in pairs:
             if own is not None:
                 source = operand.source(lanes)[:, 0]
-                flat[source >= 0] = own.reshape(-1)[lanes if operand.memory else source][source >= 0]
-        return made
+                there = np.nonzero(source >= 0)[0]
+                taken = there if operand.memory else source[there]
+                flat[there] = own.values.reshape(-1)[taken]
+                if numbers is not None and own.residues is not None:
+                    numbers[:, there] = own.residues.numbers.reshape(4, -1)[:, taken]
+        return Made(made, None if numbers is None else Residues(numbers.reshape(4, *made.shape)))
 
-    def whole(self, event: Event, operand: Operand) -> Array | None:
+    def whole(self, event: Event, operand: Operand) -> Made | None:
         """What all elements of an operand of PyTorch's were; None for a number.
 
         Raises:
@@ -89,8 +108,8 @@ class Redo:
             return None
         return self._memory(event, event.operands.index(operand), {}, np.arange(operand.size))
 
-    def _given(self, event: Event, place: int, changed: Mapping[int, Array]) -> Array | None:
-        """The values of an operand if they have changed."""
+    def _given(self, event: Event, place: int, changed: Mapping[int, Made]) -> Made | None:
+        """What an operand is if it has changed."""
         operand = event.operands[place]
         if operand.event is not None:
             return changed.get(operand.event.number)
@@ -99,20 +118,33 @@ class Redo:
         size = operand.size or event.values.size
         return self._memory(event, place, changed, np.arange(size))
 
-    def _memory(self, event: Event, place: int, changed: Mapping[int, Array], lanes: Array) -> Array:
+    def _memory(self, event: Event, place: int, changed: Mapping[int, Made], lanes: Array) -> Made:
         """What an operand read from memory: for each element of a tensor, or of a load's result."""
         operand = event.operands[place]
         before = np.zeros(len(lanes)) if operand.size else event.values.reshape(-1)
         made, left = before.astype(np.float64), np.ones(len(lanes), np.bool_)
+        numbers = None
+        if self.follows and operand.size:
+            numbers = torch.zeros(4, len(lanes), dtype=torch.int64)
+        elif self.follows and event.residues is not None:
+            numbers = event.residues.numbers.reshape(4, -1).clone()
         for positions, number, elements in self._writers(event, place):
-            source = self._events[number]
-            made[positions] = changed.get(number, source.values).reshape(-1)[elements].astype(np.float64)
+            source = changed.get(number, self.made(self._events[number]))
+            made[positions] = source.values.reshape(-1)[elements].astype(np.float64)
             left[positions] = False
+            if numbers is not None:
+                own = None if source.residues is None else source.residues.numbers.reshape(4, -1)
+                if own is not None:
+                    numbers[:, positions] = own[:, elements]
+                numbers = None if own is None else numbers
         if left.any() and operand.size:
             if operand.values is None:
                 raise Unrepeatable("nothing that was recorded wrote there")
             made[left] = operand.values.reshape(-1)[left].astype(np.float64)
-        return made if operand.size else made.astype(_wide_enough(made, event.values.dtype))
+            if numbers is not None:
+                numbers[:, torch.from_numpy(left)] = Residues.of(torch.from_numpy(made[left])).numbers
+        values = made if operand.size else made.astype(_wide_enough(made, event.values.dtype))
+        return Made(values, None if numbers is None else Residues(numbers))
 
     def _writers(self, event: Event, place: int) -> list[tuple[Array, int, Array]]:
         """For an operand in memory: which of its elements which event wrote, and which of the event's they are."""
@@ -148,6 +180,13 @@ class Redo:
     @cached_property
     def _order(self) -> list[int]:
         return sorted(self.ancestry.events)
+
+
+def _is_same(a: Made, b: Made) -> bool:
+    """Return whether two have the same bits and the same residues."""
+    if a.values.shape != b.values.shape or a.values.tobytes() != b.values.tobytes():
+        return False
+    return a.residues is None or b.residues is None or torch.equal(a.residues.p, b.residues.p)
 
 
 def _wide_enough(values: Array, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:

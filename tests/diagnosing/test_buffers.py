@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lastbit.diagnosing.buffers import Buffer, Held, agreeing
 from lastbit.diagnosing.in_memory import Onward, first_wrong
-from lastbit.diagnosing.reads import Needs
+from lastbit.diagnosing.needs import Needs
 from lastbit.judging.problem import Problem
 from lastbit.numerics import Enclosure
 from lastbit.ops import op

@@ -453,7 +453,7 @@ def test_the_command_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [found] = json.loads(capsys.readouterr().out)
     wrong = next(worked for worked in found["arithmetic"] if worked["did"])
     assert (wrong["stage"], wrong["line"], wrong["format"]) == ("normalized", 17, "bf16")
-    assert wrong["actual"]["bits"].startswith("0x") and found["trace"]["culprits"]
+    assert wrong["actual"]["bits"].startswith("0x") and found["trace"]["leaves"]
 
 
 def test_the_smallest_tensors_and_their_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

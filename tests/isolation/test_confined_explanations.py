@@ -37,7 +37,7 @@ NAMES = "theirs", "rms_norm", "fp32_multiply", "another case", "cuda:7"
 
 def said(verdict: Verdict = Verdict.FAILED, reason: str = "", **fields: Any) -> Explanation:
     found = Explanation.of_nothing(*NAMES, verdict=verdict, reason=reason)
-    return replace(found, trace=replace(found.trace, culprits=(WRONG,), blamed=WRONG), **fields)
+    return replace(found, trace=replace(found.trace, leaves=WRONG, blamed=WRONG), **fields)
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.numerics",
     ),
     "lastbit.interpret": ("lastbit.errors", "lastbit.numerics"),
-    "lastbit.tracing": ("lastbit.errors", "lastbit.interpret"),
+    "lastbit.tracing": ("lastbit.errors", "lastbit.interpret", "lastbit.numerics", "lastbit.shadows"),
     "lastbit.shadows": ("lastbit.kernel", "lastbit.calling", "lastbit.interpret", "lastbit.numerics"),
     "lastbit.calibrate": (
         "lastbit.errors",
@@ -222,6 +222,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.devices",
         "lastbit.dtypes",
         "lastbit.interpret",
+        "lastbit.shadows",
         "lastbit.tracing",
         "lastbit.chains",
         "lastbit.ops",

@@ -1,10 +1,9 @@
-"""What a program read for an element, held against what the reference needs for it: a wrong index shows as such."""
+"""What an element of a stage depends on, by the reference: inputs and stages are poisoned one after the other."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,63 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lastbit.diagnosing.buffers import Held
 from lastbit.diagnosing.in_memory import Onward
 from lastbit.errors import LastbitError
 from lastbit.interpret.formats import Array
 from lastbit.judging.expected import Numbers
 from lastbit.judging.problem import Given, Problem
 from lastbit.numerics import Enclosure
-from lastbit.tracing import Event, Log
-from lastbit.tracing.cells import INPUT
-from lastbit.tracing.follow import Visit, came_from
-from lastbit.tracing.memory import Write
 
 _SAME = 1e-9  # torch may round an element otherwise where its neighbours are NaN
-
-
-@dataclass(frozen=True, eq=False)
-class Read:
-    """Elements that an event read from a tensor of the case, or from a stage in memory.
-
-    Attributes:
-        name: of the tensor or stage.
-        elements: flat indices.
-    """
-
-    event: Event
-    name: str
-    elements: Array
-
-
-def reads(log: Log, visits: Iterable[Visit], held: Sequence[Held]) -> Iterator[Read]:
-    """What the events of a path read, as far as it is known which tensor that is."""
-    inputs = [write for write in log.writes.all if write.event is not None and write.event.name.startswith(INPUT)]
-    for visit in visits:
-        for operand in visit.event.operands:
-            if operand.memory is None or operand.address or not len(visit.all):
-                continue
-            lanes = np.unique(np.concatenate([part.reshape(-1) for part in came_from(operand, visit.all)]))
-            addresses = operand.memory.at(lanes[lanes >= 0])
-            if len(addresses):
-                yield from _of_inputs(visit.event, addresses, inputs)
-                yield from _of_stages(visit.event, addresses, held)
-
-
-def _of_inputs(event: Event, addresses: Array, inputs: Sequence[Write]) -> Iterator[Read]:
-    for write in inputs:
-        found = write.find(addresses)
-        if (found >= 0).any() and write.event is not None:
-            yield Read(event, write.event.name.removeprefix(INPUT), found[found >= 0])
-
-
-def _of_stages(event: Event, addresses: Array, held: Sequence[Held]) -> Iterator[Read]:
-    for one in held:
-        tensor = one.buffer.tensor
-        own = one.buffer.where.at(np.arange(tensor.numel()))
-        here = np.isin(own, addresses)
-        if here.any():
-            yield Read(event, one.name, one.part.numpy()[here])
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,34 +95,3 @@ def _poisoned(tensor: Tensor, mask: Tensor) -> Tensor:
     else:
         poisoned[mask] = ~poisoned[mask]  # of every code that a word holds
     return poisoned
-
-
-def suspicious(needs: Needs, found: Sequence[Read], rounds: Sequence[Read]) -> Iterator[Event]:
-    """Reads of what the element does not depend on, then those of a tensor of which it needs other elements too.
-
-    Not those of a tensor that the element is kept from, where other elements of the stage depend on it; and not where
-    other `rounds` of the same read have what it needs: these were dropped later.
-    """
-    if needs.is_unknown:
-        return
-    by_name: dict[str, list[Read]] = defaultdict(list)
-    for read in found:
-        known = read.name in needs.problem.given or read.name in needs.problem.tensors
-        if known and read.name not in needs.problem.op.integers:
-            by_name[read.name].append(read)
-    for own in by_name.values():
-        for event, elements in _by_place(own):
-            if not needs.any_of(own[0].name, elements) and not needs.is_beside(own[0].name):
-                yield event
-    for name, own in by_name.items():
-        more = [read for read in rounds if read.name == name]
-        if needs.any_of(name, np.concatenate([read.elements for read in (*own, *more)]), others=True):
-            yield from (event for event, _ in _by_place(own))
-
-
-def _by_place(found: Sequence[Read]) -> Iterator[tuple[Event, Array]]:
-    places: dict[object, list[Read]] = defaultdict(list)
-    for read in found:
-        places[read.event.places].append(read)
-    for own in places.values():
-        yield own[-1].event, np.concatenate([read.elements for read in own])
