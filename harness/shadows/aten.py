@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -310,6 +311,14 @@ class Following(TorchDispatchMode):
                 own = self._moved(func, args, kwargs) if name in MOVES else Residues.of(x).opened
                 self._bits[_base(x)] = name not in MOVES
                 self.memory.write(_floats(x), own)
+
+
+def as_written() -> AbstractContextManager[object]:
+    """Return a context in which functions that `torch.compile` would compile run as they are written.
+
+    A kernel that needs the compiler has imported it when it was called before; importing it takes seconds.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def place_of_kernel() -> str:

@@ -17,7 +17,7 @@ from lastbit.interpret import installed
 from lastbit.kernel import Kernel, UnsupportedCase
 from lastbit.numerics import residues
 from lastbit.numerics.residues import Residues, products_of
-from lastbit.shadows.aten import Following, Opaque
+from lastbit.shadows.aten import Following, Opaque, as_written
 from lastbit.shadows.memory import ShadowMemory
 
 _RULES = Path(__file__).parent, Path(residues.__file__).parent
@@ -67,7 +67,7 @@ def follow(
             memory.register(tensor)
     memory.unseen = operations.unseen
     try:
-        with products_of(constants), torch.compiler.set_stance("force_eager"):
+        with products_of(constants), as_written():
             with watching, operations:
                 returned = kernel.call(**tensors, **params)
             named = named_results(returned, tuple(results))

@@ -583,9 +583,11 @@ _RULES: dict[str, Rule] = {
     "fsub": _sum(-1),
     "fmul": _of(operator.mul),
     "fdiv": _of(operator.truediv),
+    "fneg": _of(operator.neg),  # from Triton 3.9 on; a subtraction from zero before
     **{name: _of(_FUNCTIONS[name]) for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf")},
     "precise_sqrt": _of(Residues.sqrt),
     "precise_divf": _of(operator.truediv),
+    "approx_divf": _of(operator.truediv),
     **{name: _CHOICES[name] for name in _CHOICES if hasattr(Builder, f"create_{name}")},
     **dict.fromkeys(("fp_to_fp", "fp_ext", "fp_trunc", "si_to_fp", "ui_to_fp"), _cast),
     "select": _selected,

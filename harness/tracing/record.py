@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 
-import torch
 from torch import Tensor
 
 from lastbit.interpret.watching import watched
-from lastbit.shadows.aten import Following
+from lastbit.shadows.aten import Following, as_written
 from lastbit.shadows.memory import ShadowMemory
 from lastbit.shadows.programs import Shadowing
 from lastbit.tracing.events import Program
@@ -46,7 +45,7 @@ def traced(
             shadow.unseen = operations.unseen
         beneath = None if shadow is None else Shadowing(shadow, primitives)
         stack.enter_context(watched(Watch(log, beneath)))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(as_written())
         stack.enter_context(TorchWatch(log, shadow))
         yield log
     log.check()

@@ -1,5 +1,7 @@
 """Kernels that are followed whatever they do: what is not seen is never called another formula."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -140,3 +142,24 @@ def test_a_case_that_is_refused() -> None:
 
     with pytest.raises(UnsupportedCase):
         followed(refuses)
+
+
+IN_A_PROCESS_OF_ITS_OWN = """
+import sys
+import torch
+from lastbit.kernel import kernel
+from lastbit.shadows.following import follow
+
+@kernel("rms_norm", contract="fp32_multiply")
+def norm(x, *, eps):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+found = follow(norm.lastbit_kernels[0], {"x": torch.ones(2, 8)}, {"eps": 1e-6}, ["output"], [1e-6, 2.0, 8.0])
+print(*found.results, *found.opaque, "torch._dynamo" in sys.modules)
+"""
+
+
+def test_following_imports_no_compiler() -> None:
+    """Dynamo takes seconds to import, of the time that a case may take."""
+    done = subprocess.run([sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN], capture_output=True, text=True)
+    assert done.stdout.split() == ["output", "False"], done.stderr
