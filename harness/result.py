@@ -269,6 +269,11 @@ class Judgement:
         return tuple(finding for finding in self.findings if finding.notice)
 
     @property
+    def results(self) -> tuple[str, ...]:
+        """The results that were judged."""
+        return tuple(stage.name for stage in self.stages if stage.result)
+
+    @property
     def not_ruled_out(self) -> tuple[str, ...]:
         """The alternative contracts that are another computation here, and allow every element all the same."""
         return tuple(contract for contract, outside in self.ruled_out.items() if not outside)

@@ -7,10 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from lastbit.errors import UsageError
 from lastbit.judging.expected import Numbers
 from lastbit.judging.problem import Problem
+from lastbit.numerics import format_of
 from lastbit.numerics.residues import Residues
 from lastbit.ops import Contract
 from lastbit.result import Finding
@@ -31,15 +33,24 @@ class Compared:
     differs: int
 
 
-def compare_formulas(problem: Problem, given: Mapping[str, Residues]) -> dict[str, Compared]:
-    """Compare the residues of a kernel's results, by name, with those of the contract."""
+def compare_formulas(
+    problem: Problem, given: Mapping[str, Residues], stored: Mapping[str, Tensor] | None = None
+) -> dict[str, Compared]:
+    """Compare the residues of a kernel's results, by name, with those of the contract.
+
+    Where the contract allows tensors of other dtypes, these are what is `stored`: its numbers are rounded to them.
+    """
     own, stages = problem.residues, problem.trace.stages
     found = {}
     for name in problem.trace.results:
         if name not in given or not isinstance(expected := stages[name].finished, Numbers):
             continue
         finite = torch.isfinite(expected.value)
-        equal, differs = own[name].equal(given[name]), own[name].differs(given[name])
+        theirs, ours = given[name], own[name]
+        if stored is not None and (fmt := format_of(stored[name].dtype)) != expected.format:
+            ends = expected.enclosure.lo, expected.enclosure.hi
+            ours = ours.rounded(fmt, expected.enclosure.value, ends)
+        equal, differs = ours.equal(theirs), ours.differs(theirs)
         counts = torch.stack([finite, equal & finite, differs & finite]).flatten(1).sum(1)
         found[name] = Compared(*counts.tolist())
     return found

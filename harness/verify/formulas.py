@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
 from lastbit.case import Case
-from lastbit.errors import UnsupportedCase
-from lastbit.inputs import build
+from lastbit.inputs import Inputs, build
 from lastbit.judging.formula import compare_formulas, describe_formula, explaining, kept_apart
 from lastbit.judging.problem import Problem
-from lastbit.kernel import Kernel
 from lastbit.result import CaseResult, Judgement, Verdict
-from lastbit.shadows.following import follow
+from lastbit.shadows.following import Followed, follow
 from lastbit.timing import FORMULAS, timed
 from lastbit.verify.check import Subject
 
@@ -24,6 +22,14 @@ J = TypeVar("J", bound=Judgement)
 
 _LARGEST = 1 << 17
 """Elements of all tensors of a case that is followed: an operation on residues takes some 100 ns an element."""
+
+_SMALL = 1 << 13
+"""Elements of a case that is followed for its kind alone."""
+
+
+def is_small(case: Case) -> bool:
+    """Return whether a case costs little to follow a kernel in."""
+    return sum(tensor.numel for tensor in case.tensors) <= _SMALL
 
 
 def follows(tensors: Mapping[str, Tensor]) -> bool:
@@ -33,19 +39,12 @@ def follows(tensors: Mapping[str, Tensor]) -> bool:
     return here and sum(t.numel() for t in given) < _LARGEST
 
 
-def judged_by_formula(
-    judgement: J, kernel: Kernel, problem: Problem, handed: Mapping[str, Tensor], params: Mapping[str, Any]
-) -> J:
+def judged_by_formula(judgement: J, problem: Problem, followed: Followed) -> J:
     """Return a judgement that broke no contract with what the formula of the kernel says of the results.
 
     A result whose residues are all those of the contract is decided, whatever the order of its sums left open; one of
-    another formula fails. `handed` are tensors for a call of the kernel, which may write to them.
+    another formula fails.
     """
-    results = [stage.name for stage in judgement.stages if stage.result]
-    try:
-        followed = follow(kernel, handed, params, results, problem.constants)
-    except UnsupportedCase:
-        return judgement
     compared = compare_formulas(problem, followed.results)
     stages = tuple(
         replace(s, equal=c.equal, differing=c.differs) if (c := compared.get(s.name)) is not None else s
@@ -65,13 +64,21 @@ def judged_by_formula(
 
 
 @timed(FORMULAS)
+def followed_in(subject: Subject, case: Case, inputs: Inputs, results: Collection[str]) -> Followed | None:
+    """Return what is seen of a kernel that is called once more for a case; None where it cannot be followed here."""
+    if subject.performer is not None or case.displaced or not follows(inputs.tensors):
+        return None
+    return follow(subject.kernel, inputs.hand_out(), case.params, results, subject.problem(inputs).constants)
+
+
+@timed(FORMULAS)
 def with_formula(subject: Subject, case: Case, result: CaseResult) -> CaseResult:
     """Return the result of a case of a run with what the formula of the kernel says, where it can be followed here."""
     start = time.perf_counter()
-    if result.verdict not in (Verdict.PASSED, Verdict.INCONCLUSIVE) or subject.performer is not None or case.displaced:
+    if result.verdict not in (Verdict.PASSED, Verdict.INCONCLUSIVE):
         return result
     inputs = build(case.gathered(), subject.device)
-    if not follows(inputs.tensors):
+    if (followed := followed_in(subject, case, inputs, result.results)) is None:
         return result
-    result = judged_by_formula(result, subject.kernel, subject.problem(inputs), inputs.hand_out(), case.params)
+    result = judged_by_formula(result, subject.problem(inputs), followed)
     return replace(result, seconds=result.seconds + time.perf_counter() - start)

@@ -232,6 +232,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.outcomes",
         "lastbit.judging",
         "lastbit.calling",
+        "lastbit.shadows",
         "lastbit.verify",
     ),
     "lastbit.outcomes": ("lastbit.errors", "lastbit.result", "lastbit.row_check", "lastbit.property_result"),
