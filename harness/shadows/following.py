@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -30,10 +31,12 @@ class Followed:
     Attributes:
         results: name → residues, OPEN where an operation has none; empty if the kernel could not be followed.
         opaque: the operations that have none, each with its place in the kernel's text and the reason.
+        told: the process of the kernel says so, which may say what it likes.
     """
 
     results: Mapping[str, Residues]
     opaque: tuple[str, ...]
+    told: bool = False
 
 
 def follow(
@@ -63,7 +66,9 @@ def follow(
             memory.register(tensor)
     memory.unseen = operations.unseen
     try:
-        with products_of(constants), torch.compiler.set_stance("force_eager"):
+        # Whatever was compiled runs as it is written; to ask for that imports the compiler, for seconds.
+        stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        with products_of(constants), stance:
             with watching, operations:
                 returned = kernel.call(**tensors, **params)
             named = named_results(returned, tuple(results))

@@ -10,18 +10,22 @@ from typing import TypeVar
 from torch import Tensor
 
 from lastbit.case import Case
+from lastbit.errors import LastbitError
 from lastbit.inputs import Inputs, build
-from lastbit.judging.formula import compare_formulas, describe_formula, explaining, kept_apart
+from lastbit.judging.formula import Compared, compare_formulas, describe_formula, explaining, kept_apart
 from lastbit.judging.problem import Problem
-from lastbit.result import CaseResult, Judgement, Verdict
-from lastbit.shadows.following import Followed, follow
+from lastbit.result import CaseResult, Judgement, StageResult, Verdict
+from lastbit.shadows.following import Followed
 from lastbit.timing import FORMULAS, timed
-from lastbit.verify.check import Subject
+from lastbit.verify.calls import Here
+from lastbit.verify.check import Subject, after_raising
 
 J = TypeVar("J", bound=Judgement)
 
 _LARGEST = 1 << 17
 """Elements of all tensors of a case that is followed: an operation on residues takes some 100 ns an element."""
+
+_TOLD = "; its own process says that every element follows from the formula of the contract"
 
 _SMALL = 1 << 13
 """Elements of a case that is followed for its kind alone."""
@@ -43,32 +47,46 @@ def judged_by_formula(judgement: J, problem: Problem, followed: Followed) -> J:
     """Return a judgement that broke no contract with what the formula of the kernel says of the results.
 
     A result whose residues are all those of the contract is decided, whatever the order of its sums left open; one of
-    another formula fails.
+    another formula fails. Where the kernel's own process told them, nothing is decided: it could have told the
+    reference's, but none would tell those of another formula to pass.
     """
     compared = compare_formulas(problem, followed.results)
-    stages = tuple(
-        replace(s, equal=c.equal, differing=c.differs) if (c := compared.get(s.name)) is not None else s
-        for s in judgement.stages
-    )
-    judgement = replace(judgement, stages=stages, opaque=followed.opaque)
+    judgement = replace(judgement, opaque=followed.opaque)
+    if not followed.told:
+        judgement = replace(judgement, stages=tuple(_with_residues(s, compared) for s in judgement.stages))
     if wrong := {name: c for name, c in compared.items() if c.differs}:
         explained = explaining(problem, followed.results)
         findings = tuple(describe_formula(problem, name, c, explained) for name, c in wrong.items())
         findings = (*findings, *judgement.findings)
-        return replace(judgement, verdict=Verdict.FAILED, findings=findings, explained_by=explained)
+        return replace(judgement, verdict=Verdict.FAILED, reason="", findings=findings, explained_by=explained)
+    if followed.told:
+        equal = compared and all(c.equal == c.numel for c in compared.values())
+        said = _TOLD if equal and judgement.verdict is Verdict.INCONCLUSIVE else ""
+        return replace(judgement, reason=f"{judgement.reason}{said}")
     unknown = [c for c in problem.op.alternatives(problem.contract) if judgement.ruled_out.get(str(c)) == 0]
     ruled_out = {**judgement.ruled_out, **kept_apart(problem, followed.results, unknown)}
-    decided = judgement.verdict is Verdict.INCONCLUSIVE and any(s.decided for s in stages if s.result)
+    decided = judgement.verdict is Verdict.INCONCLUSIVE and any(s.decided for s in judgement.stages if s.result)
     verdict, reason = (Verdict.PASSED, "") if decided else (judgement.verdict, judgement.reason)
     return replace(judgement, verdict=verdict, reason=reason, ruled_out=ruled_out)
 
 
+def _with_residues(stage: StageResult, compared: Mapping[str, Compared]) -> StageResult:
+    found = compared.get(stage.name)
+    return stage if found is None else replace(stage, equal=found.equal, differing=found.differs)
+
+
 @timed(FORMULAS)
 def followed_in(subject: Subject, case: Case, inputs: Inputs, results: Collection[str]) -> Followed | None:
-    """Return what is seen of a kernel that is called once more for a case; None where it cannot be followed here."""
-    if subject.performer is not None or case.displaced or not follows(inputs.tensors):
+    """Return what is seen of a kernel that is called once more for a case; None where it cannot be followed here.
+
+    Raises:
+        LastbitError: the process of the kernel has ended.
+    """
+    if case.displaced or not follows(inputs.tensors):
         return None
-    return follow(subject.kernel, inputs.hand_out(), case.params, results, subject.problem(inputs).constants)
+    problem, performer = subject.problem(inputs), subject.performer or Here(subject.kernel, subject.device)
+    shapes = {name: problem.shapes[name] for name in results}
+    return performer.follow(inputs, case.params, shapes, problem.constants)
 
 
 @timed(FORMULAS)
@@ -78,7 +96,11 @@ def with_formula(subject: Subject, case: Case, result: CaseResult) -> CaseResult
     if result.verdict not in (Verdict.PASSED, Verdict.INCONCLUSIVE):
         return result
     inputs = build(case.gathered(), subject.device)
-    if (followed := followed_in(subject, case, inputs, result.results)) is None:
+    try:
+        followed = followed_in(subject, case, inputs, result.results)
+    except LastbitError as error:
+        return after_raising(subject, result, error)[0]
+    if followed is None:
         return result
     result = judged_by_formula(result, subject.problem(inputs), followed)
     return replace(result, seconds=result.seconds + time.perf_counter() - start)

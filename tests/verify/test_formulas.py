@@ -1,0 +1,65 @@
+"""What the formula of a kernel decides, and whose word on it counts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lastbit.config import Config
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.numerics.residues import Residues
+from lastbit.numerics.residues.field import P
+from lastbit.result import Judgement, Verdict
+from lastbit.shadows.following import Followed
+from lastbit.verify.formulas import judged_by_formula
+from lastbit.verify.project import open_project
+
+RMS_NORM = open_project(Config(folder="")).op("rms_norm")
+
+
+@pytest.fixture(scope="module")
+def judged() -> tuple[Problem, Judgement]:
+    """A right result that enclosures leave open, as it is said to be."""
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    problem = Problem(RMS_NORM, RMS_NORM.contract("fp32_multiply"), {"x": x}, {"eps": 1e-3})
+    output = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-3)
+    found = judge(problem, {"output": output})
+    return problem, replace(found, verdict=Verdict.INCONCLUSIVE, reason="nothing is decided")
+
+
+def test_equal_residues_decide(judged: tuple[Problem, Judgement]) -> None:
+    problem, judgement = judged
+    found = judged_by_formula(judgement, problem, Followed(problem.residues, ()))
+    assert found.verdict is Verdict.PASSED and found.stages[0].equal == 24
+
+
+def test_equal_residues_that_the_kernels_own_process_told_decide_nothing(judged: tuple[Problem, Judgement]) -> None:
+    """A hostile kernel can read lastbit, and tell the residues of the reference."""
+    problem, judgement = judged
+    found = judged_by_formula(judgement, problem, Followed(problem.residues, (), told=True))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.stages == judgement.stages and found.ruled_out == judgement.ruled_out
+    assert (
+        found.reason
+        == "nothing is decided; its own process says that every element follows from the formula of the contract"
+    )
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_other_residues_fail_whoever_tells_them(judged: tuple[Problem, Judgement], told: bool) -> None:
+    problem, judgement = judged
+    other = {name: residues + residues for name, residues in problem.residues.items()}
+    found = judged_by_formula(judgement, problem, Followed(other, (), told=told))
+    assert found.verdict is Verdict.FAILED and not found.reason
+    assert found.findings[0].kind == "formula"
+
+
+def test_what_are_no_residues() -> None:
+    sound = Residues.of(torch.tensor([0.1, 3.0])).numbers
+    assert Residues(sound).is_sound
+    for row, number in ((0, P), (1, -1), (2, -2), (3, 64)):
+        other = sound.clone()
+        other[row, 0] = number
+        assert not Residues(other).is_sound
+    assert not Residues(sound.double()).is_sound and not Residues(sound[:3]).is_sound
