@@ -1,21 +1,26 @@
 """What the formula of a kernel decides, and whose word on it counts."""
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from lastbit.config import Config
+from lastbit.judging.formula import compare_formulas
 from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.kernel import Kernel
 from lastbit.numerics.residues import Residues
 from lastbit.numerics.residues.field import P
 from lastbit.result import Judgement, Verdict
-from lastbit.shadows.following import Followed
+from lastbit.shadows.following import Followed, follow
 from lastbit.verify.formulas import judged_by_formula
 from lastbit.verify.project import open_project
 
-RMS_NORM = open_project(Config(folder="")).op("rms_norm")
+RMS_NORM, ALL_REDUCE = map(open_project(Config(folder="")).op, ("rms_norm", "all_reduce"))
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +68,19 @@ def test_what_are_no_residues() -> None:
         other[row, 0] = number
         assert not Residues(other).is_sound
     assert not Residues(sound.double()).is_sound and not Residues(sound[:3]).is_sound
+
+
+def test_a_sum_of_ranks_is_rounded_after_each_hop_or_once() -> None:
+    """A right order of hops is equal to the reference; what rounds once is not, and other orders are left open."""
+    ranks = torch.randn(4, 3, 40, generator=torch.Generator().manual_seed(1)).bfloat16().unbind()
+    tensors = dict(zip(("x", "peer_1", "peer_2", "peer_3"), ranks, strict=True))
+    problem = Problem(ALL_REDUCE, ALL_REDUCE.contract("rounded_hops"), tensors, {})
+
+    def compared(function: Callable[[Sequence[Tensor]], Tensor]) -> tuple[int, int]:
+        kernel = Kernel("mine", "all_reduce", "", lambda **given: function(list(given.values())))
+        own = compare_formulas(problem, follow(kernel, tensors, {}, ["reduced"], ()).results)["reduced"]
+        return own.equal, own.differs
+
+    assert compared(lambda terms: functools.reduce(torch.add, terms)) == (120, 0)
+    equal, differs = compared(lambda terms: torch.stack(terms).float().sum(0).bfloat16())
+    assert equal < 60 and not differs  # of some terms every sum is a number of bf16
