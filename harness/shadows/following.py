@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,8 @@ def follow(
     Where that raises, a rule has failed, or this one call of a kernel that passed others: no formula is known then.
     """
     memory = ShadowMemory()
-    watching, programs = nullcontext(), None
+    watching: AbstractContextManager[object] = nullcontext()
+    programs = None
     if installed():  # not before: Triton decides while it is imported whether it compiles
         from lastbit.interpret.watching import watched
         from lastbit.shadows.programs import Shadowing
