@@ -233,6 +233,9 @@ OF_PROPERTIES = frozenset({"broken_property"})
 OF_VALUES = frozenset({"outside", "special", "rows"})
 """Kinds of findings that say no more than that values are not those of the contract."""
 
+OF_FORMULA = "formula"
+"""The kind of a finding: the kernel computes another formula, whatever its values are."""
+
 SANITIZED = frozenset({"memcheck", "initcheck", "racecheck", "synccheck", "race", "masked"})
 """Kinds of findings that only a run with --sanitize has: of compute-sanitizer's tools, and of interpreted programs."""
 

@@ -15,7 +15,7 @@ from lastbit.judging.problem import Problem
 from lastbit.numerics import format_of
 from lastbit.numerics.residues import Residues
 from lastbit.ops import Contract
-from lastbit.result import Finding
+from lastbit.result import OF_FORMULA, Finding
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def describe_formula(problem: Problem, name: str, compared: Compared, explained:
     what = f"{compared.differs:,} of {compared.numel:,} elements follow from another formula than that of"
     sentence = f"{what} {problem.contract}, whatever the order of its sums"
     known = f"; all of them are those of {' or of '.join(explained)}" if explained else ""
-    return Finding("formula", name, f"{sentence}{known}.")
+    return Finding(OF_FORMULA, name, f"{sentence}{known}.")
 
 
 def explaining(problem: Problem, given: Mapping[str, Residues]) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def judged_by_formula(judgement: J, problem: Problem, followed: Followed) -> J:
     if not followed.told:
         judgement = replace(judgement, stages=tuple(_with_residues(s, compared) for s in judgement.stages))
     if wrong := {name: c for name, c in compared.items() if c.differs}:
-        explained = explaining(problem, followed.results)
+        explained = () if followed.told else explaining(problem, followed.results)
         findings = tuple(describe_formula(problem, name, c, explained) for name, c in wrong.items())
         findings = (*findings, *judgement.findings)
         return replace(judgement, verdict=Verdict.FAILED, reason="", findings=findings, explained_by=explained)

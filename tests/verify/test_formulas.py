@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from lastbit.config import Config
+from lastbit.judges.conclusions import contracts_of
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
 from lastbit.kernel import Kernel
 from lastbit.numerics.residues import Residues
 from lastbit.numerics.residues.field import P
-from lastbit.result import Judgement, Verdict
+from lastbit.result import OF_FORMULA, CaseResult, Judgement, Verdict
 from lastbit.shadows.following import Followed, follow
 from lastbit.verify.formulas import judged_by_formula
 from lastbit.verify.project import open_project
@@ -57,7 +58,17 @@ def test_other_residues_fail_whoever_tells_them(judged: tuple[Problem, Judgement
     other = {name: residues + residues for name, residues in problem.residues.items()}
     found = judged_by_formula(judgement, problem, Followed(other, (), told=told))
     assert found.verdict is Verdict.FAILED and not found.reason
-    assert found.findings[0].kind == "formula"
+    assert found.findings[0].kind == OF_FORMULA and not found.explained_by
+
+
+def test_a_kernel_of_another_formula_keeps_no_contract(judged: tuple[Problem, Judgement]) -> None:
+    problem, judgement = judged
+    other = {name: residues + residues for name, residues in problem.residues.items()}
+    failed = judged_by_formula(judgement, problem, Followed(other, (), told=True))
+    fields = {"case": "", "op": "rms_norm", "kernel": "mine", "contract": "", "device": "cpu", "dtypes": ""}
+    result = CaseResult(Verdict.PASSED, **fields).judged(failed)
+    found = contracts_of([result], Verdict.FAILED, str(problem.contract))
+    assert not found.keeps and str(problem.contract) in found.ruled_out
 
 
 def test_what_are_no_residues() -> None:
