@@ -233,6 +233,9 @@ OF_PROPERTIES = frozenset({"broken_property"})
 OF_VALUES = frozenset({"outside", "special", "rows"})
 """Kinds of findings that say no more than that values are not those of the contract."""
 
+OF_FORMULA = "formula"
+"""The kind of a finding: the kernel computes another formula, whatever its values are."""
+
 SANITIZED = frozenset({"memcheck", "initcheck", "racecheck", "synccheck", "race", "masked"})
 """Kinds of findings that only a run with --sanitize has: of compute-sanitizer's tools, and of interpreted programs."""
 
@@ -269,6 +272,11 @@ class Judgement:
     def notices(self) -> tuple[Finding, ...]:
         """The findings that inform and fail nothing."""
         return tuple(finding for finding in self.findings if finding.notice)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The results that were judged."""
+        return tuple(stage.name for stage in self.stages if stage.result)
 
     @property
     def not_ruled_out(self) -> tuple[str, ...]:

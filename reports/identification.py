@@ -25,13 +25,14 @@ def print_identification(found: Identification, console: Console, *, every: bool
     line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  claims {claim(found)} of {found.op}"))
     if found.cases:
         shown = found.candidates[: None if every else MOST_CANDIDATES]
-        print_table(console, _HEADERS, [_row(candidate) for candidate in shown])
+        of_formula = ("of another formula",) if found.followed else ()
+        print_table(console, _HEADERS + of_formula, [_row(candidate)[: 4 + len(of_formula)] for candidate in shown])
         if rest := len(found.candidates) - len(shown):
             line(console, f"  and {plural(rest, 'more row')}; --all shows them", "dim")
         paragraph(console, Text(answer(found), "green" if found.settled else "bold red"), label="  → ")
         for sentence in found.beside:
             paragraph(console, Text(f"Whatever it keeps: {sentence}", "bold red"), label="  ")
-        for sentence in remarks(found):
+        for sentence in (*remarks(found), *by_formula(found)):
             paragraph(console, Text(sentence), label="  ")
     else:
         paragraph(console, Text(f"Not judged: {_why_not_judged(found)}.", "bold red"), label="  → ")
@@ -49,7 +50,8 @@ _HEADERS = ("contract", "elements outside", "cases against", "rows unexplained")
 def _row(candidate: Candidate) -> Row:
     total = candidate.total
     rows = f"{total.unexplained:,} of {total.rows:,}" if total.rows else "–"
-    cells = name(candidate), elements(total), f"{total.against:,} of {total.cases:,}", rows
+    other = f"{total.differing:,} of {total.followed:,}" if total.followed else "–"
+    cells = name(candidate), elements(total), f"{total.against:,} of {total.cases:,}", rows, other
     return tuple(Text(cell, "green" if total.fits else "") for cell in cells)
 
 
@@ -131,14 +133,43 @@ def answer(found: Identification) -> str:
     elif any(one.fits for one in found.answers):
         said = f"keeps no contract throughout: {kept(found)}."
     else:
-        nearest = f"; nearest is {name(other)}, outside of which {elements(other.total)} elements lie" if other else ""
-        said = f"keeps none of the {plural(found.contracts, 'contract')} of {found.op}{nearest}."
+        nearest = f"; nearest is {name(other)}, {_how_far(other.total)}" if other else ""
+        if any(c.total.of_another_formula for c in found.candidates):
+            said = f"follows from no contract of {found.op}{nearest}."
+        else:
+            said = f"keeps none of the {plural(found.contracts, 'contract')} of {found.op}{nearest}."
     if found.keeps_claim or found.claimed is None:
         return said
     wrong = found.claimed.total
     parts = [f"{elements(wrong)} elements are not possible under it"] if wrong.outside or wrong.undefined else []
     parts += [f"{wrong.unexplained:,} of {plural(wrong.rows, 'row')} cannot be explained"] if wrong.unexplained else []
+    parts += (
+        [f"{wrong.differing:,} of {wrong.followed:,} elements follow from another formula"] if wrong.differing else []
+    )
     return f"{said} The claim {claim(found)} is wrong: {', and '.join(parts)}."
+
+
+def _how_far(total: Tally) -> str:
+    """How far the nearest contract is, by what rules it out."""
+    if total.of_another_formula:
+        return f"from which {total.equal:,} of {total.followed:,} elements follow"
+    return f"outside of which {elements(total)} elements lie"
+
+
+def by_formula(found: Identification) -> Iterator[str]:
+    """What residues say: which contracts they alone rule out, what they leave open, and what they cannot follow."""
+    if found.followed:
+        said = f"Followed by its formula in {found.followed:,} of {plural(found.cases, 'case')}"
+        if found.kept and (total := found.kept[0].total).followed:
+            said += f": {total.equal:,} of {total.followed:,} elements follow from {name(found.kept[0])}"
+            rest = total.followed - total.equal
+            said += f", and {rest:,} are left open" if rest else ""
+        yield f"{said}."
+        if alone := [name(c) for c in found.candidates if c.total.of_another_formula]:
+            yield f"Ruled out by formula alone: {listed(alone, MOST_NAMES)}."
+    if found.opaque:
+        more = f", and {len(found.opaque) - 1} more" if found.opaque[1:] else ""
+        yield f"Not followed by formula: {found.opaque[0]}{more}."
 
 
 def remarks(found: Identification) -> Iterator[str]:

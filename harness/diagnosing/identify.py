@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lastbit.case import Case, parse_case
@@ -13,11 +13,13 @@ from lastbit.diagnosing.roundings import Variant
 from lastbit.diagnosing.trials import Sample, Trial, search_roundings, try_all
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Tensors
 from lastbit.ops import Contract, Op, joined
 from lastbit.outcomes.identification import Answer, Candidate, Identification, Search
 from lastbit.result import TURNED_DOWN, Verdict
 from lastbit.verify.check import Subject, examine
 from lastbit.verify.drawing import draw
+from lastbit.verify.formulas import followed_in, is_small
 from lastbit.verify.inprocess import Watch, Workplace, unwatched
 from lastbit.verify.narrowing import narrowed
 from lastbit.verify.power import Separable
@@ -62,9 +64,13 @@ class Observed:
 
 
 def observe(subject: Subject, cases: Iterable[Case], *, watch: Watch = unwatched) -> Observed:
-    """Call the kernel on the cases, and keep what it gave."""
+    """Call the kernel on the cases, and keep what it gave.
+
+    It is followed on residues in small cases, in the first of each set of dtypes, and where enclosures decide nothing.
+    """
     samples = list[Sample]()
     unsupported, errors, beside = Counter[str](), list[str](), dict[str, str]()
+    met = set[str]()
     for case in cases:
         with watch(case):
             result, actual = examine(subject, case)
@@ -74,11 +80,18 @@ def observe(subject: Subject, cases: Iterable[Case], *, watch: Watch = unwatched
             unsupported[result.reason] += 1
         beside |= {f.kind: f"{f.sentence} In {case}" for f in result.findings if f.kind not in OF_STAGES}
         if any(tensor.numel() for tensor in actual.values()):
-            samples.append(
-                Sample(case, Observation.of(subject.problem(build(case.gathered(), subject.device)), actual))
-            )
+            follows = case.dtypes not in met or is_small(case) or result.verdict is Verdict.INCONCLUSIVE
+            met.add(case.dtypes)
+            with watch(case):
+                samples.append(_sample(subject, case, result.results, actual, follows=follows))
     samples.sort(key=lambda sample: sample.size)
     return Observed(tuple(samples), unsupported, tuple(errors), tuple(beside.values()))
+
+
+def _sample(subject: Subject, case: Case, results: Collection[str], actual: Tensors, *, follows: bool) -> Sample:
+    inputs = build(case.gathered(), subject.device)
+    seen = Observation.of(subject.problem(inputs), actual)
+    return Sample(case, seen, followed_in(subject, case, inputs, results) if follows else None)
 
 
 def identify(subject: Subject, cases: Iterable[Case], *, most: int, watch: Watch = unwatched) -> Identification:
@@ -102,6 +115,8 @@ def identified(subject: Subject, seen: Observed, *, most: int) -> Identification
         unsupported=seen.unsupported,
         errors=seen.errors,
         beside=seen.beside,
+        followed=sum(bool(sample.followed and sample.followed.results) for sample in samples),
+        opaque=tuple(dict.fromkeys(o for sample in samples if sample.followed for o in sample.followed.opaque)),
         contracts=len(op.contracts()),
         search=made,
     )
@@ -150,7 +165,7 @@ def _candidates(op: Op, trials: Sequence[Trial], seen: Sequence[Sample], claim: 
         is_changed = bool(first.variant.changes)
         found.append((Candidate(contracts, fixed, free, first.tallies, is_changed, changes), first))
 
-    def rank(pair: tuple[Candidate, Trial]) -> tuple[bool, tuple[float, float, float], bool, int]:
+    def rank(pair: tuple[Candidate, Trial]) -> tuple[bool, tuple[float, ...], bool, int]:
         candidate, trial = pair
         deviations = op.deviations(trial.variant.base)
         return not candidate.total.fits, candidate.total.distance, claim not in candidate.contracts, deviations

@@ -8,11 +8,12 @@ then of two at once, and so on, until something fits.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lastbit.case import Case
 from lastbit.diagnosing.roundings import Variant, as_stored, changes_of, subsets
 from lastbit.errors import UsageError
+from lastbit.judging.formula import compare_formulas
 from lastbit.judging.latent import check_rows
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
@@ -20,6 +21,7 @@ from lastbit.judging.trace import Steps
 from lastbit.numerics import Format
 from lastbit.ops import Contract, Op
 from lastbit.outcomes.identification import Search, Tally
+from lastbit.shadows.following import Followed
 
 _FEW = 30  # contracts that are all tried on every case
 _ENOUGH = 3  # cases of the same dtypes that rule out one of more contracts, after which it is left
@@ -27,10 +29,11 @@ _ENOUGH = 3  # cases of the same dtypes that rule out one of more contracts, aft
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A case, and what a kernel gave for it."""
+    """A case, what a kernel gave for it, and what was seen of the kernel where it was followed on residues."""
 
     case: Case
     seen: Observation
+    followed: Followed | None = None
 
     @property
     def problem(self) -> Problem:
@@ -86,18 +89,19 @@ def try_all(variants: Sequence[Variant], samples: Sequence[Sample]) -> list[Tria
             if len(variants) > _FEW and before.against >= _ENOUGH:
                 trial.tallies[dtypes] = before + Tally(untried=1)
             else:
-                outcome = trial.outcomes[sample] = _outcome(sample.seen.under(trial.contract), known)
+                outcome = trial.outcomes[sample] = _outcome(sample, trial.contract, known)
                 trial.tallies[dtypes] = before + outcome.tally
     return trials
 
 
-def _outcome(seen: Observation, known: list[Outcome]) -> Outcome:
+def _outcome(sample: Sample, contract: Contract, known: list[Outcome]) -> Outcome:
     """How a contract does on a case; a computation that is new is added to the `known` ones."""
+    seen = sample.seen.under(contract)
     for outcome in known:
         if seen.problem.takes(outcome.steps):
             return outcome
     try:
-        tally = _tally(seen)
+        tally = _tally(seen, sample.followed)
     except UsageError:
         return Outcome(-1, Tally(cases=1, against=1, undefined=1), Steps())
     outcome = Outcome(len(known), tally, seen.problem.steps)
@@ -105,18 +109,26 @@ def _outcome(seen: Observation, known: list[Outcome]) -> Outcome:
     return outcome
 
 
-def _tally(seen: Observation) -> Tally:
-    """The figures of a contract on one case; rows are tried if every element is possible."""
+def _tally(seen: Observation, followed: Followed | None) -> Tally:
+    """The figures of a contract on one case; rows are tried if every element is possible, then the formula."""
     trace = seen.problem.trace
     results = seen.of_stages(name for name in trace.results if name in seen.actual)
     elements = sum(tensor.numel() for tensor in results.actual.values())
     outside = int(results.count_outside(trace))
-    if outside or not results.has_latent:
-        return Tally(cases=1, against=int(outside > 0), elements=elements, outside=outside)
-    rows = check_rows(results.under(as_stored(seen.problem, results.actual)))
-    return Tally(
-        cases=1, against=int(rows.unexplained > 0), elements=elements, rows=rows.rows, unexplained=rows.unexplained
-    )
+    tally = Tally(cases=1, against=int(outside > 0), elements=elements, outside=outside)
+    if outside:
+        return tally
+    if results.has_latent:
+        rows = check_rows(results.under(as_stored(seen.problem, results.actual)))
+        tally = replace(tally, against=int(rows.unexplained > 0), rows=rows.rows, unexplained=rows.unexplained)
+    return tally if tally.against or followed is None else _with_formula(tally, results, followed)
+
+
+def _with_formula(tally: Tally, results: Observation, followed: Followed) -> Tally:
+    """The figures with those of residues: the contracts that enclosures leave possible differ by their formulas."""
+    for compared in compare_formulas(results.problem, followed.results, results.actual).values():
+        tally += Tally(followed=compared.numel, equal=compared.equal, differing=compared.differs)
+    return replace(tally, against=int(tally.differing > 0))
 
 
 def search_roundings(
@@ -168,6 +180,6 @@ def _key(contract: Contract, trial: Trial, seen: Sequence[Sample]) -> Hashable:
 def _allows(contract: Contract, sample: Sample) -> bool:
     """Whether a contract allows every bit of a case."""
     try:
-        return not _tally(sample.seen.under(contract)).against
+        return not _tally(sample.seen.under(contract), sample.followed).against
     except UsageError:
         return False

@@ -200,6 +200,11 @@ def names(given: object) -> tuple[str, ...]:
     return _list(given, name_of)
 
 
+def sentences(given: object) -> tuple[str, ...]:
+    """A list of texts."""
+    return _list(given, text_of)
+
+
 def poisons(given: object) -> dict[str, Poison]:
     """Result → what memory was filled with."""
     return {name_of(name): _poison(value) for name, value in _mapping(given).items()}

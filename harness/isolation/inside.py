@@ -25,8 +25,12 @@ from lastbit.kernel import Kernel, loaded_kernels
 from lastbit.of_file import Role, kernel_of_file, plain_name, role_of
 from lastbit.placement import PlacementWarning
 from lastbit.result import Finding
+from lastbit.shadows.following import follow
 from lastbit.takes import as_text
 from lastbit.trees import imported, outermost
+
+MOST_OPAQUE = 100
+"""Operations without residues that are told."""
 
 Message = Mapping[str, Any]
 
@@ -75,6 +79,15 @@ class Work:
         if not later:
             self._held = performed.own
         return performed.named, said
+
+    def follow(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
+        """Call a kernel once more and follow it on residues: these, by result, and the operations that have none."""
+        guards = [Guarded(t["name"], placed(words, t), words, t["start"]) for t, words in tensors]
+        handed = {guarded.name: twin(guarded, guarded.words) for guarded in guards}
+        kernel = self._kernels[message["kernel"]]
+        followed = follow(kernel, handed, message["params"], message["results"], message["constants"])
+        numbers = {name: residues.numbers.contiguous() for name, residues in followed.results.items()}
+        return numbers, {"opaque": followed.opaque[:MOST_OPAQUE]}
 
     def attempt(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
         """Call a kernel with tensors that may be on any device, or on one: see `lastbit.calling.attempting`."""

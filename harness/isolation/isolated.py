@@ -21,7 +21,9 @@ from lastbit.isolation import answers
 from lastbit.isolation.answers import Raised, Result
 from lastbit.isolation.memory import Block, Blocks, memory_of
 from lastbit.isolation.process import KernelProcess, KernelProcessEnded
+from lastbit.numerics.residues import Residues
 from lastbit.placement import PlacementWarning
+from lastbit.shadows.following import Followed
 from lastbit.timing import KERNEL, timed
 
 _RESULTS = 0  # key of the block for results among blocks whose keys are addresses
@@ -121,6 +123,30 @@ class Isolated:
             return Attempt(error=error)
         warned = tuple(_warning(words) for words in answers.warnings(answer.get("warnings", [])))
         return Attempt(named, None, warned, _said(answer, "rebound"), _said(answer, "violations"))
+
+    def follow(
+        self,
+        inputs: Inputs,
+        params: Mapping[str, Any],
+        results: Mapping[str, tuple[int, ...]],
+        constants: Sequence[float],
+    ) -> Followed:
+        """What its process says that a kernel computes, on residues; nothing where it says what means nothing.
+
+        `results` are their shapes.
+        """
+        self.pair.begin()
+        how = {"params": dict(params), "results": list(results), "constants": list(constants)}
+        shapes = {name: (4, *shape) for name, shape in results.items()}
+        try:
+            answer, named = self._called(self.pair.guarded, inputs, {"do": "follow", **how}, shapes)
+        except (Raised, KernelError, UnsupportedCase) as error:
+            if self.over:
+                raise
+            return Followed({}, (f"following: its process says {error}",), told=True)
+        found = {name: Residues(tensor) for name, tensor in named.items()}
+        sound = {name: residues for name, residues in found.items() if residues.is_sound}
+        return Followed(sound, answers.sentences(answer.get("opaque", [])), told=True)
 
     def after(self, own: Mapping[str, Tensor]) -> Isolated:
         return replace(self, later=True)

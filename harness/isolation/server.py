@@ -92,6 +92,7 @@ def _prepare() -> None:
         from lastbit.interpret import install
 
         install()
+        from lastbit.shadows import programs  # noqa: F401, which kernel processes could not read later
     python_folders()
 
 

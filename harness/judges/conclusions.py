@@ -9,7 +9,7 @@ from dataclasses import replace
 from lastbit.case import parse_case
 from lastbit.judges.case_order import elements
 from lastbit.outcomes.file_verdict import CaseFinding, Contracts, DecidedShare, FileVerdict
-from lastbit.result import BAD, CaseResult, Finding, Verdict, idle_in, simplest, told
+from lastbit.result import BAD, OF_FORMULA, CaseResult, Finding, Verdict, idle_in, simplest, told
 from lastbit.run import Run
 
 ERRORED = "errored"
@@ -98,11 +98,15 @@ def _findings(results: Sequence[CaseResult], repro: Repro) -> Iterator[CaseFindi
                 yield CaseFinding(finding.kind, finding.stage, finding.sentence, result.case, repro(result.case))
 
 
+def _of_formula(result: CaseResult) -> bool:
+    return any(finding.kind == OF_FORMULA for finding in result.faults)
+
+
 def contracts_of(results: Sequence[CaseResult], verdict: Verdict, claimed: str) -> Contracts:
     """What the results say about the contract that the kernel is held to, and about others."""
     out = {c for r in results for c, outside in r.ruled_out.items() if outside}
     asked = dict.fromkeys(c for r in results for c in r.ruled_out)
-    failed = [r for r in results if r.verdict is Verdict.FAILED and r.failing_stage is not None]
+    failed = [r for r in results if r.verdict is Verdict.FAILED and (r.failing_stage is not None or _of_formula(r))]
     if failed:
         common = [c for c in failed[0].explained_by if all(c in r.explained_by for r in failed)]
         keeps = tuple(c for c in simplest(common, claimed) if c not in out)

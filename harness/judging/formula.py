@@ -7,13 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from lastbit.errors import UsageError
 from lastbit.judging.expected import Numbers
 from lastbit.judging.problem import Problem
+from lastbit.numerics import format_of
 from lastbit.numerics.residues import Residues
 from lastbit.ops import Contract
-from lastbit.result import Finding, told
+from lastbit.result import OF_FORMULA, Finding, told
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,24 @@ class Compared:
     first: tuple[int, ...] = ()
 
 
-def compare_formulas(problem: Problem, given: Mapping[str, Residues]) -> dict[str, Compared]:
-    """Compare the residues of a kernel's results, by name, with those of the contract."""
+def compare_formulas(
+    problem: Problem, given: Mapping[str, Residues], stored: Mapping[str, Tensor] | None = None
+) -> dict[str, Compared]:
+    """Compare the residues of a kernel's results, by name, with those of the contract.
+
+    Where the contract allows tensors of other dtypes, these are what is `stored`: its numbers are rounded to them.
+    """
     own, stages = problem.residues, problem.trace.stages
     found = {}
     for name in problem.trace.results:
         if name not in given or not isinstance(expected := stages[name].finished, Numbers):
             continue
         finite = torch.isfinite(expected.value)
-        equal, differs = own[name].equal(given[name]), own[name].differs(given[name]) & finite
+        theirs, ours = given[name], own[name]
+        if stored is not None and (fmt := format_of(stored[name].dtype)) != expected.format:
+            ends = expected.enclosure.lo, expected.enclosure.hi
+            ours = ours.rounded(fmt, expected.enclosure.value, ends)
+        equal, differs = ours.equal(theirs), ours.differs(theirs) & finite
         numel, same, others = torch.stack([finite, equal & finite, differs]).flatten(1).sum(1).tolist()
         first = tuple(differs.nonzero()[0].tolist()) if others else ()
         found[name] = Compared(numel, same, others, first)
@@ -68,7 +79,7 @@ def describe_formula(problem: Problem, name: str, compared: Compared, explained:
     idle = problem.steps.idle
     sentence = f"{what} {told(str(problem.contract), idle)}, whatever the order of its sums"
     known = f"; all of them are those of {' or of '.join(told(c, idle) for c in explained)}" if explained else ""
-    return Finding("formula", name, f"{sentence}{known}.")
+    return Finding(OF_FORMULA, name, f"{sentence}{known}.")
 
 
 def explaining(problem: Problem, given: Mapping[str, Residues]) -> tuple[str, ...]:

@@ -201,8 +201,11 @@ def _judgement(
         stages = tuple(replace(s, constant=counts.get(s.name, 0)) for s in stages)
     if any(s.decided for s in stages) or not any(s.cumulative.numel for s in stages):
         return Judgement(Verdict.PASSED, stages, notices, rows, others.ruled_out, idle=steps.idle)
-    but = " but constants" if any(s.constant for s in stages) else ""
-    reason = f"no element{but} has a single legal value and no row could be checked"
+    if all(s.constant == s.cumulative.numel for s in stages):
+        reason = "every element is a constant, in which no number of the inputs has a part"
+    else:
+        but = " but constants" if any(s.constant for s in stages) else ""
+        reason = f"no element{but} has a single legal value and no row could be checked"
     return Judgement(Verdict.INCONCLUSIVE, stages, notices, rows, others.ruled_out, reason=reason, idle=steps.idle)
 
 

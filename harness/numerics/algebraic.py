@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
+from lastbit.numerics.formats import round_to
 from lastbit.numerics.residues import Residues, constant
 
 if TYPE_CHECKING:
@@ -120,14 +121,17 @@ def product(*factors: Residues) -> Residues:
 
 
 def added(terms: list[Enclosure], fmt: Any = None) -> Residues:
-    """Return the residues of a sum of a few terms, each addition rounded; OPEN where another order rounds otherwise."""
-    result = terms[0].residues
+    """Return the residues of a sum of a few terms, from first to last, each addition rounded; OPEN where another order
+    may round otherwise.
+    """
+    result, sums = terms[0].residues, [terms[0].value, terms[0].lo, terms[0].hi]
     for term in terms[1:]:
         result = result + term.residues
-    if fmt is None or len(terms) == 1:
-        return result
-    value, lo, hi = (sum(getattr(term, part) for term in terms) for part in ("value", "lo", "hi"))
-    return result.rounded(fmt, value, (lo, hi)).open_where(torch.full((), len(terms) > 2))
+        if fmt is not None:
+            sums = [total + part for total, part in zip(sums, (term.value, term.lo, term.hi), strict=True)]
+            result = result.rounded(fmt, sums[0], (sums[1], sums[2]))
+            sums = [round_to(total, fmt) for total in sums]
+    return result if fmt is None else result.open_where(torch.full((), len(terms) > 2))
 
 
 def chosen(truth: Any, a: Enclosure | float, b: Enclosure | float) -> Residues:

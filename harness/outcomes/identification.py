@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,9 @@ class Tally:
         rows: rows that were tried; only in cases without an element outside.
         unexplained: those of them that no single latent value explains.
         untried: cases in which it was not tried any more, because others had ruled it out.
+        followed: elements that were compared by their residues; only in cases that nothing else rules out.
+        equal: those of them that follow from its formula, whatever the order of sums.
+        differing: those of them that follow from another formula; the others are open.
     """
 
     cases: int = 0
@@ -31,6 +34,9 @@ class Tally:
     rows: int = 0
     unexplained: int = 0
     untried: int = 0
+    followed: int = 0
+    equal: int = 0
+    differing: int = 0
 
     @property
     def fits(self) -> bool:
@@ -38,23 +44,23 @@ class Tally:
         return self.cases > 0 and not self.against and not self.untried
 
     @property
-    def distance(self) -> tuple[float, float, float]:
-        """How far the kernel is from the contract, the smaller the nearer: shares of cases, elements and rows."""
-        shares = (self.undefined, self.cases), (self.outside, self.elements), (self.unexplained, self.rows)
-        without, elements, rows = (part / whole if whole else 0.0 for part, whole in shares)
-        return without, elements, rows
+    def distance(self) -> tuple[float, ...]:
+        """How far the kernel is from it, the smaller the nearer: shares of cases, elements, rows and of the formula."""
+        shares = (
+            (self.undefined, self.cases),
+            (self.outside, self.elements),
+            (self.unexplained, self.rows),
+            (self.differing, self.followed),
+        )
+        return tuple(part / whole if whole else 0.0 for part, whole in shares)
+
+    @property
+    def of_another_formula(self) -> bool:
+        """Its formula alone rules it out."""
+        return self.differing > 0 and not self.outside and not self.unexplained and not self.undefined
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.cases + other.cases,
-            self.against + other.against,
-            self.undefined + other.undefined,
-            self.elements + other.elements,
-            self.outside + other.outside,
-            self.rows + other.rows,
-            self.unexplained + other.unexplained,
-            self.untried + other.untried,
-        )
+        return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,8 @@ class Identification:
         errors: one line per case in which the kernel raised, or returned what cannot be judged.
         contracts: how many contracts the op has.
         beside: what else is wrong with the kernel, a sentence for each kind, whatever contract it keeps.
+        followed: cases in which the kernel was followed on residues.
+        opaque: operations of the kernel that have no residues, each with its place and the reason.
     """
 
     kernel: str
@@ -141,6 +149,8 @@ class Identification:
     contracts: int = 0
     search: Search = field(default_factory=Search)
     beside: tuple[str, ...] = ()
+    followed: int = 0
+    opaque: tuple[str, ...] = ()
 
     @property
     def kept(self) -> tuple[Candidate, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lastbit.calling.performing import named_results
 from lastbit.interpret import installed
-from lastbit.kernel import Kernel, UnsupportedCase
+from lastbit.kernel import Kernel
 from lastbit.numerics import residues
 from lastbit.numerics.residues import Residues, products_of
 from lastbit.shadows.aten import Following, Opaque, as_written
@@ -29,10 +29,12 @@ class Followed:
     Attributes:
         results: name → residues, OPEN where an operation has none; empty if the kernel could not be followed.
         opaque: the operations that have none, each with its place in the kernel's text and the reason.
+        told: the process of the kernel says so, which may say what it likes.
     """
 
     results: Mapping[str, Residues]
     opaque: tuple[str, ...]
+    told: bool = False
 
 
 def follow(
@@ -47,9 +49,6 @@ def follow(
     `constants` are the numbers of the case that the kernel's own may be made of.
 
     Where that raises, a rule has failed, or this one call of a kernel that passed others: no formula is known then.
-
-    Raises:
-        UnsupportedCase: the kernel refuses the case.
     """
     memory = ShadowMemory()
     watching: AbstractContextManager[object] = nullcontext()
@@ -71,8 +70,6 @@ def follow(
                 returned = kernel.call(**tensors, **params)
             named = named_results(returned, tuple(results))
             read, ended = {name: memory.read(tensor) for name, tensor in named.items()}, []
-    except UnsupportedCase:
-        raise
     except Exception as why:
         read, ended = {}, [_ended(why)]
     seen = [Opaque(*entry) for entry in programs.opaque] if programs else []

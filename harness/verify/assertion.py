@@ -31,6 +31,7 @@ from lastbit.numerics import Premises
 from lastbit.ops import Contract, Op, check_arguments
 from lastbit.result import Judgement, Verdict, simplest, told
 from lastbit.run import LEAST_DECIDED
+from lastbit.shadows.following import follow
 from lastbit.verify.formulas import follows, judged_by_formula
 from lastbit.verify.project import Project, open_project
 
@@ -135,7 +136,8 @@ def assert_contract(
         given = _by_order(problem, actual)
         judgement = judge(problem, _named(problem, given))
         if claim.kernel is not None and judgement.verdict is not Verdict.FAILED and follows(tensors):
-            judgement = judged_by_formula(judgement, claim.kernel, problem, _copies(tensors), params)
+            followed = follow(claim.kernel, _copies(tensors), params, judgement.results, problem.constants)
+            judgement = judged_by_formula(judgement, problem, followed)
         failed = judgement.verdict is Verdict.FAILED
         asserted = AssertedJudgement(**vars(judgement), decided={} if failed else shares(problem, judgement))
     if failed:

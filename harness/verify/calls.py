@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from lastbit.calling.process_state import left_by_loading
 from lastbit.inputs import Inputs, Poison, violations
 from lastbit.kernel import Kernel
 from lastbit.result import Finding
+from lastbit.shadows.following import Followed, follow
 from lastbit.verify import placed
 
 
@@ -65,6 +66,15 @@ class Performer(Protocol):
     def attempt(self, inputs: Inputs, asked: Asked, device: torch.device | None) -> Attempt:
         """The call on inputs that may be on any device, or on copies of them on one."""
 
+    def follow(
+        self,
+        inputs: Inputs,
+        params: Mapping[str, Any],
+        results: Mapping[str, tuple[int, ...]],
+        constants: Sequence[float],
+    ) -> Followed:
+        """What is seen of one more call on residues; `results` are the shapes of the numbers."""
+
     def after(self, own: Mapping[str, Tensor]) -> Performer:
         """The same for later calls of a case: `own` are the results of the first, which is the last one performed."""
 
@@ -88,6 +98,15 @@ class Here:
 
     def attempt(self, inputs: Inputs, asked: Asked, device: torch.device | None) -> Attempt:
         return placed.in_this_process(partial(results_of, self.kernel.call, asked, self.device))(inputs, device)
+
+    def follow(
+        self,
+        inputs: Inputs,
+        params: Mapping[str, Any],
+        results: Mapping[str, tuple[int, ...]],
+        constants: Sequence[float],
+    ) -> Followed:
+        return follow(self.kernel, inputs.hand_out(), params, tuple(results), constants)
 
     def after(self, own: Mapping[str, Tensor]) -> Here:
         return replace(self, held=own)

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
 from lastbit.case import Case
-from lastbit.errors import UnsupportedCase
-from lastbit.inputs import build
-from lastbit.judging.formula import compare_formulas, describe_formula, explaining, kept_apart
+from lastbit.errors import LastbitError
+from lastbit.inputs import Inputs, build
+from lastbit.judging.formula import Compared, compare_formulas, describe_formula, explaining, kept_apart
 from lastbit.judging.problem import Problem
-from lastbit.kernel import Kernel
-from lastbit.result import CaseResult, Judgement, Verdict
-from lastbit.shadows.following import follow
+from lastbit.result import CaseResult, Judgement, StageResult, Verdict
+from lastbit.shadows.following import Followed
 from lastbit.timing import FORMULAS, timed
-from lastbit.verify.check import Subject
+from lastbit.verify.calls import Here
+from lastbit.verify.check import Subject, after_raising
 
 J = TypeVar("J", bound=Judgement)
 
 _LARGEST = 1 << 17
 """Elements of all tensors of a case that is followed: an operation on residues takes some 100 ns an element."""
+
+_TOLD = "; its own process says that every element follows from the formula of the contract"
+
+_SMALL = 1 << 13
+"""Elements of a case that is followed for its kind alone."""
+
+
+def is_small(case: Case) -> bool:
+    """Return whether a case costs little to follow a kernel in."""
+    return sum(tensor.numel for tensor in case.tensors) <= _SMALL
 
 
 def follows(tensors: Mapping[str, Tensor]) -> bool:
@@ -33,45 +43,64 @@ def follows(tensors: Mapping[str, Tensor]) -> bool:
     return here and sum(t.numel() for t in given) < _LARGEST
 
 
-def judged_by_formula(
-    judgement: J, kernel: Kernel, problem: Problem, handed: Mapping[str, Tensor], params: Mapping[str, Any]
-) -> J:
+def judged_by_formula(judgement: J, problem: Problem, followed: Followed) -> J:
     """Return a judgement that broke no contract with what the formula of the kernel says of the results.
 
     A result whose residues are all those of the contract is decided, whatever the order of its sums left open; one of
-    another formula fails. `handed` are tensors for a call of the kernel, which may write to them.
+    another formula fails. Where the kernel's own process told them, nothing is decided: it could have told the
+    reference's, but none would tell those of another formula to pass.
     """
-    results = [stage.name for stage in judgement.stages if stage.result]
-    try:
-        followed = follow(kernel, handed, params, results, problem.constants)
-    except UnsupportedCase:
-        return judgement
     compared = compare_formulas(problem, followed.results)
-    stages = tuple(
-        replace(s, equal=c.equal, differing=c.differs) if (c := compared.get(s.name)) is not None else s
-        for s in judgement.stages
-    )
-    judgement = replace(judgement, stages=stages, opaque=followed.opaque)
+    judgement = replace(judgement, opaque=followed.opaque)
+    if not followed.told:
+        judgement = replace(judgement, stages=tuple(_with_residues(s, compared) for s in judgement.stages))
     if wrong := {name: c for name, c in compared.items() if c.differs}:
-        explained = explaining(problem, followed.results)
+        explained = () if followed.told else explaining(problem, followed.results)
         findings = tuple(describe_formula(problem, name, c, explained) for name, c in wrong.items())
         findings = (*findings, *judgement.findings)
-        return replace(judgement, verdict=Verdict.FAILED, findings=findings, explained_by=explained)
+        return replace(judgement, verdict=Verdict.FAILED, reason="", findings=findings, explained_by=explained)
+    if followed.told:
+        equal = compared and all(c.equal == c.numel for c in compared.values())
+        said = _TOLD if equal and judgement.verdict is Verdict.INCONCLUSIVE else ""
+        return replace(judgement, reason=f"{judgement.reason}{said}")
     unknown = [c for c in problem.op.alternatives(problem.contract) if judgement.ruled_out.get(str(c)) == 0]
     ruled_out = {**judgement.ruled_out, **kept_apart(problem, followed.results, unknown)}
-    decided = judgement.verdict is Verdict.INCONCLUSIVE and any(s.decided for s in stages if s.result)
+    decided = judgement.verdict is Verdict.INCONCLUSIVE and any(s.decided for s in judgement.stages if s.result)
     verdict, reason = (Verdict.PASSED, "") if decided else (judgement.verdict, judgement.reason)
     return replace(judgement, verdict=verdict, reason=reason, ruled_out=ruled_out)
+
+
+def _with_residues(stage: StageResult, compared: Mapping[str, Compared]) -> StageResult:
+    found = compared.get(stage.name)
+    return stage if found is None else replace(stage, equal=found.equal, differing=found.differs)
+
+
+@timed(FORMULAS)
+def followed_in(subject: Subject, case: Case, inputs: Inputs, results: Collection[str]) -> Followed | None:
+    """Return what is seen of a kernel that is called once more for a case; None where it cannot be followed here.
+
+    Raises:
+        LastbitError: the process of the kernel has ended.
+    """
+    if case.displaced or not follows(inputs.tensors):
+        return None
+    problem, performer = subject.problem(inputs), subject.performer or Here(subject.kernel, subject.device)
+    shapes = {name: problem.shapes[name] for name in results}
+    return performer.follow(inputs, case.params, shapes, problem.constants)
 
 
 @timed(FORMULAS)
 def with_formula(subject: Subject, case: Case, result: CaseResult) -> CaseResult:
     """Return the result of a case of a run with what the formula of the kernel says, where it can be followed here."""
     start = time.perf_counter()
-    if result.verdict not in (Verdict.PASSED, Verdict.INCONCLUSIVE) or subject.performer is not None or case.displaced:
+    if result.verdict not in (Verdict.PASSED, Verdict.INCONCLUSIVE):
         return result
     inputs = build(case.gathered(), subject.device)
-    if not follows(inputs.tensors):
+    try:
+        followed = followed_in(subject, case, inputs, result.results)
+    except LastbitError as error:
+        return after_raising(subject, result, error)[0]
+    if followed is None:
         return result
-    result = judged_by_formula(result, subject.kernel, subject.problem(inputs), inputs.hand_out(), case.params)
+    result = judged_by_formula(result, subject.problem(inputs), followed)
     return replace(result, seconds=result.seconds + time.perf_counter() - start)

@@ -17,7 +17,7 @@ from lastbit.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
 from lastbit.verify.advice import advice_for
 from lastbit.verify.check import takes, verify_case
 from lastbit.verify.drawing import draw
-from lastbit.verify.formulas import with_formula
+from lastbit.verify.formulas import is_small, with_formula
 from lastbit.verify.notes import HAS_FAILED, KnownFailures
 from lastbit.verify.plan import Item
 from lastbit.verify.properties import with_properties
@@ -30,9 +30,6 @@ Started = Callable[..., None]
 
 Leave = Callable[[Item, int], None]
 """Takes note of how many cases of an item are not run."""
-
-_SMALL = 1 << 13
-"""Elements of a case that is followed on residues for its kind alone."""
 
 _NUMBERS = re.compile(r"\b\d[\w.,+-]*")
 
@@ -244,7 +241,7 @@ class Explorer:
             return True
         words = tuple(value for value in case.params.values() if isinstance(value, str | bool))
         kind = case.dtypes, frozenset(case.names), words
-        if kind in self._followed or sum(tensor.numel for tensor in case.tensors) > _SMALL:
+        if kind in self._followed or not is_small(case):
             return False
         self._followed.add(kind)
         return True

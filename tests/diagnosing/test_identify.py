@@ -21,7 +21,7 @@ from lastbit.kernel import Kernel
 from lastbit.numerics import Enclosure
 from lastbit.ops import Contract, StageRecorder, op
 from lastbit.outcomes.identification import Candidate, Identification
-from lastbit.reports.identification import answer, elements, name, remarks
+from lastbit.reports.identification import answer, by_formula, elements, name, remarks
 from lastbit.verify.check import Subject
 from lastbit.verify.project import Project, open_project
 from tests.faults.hunt import clean_kernels
@@ -328,3 +328,51 @@ def test_cases_that_are_refused() -> None:
 
 def test_cases_without_elements_say_nothing() -> None:
     assert identified(in_fp32, "rms_norm x=bf16[0,16] weight=bf16[16] eps=1e-06 seed=0").exit_code == 3
+
+
+# By formula
+
+
+WIDE = "rms_norm x=fp32[4,4096] weight=fp32[4096] eps=0.001 seed=7"
+
+
+def with_another_eps(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """Lies within fp32_multiply, whose sums of 4,096 terms allow it, and is another formula."""
+    return in_fp32(x, weight, eps=1.001 * eps)
+
+
+def test_a_formula_of_no_contract() -> None:
+    found = identified(with_another_eps, WIDE, contract="fp32_multiply")
+    assert not found.kept and found.exit_code == 1
+    assert found.claimed is not None and found.claimed.total.of_another_formula
+    said = answer(found)
+    assert said.startswith("follows from no contract of rms_norm; nearest is ")
+    assert "from which 0 of 16,384 elements follow" in said
+    assert said.endswith("16,384 of 16,384 elements follow from another formula.")
+
+
+def test_a_formula_that_was_followed_is_said() -> None:
+    found = identified(in_fp32, WIDE, contract="fp32_multiply")
+    assert found.keeps_claim and found.followed == 1
+    assert next(by_formula(found)).startswith(
+        "Followed by its formula in 1 of 1 case: 16,384 of 16,384 elements follow"
+    )
+
+
+def test_contracts_that_enclosures_leave_possible_differ_by_formula() -> None:
+    """Three elements, which happen to be what four contracts give."""
+    few = "rms_norm x=bf16[1,3] weight=bf16[3] eps=1e-06 seed=5"
+    found = identified(in_fp32, few, contract="fp32_multiply")
+    assert plain(found.kept) == ["fp32_multiply (any residual_rule)"]
+    alone = [candidate for candidate in found.candidates if candidate.total.of_another_formula]
+    assert len(plain(tuple(alone))) == 3
+    assert list(by_formula(found))[1].startswith("Ruled out by formula alone: ")
+
+
+def test_a_kernel_that_cannot_be_followed_is_judged_by_enclosures() -> None:
+    def by_numpy(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        return torch.from_numpy(with_another_eps(x, weight, eps=eps).numpy() * 1)
+
+    found = identified(by_numpy, WIDE, contract="fp32_multiply")
+    assert found.keeps_claim
+    assert list(by_formula(found))[-1].startswith("Not followed by formula: ")

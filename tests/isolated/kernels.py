@@ -231,3 +231,21 @@ def hanging(x, weight, *, eps):
 @kernel("rms_norm", depth=lambda terms: 0)
 def shallow(x, weight, *, eps):
     return right(x, weight, eps)
+
+
+@kernel("rms_norm")
+def of_another_eps(x, weight, *, eps):
+    """Right as far as sums of 4,096 terms tell, and another formula."""
+    return right(x, weight, 1.001 * eps)
+
+
+@kernel("rms_norm")
+def interpreted_of_another_eps(x, weight, *, eps):
+    return _launched(x, weight, torch.empty_like(x), 1.001 * eps)
+
+
+@kernel("rms_norm")
+def exiting_while_followed(x, weight, *, eps):
+    if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+        os._exit(3)
+    return right(x, weight, eps)

@@ -32,6 +32,7 @@ from lastbit.kernel import Kernel, load_kernels
 from lastbit.result import CaseResult, Verdict
 from lastbit.verify.calls import Here
 from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.formulas import with_formula
 from lastbit.verify.fuzz import CaseFailed, reseeded, run_item
 from lastbit.verify.isolating import _on_the_path, in_processes
 from lastbit.verify.notes import Failures
@@ -105,6 +106,27 @@ def test_a_kernel_has_the_same_result_in_a_process_of_its_own(isolation: Isolati
     isolated = isolation.verify(name, races=races)
     words = repr(replace(isolated, seconds=0)).replace(IN_A_THREAD, "")
     assert words == repr(replace(plain, seconds=0))
+
+
+FORMULAS = {
+    "with_stages": Verdict.PASSED,
+    "interpreted": Verdict.PASSED,
+    "of_another_eps": Verdict.FAILED,
+    "interpreted_of_another_eps": Verdict.FAILED,
+    "exiting_while_followed": Verdict.ERRORED,
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_kernel_is_followed_where_it_runs(isolation: Isolation, name: str) -> None:
+    kernel, case = isolation.there[name], parse_case("rms_norm x=fp32[2,4096] weight=fp32[4096] eps=0.001 seed=1")
+    with isolation.kernels.pair(kernel, 60.0) as pair:
+        subject = Subject(kernel, RMS_NORM, CPU, performer=Isolated(pair, CPU))
+        plain = verify_case(subject, case)
+        found = with_formula(subject, case, plain)
+    assert plain.verdict is Verdict.PASSED and found.verdict is FORMULAS[name]
+    assert not any(stage.equal for stage in found.stages)
+    assert [finding.kind for finding in found.findings] == ["formula"] * (found.verdict is Verdict.FAILED)
 
 
 def test_declarations_are_data(isolation: Isolation) -> None:

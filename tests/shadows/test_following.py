@@ -136,12 +136,12 @@ def test_vmap_ends_the_following() -> None:
     assert found.opaque or found.results
 
 
-def test_a_case_that_is_refused() -> None:
+def test_a_kernel_that_refuses_the_case_once_more_is_not_followed() -> None:
     def refuses(x: Tensor, eps: float) -> Tensor:
         raise UnsupportedCase("no rows")
 
-    with pytest.raises(UnsupportedCase):
-        followed(refuses)
+    found = followed(refuses)
+    assert not found.results and "raised UnsupportedCase: no rows" in found.opaque[0]
 
 
 IN_A_PROCESS_OF_ITS_OWN = """

@@ -102,6 +102,14 @@ class Residues:
     def shape(self) -> torch.Size:
         return self.numbers.shape[1:]
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether these are numbers of the fields and flags, as those that a stranger gives need not be."""
+        if self.numbers.dtype != torch.int64 or self.numbers.ndim < 1 or len(self.numbers) != 4:
+            return False
+        ends = (0, P), (0, Q), (NONE, P), (0, 2 * ROOT)
+        return all(bool(((x >= low) & (x < high)).all()) for x, (low, high) in zip(self.numbers, ends, strict=True))
+
     # Elements as they are, elsewhere
 
     def moved(self, function: Callable[[Tensor], Tensor]) -> Residues:

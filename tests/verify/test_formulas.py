@@ -1,0 +1,97 @@
+"""What the formula of a kernel decides, and whose word on it counts."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from lastbit.config import Config
+from lastbit.judges.conclusions import contracts_of
+from lastbit.judging.formula import compare_formulas
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.kernel import Kernel
+from lastbit.numerics.residues import Residues
+from lastbit.numerics.residues.field import P
+from lastbit.result import OF_FORMULA, CaseResult, Judgement, Verdict
+from lastbit.shadows.following import Followed, follow
+from lastbit.verify.formulas import judged_by_formula
+from lastbit.verify.project import open_project
+
+RMS_NORM, ALL_REDUCE = map(open_project(Config(folder="")).op, ("rms_norm", "all_reduce"))
+
+
+@pytest.fixture(scope="module")
+def judged() -> tuple[Problem, Judgement]:
+    """A right result that enclosures leave open, as it is said to be."""
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    problem = Problem(RMS_NORM, RMS_NORM.contract("fp32_multiply"), {"x": x}, {"eps": 1e-3})
+    output = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-3)
+    found = judge(problem, {"output": output})
+    return problem, replace(found, verdict=Verdict.INCONCLUSIVE, reason="nothing is decided")
+
+
+def test_equal_residues_decide(judged: tuple[Problem, Judgement]) -> None:
+    problem, judgement = judged
+    found = judged_by_formula(judgement, problem, Followed(problem.residues, ()))
+    assert found.verdict is Verdict.PASSED and found.stages[0].equal == 24
+
+
+def test_equal_residues_that_the_kernels_own_process_told_decide_nothing(judged: tuple[Problem, Judgement]) -> None:
+    """A hostile kernel can read lastbit, and tell the residues of the reference."""
+    problem, judgement = judged
+    found = judged_by_formula(judgement, problem, Followed(problem.residues, (), told=True))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.stages == judgement.stages and found.ruled_out == judgement.ruled_out
+    assert (
+        found.reason
+        == "nothing is decided; its own process says that every element follows from the formula of the contract"
+    )
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_other_residues_fail_whoever_tells_them(judged: tuple[Problem, Judgement], told: bool) -> None:
+    problem, judgement = judged
+    other = {name: residues + residues for name, residues in problem.residues.items()}
+    found = judged_by_formula(judgement, problem, Followed(other, (), told=told))
+    assert found.verdict is Verdict.FAILED and not found.reason
+    assert found.findings[0].kind == OF_FORMULA and not found.explained_by
+
+
+def test_a_kernel_of_another_formula_keeps_no_contract(judged: tuple[Problem, Judgement]) -> None:
+    problem, judgement = judged
+    other = {name: residues + residues for name, residues in problem.residues.items()}
+    failed = judged_by_formula(judgement, problem, Followed(other, (), told=True))
+    fields = {"case": "", "op": "rms_norm", "kernel": "mine", "contract": "", "device": "cpu", "dtypes": ""}
+    result = CaseResult(Verdict.PASSED, **fields).judged(failed)
+    found = contracts_of([result], Verdict.FAILED, str(problem.contract))
+    assert not found.keeps and str(problem.contract) in found.ruled_out
+
+
+def test_what_are_no_residues() -> None:
+    sound = Residues.of(torch.tensor([0.1, 3.0])).numbers
+    assert Residues(sound).is_sound
+    for row, number in ((0, P), (1, -1), (2, -2), (3, 64)):
+        other = sound.clone()
+        other[row, 0] = number
+        assert not Residues(other).is_sound
+    assert not Residues(sound.double()).is_sound and not Residues(sound[:3]).is_sound
+
+
+def test_a_sum_of_ranks_is_rounded_after_each_hop_or_once() -> None:
+    """A right order of hops is equal to the reference; what rounds once is not, and other orders are left open."""
+    ranks = torch.randn(4, 3, 40, generator=torch.Generator().manual_seed(1)).bfloat16().unbind()
+    tensors = dict(zip(("x", "peer_1", "peer_2", "peer_3"), ranks, strict=True))
+    problem = Problem(ALL_REDUCE, ALL_REDUCE.contract("rounded_hops"), tensors, {})
+
+    def compared(function: Callable[[Sequence[Tensor]], Tensor]) -> tuple[int, int]:
+        kernel = Kernel("mine", "all_reduce", "", lambda **given: function(list(given.values())))
+        own = compare_formulas(problem, follow(kernel, tensors, {}, ["reduced"], ()).results)["reduced"]
+        return own.equal, own.differs
+
+    assert compared(lambda terms: functools.reduce(torch.add, terms)) == (120, 0)
+    equal, differs = compared(lambda terms: torch.stack(terms).float().sum(0).bfloat16())
+    assert equal < 60 and not differs  # of some terms every sum is a number of bf16
