@@ -85,11 +85,19 @@ class Mending:
 
     @property
     def blamed(self) -> Expression | None:
-        """What is wrong for sure, if anything is: the only one that can be mended, or the only line that computes."""
+        """What is wrong for sure, if anything is: the only one that can be mended, or the only line that computes.
+
+        Not where bits are computed with, which could be the mistake and has no mend; and what is only read is named
+        with a mend alone.
+        """
+        events = [event for e in self.span for event in e.events]
+        if any(event.name == "bitcast" and event.is_float for event in events):
+            return None
         if self.only is not None:
             return self.only.expression
         lines = {(e.events[0].place.file, e.events[0].place.line) for e in self.span}
-        return self.span[-1] if len(lines) == 1 and not self.mends else None
+        reads = all(event.name == "load" for event in events)
+        return self.span[-1] if len(lines) == 1 and not self.mends and not reads else None
 
 
 def mending(search: Search, fault: Fault) -> Mending:
