@@ -70,9 +70,11 @@ def _facts_of(op: Op) -> Mapping[str, tuple[str, ...]]:
     params = (name if default is REQUIRED else f"{name}={default}" for name, default in op.params.items())
     axes = {f"axis {axis}": tuple(_options(choices)) for axis, choices in op.axes.items()}
     presets = {f"preset {name}": tuple(filter(None, options)) for name, options in op.presets.items()}
-    optional = {"optional results": tuple(sorted(op.optional_results))} if op.optional_results else {}
+    returns = op.in_order(dict.fromkeys([*op.returns, *sorted(op.optional_results)]))
+    results = tuple(f"{name} (optional)" if name in op.optional_results else name for name in returns)
+    given = {"results": results} if results else {}
     sums = {"sums": tuple(op.sums)} if op.sums else {}
-    return {"inputs": tuple(inputs), "parameters": tuple(params), **optional, **axes, **presets, **sums}
+    return {"inputs": tuple(inputs), "parameters": tuple(params), **given, **axes, **presets, **sums}
 
 
 def _options(choices: Sequence[str] | Mapping[str, object]) -> Iterator[str]:

@@ -60,7 +60,7 @@ def stages_of_case(subject: Subject, case: Case, *, limit: int = LIMIT, watch: W
     with watch(case):
         inputs = build(case.gathered(), subject.device)
         problem = subject.problem(inputs)
-        stage = problem.required[-1]
+        stage = max(problem.required, key=problem.trace.results.index)
         try:
             seen = _Tracing(subject, inputs, problem, stage, None, limit).seen()
         except Exception as error:
@@ -244,7 +244,8 @@ class _Tracing:
         kernel, problem = self.subject.kernel, self.problem
         stages = kernel.stages if self.stage in kernel.stages else ()
         needed = tuple(dict.fromkeys([*problem.required, self.stage]))
-        asked = Asked(self.inputs.case.params, needed, problem.op.optional_results - {self.stage}, stages=stages)
+        optional = tuple(name for name in problem.may_return if name != self.stage)
+        asked = Asked(self.inputs.case.params, needed, optional, stages=stages)
         handed = self.inputs.hand_out()
         with guarded_allocations(0) as allocated, traced(handed, wanted, self.limit) as log:
             results = results_of(kernel.call, asked, self.subject.device, handed)

@@ -105,7 +105,7 @@ def _asked(message: Message) -> Asked:
     return Asked(
         params=message["params"],
         results=tuple(message["results"]),
-        may_return=frozenset(message["may_return"]),
+        may_return=tuple(message["may_return"]),
         poison=message["poison"],
         stages=tuple(message["stages"]),
         descending=message["descending"],

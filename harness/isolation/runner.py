@@ -360,6 +360,12 @@ def replaced(name: str, device: str) -> Iterator[None]:
         library._destroy()
 
 
+def by_name(value: Any, names: Iterable[str]) -> Any:
+    """Return what a kernel gave without names as a mapping, in the order of `names`."""
+    value = [value] if isinstance(value, Tensor) else value
+    return dict(zip(names, value, strict=False)) if isinstance(value, tuple | list) else value
+
+
 class Bare:
     """A kernel that is called with nothing of lastbit around it."""
 
@@ -387,6 +393,4 @@ class Bare:
             )
         if message["device"] != "cpu":
             torch.accelerator.synchronize(torch.device(message["device"]))
-        if isinstance(value, torch.Tensor):
-            value = {message["results"][0]: value}
-        return value, {}
+        return by_name(value, [*message["results"], *message["may_return"]]), {}

@@ -41,7 +41,7 @@ def judged_by_formula(
     A result whose residues are all those of the contract is decided, whatever the order of its sums left open; one of
     another formula fails. `handed` are tensors for a call of the kernel, which may write to them.
     """
-    results = [stage.name for stage in judgement.stages if stage.result]
+    results = problem.op.in_order(stage.name for stage in judgement.stages if stage.result)
     try:
         followed = follow(kernel, handed, params, results, problem.constants)
     except UnsupportedCase:

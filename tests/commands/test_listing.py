@@ -80,6 +80,12 @@ def test_an_op_with_its_contracts(list_: List) -> None:
     )
 
 
+def test_results_stand_in_the_order_in_which_they_are_given_without_names(list_: List) -> None:
+    words = " ".join(list_("ops", "--op", "rms_norm").split())
+    assert "results output, quantized, scale, residual_sum axis" in words
+    assert "output, lse (optional)\n" in list_("ops", "--op", "attention")
+
+
 def test_a_kernel_and_where_it_is(list_: List) -> None:
     assert list_("kernels", "--op", "thrice") == (
         "Kernels: 1\n"
