@@ -141,3 +141,14 @@ def test_a_reader_gets_the_first_finding_the_line_and_what_to_do_next() -> None:
     assert "\x1b" not in text and "FAILED  kernel.py:mi\\x1bne  contract an_option of an_op on cpu" in text
     for part in ("7 passed, 1 failed, 43 not run", "1 of 4 elements is wrong.", "kernel.py:3  x * eps", "next "):
         assert part in text
+
+
+def test_a_kernel_that_fails_for_no_value_is_not_told_to_keep_what_it_is_held_to() -> None:
+    for keeps, said in (
+        ("an_option", "values    every element fits an_option; the kernel"),
+        ("another", "keeps     another"),
+    ):
+        printed = io.StringIO()
+        print_judged(replace(FOUND, contracts=Contracts((keeps,), (), ())), Console(file=printed, width=100))
+        assert f"\n  {said}" in printed.getvalue()
+        assert ("  keeps" in printed.getvalue()) == (keeps == "another")
