@@ -15,13 +15,13 @@ from lastbit.case import Case, parse_case
 from lastbit.diagnosing.buffers import Buffer, Held, buffers
 from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.diagnosing.in_memory import FirstWrong, first_wrong
-from lastbit.diagnosing.memory import steps_of_findings
+from lastbit.diagnosing.memory import steps_named, steps_of_findings
 from lastbit.diagnosing.memory_ranking import Memory
 from lastbit.diagnosing.reading import LARGEST, Reading, reading
 from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
 from lastbit.inputs import Inputs, build, guarded_allocations
 from lastbit.judging.problem import Problem
-from lastbit.outcomes.trace import KernelTrace
+from lastbit.outcomes.trace import KernelTrace, Step
 from lastbit.result import CaseResult, Verdict, Worst
 from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.events import Program
@@ -131,7 +131,15 @@ def trace_result(
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
     in_memory = {} if wrong is None else _in_memory(seen, wrong)
-    return replace(_told(found, tracing.problem, seen, actual[stage], every, known=bool(in_memory)), **in_memory)
+    told = replace(_told(found, tracing.problem, seen, actual[stage], every, known=bool(in_memory)), **in_memory)
+    return _in_the_line_of(told, steps_named(seen.log, beside))
+
+
+def _in_the_line_of(told: KernelTrace, named: tuple[Step, ...]) -> KernelTrace:
+    """Return what was told with the line that a finding names, unless another one is sure to be wrong."""
+    if told.blamed is not None or not named:
+        return told
+    return replace(told, blamed=named[0], culprits=(*named, *told.culprits), between=(), since=(), until="")
 
 
 def _in_memory(seen: Seen, wrong: FirstWrong) -> dict[str, Any]:
