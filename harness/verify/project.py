@@ -14,7 +14,7 @@ from types import ModuleType
 
 from lastbit.case import Case, Group
 from lastbit.config import Config
-from lastbit.errors import LastbitError, OpError, UsageError, unknown
+from lastbit.errors import KernelError, LastbitError, OpError, UsageError, unknown
 from lastbit.files import BUILT_IN, KERNELS
 from lastbit.inputs.choices import check_choices
 from lastbit.kernel import REVISION_MARK, Kernel, load_file, load_kernels
@@ -153,9 +153,18 @@ def _modules(folder: Path) -> Iterable[Path]:
 
 
 def _op_of(path: Path) -> Op:
-    found = getattr(load_file(path), path.stem, None)
+    own = (
+        ""
+        if path.parent == BUILT_IN / "references"
+        else "; --project is for a folder with references/ of ops of your own"
+    )
+    try:
+        found = getattr(load_file(path), path.stem, None)
+    except KernelError as error:
+        raise KernelError(f"{error}{own}") from error
     if not isinstance(found, Op):
-        raise LastbitError(f"{path} must define the op {path.stem!r}: a function of that name decorated with @op(...)")
+        must = f"{path} must define the op {path.stem!r}: a function of that name decorated with @op(...)"
+        raise LastbitError(f"{must}{own}")
     if found.name != path.stem:
         raise OpError(f"{found.where} must be called {path.stem!r}, as its file {path} is")
     check_op(found)
