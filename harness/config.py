@@ -47,6 +47,7 @@ class Config:
             interpreted.
         isolate: kernels run in processes of their own.
         properties: names of the properties that alone are asked; lines are asked about these, and else about none.
+        plain: a file that declares no kernel has one of the only op, which claims no contract.
     """
 
     folder: str
@@ -70,6 +71,7 @@ class Config:
     random: bool = False
     isolate: bool = False
     properties: tuple[str, ...] = ()
+    plain: bool = False
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:

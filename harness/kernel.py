@@ -6,8 +6,8 @@
     def my_kernel(x, weight, *, eps): ...
 
 A kernel is called with the tensors and parameters of a case by name, and only with cases that its signature can take.
-It returns its result, or a mapping from stage names to results where the op has several. Kernel files are loaded by
-path and never imported by name, so that two revisions can be loaded side by side.
+It returns its result, or where the op has several a tuple in their order (`lastbit list ops`) or a mapping from their
+names. Kernel files are loaded by path and never imported by name, so that two revisions can be loaded side by side.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ class Op:
         presets: name → one option per axis, where there are too many axes to name.
         latent: see `Latent`.
         optional_results: results that a kernel may leave out; it is judged on the others.
-        returns: results in the order in which they stand where they are given without names; others follow as recorded.
+        returns: results in the order in which they stand where they are given without names, those that may be left
+            out after the others; results that are not named here follow as recorded.
         flops: what its products take on given tensors and parameters, where these are what takes time.
         torch_ops: operators of torch, such as `aten::add`, that compute the whole op for some parameters.
         relations: properties of its kernels' bits that mean something for this op: see `lastbit.relations`.
@@ -168,6 +169,11 @@ class Op:
     def where(self) -> str:
         """Name and place of the op, for messages about its declaration."""
         return f"op {self.name} ({place_of(self.reference)})"
+
+    def in_order(self, results: Iterable[str]) -> list[str]:
+        """Return results in the order in which they are given without names; those that may be left out come last."""
+        place = {name: number for number, name in enumerate(self.returns)}
+        return sorted(results, key=lambda name: (name in self.optional_results, place.get(name, len(place))))
 
     def contract(self, text: str = "") -> Contract:
         """The contract named by options joined with `+`, the first of which may be a preset.

@@ -37,6 +37,7 @@ PEERS = tuple(field.name for field in fields(Peers))
 
 @op(
     rows=("x", *PEERS),
+    returns=("reduced",),
     axes={"accumulation": {"fp32_sum": {}, "rounded_hops": {}}},
     rounds={"reduced": "x"},
 )

@@ -40,7 +40,7 @@ def _permutation(tensors: Tensors, params: Mapping[str, Any], random: Random) ->
     yield Related("end ids in another order", {**tensors, "eos_ids": ends[shuffled(len(ends), random)]})
 
 
-@op(rows=("ids",), integers=("ids", "eos_ids"), relations=(_padding, _permutation))
+@op(rows=("ids",), returns=("mask",), integers=("ids", "eos_ids"), relations=(_padding, _permutation))
 def completion_mask(
     ids: Any, eos_ids: Any, *, mask_truncated: bool = False, contract: Contract, stage: StageRecorder
 ) -> None:

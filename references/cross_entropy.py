@@ -44,6 +44,7 @@ Rounding = Callable[[str, Enclosure], Enclosure]
 
 @op(
     rows=("logits", "labels"),
+    returns=("loss", "losses"),
     integers=("labels",),
     axes={
         "formula": {

@@ -43,6 +43,7 @@ _ROUNDED = ("grad_losses", "grad_nll", "grad_smooth", "grad_log_probs")
 
 @op(
     rows=("logits", "labels", "grad_output", "lse"),
+    returns=("grad_logits",),
     integers=("labels",),
     axes={
         "formula": {

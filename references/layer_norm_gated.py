@@ -44,6 +44,7 @@ def _squares(terms: Tensor, tuning: float) -> Mapping[str, Any]:
 
 @op(
     rows=("x", "z"),
+    returns=("output",),
     axes={
         "rounding": {"single_rounding": {}, "stepwise": {"normalized": "x", "affine": "weight"}},
         "variance": {"": {}, "welford": {}},

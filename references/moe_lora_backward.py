@@ -52,6 +52,7 @@ class OldGradients:
 
 @op(
     rows=(),
+    returns=("grad_input", "grad_routing_weights", *(f"grad_{name}" for name in ADAPTERS)),
     flops=backward_flops,
     integers=("expert_ids",),
     plain=WEIGHTS,

@@ -69,6 +69,7 @@ def _padding(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Ite
 
 @op(
     rows=(),
+    returns=("q_rotated", "k_rotated"),
     integers=("positions",),
     axes={
         "products": {

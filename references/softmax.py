@@ -16,6 +16,7 @@ from lastbit.references._shapes import check_shapes, width_of
 
 @op(
     rows=("x", "mask", "keep"),
+    returns=("output",),
     integers=("keep",),
     axes={
         "scores": {"fp32_scores": {}, "rounded_scores": {"scaled": "x", "masked": "x"}},

@@ -31,6 +31,7 @@ LOG2_E = math.log2(math.e)
 
 @op(
     rows=("x", "up"),
+    returns=("output",),
     axes={
         "silu": {
             "fp32_silu": {},

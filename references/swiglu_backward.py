@@ -20,6 +20,7 @@ _STEPS = rounded("scaled", "sigmoid", "silu", "direct", "grad_sigmoid", "grad_sc
 
 @op(
     rows=("x", "dy", "up"),
+    returns=("grad_x", "grad_gate", "grad_up"),
     axes={
         "silu": {"fp32_silu": {}, "rounded_silu": rounded("silu"), "rounded_sigmoid": _STEPS},
         "product": {"fp32_product": {}, "rounded_product": rounded("grad_silu")},

@@ -191,6 +191,8 @@ def _are(names: Sequence[str]) -> str:
 
 def computed(step: Step) -> str:
     """`x * rstd = -2.03125 * 1.00329924 = -2.03795147 in fp32`; operands that are no names come last."""
+    if not step.count:  # known by its place alone
+        return f"{step.text}: the finding is about this line"
     value = _element(step.first) if step.direct and step.first else f"{step.count:,} elements"
     made = f"{value} in {step.dtype}"
     if inserted := _inserted(step):

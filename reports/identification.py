@@ -22,7 +22,7 @@ Row = tuple[Text, ...]
 
 def print_identification(found: Identification, console: Console, *, every: bool = False) -> None:
     """One kernel: the contracts in a table, nearest first, then what it keeps; `every` leaves none out."""
-    line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  claims {claim(found)} of {found.op}"))
+    line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  {_claim(found)} of {found.op}"))
     if found.cases:
         shown = found.candidates[: None if every else MOST_CANDIDATES]
         of_formula = ("of another formula",) if found.followed else ()
@@ -42,6 +42,10 @@ def print_identification(found: Identification, console: Console, *, every: bool
         for text in [*texts[:MOST_LINES], *([f"and {len(texts) - MOST_LINES} more"] if texts[MOST_LINES:] else [])]:
             paragraph(console, Text(text, style), label="  ")
     line(console)
+
+
+def _claim(found: Identification) -> str:
+    return f"claims {claim(found)}" if found.claim else "claims no contract"
 
 
 _HEADERS = ("contract", "elements outside", "cases against", "rows unexplained")
@@ -70,7 +74,10 @@ def _as_claimed(found: Identification) -> str:
     """Whether the kernel keeps what it claims; that is not known of one that was not judged."""
     if not found.cases:
         return "–"
-    said = "yes" if found.settled else "open" if found.keeps_claim else f"no: {claim(found)}"
+    if not found.claim:
+        said = "claims none"
+    else:
+        said = "yes" if found.settled else "open" if found.keeps_claim else f"no: {claim(found)}"
     return f"{said}, but it errored in {plural(len(found.errors), 'case')}" if found.errors else said
 
 

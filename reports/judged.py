@@ -70,7 +70,9 @@ def _fields(found: FileVerdict) -> Iterator[tuple[str, str]]:
     if (culprit := found.culprit) is not None:
         yield "line", f"{shown_path(f'{culprit.file}:{culprit.line}')}  {culprit.expression}"
         yield "", culprit.sentence
-    if found.verdict is Verdict.FAILED and found.contracts.keeps:
+    if found.verdict is Verdict.FAILED and found.contracts.keeps == (found.contract,):
+        yield "values", f"every element fits {told(found.contract, found.idle)}; the kernel fails for what stands above"
+    elif found.verdict is Verdict.FAILED and found.contracts.keeps:
         yield "keeps", " or ".join(told(name, found.idle) for name in found.contracts.keeps)
     if found.torch_ops:
         yield "torch", f"calls {' and '.join(found.torch_ops)}, which computes the op"

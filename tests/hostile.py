@@ -161,6 +161,13 @@ HOSTILE = (
         contract="fp32_multiply",
         plain_note="the values are right",
     ),
+    Hostile(
+        "imports_the_answers",
+        "the reference computes its result",
+        isolated="ERRORED",
+        contract="fp32_multiply",
+        plain_note="what was evaluated is remembered beside other values",
+    ),
     Hostile("prints_a_verdict", "whoever reads the output is deceived"),
     Hostile(
         "writes_the_records",

@@ -76,7 +76,7 @@ def _results(subject: Subject, case: Case) -> tuple[Shaped, ...]:
     """What the results of a call are like."""
     inputs = build(drawn(case), subject.device)
     problem = subject.problem(inputs)
-    required, optional = tuple(problem.required), subject.op.optional_results
+    required, optional = tuple(problem.required), tuple(problem.may_return)
     caller = Caller(subject.kernel, subject.device, required, optional, subject.performer, problem.shapes)
     call = caller.unguarded(inputs)
     shaped = (contiguous(name, call.actual[name].dtype, call.actual[name].shape) for name in call.results)

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from lastbit.bench.samples import Effort, on_device, peak_memory, size_of, wall
 from lastbit.bench.subjects import eager_for, subject_for
+from lastbit.calling.performing import under_any_name
 from lastbit.case import parse_case
 from lastbit.devices import made_current
 from lastbit.inputs import build
@@ -95,6 +96,6 @@ def _asserted(
 
 def _beside_its_clone(actual: Any, effort: Effort) -> Sample:
     """Seconds of `assert_close` on a result, a tensor or a mapping, and its clone."""
-    named = actual if isinstance(actual, Mapping) else {"": actual}
+    named = under_any_name(actual)
     other = {name: tensor.clone() for name, tensor in named.items()}
-    return wall(lambda number: assert_close(dict(named), other), effort)
+    return wall(lambda number: assert_close(named, other), effort)

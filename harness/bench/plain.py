@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lastbit.bench.samples import now
+from lastbit.calling.performing import under_any_name
 from lastbit.case import Case, TensorSpec, parse_case
 from lastbit.config import Config
 from lastbit.errors import LastbitError
@@ -53,7 +54,7 @@ def _values(spec: TensorSpec, integers: Mapping[str, Tensor], device: torch.devi
 
 def _results(returned: Any) -> dict[str, Tensor]:
     """Results by name, those of 8 bits in fp32, which `assert_close` can compare."""
-    named = dict(returned) if isinstance(returned, Mapping) else {"": returned}
+    named = under_any_name(returned)
     return {name: t.float() if t.is_floating_point() and t.itemsize == 1 else t for name, t in named.items()}
 
 

@@ -15,6 +15,7 @@ from lastbit.bench.bare import bare_launch
 from lastbit.bench.calls import device_seconds, host_seconds
 from lastbit.bench.samples import Effort, on_device, size_of
 from lastbit.bench.subjects import bench_cases
+from lastbit.calling.performing import named_results
 from lastbit.case import Case, parse_case
 from lastbit.devices import made_current
 from lastbit.errors import LastbitError, UnsupportedCase
@@ -147,8 +148,7 @@ def _timed(subject: Subject, ready: _Ready, effort: Effort, result: CaseResult, 
     for tensors in sets:  # the other kernels get these, too
         tensors |= {name: _copied_in_place(tensors[name]) for name in kernel.mutates if name in tensors}
     returned = kernel.call(**sets[0], **case.params)
-    alone = next(stage.name for stage in result.stages if stage.result)
-    results: dict[str, Tensor] = dict(returned) if isinstance(returned, Mapping) else {alone: returned}
+    results = named_results(returned, tuple(subject.op.in_order(s.name for s in result.stages if s.result)))
     apart = _apart(results, ready) if judged else None
     traffic = size_of(sets[0]) + size_of(results)
     del returned, results

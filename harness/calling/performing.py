@@ -38,7 +38,7 @@ class Asked:
     Attributes:
         params: the parameters of the case.
         results: names of the results that the kernel must return.
-        may_return: names of those that it may leave out.
+        may_return: names of those that it may leave out; given by order, they follow the others.
         poison: what the memory that it allocates is filled with, 0 or 1; None for memory as it is without lastbit.
         stages: what it shall store besides.
         descending: interpreted programs run from the last to the first.
@@ -49,7 +49,7 @@ class Asked:
 
     params: Mapping[str, Any]
     results: tuple[str, ...]
-    may_return: frozenset[str] = frozenset()
+    may_return: tuple[str, ...] = ()
     poison: int | None = None
     stages: tuple[str, ...] = ()
     descending: bool = False
@@ -127,7 +127,7 @@ def perform(
         else:
             with guarded_allocations(asked.poison) as allocations:
                 returned = returned_by(call, handed, asked.arguments, device, allocations.blank)
-    named = named_results(returned.value, asked.results)
+    named = named_results(returned.value, asked.results, asked.may_return)
     results = (*asked.results, *(name for name in named if name in asked.may_return))
     shared = tuple(_shared(named, guards))
     borrowed = {a for a, b in shared if b.startswith(INPUT)}
@@ -175,7 +175,7 @@ def results_of(
     call: Callable[..., object], asked: Asked, device: torch.device, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The results alone, for tensors that may be on any device."""
-    named = named_results(returned_by(call, tensors, asked.arguments, device).value, asked.results)
+    named = named_results(returned_by(call, tensors, asked.arguments, device).value, asked.results, asked.may_return)
     return {name: named[name] for name in (*asked.results, *(n for n in named if n in asked.may_return))}
 
 
@@ -214,15 +214,34 @@ def _reused(held: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Iterator[F
             yield Finding("reused_memory", name, sentence)
 
 
-def named_results(returned: object, results: tuple[str, ...]) -> dict[str, Tensor]:
-    """The kernel's return value as a mapping from stages to tensors; `results` are those that it must hold."""
-    if isinstance(returned, Tensor) and len(results) == 1:
-        returned = {results[0]: returned}
+def in_order(required: Sequence[str], optional: Sequence[str], given: Sequence[Any]) -> dict[str, Any] | None:
+    """Return results that were given by order under their names, or None if there are more or fewer.
+
+    They are all that are `required`, or these and all that are `optional`.
+    """
+    fitting = (names for names in (required, (*required, *optional)) if len(names) == len(given))
+    return next((dict(zip(names, given, strict=True)) for names in fitting), None)
+
+
+def under_any_name(returned: Any) -> dict[str, Any]:
+    """Return what a kernel returned as a mapping, with names that say nothing where it gives none."""
+    if isinstance(returned, Mapping):
+        return dict(returned)
+    if isinstance(returned, tuple | list):
+        return {f"result {number}": part for number, part in enumerate(returned, 1)}
+    return {"the result": returned}
+
+
+def named_results(returned: object, results: tuple[str, ...], may_return: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """The kernel's return value as a mapping from stages to tensors.
+
+    Given by order, they are `results`, which it must hold, or these and `may_return`.
+    """
+    if isinstance(returned, Tensor | tuple | list):
+        ordered = [returned] if isinstance(returned, Tensor) else returned
+        returned = in_order(results, may_return, ordered) or returned
     if not isinstance(returned, Mapping):
-        expected = f"a tensor or {{{results[0]!r}: tensor}}" if len(results) == 1 else f"a mapping with {list(results)}"
-        said = f"out={{'PARAMETER': {results[0]!r}}}), into an input, mutates={{'INPUT': {results[0]!r}}}"
-        advice = f"; if it writes the result into a parameter, write @kernel(…, {said}" if returned is None else ""
-        raise KernelError(f"the kernel returned {type(returned).__name__}, but must return {expected}{advice}")
+        raise KernelError(f"the kernel returned {_described(returned)}, but must return {_expected(results)}")
     for name, value in returned.items():
         if not isinstance(value, Tensor):
             raise KernelError(f"the kernel returned {type(value).__name__} for {name!r}, but must return a tensor")
@@ -231,6 +250,24 @@ def named_results(returned: object, results: tuple[str, ...]) -> dict[str, Tenso
     if missing:
         raise KernelError(f"the kernel returned {sorted(returned)}, which lacks the result {missing[0]!r}")
     return dict(returned)
+
+
+def _described(returned: object) -> str:
+    kind = type(returned).__name__
+    return f"{kind} of {len(returned)}" if isinstance(returned, tuple | list) else kind
+
+
+def _expected(results: tuple[str, ...]) -> str:
+    """What a kernel must return, and what to declare where it returns none of it but writes it somewhere."""
+    if len(results) == 1:
+        returned, held = f"a tensor or {{{results[0]!r}: tensor}}", f"mutates={{'INPUT': {results[0]!r}}}"
+    else:
+        named = ", ".join(f"{name!r}: …" for name in results)
+        inputs = ", ".join(f"'{'OTHER ' * number}INPUT': {name!r}" for number, name in enumerate(results))
+        returned = f"all of {', '.join(results)}: a tuple in this order, or return {{{named}}}"
+        held = f"mutates={{{inputs}}}"
+    out = f"out={{'PARAMETER': {results[0]!r}}}"
+    return f"{returned}; if it writes a result into a parameter, write @kernel(…, {out}), into an input, {held}"
 
 
 def _check_memory(name: str, tensor: Tensor) -> None:

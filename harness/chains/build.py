@@ -210,12 +210,17 @@ class _Chain:
                 yield f"passed_{stage}", {"": default, passed.option: {}}
 
     def optional_results(self) -> frozenset[str]:
-        names = {link.stage(own) for link in self.links for own in link.op.optional_results}
-        return frozenset(name for name in names if name not in self.passed() or name in self.returned)
+        names = (link.stage(own) for link in self.links for own in link.op.optional_results)
+        return frozenset(filter(self._is_result, names))
 
     def returns(self) -> tuple[str, ...]:
         """Those of the parts, the last part's first."""
-        return tuple(link.stage(own) for link in reversed(self.links) for own in link.op.returns)
+        names = (link.stage(own) for link in reversed(self.links) for own in link.op.returns)
+        return tuple(filter(self._is_result, names))
+
+    def _is_result(self, name: str) -> bool:
+        """Whether a result of a part is one of the chain, too."""
+        return name not in self.passed() or name in self.returned
 
     def latent(self, label: str) -> Latent | None:
         """The `Latent` of the part with that label, or of the only part that has one."""

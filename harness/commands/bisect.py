@@ -32,7 +32,7 @@ def add_bisect(parser: argparse.ArgumentParser) -> None:
     """Make a parser that of the command."""
     parser.description = "Find the first bad commit between two revisions, or the first bad version of a package."
     parser.set_defaults(command=_bisect)
-    help = f"the kernel to follow: {KERNEL}; the folder is that of the revisions (default: kernels); and {CASE}"
+    help = f"the kernel to follow: {KERNEL}; the path is that of the revisions (default: kernels); and {CASE}"
     add_words(parser, "KERNEL 'CASE'", help)
     parser.add_argument("--good", required=True, metavar="A", help="a revision or version before the change")
     parser.add_argument("--bad", required=True, metavar="B", help="one after it")

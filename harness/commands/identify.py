@@ -25,7 +25,12 @@ def add_identify(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(command=_identify)
     add_words(parser, "[KERNEL …] ['CASE' …]")
-    parser.add_argument("--op", action="append", default=[], help="only kernels of this op (repeatable)")
+    parser.add_argument(
+        "--op",
+        action="append",
+        default=[],
+        help="only kernels of this op (repeatable); one op is that of a function without @kernel, too",
+    )
     parser.add_argument(
         "--cases", type=Path, metavar="FILE", help="take the case lines of this file instead of generated cases"
     )
@@ -47,6 +52,7 @@ def _identify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         ops=tuple(options.op),
         seed=options.seed,
         cases=options.cases_per_group,
+        plain=True,
     )
     console = make_console()
     found = []

@@ -6,12 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
 from lastbit.command_line import read_words
-from lastbit.commands.options import KERNEL, add_words
+from lastbit.commands.options import KERNEL, add_words, kernels_here
 from lastbit.commands.report import STANDARD_OUTPUT, write_text
 from lastbit.config import Config
 from lastbit.errors import no_kernel, unknown
@@ -30,26 +30,28 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     """Make a parser that of the command."""
     parser.description = "List what a command line, a case line or a declaration can name."
     parser.set_defaults(command=_list)
-    help = f"only these sections: {', '.join(SECTIONS)} (default: all of them); and kernels: {KERNEL}"
-    add_words(parser, "[SECTION …] [KERNEL …]", help)
+    help = f"only these sections: {', '.join(SECTIONS)} (default: all of them); and ops and kernels: {KERNEL}"
+    add_words(parser, "[SECTION …] [OP …] [KERNEL …]", help)
     parser.add_argument("--op", action="append", default=[], help="only this op and its kernels (repeatable)")
     parser.add_argument("--json", action="store_true", help="print JSON instead")
 
 
 def _list(options: argparse.Namespace, rest: Sequence[str]) -> int:
     sections = [word for word in options.words if word in SECTIONS]
-    asked = read_words(word for word in options.words if word not in SECTIONS).without_case("list")
-    config = Config(
-        folder="",
-        ops=tuple(options.op),
-        kernels=asked.kernels,
-        projects=tuple(options.project),
-        kernel_folders=asked.paths,
-    )
+    options.words = [word for n, word in enumerate(options.words) if word not in SECTIONS or word in options.words[:n]]
+    asked = read_words(options.words).without_case("list")
+    config = Config(folder="", projects=tuple(options.project), kernel_folders=asked.paths)
     project = open_project(config)
     chosen = [section for section in SECTIONS if section in (sections or SECTIONS)]
-    if asked.kernels and "kernels" not in chosen:
-        raise unknown("section", asked.kernels[0], SECTIONS)
+    ops = [word for word in asked.kernels if _is_op(word, project, sections)]
+    options.words = [word for word in options.words if word not in ops]
+    if here := kernels_here(options):
+        config = replace(config, **here)
+        project = open_project(config)
+    config = replace(config, ops=(*options.op, *ops), kernels=tuple(k for k in asked.kernels if k not in ops))
+    if config.kernels and "kernels" not in chosen:
+        what, known = ("op", project.ops) if "ops" in chosen else ("section", SECTIONS)
+        raise unknown(what, config.kernels[0], [*known])
     listing = {section: tuple(SECTIONS[section](project, config)) for section in chosen}
     if options.json:
         write_text(
@@ -58,6 +60,14 @@ def _list(options: argparse.Namespace, rest: Sequence[str]) -> int:
     else:
         print_listing(listing, make_console())
     return 0
+
+
+def _is_op(word: str, project: Project, sections: Sequence[str]) -> bool:
+    """Return whether a word that may name a kernel names an op; where ops are not asked for, kernels go first."""
+    if word not in project.ops or "ops" in sections:
+        return word in project.ops
+    prepare(torch.device("cpu"))
+    return word not in {kernel.name for kernel in project.kernels()}
 
 
 def _ops(project: Project, config: Config) -> Iterator[Entry]:
@@ -70,9 +80,11 @@ def _facts_of(op: Op) -> Mapping[str, tuple[str, ...]]:
     params = (name if default is REQUIRED else f"{name}={default}" for name, default in op.params.items())
     axes = {f"axis {axis}": tuple(_options(choices)) for axis, choices in op.axes.items()}
     presets = {f"preset {name}": tuple(filter(None, options)) for name, options in op.presets.items()}
-    optional = {"optional results": tuple(sorted(op.optional_results))} if op.optional_results else {}
+    returns = op.in_order(dict.fromkeys([*op.returns, *sorted(op.optional_results)]))
+    results = tuple(f"{name} (optional)" if name in op.optional_results else name for name in returns)
+    given = {"results": results} if results else {}
     sums = {"sums": tuple(op.sums)} if op.sums else {}
-    return {"inputs": tuple(inputs), "parameters": tuple(params), **optional, **axes, **presets, **sums}
+    return {"inputs": tuple(inputs), "parameters": tuple(params), **given, **axes, **presets, **sums}
 
 
 def _options(choices: Sequence[str] | Mapping[str, object]) -> Iterator[str]:

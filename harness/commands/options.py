@@ -17,6 +17,7 @@ from lastbit.command_line import read_words
 from lastbit.config import Config
 from lastbit.devices import plan_devices
 from lastbit.errors import UsageError
+from lastbit.files import BUILT_IN, PACKAGE
 from lastbit.verify.case_files import read_cases
 from lastbit.verify.run import MOST_ON_CPU, PER_ACCELERATOR
 
@@ -107,6 +108,29 @@ def add_property(parser: argparse.ArgumentParser) -> None:
     """Add --property."""
     help = "ask about this property of the kernels' bits alone, of given lines too (repeatable): see lastbit invariance"
     parser.add_argument("--property", action="append", default=[], metavar="NAME", help=help)
+
+
+def kernels_here(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the settings for the kernels of the working directory where no word names any, None if it has none.
+
+    In a checkout of lastbit, and where words or --project say it, there is nothing to set.
+    """
+    asked = read_words(options.words)
+    at_home = BUILT_IN != PACKAGE and Path.cwd().is_relative_to(BUILT_IN)
+    if at_home or asked.paths or asked.kernels or options.project:
+        return {}
+    if "kernels" not in (folders := kernel_folders_here()):
+        return None
+    return {"kernel_folders": ("kernels",), "projects": (".",) * bool(folders & {"references", "cases"})}
+
+
+def kernel_folders_here() -> set[str]:
+    """Return the names of folders of the working directory with files that name lastbit: others are none of its."""
+    return {path.name for path in Path().iterdir() if any(_names_lastbit(file) for file in path.glob("*.py"))}
+
+
+def _names_lastbit(file: Path) -> bool:
+    return file.is_file() and "lastbit" in file.read_text(encoding="utf-8", errors="replace")
 
 
 def seed(text: str) -> int | None:

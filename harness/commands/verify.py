@@ -21,13 +21,14 @@ from lastbit.commands.options import (
     add_words,
     check_cluster,
     config_of,
+    kernel_folders_here,
+    kernels_here,
     seed,
     workers_of,
 )
 from lastbit.commands.running import Interrupted, execute, kept
 from lastbit.config import PROFILES, Config
 from lastbit.errors import LastbitError, UsageError
-from lastbit.files import BUILT_IN, PACKAGE
 from lastbit.reports.characters import visible
 from lastbit.result import Verdict
 from lastbit.run import NotRun, Run
@@ -101,7 +102,12 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     )
     if options.build and options.base is None:
         raise UsageError(f"--build {options.build} builds the revision of --base, and none is given")
-    config = replace(config, **_kernels_here(options))
+    here = kernels_here(options)
+    if here is None:
+        near = min(kernel_folders_here() - {"references", "cases"}, default="my_kernels")
+        said = "no word says which kernels, and no folder kernels/ here has any"
+        raise UsageError(f"{said}; name a file or folder: lastbit verify {near}")
+    config = replace(config, **here)
     arguments = [*workers_of(options), *rest]
     if options.base is None and options.cluster is None:
         return _run(config, arguments, verbose=options.verbose, show_inputs=given_cases)
@@ -117,29 +123,6 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         folder = str(Path(config.folder, "base").absolute())
         before = replace(config.anywhere, folder=folder, revision=options.base, **place.settings)
         return _shown(lambda: _with_base(run, config, before), options.verbose, show_inputs=given_cases)
-
-
-def _kernels_here(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings for the kernels of the working directory where nothing names any; none in a checkout.
-
-    Raises:
-        UsageError: there are none that lastbit knows.
-    """
-    asked = read_words(options.words)
-    at_home = BUILT_IN != PACKAGE and Path.cwd().is_relative_to(BUILT_IN)
-    if at_home or asked.paths or asked.kernels or options.project:
-        return {}
-    folders = {path.name for path in Path().iterdir() if any(_imports_lastbit(file) for file in path.glob("*.py"))}
-    if "kernels" not in folders:
-        near = min(folders - {"references", "cases"}, default="my_kernels")
-        said = "no word says which kernels, and no folder kernels/ here has any"
-        raise UsageError(f"{said}; name a file or folder: lastbit verify {near}")
-    return {"kernel_folders": ("kernels",), "projects": (".",) * bool(folders & {"references", "cases"})}
-
-
-def _imports_lastbit(file: Path) -> bool:
-    """Return whether a file names lastbit: one that does not is no business of it, and is not loaded."""
-    return file.is_file() and "lastbit" in file.read_text(encoding="utf-8", errors="replace")
 
 
 def _run(config: Config, arguments: Sequence[str], *, verbose: int, show_inputs: bool = False) -> int:

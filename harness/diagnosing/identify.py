@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.handover import OF_STAGES
@@ -17,7 +17,7 @@ from lastbit.judging.problem import Tensors
 from lastbit.ops import Contract, Op, joined
 from lastbit.outcomes.identification import Answer, Candidate, Identification, Search
 from lastbit.result import TURNED_DOWN, Verdict
-from lastbit.verify.check import Subject, examine
+from lastbit.verify.check import Subject, examine, takes, unsupported
 from lastbit.verify.drawing import draw
 from lastbit.verify.formulas import followed_in, is_small
 from lastbit.verify.inprocess import Watch, Workplace, unwatched
@@ -73,6 +73,7 @@ def observe(subject: Subject, cases: Iterable[Case], *, watch: Watch = unwatched
     met = set[str]()
     for case in cases:
         with watch(case):
+            subject = _meaningful(subject, case)
             result, actual = examine(subject, case)
         if result.verdict is Verdict.ERRORED:
             errors.append(f"{result.reason} in {case}")
@@ -86,6 +87,17 @@ def observe(subject: Subject, cases: Iterable[Case], *, watch: Watch = unwatched
                 samples.append(_sample(subject, case, result.results, actual, follows=follows))
     samples.sort(key=lambda sample: sample.size)
     return Observed(tuple(samples), unsupported, tuple(errors), tuple(beside.values()))
+
+
+def _meaningful(subject: Subject, case: Case) -> Subject:
+    """Return a kernel that claims no contract under one of its op that gives the case a meaning, if there is one."""
+    if subject.kernel.contract or takes(subject, case) or unsupported(subject.kernel, case):
+        return subject
+    others = (
+        replace(subject, kernel=replace(subject.kernel, contract=str(c)))
+        for c in subject.op.candidates(subject.contract)
+    )
+    return next((other for other in others if takes(other, case)), subject)
 
 
 def _sample(subject: Subject, case: Case, results: Collection[str], actual: Tensors, *, follows: bool) -> Sample:
@@ -102,13 +114,14 @@ def identify(subject: Subject, cases: Iterable[Case], *, most: int, watch: Watch
 def identified(subject: Subject, seen: Observed, *, most: int) -> Identification:
     """The same of what was observed already."""
     op, samples = subject.op, seen.samples
+    claim = str(subject.contract) if subject.kernel.contract or len(op.contracts()) == 1 else ""
     trials, made = _trials(op, samples, most)
-    candidates = _candidates(op, trials, samples, str(subject.contract))
+    candidates = _candidates(op, trials, samples, claim)
     return Identification(
         kernel=subject.kernel.name,
         op=op.name,
         device=str(subject.device),
-        claim=str(subject.contract),
+        claim=claim,
         candidates=tuple(c for c, _ in candidates),
         answers=tuple(_answers(subject, candidates, samples)),
         cases=len(samples),

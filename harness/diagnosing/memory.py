@@ -19,14 +19,17 @@ from lastbit.tracing.of_torch import UNWRITTEN, addresses_of
 
 def steps_of_findings(log: Log, findings: Iterable[Finding], tensors: Mapping[str, Tensor]) -> tuple[Step, ...]:
     """The steps that findings name by place, or else the writes to the tensor, result or input, that they are about."""
-    named = {str(place): place for place in _places(log)}
     found: dict[tuple[str, int], Step] = {}
     for finding in findings:
-        places = [place for text, place in named.items() if text in finding.sentence]
-        steps = list(map(step_at, places)) or list(_writing(log, tensors.get(finding.stage)))
-        for step in steps:
+        for step in steps_named(log, [finding]) or tuple(_writing(log, tensors.get(finding.stage))):
             found.setdefault((step.file, step.line), step)
     return tuple(found.values())
+
+
+def steps_named(log: Log, findings: Iterable[Finding]) -> tuple[Step, ...]:
+    """Return the steps that findings name by place, such as a load of a gap."""
+    known = {str(place): place for place in _places(log)}
+    return tuple(step_at(place) for f in findings for text, place in known.items() if text in f.sentence)
 
 
 def _places(log: Log) -> Iterator[Place]:

@@ -15,16 +15,15 @@ from lastbit.case import Case, parse_case
 from lastbit.diagnosing.buffers import Buffer, Held, buffers
 from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.diagnosing.in_memory import FirstWrong, Onward, first_wrong
-from lastbit.diagnosing.memory import steps_of_findings
+from lastbit.diagnosing.memory import steps_named, steps_of_findings
 from lastbit.diagnosing.reading import LARGEST, Reading, reading
 from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
 from lastbit.inputs import Inputs, build, guarded_allocations
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
 from lastbit.numerics.residues import products_of
-from lastbit.outcomes.trace import KernelTrace
+from lastbit.outcomes.trace import KernelTrace, Step
 from lastbit.result import CaseResult, Verdict, Worst
-from lastbit.shadows import following
 from lastbit.shadows.memory import ShadowMemory
 from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.events import Program
@@ -33,7 +32,7 @@ from lastbit.tracing.log import LIMIT
 from lastbit.tracing.memory import Addresses, Write
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from lastbit.verify.check import Subject, examine, first_line
-from lastbit.verify.formulas import follows, with_formula
+from lastbit.verify.formulas import followed_in, follows, with_formula
 from lastbit.verify.inprocess import Watch, Workplace, unwatched
 
 MOST_PROGRAMS = 8
@@ -64,7 +63,7 @@ def stages_of_case(subject: Subject, case: Case, *, limit: int = LIMIT, watch: W
     with watch(case):
         inputs = build(case.gathered(), subject.device)
         problem = subject.problem(inputs)
-        stage = problem.required[-1]
+        stage = max(problem.required, key=problem.trace.results.index)
         try:
             seen = _Tracing(subject, inputs, problem, stage, None, limit).seen()
         except Exception as error:
@@ -137,7 +136,15 @@ def trace_result(
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
     in_memory = {} if wrong is None else _in_memory(seen, wrong)
-    return replace(_told(found, tracing.problem, seen, actual[stage], every, known=bool(in_memory)), **in_memory)
+    told = replace(_told(found, tracing.problem, seen, actual[stage], every, known=bool(in_memory)), **in_memory)
+    return _in_the_line_of(told, steps_named(seen.log, beside))
+
+
+def _in_the_line_of(told: KernelTrace, named: tuple[Step, ...]) -> KernelTrace:
+    """Return what was told with the line that a finding names, unless another one is sure to be wrong."""
+    if told.blamed is not None or not named:
+        return told
+    return replace(told, blamed=named[0], culprits=(*named, *told.culprits), between=(), since=(), until="")
 
 
 def _in_memory(seen: Seen, wrong: FirstWrong) -> dict[str, Any]:
@@ -154,9 +161,8 @@ def element_to_explain(
     if (finding := next((f for f in result.findings if f.kind == "formula"), None)) is None:
         return worst_of(result)
     inputs = build(case.gathered(), subject.device)
-    problem = subject.problem(inputs)
-    followed = following.follow(subject.kernel, inputs.hand_out(), case.params, [finding.stage], problem.constants)
-    compared = compare_formulas(problem, followed.results).get(finding.stage)
+    problem, followed = subject.problem(inputs), followed_in(subject, case, inputs, result.results)
+    compared = None if followed is None else compare_formulas(problem, followed.results).get(finding.stage)
     if compared is None or not compared.differs:
         return worst_of(result)
     stage, index = problem.trace.enclosure(finding.stage), compared.first
@@ -266,7 +272,8 @@ class _Tracing:
         kernel, problem = self.subject.kernel, self.problem
         stages = kernel.stages if self.stage in kernel.stages else ()
         needed = tuple(dict.fromkeys([*problem.required, self.stage]))
-        asked = Asked(self.inputs.case.params, needed, problem.op.optional_results - {self.stage}, stages=stages)
+        optional = tuple(name for name in problem.may_return if name != self.stage)
+        asked = Asked(self.inputs.case.params, needed, optional, stages=stages)
         handed = self.inputs.hand_out()
         shadow = ShadowMemory() if followed and follows(handed) else None
         watching = traced(handed, wanted, self.limit, shadow=shadow, primitives=kernel.primitives)

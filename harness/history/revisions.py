@@ -69,11 +69,11 @@ def open_revisions(folder: Path, good: str, bad: str, *, kernels: str, build: st
     """The commits from `good` to `bad` of the repository that `folder` is in; its worktrees are gone afterwards.
 
     Args:
-        kernels: the folder of kernels, from the root of the repository, or else as the working directory has it.
+        kernels: the folder or file of kernels, from the root of the repository, or as the working directory has it.
         build: a shell command that is run in the root of each worktree before it is measured.
 
     Raises:
-        UsageError: the folder is in no repository, an end is unknown or has no such folder of kernels, `good` is no
+        UsageError: the folder is in no repository, an end is unknown or has no such kernels, `good` is no
             ancestor of `bad`, or nothing lies between them.
     """
     repository = _repository(folder)
@@ -105,18 +105,20 @@ def _end(repository: Repository, option: str, name: str, kernels: str) -> str:
         raise UsageError(f"{option} {name} is no commit that git knows in {str(repository.folder)!r}")
     if not _has(repository, commit, kernels):
         raise UsageError(
-            f"{option} {name} has no folder {kernels!r}; name it as in FOLDER::KERNEL, from the repository's root"
+            f"{option} {name} has no folder or file {kernels!r}; name it as in PATH::KERNEL, from the repository's root"
         )
     return commit
 
 
-def _has(repository: Repository, commit: str, folder: str) -> bool:
-    tree = "" if folder.startswith(("/", "..")) else repository.known(f"{commit}:{_tree(folder)}")
-    return bool(tree) and repository.git("cat-file", "-t", tree) == "tree"
+def _has(repository: Repository, commit: str, kernels: str) -> bool:
+    """Return whether a commit has a folder of that name, or a Python file."""
+    found = "" if kernels.startswith(("/", "..")) else repository.known(f"{commit}:{_tree(kernels)}")
+    kinds = ("tree", "blob") if kernels.endswith(".py") else ("tree",)
+    return bool(found) and repository.git("cat-file", "-t", found) in kinds
 
 
 def _from_root(repository: Repository, commit: str, kernels: str) -> str:
-    """The folder from the root of the repository, also if it was named from the working directory or from `/`."""
+    """The path from the root of the repository, also if it was named from the working directory or from `/`."""
     named = posixpath.normpath(kernels)
     root = repository.git("rev-parse", "--show-toplevel", codes=(0, 128))
     here = os.path.relpath(Path(kernels).resolve(), Path(root).resolve())
@@ -155,7 +157,7 @@ class Revisions:
         control: the worktree in which `git bisect` keeps its state.
         temporary: where worktrees are made.
         good, bad: hashes of the ends.
-        kernels: the folder of kernels, relative to the root.
+        kernels: the folder or file of kernels, relative to the root.
         build: the command that builds a worktree; empty for none.
     """
 

@@ -20,7 +20,7 @@ from lastbit.inputs.guards import Guarded, twin
 from lastbit.inputs.rebound import rebound
 from lastbit.inputs.written import violations
 from lastbit.interpret import races
-from lastbit.isolation.runner import placed
+from lastbit.isolation.runner import Withheld, placed
 from lastbit.kernel import Kernel, loaded_kernels
 from lastbit.of_file import Role, kernel_of_file, plain_name, role_of
 from lastbit.placement import PlacementWarning
@@ -44,6 +44,7 @@ class Work:
 
     def load(self, message: Message) -> dict[str, Any]:
         """Load a folder or a file of one, or the kernel of a file that has a role; what it declares."""
+        Withheld.begin()
         if "role" in message:
             return self._load_in_role(Path(message["path"]), role_of(message["role"]))
         before = set(sys.modules)
@@ -118,7 +119,7 @@ def _asked(message: Message) -> Asked:
     return Asked(
         params=message["params"],
         results=tuple(message["results"]),
-        may_return=frozenset(message["may_return"]),
+        may_return=tuple(message["may_return"]),
         poison=message["poison"],
         stages=tuple(message["stages"]),
         descending=message["descending"],

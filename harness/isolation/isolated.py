@@ -219,7 +219,7 @@ def _how(asked: Asked) -> dict[str, Any]:
     return {
         "params": dict(asked.params),
         "results": list(asked.results),
-        "may_return": sorted(asked.may_return),
+        "may_return": list(asked.may_return),
         "poison": asked.poison,
         "stages": list(asked.stages),
         "descending": asked.descending,

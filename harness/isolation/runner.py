@@ -360,10 +360,41 @@ def replaced(name: str, device: str) -> Iterator[None]:
         library._destroy()
 
 
+def by_name(value: Any, names: Iterable[str]) -> Any:
+    """Return what a kernel gave without names as a mapping, in the order of `names`."""
+    value = [value] if isinstance(value, Tensor) else value
+    return dict(zip(names, value, strict=False)) if isinstance(value, tuple | list) else value
+
+
+class Withheld:
+    """Refuse to import what the judge knows: references, cases, kernels of lastbit, and all that judges by them."""
+
+    PARTS = (
+        *("references", "cases", "_kernels", "judging", "judges", "verify", "diagnosing", "history", "orders"),
+        *("shadows", "bench", "commands", "cli", "reports", "from_torch"),
+    )
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> None:
+        """Raise `ImportError` for a part that is withheld, and leave every other module to those who find it."""
+        top, _, rest = name.partition(".")
+        if top == "lastbit" and rest.partition(".")[0] in cls.PARTS:
+            raise ImportError(
+                f"a kernel that is judged cannot import {name}, which knows the judge's answers", name=name
+            )
+
+    @classmethod
+    def begin(cls) -> None:
+        """Refuse from now on, in this process."""
+        if cls not in sys.meta_path:
+            sys.meta_path.insert(0, cls)
+
+
 class Bare:
     """A kernel that is called with nothing of lastbit around it."""
 
     def load(self, message: Message) -> Message:
+        Withheld.begin()
         path = Path(message["path"])
         if message.get("plain"):
             self.call_of = {message["kernel"]: vars(executed(path))[message["plain"]]}
@@ -387,6 +418,4 @@ class Bare:
             )
         if message["device"] != "cpu":
             torch.accelerator.synchronize(torch.device(message["device"]))
-        if isinstance(value, torch.Tensor):
-            value = {message["results"][0]: value}
-        return value, {}
+        return by_name(value, [*message["results"], *message["may_return"]]), {}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 if __name__ != "__main__":  # as in a kernel process, where nothing of lastbit is imported
-    from lastbit.isolation.runner import Bare, Mapped, alone, called
+    from lastbit.isolation.runner import Bare, Mapped, alone, by_name, called
 
 Call = Callable[..., Any]
 Said = Mapping[str, Any]
@@ -57,8 +57,7 @@ class Prepared:
         arguments, copied = placed_in(self._message["arguments"], inputs), 0
         with Offers({(tuple(t.shape), t.dtype): t for t in self._results.values()}):
             returned = called(partial(self._call, **arguments), self._message)
-        if not isinstance(returned, dict):
-            returned = {next(iter(self._results)): returned}
+        returned = by_name(returned, self._results) or {}
         for name, place in self._results.items():
             result = returned.get(name)
             if result is not None and not same(result, place):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from lastbit.case import parse_case
 from lastbit.judges.case_order import elements
 from lastbit.outcomes.file_verdict import CaseFinding, Contracts, DecidedShare, FileVerdict
-from lastbit.result import BAD, OF_FORMULA, CaseResult, Finding, Verdict, idle_in, simplest, told
+from lastbit.result import BAD, OF_FORMULA, OF_VALUES, CaseResult, Finding, Verdict, idle_in, simplest, told
 from lastbit.run import Run
 
 ERRORED = "errored"
@@ -98,15 +98,16 @@ def _findings(results: Sequence[CaseResult], repro: Repro) -> Iterator[CaseFindi
                 yield CaseFinding(finding.kind, finding.stage, finding.sentence, result.case, repro(result.case))
 
 
-def _of_formula(result: CaseResult) -> bool:
-    return any(finding.kind == OF_FORMULA for finding in result.faults)
+def _is_of_values(result: CaseResult) -> bool:
+    """Whether a result fails for what it is, and not for what the kernel does besides."""
+    return result.failing_stage is not None or any(f.kind in (*OF_VALUES, OF_FORMULA) for f in result.faults)
 
 
 def contracts_of(results: Sequence[CaseResult], verdict: Verdict, claimed: str) -> Contracts:
     """What the results say about the contract that the kernel is held to, and about others."""
     out = {c for r in results for c, outside in r.ruled_out.items() if outside}
     asked = dict.fromkeys(c for r in results for c in r.ruled_out)
-    failed = [r for r in results if r.verdict is Verdict.FAILED and (r.failing_stage is not None or _of_formula(r))]
+    failed = [r for r in results if r.verdict is Verdict.FAILED and _is_of_values(r)]
     if failed:
         common = [c for c in failed[0].explained_by if all(c in r.explained_by for r in failed)]
         keeps = tuple(c for c in simplest(common, claimed) if c not in out)

@@ -146,7 +146,7 @@ class Opened:
         """
         subject, inputs = self.subject, build(case.gathered(), self.subject.device)
         problem = subject.problem(inputs)
-        required, optional = tuple(problem.required), subject.op.optional_results
+        required, optional = tuple(problem.required), tuple(problem.may_return)
         caller = Caller(subject.kernel, subject.device, required, optional, self.isolated, problem.shapes)
         try:
             actual = caller.unguarded(inputs, replaced=operator).actual

@@ -158,8 +158,8 @@ class Problem:
 
     @property
     def results(self) -> list[str]:
-        """Names of the results, as the reference says."""
-        return self._first.results
+        """Names of the results, in the order of the op."""
+        return self.op.in_order(self._first.results)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -171,8 +171,13 @@ class Problem:
 
     @property
     def required(self) -> list[str]:
-        """Names of the results that a kernel must return."""
+        """Names of the results that a kernel must return, in order."""
         return [name for name in self.results if name not in self.op.optional_results]
+
+    @property
+    def may_return(self) -> list[str]:
+        """Names of the results that a kernel may leave out, in order."""
+        return [name for name in self.results if name in self.op.optional_results]
 
     @cached_property
     def trace(self) -> Trace:

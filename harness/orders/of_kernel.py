@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lastbit.calling.performing import named_results
 from lastbit.case import Group
 from lastbit.config import Config
 from lastbit.devices import made_current
 from lastbit.dtypes import DTYPES
 from lastbit.errors import KernelError, LastbitError, UnsupportedCase, UsageError, no_kernel, unknown
+from lastbit.judging.problem import Problem
 from lastbit.orders.form import form_of
 from lastbit.orders.reveal import Revealed, reveal
 from lastbit.orders.tree import prefixes
@@ -197,6 +199,11 @@ class _Call:
         except Exception as error:
             what = f"{terms.shape[1]} terms in {terms.shape[0]} rows of {terms.dtype}"
             raise KernelError(f"{kernel.where} raised {type(error).__name__} with {what}: {error}") from error
+        if isinstance(returned, tuple | list):
+            op, tensors = self.subject.op, {name: v for name, v in given.items() if isinstance(v, Tensor)}
+            params = {name: v for name, v in given.items() if name in op.params}
+            problem = Problem(op, self.subject.contract, tensors, params)
+            return named_results(returned, tuple(problem.required), tuple(problem.may_return))
         return returned if isinstance(returned, Mapping) else {next(iter(self.summed.results)): returned}
 
 

@@ -125,7 +125,7 @@ class Identification:
     """The contracts of one kernel on one device.
 
     Attributes:
-        claim: the contract that the kernel claims, which plays no part.
+        claim: the contract that the kernel claims, which plays no part; empty if it claims none.
         candidates: nearest first.
         answers: one per set of dtypes.
         cases: cases that were judged.
@@ -173,12 +173,15 @@ class Identification:
 
     @property
     def settled(self) -> bool:
-        """The kernel keeps what it claims, no other contract may be the one it keeps, and nothing else is wrong."""
-        return self.keeps_claim and not self.rivals and not self.beside
+        """The kernel keeps what it claims, or a contract if it claims none, no other contract may be the one it keeps,
+        and nothing else is wrong.
+        """
+        keeps = self.keeps_claim if self.claim else bool(self.kept)
+        return keeps and not self.rivals and not self.beside
 
     @property
     def exit_code(self) -> int:
-        """0 the kernel keeps what it claims, 1 it does not, or that is left open, 2 it raised, 3 nothing was judged."""
+        """0 the kernel is settled, 1 it does not, or that is left open, 2 it raised, 3 nothing was judged."""
         if self.errors:
             return 2
         return 3 if not self.cases else int(not self.settled)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lastbit.calling.performing import under_any_name
 from lastbit.case import parse_case
 from lastbit.devices import made_current
 from lastbit.errors import UnsupportedCase
@@ -65,7 +66,7 @@ def _returned(subject: Subject, tensors: Mapping[str, Tensor], arguments: Mappin
     """What the kernel returns, by name, when the device has done all that it was told."""
     returned = subject.kernel.call(**tensors, **arguments)
     torch.accelerator.synchronize(subject.device)
-    return returned if isinstance(returned, Mapping) else {"the result": returned}
+    return under_any_name(returned)
 
 
 def _memory(tensors: Mapping[str, object]) -> Iterator[Memory]:

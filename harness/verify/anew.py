@@ -44,6 +44,7 @@ def results_of_line(place: Workplace, name: str, line: str) -> dict[str, torch.T
     subject = place.subjects[name]
     with place.watch(line):
         inputs = build(parse_case(line).gathered(), subject.device)
-        asked = tuple(subject.problem(inputs).required)
-        call = Caller(subject.kernel, subject.device, asked, subject.op.optional_results).unguarded(inputs)
+        problem = subject.problem(inputs)
+        required, optional = tuple(problem.required), tuple(problem.may_return)
+        call = Caller(subject.kernel, subject.device, required, optional).unguarded(inputs)
         return {result: call.actual[result].cpu() for result in call.results}

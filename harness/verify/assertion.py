@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lastbit.calibrate import load_premises
+from lastbit.calling.performing import in_order
 from lastbit.config import Config
 from lastbit.declared import is_order
 from lastbit.devices import one_thread
@@ -100,8 +101,8 @@ def assert_contract(
 
     Args:
         op: name of the op.
-        actual: the result. Where the op has several: a tuple of all of them in the order of the op (`Op.returns`), or a
-            mapping from stage names to tensors, which may hold more stages.
+        actual: the result. Where the op has several: a tuple of all of them in the order of the op (`lastbit list
+            ops`), or a mapping from stage names to tensors, which may hold more stages.
         contract: contract options joined with `+`; an axis that is not named takes its default.
         depth: height of the kernel's summation tree, or a function from the number of terms to it.
         order: number of terms after each of which one fp32 number holds the sum of all terms of a dot so far.
@@ -309,14 +310,12 @@ def _by_order(problem: Problem, actual: Any) -> Any:
     """Return the results by name if they were given by order, otherwise `actual`."""
     if not isinstance(actual, tuple | list):
         return actual
-    returns, known = problem.op.returns, problem.results
-    order = sorted(known, key=lambda name: returns.index(name) if name in returns else len(returns))
-    required = [name for name in order if name in problem.required]
-    names = next((names for names in (required, order) if len(names) == len(actual)), None)
-    if names is None:
+    named = in_order(problem.required, problem.may_return, actual)
+    if named is None:
         said = f"{len(actual)} results were given by order"
-        raise KernelError(f"{said}, but {problem.op.name} has these here: {', '.join(order)}")
-    return dict(zip(names, actual, strict=True))
+        known = ", ".join([*problem.required, *problem.may_return])
+        raise KernelError(f"{said}, but {problem.op.name} has these here: {known}")
+    return named
 
 
 def _named(problem: Problem, actual: Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -128,7 +128,7 @@ class Caller:
     kernel: Kernel
     device: torch.device
     results: tuple[str, ...]
-    may_return: frozenset[str] = frozenset()
+    may_return: tuple[str, ...] = ()
     performer: Performer | None = None
     shapes: Mapping[str, tuple[int, ...]] | None = None
     later: bool = False
@@ -161,7 +161,7 @@ class Caller:
     def after(self, first: Call) -> Caller:
         """For later calls of the same case: they must return what the first one did, in other memory."""
         performer = self._performer.after(first.own)
-        return replace(self, results=first.results, may_return=frozenset(), performer=performer, later=True)
+        return replace(self, results=first.results, may_return=(), performer=performer, later=True)
 
     @property
     def _performer(self) -> Performer:

@@ -209,7 +209,7 @@ def _called(subject: Subject, case: Case, repeat: bool) -> tuple[Caller, Problem
     inputs = build(case.gathered(), subject.device)
     problem = subject.problem(inputs)
     results = tuple(problem.required)
-    optional = problem.op.optional_results
+    optional = tuple(problem.may_return)
     caller = Caller(subject.kernel, subject.device, results, optional, subject.performer, problem.shapes)
     with races() if subject.races else nullcontext():
         return caller, problem, make_calls(caller, inputs, subject.problem, repeat=repeat)

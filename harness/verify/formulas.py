@@ -85,7 +85,7 @@ def followed_in(subject: Subject, case: Case, inputs: Inputs, results: Collectio
     if case.displaced or not follows(inputs.tensors):
         return None
     problem, performer = subject.problem(inputs), subject.performer or Here(subject.kernel, subject.device)
-    shapes = {name: problem.shapes[name] for name in results}
+    shapes = {name: problem.shapes[name] for name in problem.op.in_order(results)}
     return performer.follow(inputs, case.params, shapes, problem.constants)
 
 

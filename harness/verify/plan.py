@@ -21,7 +21,7 @@ from lastbit.config import PROFILES, Config
 from lastbit.devices import machine
 from lastbit.errors import UsageError, no_kernel
 from lastbit.inputs.values import check_regime
-from lastbit.kernel import REVISION_MARK, Kernel, load_kernels
+from lastbit.kernel import REVISION_MARK, Kernel
 from lastbit.ops import Op
 from lastbit.run import NotRun
 from lastbit.stage_names import stage_names
@@ -128,19 +128,20 @@ class Plan:
 def make_plan(
     config: Config,
     device_type: str,
-    load: Load = load_kernels,
+    load: Load | None = None,
     modules: Callable[[], Mapping[str, Path]] = imported,
 ) -> Plan:
     """Return the plan for the devices of one type, `cpu` or an accelerator's.
 
-    `load` finds the kernels of a folder, and `modules` names what was imported meanwhile.
+    `load` finds the kernels of a folder in place of the project's own; `modules` names what was imported meanwhile.
 
     Raises:
         UsageError: an op, kernel, contract or case line is unknown or malformed.
             No kernel that was found is of the op of a case line.
         MixedTrees: kernels import a module of the repository that is not of their revision.
     """
-    project = replace(open_project(config), load=load)
+    project = open_project(config)
+    project = project if load is None else replace(project, load=load)
     others, lacking = project.kernels_of_revisions()
     found = (*project.kernels(), *others)
     check_modules(config, modules())

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 from lastbit.case import Case, Group
 from lastbit.config import Config
-from lastbit.errors import LastbitError, OpError, UsageError, unknown
+from lastbit.errors import KernelError, LastbitError, OpError, UsageError, unknown
 from lastbit.files import BUILT_IN, KERNELS
 from lastbit.inputs.choices import check_choices
 from lastbit.kernel import REVISION_MARK, Kernel, load_file, load_kernels
+from lastbit.of_file import Role, kernel_of_file
 from lastbit.ops import Op
 from lastbit.run import NotRun
 from lastbit.siblings import siblings
@@ -125,7 +127,19 @@ def open_project(config: Config) -> Project:
             cases[path.stem] = load_file(path)
         _check_cases(folder, cases, ops)
     revisions = {label: Path(folder) for label, folder in config.revisions.items()}
-    return Project(ops, cases, folders, kernel_folders(config), revisions, config.revision)
+    load = partial(_load_or_plain, config) if config.plain and len(config.ops) == 1 else load_kernels
+    return Project(ops, cases, folders, kernel_folders(config), revisions, config.revision, load)
+
+
+def _load_or_plain(config: Config, path: Path) -> tuple[Kernel, ...]:
+    """Return what `load_kernels` does, or the kernel of a file that declares none."""
+    try:
+        return load_kernels(path)
+    except UsageError:
+        if not path.is_file():
+            raise
+    function = config.kernels[0] if len(config.kernels) == 1 else ""
+    return (kernel_of_file(path, Role(config.ops[0], function=function)),)
 
 
 def kernel_folders(config: Config) -> tuple[Path, ...]:
@@ -139,9 +153,18 @@ def _modules(folder: Path) -> Iterable[Path]:
 
 
 def _op_of(path: Path) -> Op:
-    found = getattr(load_file(path), path.stem, None)
+    own = (
+        ""
+        if path.parent == BUILT_IN / "references"
+        else "; --project is for a folder with references/ of ops of your own"
+    )
+    try:
+        found = getattr(load_file(path), path.stem, None)
+    except KernelError as error:
+        raise KernelError(f"{error}{own}") from error
     if not isinstance(found, Op):
-        raise LastbitError(f"{path} must define the op {path.stem!r}: a function of that name decorated with @op(...)")
+        must = f"{path} must define the op {path.stem!r}: a function of that name decorated with @op(...)"
+        raise LastbitError(f"{must}{own}")
     if found.name != path.stem:
         raise OpError(f"{found.where} must be called {path.stem!r}, as its file {path} is")
     check_op(found)

@@ -127,7 +127,8 @@ def basis_of(subject: Subject, case: Case, *, thorough: bool = False, anew: Anew
 def _caller(subject: Subject, known: dict[frozenset[str], Caller], inputs: Inputs) -> Caller:
     """What calls the kernel on inputs of these names, which say what it must return."""
     if (names := inputs.case.names) not in known:
-        results, optional = tuple(_small(subject.problem(inputs)).required), subject.op.optional_results
+        small = _small(subject.problem(inputs))
+        results, optional = tuple(small.required), tuple(small.may_return)
         known[names] = Caller(subject.kernel, subject.device, results, optional, subject.performer)
     return known[names]
 

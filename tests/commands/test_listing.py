@@ -80,6 +80,12 @@ def test_an_op_with_its_contracts(list_: List) -> None:
     )
 
 
+def test_results_stand_in_the_order_in_which_they_are_given_without_names(list_: List) -> None:
+    words = " ".join(list_("ops", "--op", "rms_norm").split())
+    assert "results output, quantized, scale, residual_sum axis" in words
+    assert "output, lse (optional)\n" in list_("ops", "--op", "attention")
+
+
 def test_a_kernel_and_where_it_is(list_: List) -> None:
     assert list_("kernels", "--op", "thrice") == (
         "Kernels: 1\n"
@@ -113,6 +119,7 @@ def test_an_entry_without_facts_is_a_line(list_: List) -> None:
         (("opps",), "no kernel is called 'opps', and no file or folder here; did you mean 'ops'?"),
         (("ops", "--op", "rms_nrom"), "unknown op 'rms_nrom'; did you mean 'rms_norm'?"),
         (("kernels", "--op", "rms_nrom"), "unknown op 'rms_nrom'"),
+        (("ops", "rms_nrom"), "unknown op 'rms_nrom'; did you mean 'rms_norm'?"),
         (("kernels", "./nowhere"), "kernel file or folder 'nowhere' does not exist"),
     ],
 )
@@ -122,3 +129,33 @@ def test_what_does_not_exist(
     monkeypatch.setattr(listing, "prepare", lambda _: None)
     assert cli.main(["list", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_kernels_are_those_that_verify_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of ./kernels where no word names any, and an op is named as a kernel is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(listing, "prepare", lambda _: None)
+    (tmp_path / "kernels").mkdir()
+    text = KERNELS.replace('"thrice", name="mine[1]", devices=("cuda",), stages=("product",)', '"softmax"')
+    text = text.replace("x, *, eps, stages=()", "x")
+    (tmp_path / "kernels" / "mine.py").write_text(text)
+    names = {}
+    for words in (("kernels",), ("kernels", "kernels"), ("kernels", "rms_norm"), ("ops", "rms_norm"), ("rms_norm",)):
+        assert cli.main(["list", *words, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        names[words] = [entry["name"] for section in found if section in words for entry in found[section]]
+    assert names["kernels",] == names["kernels", "kernels"] == ["mine", "other"]
+    assert names["kernels", "rms_norm"] == ["other"] and names["ops", "rms_norm"] == ["rms_norm"]
+
+
+def test_a_folder_of_references_that_is_no_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "references").mkdir()
+    for text in ("def norm(x): return x", "import no_such_module"):
+        (tmp_path / "references" / "norm.py").write_text(text)
+        assert cli.main(["list", "ops", "--project", "."]) == 2
+        assert "--project is for a folder with references/ of ops of your own" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from lastbit.diagnosing.trace import stages_of_case, trace_case
 from lastbit.interpret import install
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.outcomes.trace import KernelTrace
+from lastbit.reports.explanation import computed
 from lastbit.result import Verdict
 from lastbit.verify.check import Subject
 from tests.faults import hunt
@@ -89,6 +90,28 @@ def mine(ids, eos_ids, *, mask_truncated=False):
     _mask[(ids.shape[0],)](ids, eos_ids, mask, ids.shape[1], int(mask_truncated), BLOCK=64)
     return mask
 """
+GAP = """
+import torch
+import triton
+import triton.language as tl
+from lastbit.kernel import kernel
+
+@triton.jit
+def _norm(x_ptr, weight_ptr, y_ptr, columns, eps, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = column < columns
+    x = tl.load(x_ptr + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+    inv_rms = tl.rsqrt(tl.sum(x * x) / columns + eps)
+    weight = tl.load(weight_ptr + column, mask=inside)
+    tl.store(y_ptr + row * columns + column, x * inv_rms * weight, mask=inside)
+
+@kernel("rms_norm", contract="native_multiply")
+def mine(x, weight, *, eps):
+    y = torch.empty_like(x)
+    _norm[(x.shape[0],)](x, weight, y, x.shape[1], eps, BLOCK=64)
+    return y
+"""
+STRIDED = "rms_norm x=bf16[3,64]@72,1 weight=bf16[64] eps=1e-06 seed=3"
 IDS = "completion_mask ids=int64[4,30]:sequences_1 eos_ids=int64[1]:counting mask_truncated=True seed=4"
 
 
@@ -196,3 +219,12 @@ def test_nothing_is_said_of_a_kernel_that_passes(tmp_path: Path) -> None:
     found = traced(kernel_of(tmp_path, TRITON))
     assert found.verdict is Verdict.PASSED and not found.wrong
     assert found.leaves is None and replace(found, steps=()).stages
+
+
+def test_a_line_that_a_finding_names_is_the_line(tmp_path: Path) -> None:
+    """Where the values alone do not say which it is: the rounding of the product is wrong, too."""
+    trace = traced(kernel_of(tmp_path, GAP), STRIDED)
+    assert "in a gap of x_ptr" in trace.notes[0]
+    assert trace.blamed is not None and trace.blamed.text.startswith("tl.load(x_ptr") and trace.leaves == trace.blamed
+    assert not trace.between and not trace.until
+    assert computed(trace.blamed).endswith(": the finding is about this line")

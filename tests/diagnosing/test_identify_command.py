@@ -143,6 +143,28 @@ def test_the_exit_code_of_a_wrong_claim(tmp_path: Path) -> None:
     assert run("mine", str(tmp_path), "--cases", str(cases)) == 3
 
 
+PLAIN = """
+import torch
+
+def rms_norm(x, weight, *, eps, weight_offset=0.0):
+    v = x.float()
+    return (v * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps) * (weight.float() + weight_offset)).to(x.dtype)
+"""
+
+
+@pytest.mark.parametrize("declared", ["", '@kernel("rms_norm", takes={"weight_offset": 1.0})\n'])
+def test_a_kernel_that_claims_nothing(declared: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also one without a declaration, and where the default contract has no meaning in any of its cases."""
+    path, cases = tmp_path / "plain.py", tmp_path / "cases.txt"
+    path.write_text("from lastbit import kernel\n" + PLAIN.replace("def ", f"{declared}def "))
+    cases.write_text(f"{OFFSET}\n{BF16}\n")
+    asked = [str(path), "--cases", str(cases), *["--op", "rms_norm"] * (not declared)]
+    assert run(*asked) == 0
+    printed = capsys.readouterr().out
+    assert "rms_norm on cpu  claims no contract of rms_norm" in printed
+    assert "→ keeps fp32_multiply" in printed and "wrong" not in printed and "errored" not in printed
+
+
 def test_a_kernel_that_ends_its_process_is_an_error_and_the_next_one_is_identified(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -216,6 +216,17 @@ def test_an_end_whose_build_fails_is_named(repository: tuple[Path, list[str]]) -
         found_in(folder, commits[0], commits[-1], Measured(), build="! grep -q 'REVISION = 19' kernels/norms.py")
 
 
+def test_a_file_of_kernels_as_other_commands_print_it(
+    repository: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, commits = repository
+    monkeypatch.chdir(folder / "kernels")
+    for named in ("kernels/norms.py", "norms.py"):
+        with open_revisions(folder, commits[0], commits[-1], kernels=named) as space, space.place(commits[4]) as place:
+            assert Path(place.kernels).read_text() == "REVISION = 4\n"
+            assert space.recipe(commits[4]).options.endswith("/kernels/norms.py")
+
+
 def test_variables_of_a_git_hook_are_ignored(
     repository: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,10 +258,10 @@ def test_hooks_of_the_user_do_not_run(repository: tuple[Path, list[str]], tmp_pa
         ("main~3", "nowhere", {}, "--bad nowhere is no commit that git knows"),
         ("main", "main~3", {}, "--good main is no ancestor of --bad main~3"),
         ("main", "main", {}, "no commit lies between --good and --bad"),
-        ("main~3", "main", {"kernels": "elsewhere"}, "--good main~3 has no folder 'elsewhere'"),
-        ("main~3", "main", {"kernels": "kernels/norms.py"}, "has no folder 'kernels/norms.py'"),
-        ("main~3", "main", {"kernels": "../kernels"}, "has no folder '../kernels'"),
-        ("main~3", "main", {"kernels": "/kernels"}, "has no folder '/kernels'"),
+        ("main~3", "main", {"kernels": "elsewhere"}, "--good main~3 has no folder or file 'elsewhere'"),
+        ("main~3", "main", {"kernels": "kernels/absent.py"}, "has no folder or file 'kernels/absent.py'"),
+        ("main~3", "main", {"kernels": "../kernels"}, "has no folder or file '../kernels'"),
+        ("main~3", "main", {"kernels": "/kernels"}, "has no folder or file '/kernels'"),
     ],
 )
 def test_bad_input_is_an_error_that_says_what(

@@ -159,3 +159,14 @@ def test_what_a_kernel_raised_is_said_once_and_no_contract_of_what_was_not_compa
     print_judged(found, Console(file=printed, width=100))
     assert printed.getvalue().count("ValueError: no") == 1
     assert "contract" not in printed.getvalue()
+
+
+def test_a_kernel_that_fails_for_no_value_is_not_told_to_keep_what_it_is_held_to() -> None:
+    for keeps, said in (
+        ("an_option", "values    every element fits an_option; the kernel"),
+        ("another", "keeps     another"),
+    ):
+        printed = io.StringIO()
+        print_judged(replace(FOUND, contracts=Contracts((keeps,), (), ())), Console(file=printed, width=100))
+        assert f"\n  {said}" in printed.getvalue()
+        assert ("  keeps" in printed.getvalue()) == (keeps == "another")

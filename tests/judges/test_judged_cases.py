@@ -140,6 +140,8 @@ def test_contracts() -> None:
     assert (made.keeps, made.ruled_out) == (("a+c",), ("d+b", "a+b"))
     writes = [result(Verdict.FAILED, findings=(WROTE,), ruled_out={"a+c": 1})]
     assert contracts_of(writes, Verdict.FAILED, "a+b").keeps == ("a+b",), "its values are right"
+    formula = [result(Verdict.FAILED, findings=(replace(WROTE, kind="formula"),))]
+    assert not contracts_of(formula, Verdict.FAILED, "a+b").keeps, "its values are those of another formula"
 
 
 def test_a_repro_line_asks_the_same_again() -> None:

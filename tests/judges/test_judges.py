@@ -77,6 +77,29 @@ def test_a_right_file(judges: lastbit.Judges, tmp_path: Path) -> None:
     assert found.idle == ("rounded_sum",)
 
 
+def test_results_by_order(judges: lastbit.Judges, tmp_path: Path) -> None:
+    """As in the process that is watched, also in the bare one, and where the clock runs."""
+    path = tmp_path / "kernel.py"
+    lines = ("rms_norm x=bf16[4,64] residual=bf16[4,64] eps=0.001 seed=1",)
+    rest = f"    return ({RIGHT}).to(x.dtype), total\n"
+    for added in ("x + residual", "x - residual"):
+        body = f"import torch\ndef rms_norm(x, residual, *, eps):\n    total = {added}\n    value = total.float()\n"
+        path.write_text(body + rest)
+        found = asked(judges, path, lines=lines, speed=True)
+        assert found.verdict == ("PASSED" if "+" in added else "FAILED")
+        assert (found.speed is not None) == ("+" in added)
+
+
+@pytest.mark.parametrize(
+    "module", ["lastbit.references.rms_norm", "lastbit._kernels.rms_norm_torch", "lastbit.judging"]
+)
+def test_a_file_cannot_import_what_the_judge_knows(judges: lastbit.Judges, tmp_path: Path, module: str) -> None:
+    found = asked(judges, written(tmp_path, body=f"import {module}"), fail_fast=True)
+    said = f"a kernel that is judged cannot import {module.rpartition('.')[0] if module.count('.') > 1 else module}, "
+    assert found.verdict == "ERRORED" and said in found.reason
+    assert asked(judges, written(tmp_path, body="import lastbit.kernel"), fail_fast=True).verdict == "PASSED"
+
+
 def test_a_file_does_not_choose_its_cases(judges: lastbit.Judges, tmp_path: Path) -> None:
     choosy = written(tmp_path, body="class UnsupportedCase(Exception): ...\nif x.numel() > 48: raise UnsupportedCase")
     found = asked(judges, choosy)

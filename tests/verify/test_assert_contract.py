@@ -148,7 +148,7 @@ def test_several_results_and_stages() -> None:
     judgement = assert_contract("rms_norm", actual, x=x, residual=residual, eps=EPS)
     assert [stage.name for stage in judgement.stages] == ["residual_sum", "inv_rms", "output"]
     with pytest.raises(
-        KernelError, match="rms_norm has the results residual_sum, output here; give a tuple or a mapping"
+        KernelError, match="rms_norm has the results output, residual_sum here; give a tuple or a mapping"
     ):
         assert_contract("rms_norm", actual["output"], x=x, residual=residual, eps=EPS)
 

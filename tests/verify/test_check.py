@@ -143,7 +143,7 @@ def test_an_error_without_text() -> None:
     [
         (None, "the kernel returned NoneType, but must return a tensor or {'output': tensor}"),
         (None, "write @kernel(…, out={'PARAMETER': 'output'}), into an input, mutates={'INPUT': 'output'}"),
-        ((1, 2), "the kernel returned tuple, but must return a tensor or {'output': tensor}"),
+        ((1, 2), "the kernel returned tuple of 2, but must return a tensor or {'output': tensor}"),
         ({"output": 3.0}, "the kernel returned float for 'output', but must return a tensor"),
         ({"y": torch.zeros(6, 64)}, "the kernel returned ['y'], which lacks the result 'output'"),
         (torch.zeros(6, 63, dtype=torch.bfloat16), "result 'output' has shape (6, 63), but the op requires (6, 64)"),
@@ -161,7 +161,29 @@ def test_what_a_kernel_must_not_return(returned: object, reason: str) -> None:
 def test_a_tensor_where_there_are_several_results() -> None:
     result = verified(lambda x, residual, *, eps: norm(x, eps=eps), WITH_RESIDUAL)
     assert result.verdict is Verdict.ERRORED
-    assert "the kernel returned Tensor, but must return a mapping with ['residual_sum', 'output']" in result.reason
+    assert (
+        "the kernel returned Tensor, but must return all of output, residual_sum: a tuple in this order, or return "
+        in (result.reason)
+    )
+
+
+def fused(x: Tensor, residual: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    total = (x.float() + residual.float()).to(x.dtype)
+    return norm(total, eps=eps), total
+
+
+def test_several_results_by_order() -> None:
+    """In the order that `assert_contract` takes, which is not that in which the reference records them."""
+    assert verified(fused, WITH_RESIDUAL).verdict is Verdict.PASSED
+    assert (
+        verified(lambda x, residual, *, eps: list(fused(x, residual, eps=eps)), WITH_RESIDUAL).verdict is Verdict.PASSED
+    )
+    swapped = verified(lambda x, residual, *, eps: fused(x, residual, eps=eps)[::-1], WITH_RESIDUAL)
+    assert swapped.verdict is Verdict.FAILED
+    more = verified(lambda x, residual, *, eps: (*fused(x, residual, eps=eps), x), WITH_RESIDUAL)
+    assert "returned tuple of 3" in more.reason
+    assert "return {'output': …, 'residual_sum': …}; if it writes" in more.reason
+    assert "mutates={'INPUT': 'output', 'OTHER INPUT': 'residual_sum'}" in more.reason
 
 
 def test_a_stage_that_the_op_does_not_have() -> None:
