@@ -19,11 +19,11 @@ from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Tensors
 from lastbit.judging.trace import Trace
 from lastbit.outcomes.stages import Handover, Kind, StageSearch
-from lastbit.result import Comparison
+from lastbit.result import OF_FORMULA, Comparison
 from lastbit.verify.check import Subject, examine
 from lastbit.verify.inprocess import Watch, Workplace, unwatched
 
-OF_STAGES = ("outside", "special", "rows", "lanes", "formula")  # kinds of findings that are about values
+OF_STAGES = ("outside", "special", "rows", "lanes", OF_FORMULA)  # kinds of findings that are about values
 _MOST = 1 << 22  # elements of the op's first input; everything is evaluated at once, some twenty fp64 numbers for each
 
 

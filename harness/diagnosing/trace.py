@@ -23,7 +23,7 @@ from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
 from lastbit.numerics.residues import products_of
 from lastbit.outcomes.trace import KernelTrace, Step
-from lastbit.result import CaseResult, Verdict, Worst
+from lastbit.result import OF_FORMULA, CaseResult, Verdict, Worst
 from lastbit.shadows.memory import ShadowMemory
 from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.events import Program
@@ -144,7 +144,7 @@ def _in_the_line_of(told: KernelTrace, named: tuple[Step, ...]) -> KernelTrace:
     """Return what was told with the line that a finding names, unless another one is sure to be wrong."""
     if told.blamed is not None or not named:
         return told
-    return replace(told, blamed=named[0], culprits=(*named, *told.culprits), between=(), since=(), until="")
+    return replace(told, blamed=named[0], leaves=named[0], between=(), since=(), until="")
 
 
 def _in_memory(seen: Seen, wrong: FirstWrong) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def element_to_explain(
     subject: Subject, case: Case, result: CaseResult, actual: Mapping[str, Tensor]
 ) -> tuple[str, Worst] | None:
     """Return the element to explain and the stage that it is of: the worst one, or the first of another formula."""
-    if (finding := next((f for f in result.findings if f.kind == "formula"), None)) is None:
+    if (finding := next((f for f in result.findings if f.kind == OF_FORMULA), None)) is None:
         return worst_of(result)
     inputs = build(case.gathered(), subject.device)
     problem, followed = subject.problem(inputs), followed_in(subject, case, inputs, result.results)
