@@ -44,3 +44,11 @@ def test_the_line_is_named_though_every_value_is_allowed(
 def test_a_right_kernel_passes(tmp_path: Path) -> None:
     found = explain_case(subject_of(kernel_of(tmp_path, WIDE)), parse_case(LONG))
     assert found.verdict is Verdict.PASSED and found.culprit is None and not found.trace.mended
+
+
+def test_another_formula_that_rounds_alike_has_its_line_too(tmp_path: Path) -> None:
+    one = "rms_norm x=bf16[1,1] eps=1e-06 seed=5"
+    text = TORCH.replace("(x, weight, *, eps)", "(x, *, eps)").replace("(xhat * weight)", "(xhat)")
+    found = explain_case(subject_of(kernel_of(tmp_path, text, "var + eps", "var + 2 * eps")), parse_case(one))
+    assert found.verdict is Verdict.FAILED and found.culprit is not None
+    assert [step.mend for step in found.trace.mended] == ["with 1e-06 in place of 2e-06"]
