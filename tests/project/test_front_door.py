@@ -27,8 +27,8 @@ CASES = (
 """What commands that would choose cases are given, so that all pages take a minute."""
 
 EXIT_CODES = {
-    "README.md": [1, 1, 1, 1, 0, 0],
-    "docs/test_my_kernel.md": [1, 0, 0, 0],
+    "README.md": [1, 1, 1, 1, 0],
+    "docs/test_my_kernel.md": [1, 0, 0, 0, 0],
     "docs/gate_pull_requests.md": [1, 0, 1, 1, 0],
     "docs/judge_kernels.md": [1, 1, 0],
 }
