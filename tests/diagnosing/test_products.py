@@ -70,13 +70,14 @@ def test_a_fault_of_the_kernel_names_no_product():
 def test_products_of_torch_are_not_named(dtype, scale):
     """Of random, tiny, huge and infinite terms, as matrices and as stacks of them, whatever computes them.
 
-    A row of NaN comes first: torch 2.11 makes the row before one NaN as well, on a CPU with AMX, and is named for that.
+    No row of bf16 is NaN: torch 2.11 makes other rows NaN as well then, on a CPU with AMX, and is named for that.
     """
 
     def products(x, weight, *, eps):
         for rows, terms, columns in ((1, 300, 1), (17, 48, 8), (33, 257, 65)):
             a, b = (torch.randn(2, *shape) for shape in ((rows, terms), (columns, terms)))
-            a[:, 0] = torch.nan
+            if dtype is not torch.bfloat16:
+                a[:, rows // 2] = torch.nan
             a, b = (scale * a).to(dtype), b.to(dtype).mT
             _, _, _ = a @ b, a[0] @ b[0], F.linear(a, b[0].mT.contiguous())
         return x
