@@ -73,8 +73,8 @@ def observe(subject: Subject, cases: Iterable[Case], *, watch: Watch = unwatched
     met = set[str]()
     for case in cases:
         with watch(case):
-            subject = _meaningful(subject, case)
-            result, actual = examine(subject, case)
+            own = _meaningful(subject, case)
+            result, actual = examine(own, case)
         if result.verdict is Verdict.ERRORED:
             errors.append(f"{result.reason} in {case}")
         elif result.verdict in TURNED_DOWN:
@@ -84,7 +84,7 @@ def observe(subject: Subject, cases: Iterable[Case], *, watch: Watch = unwatched
             follows = case.dtypes not in met or is_small(case) or result.verdict is Verdict.INCONCLUSIVE
             met.add(case.dtypes)
             with watch(case):
-                samples.append(_sample(subject, case, result.results, actual, follows=follows))
+                samples.append(_sample(own, case, result.results, actual, follows=follows))
     samples.sort(key=lambda sample: sample.size)
     return Observed(tuple(samples), unsupported, tuple(errors), tuple(beside.values()))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lastbit.case import parse_case
 from lastbit.config import Config
-from lastbit.diagnosing.identify import identify
+from lastbit.diagnosing.identify import identify, observe
 from lastbit.diagnosing.roundings import Rounding, subsets
 from lastbit.dtypes import DTYPES
 from lastbit.errors import UnsupportedCase
@@ -376,3 +376,12 @@ def test_a_kernel_that_cannot_be_followed_is_judged_by_enclosures() -> None:
     found = identified(by_numpy, WIDE, contract="fp32_multiply")
     assert found.keeps_claim
     assert list(by_formula(found))[-1].startswith("Not followed by formula: ")
+
+
+def test_a_case_that_needs_another_contract_leaves_the_next_one_its_own() -> None:
+    def any_offset(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.0) -> Tensor:
+        return in_fp32(x, weight + weight_offset, eps=eps)
+
+    observed = observe(subject(any_offset), map(parse_case, (OFFSET, BF16)))
+    found = {str(sample.case): str(sample.problem.contract) for sample in observed.samples}
+    assert found[OFFSET].startswith("fp32_multiply") and found[BF16] == str(subject(any_offset).contract)
