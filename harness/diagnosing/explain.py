@@ -69,7 +69,7 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
         if time.monotonic() - start + TIMES_JUDGED * result.seconds > seconds:
             found = _noting(found, f"the way of the element is left out: it does not fit into {seconds:.3g} s")
         else:
-            found = replace(found, trace=trace_result(subject, case, result, actual, watch=watch))
+            found = replace(found, trace=trace_result(subject, case, result, actual, target, watch=watch))
     if case.tensors[0].numel > MOST:
         found = _noting(found, f"the reference is evaluated at once for at most {MOST:,} elements of an input")
     else:

@@ -46,13 +46,11 @@ class FirstWrong:
         problem: seen from the stages before it, as the kernel had them.
         held: the stage, in its buffer.
         worst: the element of the buffer that is farthest from what it must be, as flat index.
-        before: the stages before it, in their buffers.
     """
 
     problem: Onward
     held: Held
     worst: int
-    before: Sequence[Held]
 
     @property
     def index(self) -> tuple[int, ...]:
@@ -102,7 +100,7 @@ class _Walk:
     def _told(self, one: Held) -> FirstWrong:
         held = [h for h in self.held if h.buffer is not one.buffer]
         problem = Onward.of(self.problem, dict(_known(self.problem.trace, held)))
-        return FirstWrong(problem, one, worst_outside(problem.trace, one) or 0, held)
+        return FirstWrong(problem, one, worst_outside(problem.trace, one) or 0)
 
     def _is_taken(self, one: Held) -> bool:
         return any(h.name == one.name and torch.equal(h.part, one.part) for h in self.held)

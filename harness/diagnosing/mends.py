@@ -67,14 +67,12 @@ class Mending:
         since: the stages that are right, on which they rest.
         mends: those with which every element is right, one for each line that has one; such as need another operation
             or operand only where no other has any.
-        tried: how many were tried; 0 where there was no time for all of them.
     """
 
     stage: str
     span: tuple[Expression, ...] = ()
     since: tuple[str, ...] = ()
     mends: tuple[Mend, ...] = ()
-    tried: int = 0
 
     @property
     def only(self) -> Mend | None:
@@ -127,7 +125,7 @@ class _Mending:
         return self.search.result
 
     def found(self) -> Mending:
-        until, mends, tried = time.process_time() + SECONDS, dict[Line, Mend](), 0
+        until, mends = time.process_time() + SECONDS, dict[Line, Mend]()
         last = self.stages.all[self.stages.last]
         stage, value = next(self._wrong_stages(), (last, None))
         span, since = self._span(self.stages.ends if value is None else [event.number for event in value.events])
@@ -137,14 +135,13 @@ class _Mending:
                 for mend in (mend for mend in self._mends_of(e) if mend.adds == adds):
                     if time.process_time() > until:
                         return Mending(*told)
-                    tried += 1
                     if self._passes({event.number: mend.change for event in e.events}):
                         mends.setdefault((e.events[0].place.file, e.events[0].place.line), mend)
                         break
             if mends:
                 break
         few = self.result.residues is None and last.outside(self.result).sum() < LEAST
-        return Mending(*told, () if few else tuple(mends.values()), tried)
+        return Mending(*told, () if few else tuple(mends.values()))
 
     def _wrong_stages(self) -> Iterator[tuple[Stage, Expression]]:
         """The stages before the last of which the kernel has another value: with the contract's, all is right."""

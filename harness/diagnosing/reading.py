@@ -125,7 +125,7 @@ def _told(
     told = Reading()
     if mended is not None:
         words = {id(mend.expression): mend.words for mend in mended.mends}
-        mends = sorted(mended.mends, key=lambda mend: (mend is not mended.only, mend.adds))
+        mends = sorted(mended.mends, key=lambda mend: mend is not mended.only)
         told = Reading(
             blamed=None if (e := mended.blamed) is None else replace(step(e), mend=words.get(id(e), "")),
             mended=tuple(replace(step(mend.expression), mend=mend.words) for mend in mends),

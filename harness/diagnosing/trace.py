@@ -97,7 +97,8 @@ def trace_case(
     with watch(case):
         result, actual = examine(subject, case)
         result = with_formula(subject, case, result)
-    return trace_result(subject, case, result, actual, every=every, limit=limit, watch=watch)
+        target = element_to_explain(subject, case, result, actual)
+    return trace_result(subject, case, result, actual, target, every=every, limit=limit, watch=watch)
 
 
 def trace_result(
@@ -105,14 +106,14 @@ def trace_result(
     case: Case,
     result: CaseResult,
     actual: Mapping[str, Tensor],
+    target: tuple[str, Worst] | None,
     *,
     every: bool = False,
     limit: int = LIMIT,
     watch: Watch = unwatched,
 ) -> KernelTrace:
-    """`trace_case` of a case that was judged, with the tensors that it was judged by."""
+    """`trace_case` of a case that was judged, with the tensors that it was judged by, and the element to explain."""
     found = replace(_begun(subject, case, result.verdict), idle=result.idle)
-    target = element_to_explain(subject, case, result, actual)
     if target is None:
         return replace(found, reason=result.reason or "it gave no element that could be compared")
     stage, worst = target
