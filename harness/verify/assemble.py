@@ -147,9 +147,9 @@ def assembled(
         power=power,
         undecidable=undecidable,
         not_run=(
+            *_of_failed(ended, rest),  # first, since it is why a reader of a red run misses cases
             *_left_out(ended),
             *(case.not_run(stop) for case, stop in left if not case.died),
-            *_of_failed(ended, rest),
             *given_up,
             *missing,
         ),
@@ -169,10 +169,10 @@ def _in_order(results: Iterable[CaseResult], processes: Iterable[Ended]) -> list
 
 def _left_out(processes: Sequence[Ended]) -> Iterator[NotRun]:
     """What no plan has, and what the rest of a group of cases is after a failure that stopped pytest."""
-    for process in processes:
-        yield from process.not_run
     if any(process.stop == STOPPED for process in processes):
         yield NotRun("what came after the first failure", STOPPED)
+    for process in processes:
+        yield from process.not_run
 
 
 def _broken(processes: Iterable[Ended], missing: Iterable[NotRun], given_up: Iterable[NotRun]) -> Iterator[str]:

@@ -52,12 +52,16 @@ def groups_of(project: Project, kernel: Kernel, *, small: bool) -> list[Group]:
     return narrowed(project.groups(kernel.op, kernel.accepts, small=small), kernel, project.op(kernel.op))
 
 
-def not_asked(kernel: Kernel, groups: Iterable[Group], own: Iterable[Group]) -> Iterator[NotRun]:
-    """Yield one note for a kernel that declares what it takes, with the groups of which nothing is left."""
+def not_asked(kernel: Kernel, op: Op, groups: Iterable[Group], own: Iterable[Group]) -> Iterator[NotRun]:
+    """Yield one note for a kernel that declares what it takes, with the groups of which that leaves nothing.
+
+    A group of which its signature takes nothing is none of these, as one without the residual that it requires.
+    """
     if kernel.takes:
-        kept = {group.name for group in own}
-        lost = [group.name for group in groups if group.name not in kept]
-        none = f" (no case of {', '.join(lost)})" if lost else ""
+        kept, by_signature = {group.name for group in own}, replace(kernel, takes={})
+        lost = [group for group in groups if group.name not in kept]
+        names = [group.name for group in narrowed(lost, by_signature, op)]
+        none = f" (no case of {', '.join(names)})" if names else ""
         yield NotRun(f"{kernel.name}{none}", f"declares {told(kernel.takes)}, and gets no other cases")
 
 

@@ -168,7 +168,7 @@ def make_plan(
             items += [Item(subject, group, bool(config.lines), config.properties) for group in groups]
             if not config.lines:
                 every = project.groups(kernel.op, kernel.accepts, small=config.small)
-                not_run += [note for note in not_asked(kernel, every, groups) if note not in not_run]
+                not_run += [note for note in not_asked(kernel, subject.op, every, groups) if note not in not_run]
     if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
         alone = "the cpu alone has no other device to put a tensor on"
         reason = alone if torch.accelerator.is_available() else NO_ACCELERATOR

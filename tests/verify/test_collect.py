@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from lastbit.plugin import _Session
 from lastbit.reports import markdown
 from lastbit.reports.records import dump
 from lastbit.result import CaseResult, Verdict
-from lastbit.run import Run
+from lastbit.run import NotRun, Run
 from lastbit.trees import MixedTrees
 from lastbit.verify.collect import collect
 from lastbit.verify.notes import Failures, Unrecorded, write_json
@@ -53,8 +54,9 @@ class Left:
         self.child = Child("cpu", subprocess.Popen([sys.executable, "-S", "-c", ""]), folder / "cpu.log")
         self.child.process.wait()
 
-    def plan(self, *items: Planned) -> None:
-        self.child.notes.write("plan", {"items": [asdict(i) for i in items], "not_run": []})
+    def plan(self, *items: Planned, not_run: Sequence[NotRun] = ()) -> None:
+        left_out = [asdict(note) for note in not_run]
+        self.child.notes.write("plan", {"items": [asdict(i) for i in items], "not_run": left_out})
         self.child.notes.write("selected", [item.id for item in items])
 
     def started(self, kernel: str, worker: str = "gw0", trace: str = "", *, counted: bool = True) -> None:
@@ -143,7 +145,8 @@ def test_what_a_failure_stopped_is_listed(left: Left) -> None:
 
 def test_what_a_failed_kernel_left_is_a_line_with_the_number_of_cases(left: Left) -> None:
     """By two workers: one in which it failed, and one that then had another group of cases and has begun none."""
-    left.plan(planned("wrong", "a", 5), *(planned("wrong", f"g{n}", 8) for n in range(9)), planned("right", "a"))
+    items = planned("wrong", "a", 5), *(planned("wrong", f"g{n}", 8) for n in range(9)), planned("right", "a")
+    left.plan(*items, not_run=[NotRun("strided cases of right", "declares takes='contiguous'")])
     for worker, groups in (("gw0", {"a": 4, "g0": 8}), ("gw1", {f"g{n}": 8 for n in range(1, 9)})):
         recorder = Recorder(Config(folder=str(left.folder)), f"cpu-{worker}", dump)
         for group, cases in groups.items():
@@ -152,6 +155,7 @@ def test_what_a_failed_kernel_left_is_a_line_with_the_number_of_cases(left: Left
     assert (run.exit_code, run.broken, run.unverified) == (1, "", ())
     reason = "stopped after its first failure; --keep-going runs the rest"
     assert reasons(run) == {"wrong on cpu, 76 more cases": reason}
+    assert [note.reason for note in run.not_run[:2]] == [reason, "declares takes='contiguous'"]
 
 
 def test_workers_know_of_failures_unless_they_keep_going(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from lastbit.verify.check import Subject, unsupported, verify_case
 from lastbit.verify.declarations import check_kernel
 from lastbit.verify.drawing import draw
 from lastbit.verify.fuzz import CaseFailed, run_item
+from lastbit.verify.narrowing import narrowed, not_asked
 from lastbit.verify.plan import Item, Plan, make_plan
 from lastbit.verify.project import open_project
 
@@ -78,6 +79,22 @@ def test_what_is_left_is_designed_as_if_there_were_nothing_else() -> None:
     assert len(own) > 0.7 * len(cases_of(plan))
     layouts = {layout for item in plan.items for layout in item.group.choices.get("x layout", ())}
     assert {"contiguous", "columns_first", "non_flattenable"} <= layouts
+
+
+def test_a_declaration_is_not_blamed_for_cases_that_the_signature_does_not_take() -> None:
+    """Groups without a residual are none that `takes` keeps from a kernel that requires one; those of wide rows are."""
+
+    def fused(x: Tensor, residual: Tensor, *, eps: float) -> Tensor:
+        return x
+
+    def note_of(takes: object) -> str:
+        kernel = kernel_of(fused, takes)
+        every = PROJECT.groups("rms_norm", kernel.accepts, small=True)
+        (note,) = not_asked(kernel, NORM, every, narrowed(every, kernel, NORM))
+        return note.what
+
+    assert note_of("contiguous") == "mine"
+    assert note_of({"x columns": range(2, 9)}) == "mine (no case of real-shapes)"
 
 
 def test_a_signature_that_needs_a_parameter_narrows_the_plan_too() -> None:
