@@ -42,7 +42,7 @@ def print_agreement(found: Agreement, console: Console, options: str = "") -> No
         style = styles.get(found.exit_code, "bold magenta") if not number else ""
         paragraph(console, Text(sentence, style), label="  → " if not number else "    ")
     if found.line:
-        line(console, "  smallest case in which they differ")
+        line(console, "  a case in which they differ")
         for name in (one, other):
             line(console, f"    {_command(name, found, options)}")
 

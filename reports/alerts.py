@@ -9,7 +9,7 @@ from pathlib import Path
 from lastbit.outcomes.explanation import Explanation
 from lastbit.outcomes.trace import Step
 from lastbit.reports import wording
-from lastbit.reports.explained import explanation_fields, explanation_of
+from lastbit.reports.explained import explanation_of, problem_and_why
 from lastbit.reports.noticed import noticed
 from lastbit.reports.summary import Problem, problems, repro_line
 from lastbit.result import CaseResult, Verdict
@@ -87,7 +87,7 @@ def _of_problem(problem: Problem, explanation: Explanation | None, options: str,
     result = problem.smallest
     errored = result.verdict is Verdict.ERRORED or not result.faults
     kind, stage = (ERRORED, "") if errored else (result.faults[0].kind, result.faults[0].stage)
-    said = [*wording.problem_fields(problem), *explanation_fields(explanation, options)]
+    said = problem_and_why(problem, explanation, options)
     fields = [f"{label}: {text}" if label else text for label, text in said]
     place, *others = _places(result, explanation, root)
     at = _stage(explanation) or stage

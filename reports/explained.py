@@ -9,10 +9,14 @@ from lastbit.outcomes.explanation import Explanation
 from lastbit.outcomes.trace import Step
 from lastbit.reports.explanation import explain_line, explanation_lines
 from lastbit.reports.summary import Problem
+from lastbit.reports.wording import problem_fields
 from lastbit.run import Run
 
 AROUND = 3
 """Lines of source that are shown above and below the one that is wrong."""
+
+_FIGURES = frozenset({"first wrong", "statistics", "explained by", "cases", "source"})
+"""Labels of what no reader needs who has the line."""
 
 MOST_STEPS = 30
 """Steps of the way of an element that a report shows: the last ones."""
@@ -34,6 +38,21 @@ def explanation_fields(explanation: Explanation | None, options: str) -> list[tu
     reason = explanation.reason or explanation.trace.reason or "no line was found that is to blame"
     why = [] if explanation.explained_by else [("why", f"not explained: {reason}")]
     return [*why, ("see more", explain_line(explanation, options))]
+
+
+def problem_and_why(
+    problem: Problem, explanation: Explanation | None, options: str, *, most_sentences: int | None = None
+) -> list[tuple[str, str]]:
+    """Label and text of all that is said of a problem: what is sure, the line and why, figures, tensors and a command.
+
+    For `most_sentences` see `problem_fields`.
+    """
+    said, label = list[tuple[int, str, str]](), ""
+    fields = problem_fields(problem, most_sentences=most_sentences)
+    for name, text in (*fields, *explanation_fields(explanation, options)):
+        label = name or label
+        said.append((2 if label in ("smallest", "see more") else 1 if label in _FIGURES else 0, name, text))
+    return [(name, text) for _, name, text in sorted(said, key=lambda one: one[0])]
 
 
 def shown_steps(explanation: Explanation) -> tuple[Step, ...]:

@@ -82,6 +82,22 @@ def explanation_lines(explanation: Explanation, options: str = "") -> list[Field
     return [*said, ("see more", explain_line(explanation, options))] if said else []
 
 
+def brief_lines(explanation: Explanation) -> Iterator[Field]:
+    """Yield the line, under it what it does and what would be right, and the smallest tensors: nothing twice.
+
+    A rounding that is missing says what would be right. Where no line is known, what the errors have in common stands
+    in its place.
+    """
+    first, decided = explanation.culprit, list(_decision(explanation))
+    yield from list(_place(explanation, others=0))[:1]
+    yield from decided
+    if first is None:
+        yield from _labelled("diagnosis", explanation.telling[:1])
+    elif first.mend and "rounding" not in dict(decided):
+        yield "", first.right
+    yield from _labelled("smallest", filter(None, [explanation.smallest]))
+
+
 def explain_line(explanation: Explanation, options: str = "") -> str:
     """The command that prints the explanation."""
     device = "" if explanation.device == "cpu" else f"--device {explanation.device}"
@@ -143,8 +159,8 @@ def _fields(explanation: Explanation) -> Iterator[Field]:
     """Everything there is to say below the arithmetic."""
     if explanation.worst is None or explanation.worst.is_allowed:
         yield from _labelled("finding", explanation.findings)
-    yield from _decision(explanation)
     yield from _place(explanation, others=MOST_OTHERS)
+    yield from _decision(explanation)
     yield from _labelled("diagnosis", explanation.telling)
     yield from _labelled("smallest", filter(None, [explanation.smallest]))
     if explanation.arithmetic and explanation.trace.reason:
@@ -167,7 +183,7 @@ def _place(explanation: Explanation, *, others: int) -> Iterator[Field]:
         yield "line", f"{shown_path(f'{first.file}:{first.line}')}  {first.code or first.text}{called}"
         yield "", computed(first)
         if first.mend:
-            yield "", f"done again with its result {first.mend}, every element is right"
+            yield "", first.right
     elif trace.between:
         yield "line", _between(trace)
     for step in [step for step in trace.mended if first is None or step.line != first.line][:others]:

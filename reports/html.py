@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -32,6 +33,9 @@ from lastbit.run import Run
 
 TEMPLATES = Path(__file__).parent / "templates"
 
+LIBRARIES = {"altair": "altair>=5.5", "jinja2": "jinja2", "vl_convert": "vl-convert-python"}
+"""Module → what pip installs it by: all that the extra `report` brings."""
+
 
 def page(run: Run, *, base: Run | None = None) -> str:
     """The run as the text of an HTML page, compared with `base`.
@@ -39,7 +43,7 @@ def page(run: Run, *, base: Run | None = None) -> str:
     Raises:
         LastbitError: a library that the page is made with is not installed.
     """
-    jinja2, vl_convert, _ = (_library(name) for name in ("jinja2", "vl_convert", "altair"))
+    _, jinja2, vl_convert = _libraries()
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
@@ -54,14 +58,22 @@ def page(run: Run, *, base: Run | None = None) -> str:
     return text
 
 
-def _library(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
+def _libraries() -> list[Any]:
+    """Import those of `LIBRARIES`; a `LastbitError` names all that cannot be, and how to install them."""
+    found, missing = list[Any](), dict[str, ImportError]()
+    for name in LIBRARIES:
+        try:
+            found.append(import_module(name))
+        except ImportError as error:
+            missing[name] = error
+    if missing:  # by their own names: lastbit is on no index, by which pip could find its extra
+        why = "; ".join(f"{n}: {error}" for n, error in missing.items() if not isinstance(error, ModuleNotFoundError))
         raise LastbitError(
-            f"the HTML report needs {name!r}, which is not installed ({error}): "
-            "python3 -m pip install 'lastbit[report]'"
-        ) from error
+            f"the HTML report needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+            f"{f' ({why})' if why else ''}. Install what it needs, and run this command again: "
+            f"python3 -m pip install {' '.join(map(shlex.quote, LIBRARIES.values()))}"
+        )
+    return found
 
 
 def _hash(script: str) -> str:

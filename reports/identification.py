@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lastbit.outcomes.identification import Candidate, Identification, Tally
-from lastbit.reports.paper import line, paragraph, print_table
+from lastbit.reports.paper import fits, line, paragraph, print_table
 from lastbit.reports.summary import listed, plural
 from lastbit.result import told
 
@@ -25,8 +25,7 @@ def print_identification(found: Identification, console: Console, *, every: bool
     line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  {_claim(found)} of {found.op}"))
     if found.cases:
         shown = found.candidates[: None if every else MOST_CANDIDATES]
-        of_formula = ("of another formula",) if found.followed else ()
-        print_table(console, _HEADERS + of_formula, [_row(candidate)[: 4 + len(of_formula)] for candidate in shown])
+        _print_candidates(found, shown, console)
         if rest := len(found.candidates) - len(shown):
             line(console, f"  and {plural(rest, 'more row')}; --all shows them", "dim")
         paragraph(console, Text(answer(found), "green" if found.settled else "bold red"), label="  → ")
@@ -51,11 +50,33 @@ def _claim(found: Identification) -> str:
 _HEADERS = ("contract", "elements outside", "cases against", "rows unexplained")
 
 
-def _row(candidate: Candidate) -> Row:
+def _print_candidates(found: Identification, shown: Sequence[Candidate], console: Console) -> None:
+    """Print the table; where there is no room for of how many each figure is, the figures alone, and that below."""
+    headers = _HEADERS + (("of another formula",) if found.followed else ())
+    rows = [_row(candidate)[: len(headers)] for candidate in shown]
+    if fits(console, headers, rows):
+        print_table(console, headers, rows)
+        return
+    print_table(console, headers, [_row(candidate, whole=False)[: len(headers)] for candidate in shown])
+    tried = plural(max(candidate.total.elements for candidate in shown), "element")
+    text = f"of up to {tried} in {plural(found.cases, 'case')}; a wider terminal shows of how many each figure is"
+    paragraph(console, Text(text, "dim"), label="  ")
+
+
+def _row(candidate: Candidate, *, whole: bool = True) -> Row:
+    """Return the cells of a contract; `whole` says of how many each figure is."""
     total = candidate.total
-    rows = f"{total.unexplained:,} of {total.rows:,}" if total.rows else "–"
-    other = f"{total.differing:,} of {total.followed:,}" if total.followed else "–"
-    cells = name(candidate), elements(total), f"{total.against:,} of {total.cases:,}", rows, other
+
+    def figure(part: int, of: int) -> str:
+        return f"{part:,}{f' of {of:,}' * whole}" if of else "–"
+
+    cells = (
+        name(candidate),
+        elements(total, whole=whole),
+        figure(total.against, total.cases),
+        figure(total.unexplained, total.rows),
+        figure(total.differing, total.followed),
+    )
     return tuple(Text(cell, "green" if total.fits else "") for cell in cells)
 
 
@@ -96,11 +117,14 @@ def claim(found: Identification) -> str:
     return told(found.claim, set(found.claim.split("+")).difference(fixed))
 
 
-def elements(total: Tally) -> str:
-    """`75,077 of 290,000`; `at least` where cases were left out, and cases in which the contract has no meaning."""
+def elements(total: Tally, *, whole: bool = True) -> str:
+    """`75,077 of 290,000`; `at least` where cases were left out, and cases in which the contract has no meaning.
+
+    Without `whole`, `75,077`.
+    """
     least = "at least " if total.untried and total.outside else ""
     undefined = f"no meaning in {plural(total.undefined, 'case')}" if total.undefined else ""
-    counts = f"{least}{total.outside:,} of {total.elements:,}" if total.elements else ""
+    counts = f"{least}{total.outside:,}{f' of {total.elements:,}' * whole}" if total.elements else ""
     return ", ".join(filter(None, (counts, undefined)))
 
 

@@ -45,7 +45,12 @@ def print_judged(found: FileVerdict, console: Console) -> None:
     contract = f"contract {told(found.contract, found.idle)} of " if judged else ""
     about = f"  {contract}{found.op} on {found.device}  {found.seconds:.2f} s"
     verdict = verdict_word(found.verdict)
-    paragraph(console, Text.assemble(verdict, f"  {shown_path(found.file)}{kernel}", (about, "dim")))
+    paragraph(
+        console,
+        Text.assemble(f"{shown_path(found.file)}{kernel}", (about, "dim")),
+        label=f"{verdict.plain}  ",
+        label_style=str(verdict.style),
+    )
     for label, text in _fields(found):
         head = f"  {label:<{_WIDTH}}"
         if label == "next":

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
-from lastbit.reports import wording
 from lastbit.reports.alerts import doubts
 from lastbit.reports.characters import visible
-from lastbit.reports.explained import explanation_fields, explanation_of
+from lastbit.reports.explained import explanation_of, problem_and_why
 from lastbit.reports.noticed import noticed
 from lastbit.reports.stage_summary import StageSummary, stage_order, stage_summaries
 from lastbit.reports.summary import Problem, repro_line
@@ -118,7 +117,7 @@ def _problem(problem: Problem, run: Run) -> _TestCase:
     result, options = problem.smallest, run.environment.get("options", "")
     errored = result.verdict is Verdict.ERRORED
     sentences = [result.reason] if errored else [finding.sentence for finding in result.faults]
-    said = [*wording.problem_fields(problem), *explanation_fields(explanation_of(run, problem), options)]
+    said = problem_and_why(problem, explanation_of(run, problem), options)
     fields = "\n".join(f"{label:<12} {text}" for label, text in said)
     return _TestCase(
         "",

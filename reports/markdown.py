@@ -8,7 +8,7 @@ from lastbit.property_result import PropertyResult
 from lastbit.reports import changes_text, wording
 from lastbit.reports.changes import Changes, KernelChange, compare, names_of
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
-from lastbit.reports.explained import explanation_fields, explanation_of
+from lastbit.reports.explained import explanation_of, problem_and_why
 from lastbit.reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
 from lastbit.reports.noticed import noticed
 from lastbit.reports.properties import MEANING as MEANING_OF_WORDS
@@ -120,8 +120,7 @@ def _problems(run: Run) -> Iterator[Block]:
 
 def _problem(problem: Problem, run: Run) -> str:
     options = run.environment.get("options", "")
-    fields = wording.problem_fields(problem, most_sentences=5)
-    fields += explanation_fields(explanation_of(run, problem), options)
+    fields = problem_and_why(problem, explanation_of(run, problem), options, most_sentences=5)
     lines = [f"**{label}**: {_shown(label, text)}" if label else plain(text) for label, text in fields]
     return f"{bullets(lines)}\n\n{block_of_code(repro_line(problem.smallest, options))}"
 

@@ -28,7 +28,7 @@ class Noticed:
         rows = sum(result.rows.split for result in self.results if result.rows is not None)
         extent = plural(cases, "case") + (f", {plural(rows, 'row')}" if rows else "")
         said = next(notice.sentence for notice in self.smallest.notices if notice.kind == self.kind)
-        return f"{self.smallest.kernel} on {self.smallest.device}: {extent}; in the smallest case, {said}"
+        return f"{self.smallest.kernel} on {self.smallest.device}: {extent}; in the case below, {said}"
 
     def repro(self, options: str) -> str:
         """The command that runs the smallest case again."""

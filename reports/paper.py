@@ -120,6 +120,12 @@ def print_table(
     return gone
 
 
+def fits(console: Console, headers: Sequence[str], rows: Sequence[Sequence[Text]]) -> bool:
+    """Return whether a table has room for all of its cells without wrapping one."""
+    widths = {n: max(cell_len(name), *(row[n].cell_len for row in rows), 0) for n, name in enumerate(headers)}
+    return not _too_wide(widths, console)
+
+
 def _too_wide(widths: Mapping[int, int], console: Console) -> bool:
     return sum(widths.values()) + 2 * len(widths) > console.width
 

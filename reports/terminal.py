@@ -14,8 +14,8 @@ from rich.text import Text
 from lastbit.outcomes.explanation import Explanation
 from lastbit.reports import wording
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
-from lastbit.reports.explained import explanation_fields, explanation_of
-from lastbit.reports.explanation import explain_line, explanation_lines
+from lastbit.reports.explained import explanation_of, problem_and_why
+from lastbit.reports.explanation import brief_lines, explain_line
 from lastbit.reports.noticed import noticed
 from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_table, to_copy, verdict_word
 from lastbit.reports.progress import RunProgress
@@ -166,8 +166,7 @@ def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> No
     paragraph(console, _title(cause).append(f", {groups}" if groups else ""))
     fields = list(_brief(cause))
     if verbose:
-        fields = wording.problem_fields(problem, most_sentences=MOST_SENTENCES[1])
-        fields += explanation_fields(explanation, options)
+        fields = problem_and_why(problem, explanation, options, most_sentences=MOST_SENTENCES[1])
     width = max(len("rounding"), *(len(label) for label, _ in fields)) + 1
     for label, text in fields:
         head = f"  {label:<{width}}"
@@ -206,10 +205,10 @@ def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
         yield "" if number else "finding", sentence
     if (rest := len(sentences) - MOST_SENTENCES[0]) > 0:
         yield "", f"and {plural(rest, 'more sentence')} with -v"
-    explained = explanation_lines(explanation) if explanation is not None else []
+    explained = list(brief_lines(explanation)) if explanation is not None else []
     if "line" not in dict(explained):
         yield "source", shown_path(result.source)
-    yield from (field for field in explained if field[0] in ("line", "rounding", "value", "smallest"))
+    yield from explained
 
 
 def _kept(kept: Sequence[str], claimed: str) -> str:

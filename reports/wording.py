@@ -94,7 +94,7 @@ def _failure(problem: Problem, most_sentences: int | None) -> list[tuple[str, st
         said.append(("statistics", _statistics(result, stage)))
     if not problem.explained_by and (own := simplest(result.explained_by, result.contract)):
         names = " or ".join(told(name, result.idle) for name in own)
-        kept = f"{names} in the smallest case, but no contract of the op allows every failed result"
+        kept = f"{names} in this case, but no contract of the op allows every failed result"
         said.append(("explained by", kept))
     return said
 

@@ -35,12 +35,13 @@ def test_of(
 ) -> str:
     """The text of a pytest function that fails on `case` as long as the kernel does.
 
-    It imports a function that is called like the kernel, without what stands in brackets, from the module of `source`
-    (file:line); nobody knows how the reader's tests import it. A case with more values than a line holds is built from
-    its line. Of an `interpreted` kernel, what it launches is interpreted in the test, too.
+    It imports a function that is called like the kernel, without what stands in brackets, from the module that `source`
+    (file:line) is for a test in the working directory; nobody knows how the reader's tests import it. A case with more
+    values than a line holds is built from its line. Of an `interpreted` kernel, what it launches is interpreted in the
+    test, too.
     """
     function = re.sub(r"\W+|^(?=\d)", "_", kernel.partition("[")[0].strip(" _")) or "kernel"
-    module = re.sub(r"\W", "_", Path(source.rpartition(":")[0]).stem) or "kernels"
+    module = _module_of(Path(source.rpartition(":")[0])) or "kernels"
     listed = all(tensor.numel <= MOST_GIVEN for tensor in case.tensors)
     imports = ["import torch", ""] if listed else []
     names = {"assert_contract"} | ({"interpret_triton"} if interpreted else set()) | (set() if listed else _FROM_LINE)
@@ -66,6 +67,15 @@ def test_of(
             "",
         ]
     )
+
+
+def _module_of(file: Path) -> str:
+    """Return what a file is imported by: from the working directory if it lies below it, or from its folder."""
+    with suppress(ValueError):
+        parts = file.resolve().relative_to(Path.cwd()).with_suffix("").parts
+        if all(part.isidentifier() for part in parts):
+            return ".".join(parts)
+    return re.sub(r"\W", "_", file.stem)
 
 
 def is_interpreted(place: Workplace, name: str, line: str) -> bool:

@@ -380,7 +380,10 @@ class Withheld:
         top, _, rest = name.partition(".")
         if top == "lastbit" and rest.partition(".")[0] in cls.PARTS:
             raise ImportError(
-                f"a kernel that is judged cannot import {name}, which knows the judge's answers", name=name
+                f"a kernel that is judged cannot import {name}, which knows the judge's answers. Remove that import: "
+                "such a file needs nothing of lastbit. If a test in it does, as one with assert_contract, move that "
+                "test to a file of its own",
+                name=name,
             )
 
     @classmethod

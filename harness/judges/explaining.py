@@ -59,7 +59,7 @@ def _culprit(found: Explanation) -> Culprit | None:
     same = deciding is not None and (deciding.file, deciding.line) == (step.file, step.line)
     sentence = decision(deciding, sure=True) if deciding is not None and same else computed(step)
     if step.mend and not same:
-        sentence = f"{sentence}; done again with its result {step.mend}, every element is right"
+        sentence = f"{sentence}; {step.right}"
     return Culprit(step.file, step.line, step.code or step.text, sentence)
 
 

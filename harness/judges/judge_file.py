@@ -203,7 +203,7 @@ def _torch_ops(kernel: Opened, results: Sequence[CaseResult]) -> tuple[tuple[str
 def _with_torch_op(result: CaseResult, called: Sequence[str]) -> CaseResult:
     sentence = (
         f"the kernel calls {' and '.join(called)} of torch, which computes the whole op: with other values of that, it "
-        "gives others."
+        "gives others or raises."
     )
     findings = (*result.findings, Finding(TORCH_OP, "", sentence))
     return replace(result, verdict=Verdict.FAILED, findings=findings, counted=False)

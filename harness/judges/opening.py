@@ -142,7 +142,8 @@ class Opened:
     def depends_on(self, operator: str, case: Case) -> bool:
         """Return whether the kernel fails a case that it passes, when an operator of torch gives other values.
 
-        Its process calls it as ever, and has no profiler or mode that it could look for.
+        Its process calls it as ever, and has no profiler or mode that it could look for. One that raises then depends
+        on the operator unless it raises without, too.
         """
         subject, inputs = self.subject, build(case.gathered(), self.subject.device)
         problem = subject.problem(inputs)
@@ -151,7 +152,11 @@ class Opened:
         try:
             actual = caller.unguarded(inputs, replaced=operator).actual
             return judge(problem, actual, alternatives=False).verdict is Verdict.FAILED
-        except (Raised, KernelError):  # which it does not without
+        except (Raised, KernelError):
+            try:
+                caller.unguarded(inputs)
+            except (Raised, KernelError):
+                return False
             return True
 
 

@@ -106,6 +106,11 @@ class Step:
     code: str = ""
     mend: str = ""
 
+    @property
+    def right(self) -> str:
+        """Say what its result should be, and how that is known; empty if it is not."""
+        return f"should be: {self.mend}; done again so, every element is right" if self.mend else ""
+
 
 @dataclass(frozen=True)
 class KernelTrace:

@@ -25,8 +25,8 @@ FP16 = "rms_norm x=fp16[24,96] weight=fp16[96] eps=1e-06 seed=2"
 OFFSET = "rms_norm x=bf16[24,96] weight=bf16[96] eps=1e-06 weight_offset=1.0 seed=6"
 
 
-def printed(show: Callable[[Console], None]) -> str:
-    console = Console(width=120, record=True, file=None, quiet=False)
+def printed(show: Callable[[Console], None], width: int = 120) -> str:
+    console = Console(width=width, record=True, file=None, quiet=False)
     with console.capture() as capture:
         show(console)
     return capture.get()
@@ -43,6 +43,18 @@ def test_the_table() -> None:
     assert lines[3].split() == ["d+b", "1,234", "of", "9,000", "1", "of", "2", "–"]
     said = "keeps a. The claim d+b is wrong: 1,234 of 9,000 elements are not possible under it."
     assert lines[4] == f"  → {said}"
+
+
+def test_no_figure_is_wrapped_on_a_narrow_terminal() -> None:
+    """All that decides is there: what is left out is of how many each figure is."""
+    figures = Tally(39, 27, elements=414_800, outside=75_416, rows=1_249, unexplained=373, followed=16_917, differing=1)
+    one = Candidate(("native_multiply+rounded_inverse",), "native_multiply+rounded_inverse", (), {"bf16": figures})
+    found = Identification("mine", "op", "cpu", "d+b", (one,), cases=39, contracts=9, followed=17)
+    lines = printed(lambda console: print_identification(found, console), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert next(line.split() for line in lines if "native_multiply" in line) == [one.fixed, "75,416", "27", "373", "1"]
+    assert "of up to 414,800 elements in 39 cases" in " ".join(lines)
+    assert "75,416 of 414,800" in printed(lambda console: print_identification(found, console))
 
 
 def test_rows_beyond_the_first_are_counted() -> None:

@@ -59,7 +59,7 @@ def test_the_line_whose_mending_makes_every_element_right(
     explanation = found(tmp_path, text, old, new)
     assert explanation.culprit is not None and explanation.culprit.code.startswith(code)
     assert explanation.culprit.mend == mend
-    assert f"done again with its result {explanation.culprit.mend}, every element is right" in printed(explanation)
+    assert f"should be: {explanation.culprit.mend}; done again so, every element is right" in printed(explanation)
 
 
 def test_no_line_is_named_where_two_are_wrong(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -61,6 +62,26 @@ def test_it_fails_for_the_wrong_kernel_only(line: str, telling: bool, monkeypatc
     with pytest.raises(ContractViolation, match="not possible under native_multiply") as caught:
         run(text, wrong, monkeypatch)
     assert ("Every bit is explained by: fp32_multiply" in str(caught.value)) == telling
+
+
+def test_it_imports_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel in a folder is imported as a test in the folder above does, with what lies beside it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "pasted_kernels").mkdir()
+    (tmp_path / "pasted_kernels" / "norms.py").write_text("def norm(x, weight, eps):\n    raise NotImplementedError\n")
+    (tmp_path / "not-a-name").mkdir()
+
+    def text(source: str) -> str:
+        return pasted("rms_norm", "native_multiply", parse_case(LINE), "norm[wrong]", source=source)
+
+    namespace: dict[str, Any] = {}
+    exec(text("pasted_kernels/norms.py:1"), namespace)
+    with pytest.raises(NotImplementedError):
+        namespace["test_norm_keeps_its_contract"]()
+    assert "from pasted_kernels.norms import norm" in text(str(tmp_path / "pasted_kernels" / "norms.py:1"))
+    for elsewhere in ("/home/me/norms.py:1", "not-a-name/norms.py:1"):
+        assert "from norms import norm" in text(elsewhere)
 
 
 @pytest.mark.parametrize(

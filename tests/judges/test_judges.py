@@ -12,16 +12,25 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 
 import lastbit
+from lastbit.case import parse_case
 from lastbit.cli import main
 from lastbit.commands import judge as command
+from lastbit.config import Config
 from lastbit.errors import UsageError
+from lastbit.inputs import Inputs
+from lastbit.isolation.answers import Raised
+from lastbit.judges import opening
 from lastbit.judges.judge_file import unjudged
 from lastbit.judges.question import Question
+from lastbit.kernel import Kernel
 from lastbit.outcomes.file_verdict import FileVerdict
 from lastbit.reports.judged import document, schema
 from lastbit.result import Verdict
+from lastbit.verify.check import Subject
+from lastbit.verify.project import open_project
 
 LINES = (
     "rms_norm x=bf16[2,8] weight=bf16[8] eps=0.001 seed=5",
@@ -97,6 +106,7 @@ def test_a_file_cannot_import_what_the_judge_knows(judges: lastbit.Judges, tmp_p
     found = asked(judges, written(tmp_path, body=f"import {module}"), fail_fast=True)
     said = f"a kernel that is judged cannot import {module.rpartition('.')[0] if module.count('.') > 1 else module}, "
     assert found.verdict == "ERRORED" and said in found.reason
+    assert "Remove that import: such a file needs nothing of lastbit." in found.reason
     assert asked(judges, written(tmp_path, body="import lastbit.kernel"), fail_fast=True).verdict == "PASSED"
 
 
@@ -169,6 +179,19 @@ def test_torchs_own_operator_is_told_and_can_be_forbidden(judges: lastbit.Judges
     assert found.verdict is Verdict.PASSED and "aten::rms_norm" in found.torch_ops
     found = asked(judges, path, forbid_torch_op=True)
     assert found.verdict is Verdict.FAILED and [finding.kind for finding in found.findings] == ["torch_op"]
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_kernel_that_raises_in_any_case_calls_no_operator(always: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unguarded(self: object, inputs: Inputs, replaced: str = "") -> None:
+        if replaced or always:
+            raise Raised(("ValueError",), "no", "")
+
+    monkeypatch.setattr(opening.Caller, "unguarded", unguarded)
+    kernel = Kernel("mine", "rms_norm", "fp32_multiply", lambda x, weight, *, eps: x)
+    subject = Subject(kernel, open_project(Config(folder="")).op("rms_norm"), torch.device("cpu"))
+    kernel_of_file = opening.Opened(subject, None)  # type: ignore[arg-type]
+    assert kernel_of_file.depends_on("aten::rms_norm", parse_case(LINES[0])) is not always
 
 
 HIDING = {

@@ -195,13 +195,13 @@ def test_annotation_is_at_the_expression(folder: Path) -> None:
 # Texts
 
 
-def test_terminal_ends_a_block_with_the_explanation() -> None:
+def test_terminal_has_the_explanation_before_figures() -> None:
     result = failed(kernel="wrong[x]")
     text = shown(Run((result,), explanations=(explained(result, "norm.py"),)))
     block = text[text.index("FAILED  wrong[x]") :].split("\n\n")[0].splitlines()
     labels = [line[2:14].strip() for line in block if line[2:14].strip()]
-    after = labels[labels.index("source") + 1 :]
-    assert after[:4] == ["line", "rounding", "diagnosis", "see more"]
+    assert labels[labels.index("line") :][:3] == ["line", "rounding", "diagnosis"]
+    assert labels.index("diagnosis") < labels.index("statistics") < labels.index("source") < labels.index("see more")
     assert block[-1].startswith("  lastbit verify ")
     assert "  line        norm.py:3  xhat = x * rstd" in block
 

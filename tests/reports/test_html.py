@@ -5,9 +5,11 @@ import hashlib
 import itertools
 import json
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -288,8 +290,17 @@ def test_against_a_base() -> None:
 
 def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "vl_convert", None)
-    with pytest.raises(LastbitError, match=r"needs 'vl_convert'.*pip install 'lastbit\[report\]'"):
+    with pytest.raises(LastbitError) as raised:
         html.page(Run(()))
+    assert str(raised.value) == (
+        "the HTML report needs vl_convert, which is not installed. Install what it needs, and run this command again: "
+        "python3 -m pip install 'altair>=5.5' jinja2 vl-convert-python"
+    )
+
+
+def test_the_command_that_installs_the_libraries_installs_the_extra() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert sorted(html.LIBRARIES.values()) == sorted(project["optional-dependencies"]["report"])
 
 
 # Size

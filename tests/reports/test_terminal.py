@@ -89,10 +89,25 @@ def test_values_of_long_tensors_are_left_out_and_it_is_said_where_they_are(verbo
 def test_where_no_line_is_proven_the_place_is_said() -> None:
     explanation = explained(failed(), "norm.py")
     between = replace(explanation.trace, steps=(), blamed=None, between=("norm.py:3 to 5",), until="output")
-    assert "line     not found; it is between" in shown(
-        Run((failed(),), explanations=(replace(explanation, trace=between),)), verbose=0
-    )
+    text = shown(Run((failed(),), explanations=(replace(explanation, trace=between),)), verbose=0)
+    assert "line      not found; it is between" in text
+    assert f"diagnosis {explanation.telling[0].split()[0]}" in text
     assert "source   kernels/rms_norm.py:108" in shown(Run((failed(),)), verbose=0)
+
+
+def test_where_no_rounding_is_missing_it_is_said_what_would_be_right() -> None:
+    """Right under the line and its value, once."""
+    explanation = explained(failed(), "norm.py")
+    assert explanation.culprit is not None
+    culprit = replace(explanation.culprit, mend="with 1e-06 in place of 2e-06")
+    trace = replace(explanation.trace, blamed=culprit)
+    gives = replace(explanation, trace=trace, arithmetic=(replace(explanation.arithmetic[0], did="gives 0.2"),))
+    text = " ".join(shown(Run((failed(),), explanations=(gives,)), verbose=0).split())
+    assert re.search(
+        r"line norm.py:3 .*? value normalized is .*?\. should be: with 1e-06 in place of 2e-06; done", text
+    )
+    rounding = shown(Run((failed(),), explanations=(replace(explanation, trace=trace),)), verbose=0)
+    assert "rounding" in rounding and "should be" not in rounding
 
 
 def test_values_of_another_contract_hide_no_other_fault() -> None:

@@ -76,7 +76,7 @@ def test_every_report_shows_notices(run: Run) -> None:
         "annotations": annotations.lines(run),
     }
     for form, text in texts.items():
-        assert "2 cases, 6 rows; in the smallest case, 3 of 10 rows come from two values." in text, form
+        assert "2 cases, 6 rows; in the case below, 3 of 10 rows come from two values." in text, form
         assert "lastbit verify" in text, form
     assert "Notices" in texts["terminal"] and "### Notices" in texts["markdown"]
     assert json.loads(texts["sarif"])["runs"][0]["results"][0]["level"] == "note"
