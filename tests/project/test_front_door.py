@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs.examples.run import DOORS, FOLLOWED, begin, change, commands, excerpt, printed, steps
+from docs.examples import run
+from docs.examples.run import DOORS, FOLLOWED, begin, change, commands, excerpt, main, printed, steps, unhurried
 from lastbit.config import Config
 from lastbit.errors import LastbitError
 from lastbit.verify.project import Project, open_project
@@ -37,7 +38,7 @@ EXIT_CODES = {
 
 def on_few_cases(command: str) -> str:
     if command.startswith("lastbit judge"):
-        return command.replace("*.py", f"*.py '{CASES[1]}'") + " -n 1 --explain 120"  # not by a busy machine's clock
+        return unhurried(command.replace("*.py", f"*.py '{CASES[1]}'") + " -n 1")
     if command.startswith(("lastbit verify", "lastbit identify")) and "'" not in command:
         return f"{command} --cases few.txt" + (" -n 1" if "verify" in command else "")
     return command
@@ -64,6 +65,26 @@ def test_every_command_of_a_page_does_what_the_page_says(page: str, tmp_path: Pa
             exit_code, said = printed(on_few_cases(command), tmp_path)
             exit_codes.append(exit_code)
     assert exit_codes == EXIT_CODES[page]
+
+
+def test_a_sample_that_cannot_be_written_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a judge finds no line; it is given time to."""
+    said: list[str] = []
+
+    def printed(command: str, folder: Path) -> tuple[int, str]:
+        said.append(command)
+        return 0, "PASSED  k.py"
+
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "printed", printed)
+    for name, beginning in {"one.md": "line", "two.md": "PASSED"}.items():
+        (tmp_path / name).write_text(f"    lastbit judge k.py\n\n<!-- printed: {beginning} -->\n\n```\nold\n```\n")
+    assert main(["one.md", "two.md"]) == 1
+    assert "old" in (tmp_path / "one.md").read_text() and "\nPASSED  k.py\n" in (tmp_path / "two.md").read_text()
+    assert said == ["lastbit judge k.py --explain 120"] * 2
+    assert "one.md is as it was: no line begins with 'line'" in capsys.readouterr().err
 
 
 def test_the_readme_opens_every_door_with_a_command_that_the_door_has() -> None:
