@@ -69,7 +69,7 @@ def _libraries() -> list[Any]:
     if missing:  # by their own names: lastbit is on no index, by which pip could find its extra
         why = "; ".join(f"{n}: {error}" for n, error in missing.items() if not isinstance(error, ModuleNotFoundError))
         raise LastbitError(
-            f"the HTML report needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+            f"the HTML report needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
             f"{f' ({why})' if why else ''}. Install what it needs, and run this command again: "
             f"python3 -m pip install {' '.join(map(shlex.quote, LIBRARIES.values()))}"
         )
