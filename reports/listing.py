@@ -11,11 +11,20 @@ from lastbit.outcomes.listing import Entry, Listing
 from lastbit.reports.paper import line, paragraph
 from lastbit.reports.summary import shown_path
 
+MEANINGS = {
+    "regimes": "ways to choose the values of a tensor, :NAME in a case",
+    "layouts": "ways to place a tensor in memory, which a case has as @STRIDES and +OFFSET",
+    "properties": "things that the bits of a kernel do not depend on",
+}
+"""Section → what it lists, where its name does not say it."""
+
 
 def print_listing(listing: Listing, console: Console) -> None:
     """Each section under a heading: entries with facts as blocks, and others a line each."""
     for section, entries in listing.items():
         line(console, f"{section.capitalize()}: {len(entries)}", "bold")
+        if section in MEANINGS:
+            paragraph(console, Text(MEANINGS[section], "dim"), label="  ")
         width = max((len(entry.name) for entry in entries if not entry.facts), default=0)
         for entry in entries:
             _print_block(entry, console) if entry.facts else _print_short(entry, width, console)

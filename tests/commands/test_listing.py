@@ -98,6 +98,11 @@ def test_a_kernel_and_where_it_is(list_: List) -> None:
     )
 
 
+def test_it_says_what_regimes_are(list_: List) -> None:
+    lines = list_("regimes").splitlines()
+    assert lines[:2] == [f"Regimes: {len(regimes())}", "  ways to choose the values of a tensor, :NAME in a case"]
+
+
 def test_everything_as_json(list_: List) -> None:
     found: dict[str, list[dict[str, Any]]] = json.loads(list_("--json"))
     assert list(found) == ["ops", "kernels", "regimes", "layouts", "properties"]
