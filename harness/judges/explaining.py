@@ -58,8 +58,8 @@ def _culprit(found: Explanation) -> Culprit | None:
     deciding = found.deciding
     same = deciding is not None and (deciding.file, deciding.line) == (step.file, step.line)
     sentence = decision(deciding, sure=True) if deciding is not None and same else computed(step)
-    if step.mend and not same:
-        sentence = f"{sentence}; {step.right}"
+    if step.mend and not (same and deciding is not None and deciding.misrounded):  # which says what would be right
+        sentence = f"{sentence.removesuffix('.')}; {step.right}"
     return Culprit(step.file, step.line, step.code or step.text, sentence)
 
 

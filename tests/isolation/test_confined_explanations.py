@@ -114,3 +114,18 @@ def test_the_culprit_of_a_file() -> None:
     assert read(encoded(said(Verdict.PASSED)), "cpu") == (None, "it passed when it was run again")
     nothing = Explanation.of_nothing(*NAMES, verdict=Verdict.FAILED, reason="the kernel raised")
     assert read(encoded(nothing), "cpu") == (None, "the kernel raised")
+
+
+@pytest.mark.parametrize(("did", "told"), [("gives 0.2", True), ("does not round", False)])
+def test_a_line_that_gives_another_value_has_what_would_be_right(did: str, told: bool) -> None:
+    """A rounding that is missing says that itself."""
+    wrong = replace(WRONG, mend="with 1e-06 in place of 2e-06")
+    worked = Worked("product", (0, 0), 0.1, 0.1, 0.1, 0.1, "fp32", True, did=did, file=WRONG.file, line=WRONG.line)
+    found = replace(said(), arithmetic=(worked,))
+    found = replace(found, trace=replace(found.trace, leaves=wrong, blamed=wrong))
+    culprit, _ = read(encoded(found), "cpu")
+    assert culprit is not None and did in culprit.sentence
+    assert (
+        culprit.sentence.endswith("; should be: with 1e-06 in place of 2e-06; done again so, every element is right")
+        is told
+    )
