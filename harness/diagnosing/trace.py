@@ -24,6 +24,7 @@ from lastbit.judging.problem import Problem
 from lastbit.numerics.residues import products_of
 from lastbit.outcomes.trace import KernelTrace, Step
 from lastbit.result import OF_FORMULA, CaseResult, Verdict, Worst
+from lastbit.shadows.following import Followed
 from lastbit.shadows.memory import ShadowMemory
 from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.events import Program
@@ -95,9 +96,7 @@ def trace_case(
     operations of the program that wrote the element.
     """
     with watch(case):
-        result, actual = examine(subject, case)
-        result = with_formula(subject, case, result)
-        target = element_to_explain(subject, case, result, actual)
+        result, actual, _, target = judged_to_explain(subject, case)
     return trace_result(subject, case, result, actual, target, every=every, limit=limit, watch=watch)
 
 
@@ -106,7 +105,7 @@ def trace_result(
     case: Case,
     result: CaseResult,
     actual: Mapping[str, Tensor],
-    target: tuple[str, Worst] | None,
+    target: Target,
     *,
     every: bool = False,
     limit: int = LIMIT,
@@ -155,23 +154,40 @@ def _in_memory(seen: Seen, wrong: FirstWrong) -> dict[str, Any]:
     return {name: getattr(read, name) for name in OF_FAULTS} if read.leaves else {}
 
 
-def element_to_explain(
-    subject: Subject, case: Case, result: CaseResult, actual: Mapping[str, Tensor]
-) -> tuple[str, Worst] | None:
-    """Return the element to explain and the stage that it is of: the worst one, or the first of another formula."""
-    if (finding := next((f for f in result.findings if f.kind == OF_FORMULA), None)) is None:
-        return worst_of(result)
-    inputs = build(case.gathered(), subject.device)
-    problem, followed = subject.problem(inputs), followed_in(subject, case, inputs, result.results)
-    compared = None if followed is None else compare_formulas(problem, followed.results).get(finding.stage)
+Target = tuple[str, Worst] | None
+"""The element to explain and the stage that it is of."""
+
+
+def judged_to_explain(subject: Subject, case: Case) -> tuple[CaseResult, Mapping[str, Tensor], Followed | None, Target]:
+    """Judge a kernel on a case by values and by its formula.
+
+    Returns:
+        the judgement; what the kernel gave; its residues, if it fails and can be followed; and the element to explain,
+        the worst one or the first of another formula.
+    """
+    result, actual = examine(subject, case)
+    result = with_formula(subject, case, result)
+    target, followed = worst_of(result), None
+    if result.verdict is Verdict.FAILED and target is not None:
+        inputs = build(case.gathered(), subject.device)
+        followed = followed_in(subject, case, inputs, result.results)
+        finding = next((f for f in result.findings if f.kind == OF_FORMULA), None)
+        if finding is not None and followed is not None:
+            target = _of_formula(subject.problem(inputs), followed, finding.stage, actual) or target
+    return result, actual, followed, target
+
+
+def _of_formula(problem: Problem, followed: Followed, name: str, actual: Mapping[str, Tensor]) -> Target:
+    """Return the first element of a result that follows from another formula."""
+    compared = compare_formulas(problem, followed.results).get(name)
     if compared is None or not compared.differs:
-        return worst_of(result)
-    stage, index = problem.trace.enclosure(finding.stage), compared.first
-    exact, value, lo, hi = (float(part[index]) for part in stage.full.expand(4, *actual[finding.stage].shape))
-    return finding.stage, Worst(index, float(actual[finding.stage][index]), value, exact, lo, hi, 0.0)
+        return None
+    index, stage = compared.first, problem.trace.enclosure(name)
+    exact, value, lo, hi = (float(part[index]) for part in stage.full.expand(4, *actual[name].shape))
+    return name, Worst(index, float(actual[name][index]), value, exact, lo, hi, 0.0)
 
 
-def worst_of(result: CaseResult) -> tuple[str, Worst] | None:
+def worst_of(result: CaseResult) -> Target:
     """The element to explain and the stage that it is of."""
     failing = result.failing_stage
     if failing is not None:
