@@ -42,7 +42,7 @@ A kernel is followed on residues beside its own numbers, and its results are com
 
 ## Right kernels
 
-Every kernel of `kernels/` and `tests/correct_kernels/` that runs on a CPU, on up to {cases} cases each. Hypothesis drew
+Every kernel of {folders} that runs on a CPU, on up to {cases} cases each. Hypothesis drew
 them from the groups that the kernel takes; those of more than {largest:,} elements in all tensors are left out. An
 element counts if it is finite under the contract and no integer code. *Equal* ones follow from the formula of the
 contract, *open* ones may follow from it or not, *differing* ones do not. *Opaque* says where no rule led on. *In fp32*
@@ -76,6 +76,9 @@ def share(part: float, whole: float) -> str:
 def table(*lines: tuple[Any, ...]) -> str:
     head, *rows = [f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines]
     return "".join([head, "|" + "---|" * len(lines[0]) + "\n", *rows])
+
+
+OF_FOLDERS = HEAD[: HEAD.index("## Planted faults")]
 
 
 def reason(opaque: str) -> str:
@@ -125,6 +128,8 @@ def compared(subject: Any, case: Any) -> tuple[Counter[str], list[str]]:
         except KernelError:  # it leaves out results that it may leave out
             followed = followed_for(tuple(r for r in problem.trace.results if r not in optional))
     except UnsupportedCase:
+        return Counter(), []
+    if any(f"raised {UnsupportedCase.__name__}" in opaque for opaque in followed.opaque):
         return Counter(), []
     counts: Counter[str] = Counter(cases=1)
     for one in compare_formulas(problem, followed.results).values():
@@ -360,6 +365,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=40, help="cases of each right kernel")
     parser.add_argument("--op", action="append", default=[], help="kernels and faults of this op only")
+    parser.add_argument("--folder", action="append", default=[], help="right kernels of this folder, and nothing else")
     parser.add_argument("--every", type=int, default=1, help="one of so many faults only")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after so long")
     parser.add_argument("--kept", type=Path, help="a file of finished rows, read and written")
@@ -386,15 +392,21 @@ def main() -> None:
         if options.kept:
             options.kept.write_text(json.dumps(kept))
 
-    kernels = {f"{k.op}: {k.name}": k for folder in FOLDERS for k in load_kernels(ROOT / folder)}
-    finished("text", "blind", blind_table)
+    kernels = {f"{k.op}: {k.name}": k for folder in options.folder or FOLDERS for k in load_kernels(ROOT / folder)}
+    if not options.folder:
+        finished("text", "blind", blind_table)
     for name, kernel in kernels.items():
         if (not options.op or kernel.op in options.op) and (not kernel.devices or "cpu" in kernel.devices):
             finished("right", name, lambda kernel=kernel: right(kernel, options.cases))
-    for name, (fault, dtype) in chosen.items():
+    for name, (fault, dtype) in chosen.items() if not options.folder else ():
         finished("faults", name, lambda fault=fault, dtype=dtype: sighted(fault, dtype))
-    finished("text", "cost", cost)
-    text = HEAD.format(
+    if not options.folder:
+        finished("text", "cost", cost)
+    rows = kept["right"]
+    all_cases = sum(row["all"].get("cases", 0) for row in rows.values())
+    print(f"{len(rows)} kernels, {all_cases:,} cases, differing in {sum(len(r['differing']) for r in rows.values())}")
+    text = (OF_FOLDERS if options.folder else HEAD).format(
+        folders=" and ".join(f"`{folder}/`" for folder in options.folder or FOLDERS),
         command=shlex.join(["python", "docs/measurements/residues.py", *sys.argv[1:]]),
         date=time.strftime("%Y-%m-%d"),
         torch=torch.__version__,
@@ -402,12 +414,12 @@ def main() -> None:
         cases=options.cases,
         largest=LARGEST,
         right=right_table(kept["right"]),
-        faults=f"{len(kept['faults'])} of {len(chosen)}",
+        faults=f"{len(kept.get('faults', ()))} of {len(chosen)}",
         tried=TRIED,
         drawn=DRAWN,
-        planted=planted_tables(kept["faults"]),
-        blind=kept["text"]["blind"],
-        cost=kept["text"].get("cost", ""),
+        planted=planted_tables(kept.get("faults", {})),
+        blind=kept.get("text", {}).get("blind", ""),
+        cost=kept.get("text", {}).get("cost", ""),
     )
     options.out.write_text(text, encoding="utf-8")
 

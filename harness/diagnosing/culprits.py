@@ -42,14 +42,10 @@ class Search:
     Attributes:
         stages: what its stages must be, seen from the inputs.
         matched: stage → the expression that agrees with it best.
-        known: stages that are not at fault.
-        beside: the same search among all that was recorded.
     """
 
     stages: Stages
     matched: Mapping[str, Expression]
-    known: Collection[str] = ()
-    beside: Search | None = None
 
     @cached_property
     def right(self) -> dict[str, Expression]:
@@ -68,7 +64,7 @@ class Search:
         for name, e in self.matched.items():  # one before that, which is wrong as well
             if name == found.stage.name:
                 break
-            if name not in self.right and name not in self.known and e in found.span:
+            if name not in self.right and e in found.span:
                 return Fault(self.stages.all[name], e, self._span(self.stages.all[name], e))
         return found
 
@@ -76,7 +72,7 @@ class Search:
         last = self.stages.all.get(self.stages.last)
         if last is None or not last.outside(self.result).any():
             return None
-        earlier = [s for s in self.stages.all.values() if s is not last and s.name not in self.known]
+        earlier = [s for s in self.stages.all.values() if s is not last]
         for is_plausible in (self._is_like, self._is_unlike):
             for stage in earlier:
                 for e in self._others(stage):
@@ -92,8 +88,7 @@ class Search:
         """Far off, where the kernel has no right value; and nothing that the last stage only hands on."""
         if self._is_like(stage, e) or e in self.stages.given:
             return False
-        right = self.right if self.beside is None else self.right | self.beside.right
-        return stage.name not in right or not isinstance(stage.expected, Numbers)
+        return stage.name not in self.right or not isinstance(stage.expected, Numbers)
 
     def _others(self, stage: Stage) -> Iterator[Expression]:
         """Expressions that could be a stage and that the contract excludes, each value once.
@@ -165,8 +160,7 @@ class Search:
                 stage, values = self.stages.all[name], self.right[name].values.tobytes()
                 others = [e for e in self.stages.found if e.values.tobytes() == values and stage.takes(e)]
                 same += [self.right[name], *(e for e in others if e not in self.stages.given)]
-        before = self.stages.ancestry.before(event.number for e in same for event in e.events)
-        return before if self.beside is None else before | self.beside.led_to_right(stages)
+        return self.stages.ancestry.before(event.number for e in same for event in e.events)
 
 
 def _error(stage: Stage, e: Expression) -> float:

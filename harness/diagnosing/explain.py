@@ -18,15 +18,15 @@ from lastbit.diagnosing.pasted import is_interpreted, test_of
 from lastbit.diagnosing.patterns import diagnose
 from lastbit.diagnosing.products import wrong_product
 from lastbit.diagnosing.smallest import smallest_of
-from lastbit.diagnosing.trace import element_to_explain, trace_result
+from lastbit.diagnosing.trace import Target, judged_to_explain, trace_result
 from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.outcomes.explanation import Explanation
 from lastbit.outcomes.trace import KernelTrace
-from lastbit.result import BAD, CaseResult, Verdict, Worst, simplest, told
-from lastbit.verify.check import Subject, examine
-from lastbit.verify.formulas import with_formula
+from lastbit.result import BAD, CaseResult, Verdict, simplest, told
+from lastbit.shadows.following import Followed
+from lastbit.verify.check import Subject
 from lastbit.verify.inprocess import Watch, Workplace, planned, unwatched
 from lastbit.verify.plan import Planned
 from lastbit.verify.worker import Worker, WorkerEnded
@@ -59,9 +59,7 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
     """
     start = time.monotonic()
     with watch(case):
-        result, actual = examine(subject, case)
-        result = with_formula(subject, case, result)
-        target = element_to_explain(subject, case, result, actual)
+        result, actual, followed, target = judged_to_explain(subject, case)
     found = _found(subject, result, target)
     if found.worst is None:
         return found
@@ -74,13 +72,13 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
         found = _noting(found, f"the reference is evaluated at once for at most {MOST:,} elements of an input")
     else:
         problem = subject.problem(build(case.gathered(), subject.device))
-        found = _worked_out(found, Observation.of(problem, actual), result)
+        found = _worked_out(found, Observation.of(problem, actual), result, followed)
     if result.verdict is Verdict.FAILED and subject.device.type == "cpu" and (wrong := wrong_product(subject, case)):
         found = replace(found, diagnoses=(wrong, *found.diagnoses))
     return found if any(finding.kind in OF_STAGES for finding in result.faults) else _blameless(found)
 
 
-def _worked_out(found: Explanation, seen: Observation, result: CaseResult) -> Explanation:
+def _worked_out(found: Explanation, seen: Observation, result: CaseResult, followed: Followed | None) -> Explanation:
     """With the inputs of the element, its stages as far as they were seen, and what the errors have in common."""
     assert found.worst is not None
     trace, index, whole = found.trace, found.worst.index, tuple(seen.actual[found.stage].shape)
@@ -90,7 +88,7 @@ def _worked_out(found: Explanation, seen: Observation, result: CaseResult) -> Ex
     return replace(
         found,
         arithmetic=worked_arithmetic(seen, found.stage, index, steps),
-        diagnoses=diagnose(seen, result) if result.verdict is Verdict.FAILED else (),
+        diagnoses=diagnose(seen, result, followed) if result.verdict is Verdict.FAILED else (),
     )
 
 
@@ -100,7 +98,7 @@ def _blameless(found: Explanation) -> Explanation:
     return replace(found, arithmetic=arithmetic, trace=replace(found.trace, wrong=""))
 
 
-def _found(subject: Subject, result: CaseResult, target: tuple[str, Worst] | None) -> Explanation:
+def _found(subject: Subject, result: CaseResult, target: Target) -> Explanation:
     """What the judgement says, before anything is asked again."""
     stage, worst = target or ("", None)
     names = subject.kernel.name, result.op, result.contract, result.case, result.device

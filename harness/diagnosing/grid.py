@@ -105,12 +105,6 @@ class Grid:
                 found[name][elements] = np.arange(self.size)
         return found
 
-    def given(self, actual: Tensor) -> Tensor:
-        """What belongs to the rows of `problem` of a tensor of the whole case."""
-        if not self.leading:
-            return actual
-        return actual.reshape(-1, *actual.shape[len(self.leading) :])[torch.from_numpy(self.rows)]
-
 
 def _broadcast(shape: Shape, whole: Shape, index: tuple[Array, ...]) -> Array | None:
     pairs = list(zip(shape, whole, strict=False))

@@ -11,6 +11,7 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cached_property, partial
 
 import numpy as np
@@ -35,10 +36,22 @@ SECONDS = 5.0
 """Of the processor, for which mends are tried; where that is not enough for all of them, no line is named."""
 MOST_STAGES = 40
 """Values of the kernel's that are tried as stages."""
+MOST_LAUNCHES = 8
+"""Launches of one kernel that are mended one by one."""
 LEAST = 8
 """Wrong elements that must become right where residues are not known: of fewer, any line's other rounding mends all."""
 
 Line = tuple[str, int]
+
+
+class Kind(IntEnum):
+    """What a mend changes, the simplest first."""
+
+    ROUNDING = 0
+    NUMBER = 1
+    OPERATION = 2
+    ADDITION = 3
+    """An operation more, or another value for an operand."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +61,13 @@ class Mend:
     Attributes:
         words: completes "with the result of this line ...".
         change: for each of its events.
-        adds: it adds an operation or takes another value in, where others change what is there.
+        kind: what is changed: mends of a later kind are tried where no line has one of an earlier.
     """
 
     expression: Expression
     words: str
     change: Change
-    adds: bool = False
+    kind: Kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +78,8 @@ class Mending:
         stage: what is wrong.
         span: the expressions that lead to it, which compute something.
         since: the stages that are right, on which they rest.
-        mends: those with which every element is right, one for each line that has one; such as need another operation
-            or operand only where no other has any.
+        mends: those with which every element is right, one for each line that has one, of the first kind of which any
+            line has one.
     """
 
     stage: str
@@ -130,16 +143,15 @@ class _Mending:
         stage, value = next(self._wrong_stages(), (last, None))
         span, since = self._span(self.stages.ends if value is None else [event.number for event in value.events])
         told = stage.name, tuple(e for e in span if not self._is_right(e)), since
-        for adds in (False, True):
-            for e in reversed(span):
-                for mend in (mend for mend in self._mends_of(e) if mend.adds == adds):
-                    if time.process_time() > until:
-                        return Mending(*told)
-                    if self._passes({event.number: mend.change for event in e.events}):
-                        mends.setdefault((e.events[0].place.file, e.events[0].place.line), mend)
-                        break
-            if mends:
+        possible = [mend for e in reversed(span) for own in _by_launch(e) for mend in self._mends_of(own)]
+        for mend in sorted(possible, key=lambda mend: mend.kind):
+            if mends and mend.kind > next(iter(mends.values())).kind:
                 break
+            if time.process_time() > until:
+                return Mending(*told)
+            line = mend.expression.events[0].place.file, mend.expression.events[0].place.line
+            if line not in mends and self._passes({event.number: mend.change for event in mend.expression.events}):
+                mends[line] = mend
         few = self.result.residues is None and last.outside(self.result).sum() < LEAST
         return Mending(*told, () if few else tuple(mends.values()))
 
@@ -269,7 +281,7 @@ class _Mending:
         flat = e.events[-1].values.reshape(-1)
         if e.events[-1].operands and len(flat) and (flat == flat[0]).all():
             for value in self._numbers(now := float(flat[0])):
-                yield Mend(e, f"{value:.9g} in place of {now:.9g}", partial(self._number, value))
+                yield Mend(e, f"{value:.9g} in place of {now:.9g}", partial(self._number, value), Kind.NUMBER)
 
     def _number(self, value: float, redo: Redo, event: Event, given: Values) -> Made:
         residues = constant(value).moved(lambda n: n.reshape(4, *[1] * event.values.ndim).expand(4, *event.shape))
@@ -283,9 +295,9 @@ class _Mending:
     def _roundings(self, e: Expression) -> Iterator[Mend]:
         """The result rounded."""
         for fmt in self._formats():
-            yield Mend(e, f"rounded to {fmt.name}", partial(self._rounded, fmt))
+            yield Mend(e, f"rounded to {fmt.name}", partial(self._rounded, fmt), Kind.ROUNDING)
         if e.events[-1].values.dtype.itemsize < 4:
-            yield Mend(e, "computed in fp32", self._wider)
+            yield Mend(e, "computed in fp32", self._wider, Kind.ROUNDING)
 
     def _rounded(self, fmt: Format, redo: Redo, event: Event, given: Values) -> Made:
         return _round(redo.again(event, given), fmt)
@@ -297,9 +309,9 @@ class _Mending:
 
     def _casts(self, e: Expression) -> Iterator[Mend]:
         """A cast that changes something left out, or to another format, or to nearest."""
-        yield Mend(e, "not rounded", partial(self._computed, _SAME, True))
+        yield Mend(e, "not rounded", partial(self._computed, _SAME, True), Kind.ROUNDING)
         for fmt in self._formats():
-            yield Mend(e, f"rounded to {fmt.name}", partial(self._recast, fmt))
+            yield Mend(e, f"rounded to {fmt.name}", partial(self._recast, fmt), Kind.ROUNDING)
 
     def _recast(self, fmt: Format, redo: Redo, event: Event, given: Values) -> Made:
         [before, *_] = self._pointwise(event, given, redo)
@@ -310,7 +322,8 @@ class _Mending:
             if (now := constant_of(operand)) is not None:
                 for value in self._numbers(now):
                     change = partial(self._with_operand, place, value)
-                    yield Mend(e, f"with {value:.9g} in place of {now:.9g}", change)
+                    kind = Kind.NUMBER if np.isfinite(value) else Kind.OPERATION
+                    yield Mend(e, f"with {value:.9g} in place of {now:.9g}", change, kind)
 
     def _numbers(self, now: float) -> Iterator[float]:
         """What a constant could be."""
@@ -339,7 +352,7 @@ class _Mending:
         event = e.events[-1]
         count = len(self._pointwise(event, [None] * len(event.operands)))
         for words, function in {1: _OF_ONE, 2: _OF_TWO}.get(count, {}).items():
-            yield Mend(e, words, partial(self._computed, function, False))
+            yield Mend(e, words, partial(self._computed, function, False), Kind.OPERATION)
 
     def _computed(self, function: Function, wide: bool, redo: Redo, event: Event, given: Values) -> Made:
         return _stored(
@@ -355,7 +368,7 @@ class _Mending:
         for name, values in self._values.items():
             for place, side in enumerate(("first", "second")):
                 change = partial(self._exchanged, e, values, operation, place)
-                yield Mend(e, f"with {name} for its {side} operand", change, adds=True)
+                yield Mend(e, f"with {name} for its {side} operand", change, Kind.ADDITION)
 
     def _exchanged(
         self, e: Expression, own: Made, operation: Function, place: int, redo: Redo, event: Event, given: Values
@@ -370,18 +383,18 @@ class _Mending:
         Or its only operand and one more with a parameter.
         """
         for words, function in _OF_ONE.items():
-            yield Mend(e, f"and then {words}", partial(self._then, function), adds=True)
+            yield Mend(e, f"and then {words}", partial(self._then, function), Kind.ADDITION)
         params = {name: v for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
         numbers = {f"{n:g}": n for t in self.grid.whole.tensors.values() for n in t.shape[-1:] if n > 1}
         of_one = len(self._pointwise(e.events[-1], [None] * len(e.events[-1].operands))) == 1
         for words, function in _MORE.items():
             for name, number in (params | numbers).items():
                 further = partial(_second, function, float(number))
-                yield Mend(e, words.format(name), partial(self._then, further), adds=True)
+                yield Mend(e, words.format(name), partial(self._then, further), Kind.ADDITION)
                 if of_one and name in params:
-                    yield Mend(e, f"of its operand {words.format(name)}", partial(self._before, further), adds=True)
+                    yield Mend(e, f"of its operand {words.format(name)}", partial(self._before, further), Kind.ADDITION)
             for name, values in self._values.items():
-                yield Mend(e, words.format(name), partial(self._then_cells, e, function, values), adds=True)
+                yield Mend(e, words.format(name), partial(self._then_cells, e, function, values), Kind.ADDITION)
 
     def _then(self, function: Function, redo: Redo, event: Event, given: Values) -> Made:
         made = redo.again(event, given)
@@ -410,13 +423,15 @@ class _Mending:
     def _elements(self, e: Expression) -> Iterator[Mend]:
         """Other elements read from memory: those of an input that belong to the cells."""
         for name, values in self._inputs.items():
-            yield Mend(e, f"with the elements of {name} that belong there", partial(self._at_cells, e, values))
+            yield Mend(
+                e, f"with the elements of {name} that belong there", partial(self._at_cells, e, values), Kind.OPERATION
+            )
 
     def _sides(self, e: Expression) -> Iterator[Mend]:
         """One side of a selection, whatever the condition."""
         for side, words in ((1, "always its first value"), (2, "always its second value")):
-            yield Mend(e, words, partial(self._side, side))
-        yield Mend(e, "with the condition the other way round", partial(self._side, 0))
+            yield Mend(e, words, partial(self._side, side), Kind.OPERATION)
+        yield Mend(e, "with the condition the other way round", partial(self._side, 0), Kind.OPERATION)
 
     def _side(self, side: int, redo: Redo, event: Event, given: Values) -> Made:
         taken, first, second = (self._operand(event, place, own, redo) for place, own in enumerate(given[:3]))
@@ -496,6 +511,14 @@ class _Mending:
 
 Function = Callable[..., Made]
 """Of operands in fp64 and their residues."""
+
+
+def _by_launch(e: Expression) -> Iterator[Expression]:
+    """Return an expression, and what it is in each launch: it can be right in one and wrong in another."""
+    yield e
+    launches = dict.fromkeys(None if event.program is None else event.program[0] for event in e.events)
+    for launch in launches if 1 < len(launches) <= MOST_LAUNCHES else ():
+        yield replace(e, events=tuple(ev for ev in e.events if ev.program is not None and ev.program[0] == launch))
 
 
 def _of_constants(values: Array) -> Made:

@@ -7,12 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from lastbit.diagnosing.beside import beside
 from lastbit.diagnosing.culprits import Fault, Search
 from lastbit.diagnosing.grid import Grid, ends, grid_of
-from lastbit.diagnosing.in_memory import Onward
 from lastbit.diagnosing.mends import Mending, mending
-from lastbit.diagnosing.needs import Needs
 from lastbit.diagnosing.steps import step_of
 from lastbit.diagnosing.traced_stages import Stages
 from lastbit.judging.problem import Problem
@@ -58,22 +55,19 @@ def reading(
     index: tuple[int, ...],
     *,
     failing: bool,
-    memory: Onward | None = None,
 ) -> Reading:
     """Read a recorded call of a kernel, from what it gave for a stage to the inputs.
 
-    Nothing where the case is large, or where what it gave has no element for each cell. `memory` is the problem
-    seen from the stages that the launch which wrote it found in memory, and which are right, where others come before.
+    Nothing where the case is large, or where what it gave has no element for each cell.
     """
     grid = grid_of(problem, tensor, where, write, index) if problem.main.numel() <= LARGEST else None
     if grid is None:
         return Reading()
     with following_residues(), products_of(problem.constants):
-        return _read(log, stage, where, grid, failing, memory)
+        return _read(log, stage, where, grid, failing)
 
 
-def _read(log: Log, stage: str, where: Addresses, grid: Grid, failing: bool, memory: Onward | None) -> Reading:
-    problem = grid.whole
+def _read(log: Log, stage: str, where: Addresses, grid: Grid, failing: bool) -> Reading:
     written = ends(log, grid, where)
     ancestry = Ancestry.of(log, [event for event, _ in written.values()])
     cells_of_ends = {number: own for number, (_, own) in written.items()}
@@ -81,8 +75,7 @@ def _read(log: Log, stage: str, where: Addresses, grid: Grid, failing: bool, mem
     found = expressions(ancestry.events, cells)
     stages = Stages(grid, grid.problem.evaluate(), stage, found, tuple(written), ancestry)
     matched = stages.matched({})
-    known = _unconcerned(stages, memory) if memory and failing else ()
-    search = Search(stages, matched, known, beside(problem, log, grid, cells_of_ends) if failing else None)
+    search = Search(stages, matched)
     fault = search.fault() if failing else None
     if fault is not None:
         onward = stages.onward(stages.from_kernel(fault.stage, fault.value))
@@ -90,14 +83,6 @@ def _read(log: Log, stage: str, where: Addresses, grid: Grid, failing: bool, mem
     mended = mending(search, fault) if fault else None
     first = mended.blamed if mended is not None and mended.blamed is not None else fault.value if fault else None
     return _told(log, grid, stages, matched, fault, first, mended)
-
-
-def _unconcerned(stages: Stages, memory: Onward) -> list[str]:
-    """Return the stages that are right, and those on which the worst element of the last one does not depend."""
-    last = stages.all[stages.last]
-    needs = Needs(memory, last.name, int(last.index[stages.grid.worst]))
-    others = [name for name in stages.all if name != last.name]
-    return [name for name in others if name in memory.given or not needs.stage_matters(name)]
 
 
 def _upto(matched: Mapping[str, Expression], stages: Stages, fault: Fault) -> dict[str, Expression]:

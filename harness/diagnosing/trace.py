@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from lastbit.calling.performing import Asked, results_of
 from lastbit.case import Case, parse_case
-from lastbit.diagnosing.buffers import Buffer, Held, buffers
 from lastbit.diagnosing.handover import OF_STAGES
-from lastbit.diagnosing.in_memory import FirstWrong, Onward, first_wrong
 from lastbit.diagnosing.memory import steps_named, steps_of_findings
-from lastbit.diagnosing.reading import LARGEST, Reading, reading
+from lastbit.diagnosing.reading import Reading, reading
 from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
 from lastbit.inputs import Inputs, build, guarded_allocations
 from lastbit.judging.formula import compare_formulas
@@ -24,6 +21,7 @@ from lastbit.judging.problem import Problem
 from lastbit.numerics.residues import products_of
 from lastbit.outcomes.trace import KernelTrace, Step
 from lastbit.result import OF_FORMULA, CaseResult, Verdict, Worst
+from lastbit.shadows.following import Followed
 from lastbit.shadows.memory import ShadowMemory
 from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.events import Program
@@ -35,9 +33,8 @@ from lastbit.verify.check import Subject, examine, first_line
 from lastbit.verify.formulas import followed_in, follows, with_formula
 from lastbit.verify.inprocess import Watch, Workplace, unwatched
 
-MOST_PROGRAMS = 8
+MOST_PROGRAMS = 64
 """Programs of Triton kernels of which all operations are kept."""
-
 
 OF_FAULTS = ("leaves", "blamed", "mended", "between", "since", "until", "wrong")
 """What a reading says of the expressions that may be wrong."""
@@ -95,9 +92,7 @@ def trace_case(
     operations of the program that wrote the element.
     """
     with watch(case):
-        result, actual = examine(subject, case)
-        result = with_formula(subject, case, result)
-        target = element_to_explain(subject, case, result, actual)
+        result, actual, _, target = judged_to_explain(subject, case)
     return trace_result(subject, case, result, actual, target, every=every, limit=limit, watch=watch)
 
 
@@ -106,7 +101,7 @@ def trace_result(
     case: Case,
     result: CaseResult,
     actual: Mapping[str, Tensor],
-    target: tuple[str, Worst] | None,
+    target: Target,
     *,
     every: bool = False,
     limit: int = LIMIT,
@@ -123,9 +118,7 @@ def trace_result(
         inputs = build(case.gathered(), subject.device)
         tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst.index, limit)
         try:
-            first = tracing.call()
-            wrong = tracing.wrong(first) if found.verdict is Verdict.FAILED else None
-            seen = tracing.seen(first, wrong)
+            seen = tracing.seen()
         except TraceLimit as error:
             return replace(found, reason=str(error))
         except Exception as error:
@@ -136,8 +129,7 @@ def trace_result(
     found = replace(found, leaves=named, blamed=named)
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
-    in_memory = {} if wrong is None else _in_memory(seen, wrong)
-    told = replace(_told(found, tracing.problem, seen, actual[stage], every, known=bool(in_memory)), **in_memory)
+    told = _told(found, tracing.problem, seen, actual[stage], every)
     return _in_the_line_of(told, steps_named(seen.log, beside))
 
 
@@ -148,30 +140,40 @@ def _in_the_line_of(told: KernelTrace, named: tuple[Step, ...]) -> KernelTrace:
     return replace(told, blamed=named[0], leaves=named[0], between=(), since=(), until="")
 
 
-def _in_memory(seen: Seen, wrong: FirstWrong) -> dict[str, Any]:
-    """What is said of the first stage in memory that goes wrong."""
-    inner = seen.of(wrong.held, wrong.index)
-    read = inner.reading(wrong.problem, wrong.held.name, wrong.index, failing=True, memory=wrong.problem)
-    return {name: getattr(read, name) for name in OF_FAULTS} if read.leaves else {}
+Target = tuple[str, Worst] | None
+"""The element to explain and the stage that it is of."""
 
 
-def element_to_explain(
-    subject: Subject, case: Case, result: CaseResult, actual: Mapping[str, Tensor]
-) -> tuple[str, Worst] | None:
-    """Return the element to explain and the stage that it is of: the worst one, or the first of another formula."""
-    if (finding := next((f for f in result.findings if f.kind == OF_FORMULA), None)) is None:
-        return worst_of(result)
-    inputs = build(case.gathered(), subject.device)
-    problem, followed = subject.problem(inputs), followed_in(subject, case, inputs, result.results)
-    compared = None if followed is None else compare_formulas(problem, followed.results).get(finding.stage)
+def judged_to_explain(subject: Subject, case: Case) -> tuple[CaseResult, Mapping[str, Tensor], Followed | None, Target]:
+    """Judge a kernel on a case by values and by its formula.
+
+    Returns:
+        the judgement; what the kernel gave; its residues, if it fails and can be followed; and the element to explain,
+        the worst one or the first of another formula.
+    """
+    result, actual = examine(subject, case)
+    result = with_formula(subject, case, result)
+    target, followed = worst_of(result), None
+    if result.verdict is Verdict.FAILED and target is not None:
+        inputs = build(case.gathered(), subject.device)
+        followed = followed_in(subject, case, inputs, result.results)
+        finding = next((f for f in result.findings if f.kind == OF_FORMULA), None)
+        if finding is not None and followed is not None:
+            target = _of_formula(subject.problem(inputs), followed, finding.stage, actual) or target
+    return result, actual, followed, target
+
+
+def _of_formula(problem: Problem, followed: Followed, name: str, actual: Mapping[str, Tensor]) -> Target:
+    """Return the first element of a result that follows from another formula."""
+    compared = compare_formulas(problem, followed.results).get(name)
     if compared is None or not compared.differs:
-        return worst_of(result)
-    stage, index = problem.trace.enclosure(finding.stage), compared.first
-    exact, value, lo, hi = (float(part[index]) for part in stage.full.expand(4, *actual[finding.stage].shape))
-    return finding.stage, Worst(index, float(actual[finding.stage][index]), value, exact, lo, hi, 0.0)
+        return None
+    index, stage = compared.first, problem.trace.enclosure(name)
+    exact, value, lo, hi = (float(part[index]) for part in stage.full.expand(4, *actual[name].shape))
+    return name, Worst(index, float(actual[name][index]), value, exact, lo, hi, 0.0)
 
 
-def worst_of(result: CaseResult) -> tuple[str, Worst] | None:
+def worst_of(result: CaseResult) -> Target:
     """The element to explain and the stage that it is of."""
     failing = result.failing_stage
     if failing is not None:
@@ -189,7 +191,6 @@ class Seen:
         tensor, where: what the call gave for the stage, a copy of it; where its elements were.
         write: what wrote the element to explain; None where nothing did.
         path: what led to it, if it was recorded.
-        kept: what the kernel allocated and wrote to.
         tensors: those of the case as they were given, and the stage.
     """
 
@@ -198,8 +199,13 @@ class Seen:
     where: Addresses
     write: Write | None = None
     path: Path = field(default_factory=Path)
-    kept: Sequence[Buffer] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def beside(self) -> list[Write]:
+        """Writes of programs that were not kept on the way of what was written with the element."""
+        event = None if self.write is None else self.write.event
+        return [] if event is None else follow(self.log, event, range(event.values.size)).untraced
 
     @property
     def visit(self) -> Visit | None:
@@ -207,20 +213,11 @@ class Seen:
         last = self.path.visits[-1] if self.path.visits else None
         return None if last is None or last.event.name.rpartition(".")[2] in UNWRITTEN else last
 
-    def reading(
-        self, problem: Problem, stage: str, index: tuple[int, ...], *, failing: bool, memory: Onward | None = None
-    ) -> Reading:
+    def reading(self, problem: Problem, stage: str, index: tuple[int, ...], *, failing: bool) -> Reading:
         """Which of the kernel's expressions are stages, and which is at fault if it is `failing`."""
         if self.write is None or self.write.event is None:
             return Reading()
-        return reading(
-            problem, self.log, stage, self.tensor, self.where, self.write, index, failing=failing, memory=memory
-        )
-
-    def of(self, held: Held, index: tuple[int, ...]) -> Seen:
-        """The same call, seen from an element of a stage in memory."""
-        tensor, where = self.kept[held.buffer.rank].laid_out_as(held)
-        return _located(self.log, tensor, where, index)
+        return reading(problem, self.log, stage, self.tensor, self.where, self.write, index, failing=failing)
 
     @property
     def why_nothing(self) -> str:
@@ -243,24 +240,16 @@ class _Tracing:
     index: tuple[int, ...] | None
     limit: int
 
-    def wrong(self, seen: Seen) -> FirstWrong | None:
-        """The first stage in memory that goes wrong, where no rows of the case stand for themselves."""
-        few = self.problem.main.numel() <= LARGEST
-        return first_wrong(self.problem, seen.kept) if few and not self.problem.op.rows else None
-
-    def seen(self, first: Seen | None = None, wrong: FirstWrong | None = None) -> Seen:
+    def seen(self) -> Seen:
         """A call in which all programs on the way of the element are kept, as far as `MOST_PROGRAMS` allows.
 
-        Which these are, the calls before it show: who wrote the element, who wrote what that one read, and so on. The
-        `first` of them kept none. What wrote the element of a stage in memory that is `wrong` is kept, too. The last
-        call is followed on residues.
+        Which these are, the calls before it show: who wrote the element, who wrote what that one read, and so on; then
+        those on the way of what was written with it. The last call is followed on residues.
         """
         wanted: set[Program] = set()
-        seen = first or self.call()
+        seen = self.call()
         while True:
-            missing = [seen.write] if seen.write and not seen.write.event else seen.path.untraced
-            if wrong is not None and not wanted:
-                missing = [write for write in [seen.of(wrong.held, wrong.index).write] if write] + list(missing)
+            missing = [seen.write] if seen.write and not seen.write.event else seen.path.untraced or seen.beside
             found = dict.fromkeys(write.program for write in missing if write.program not in wanted)
             new = [program for program in found if program is not None][: MOST_PROGRAMS - len(wanted)]
             if not new:
@@ -278,14 +267,13 @@ class _Tracing:
         handed = self.inputs.hand_out()
         shadow = ShadowMemory() if followed and follows(handed) else None
         watching = traced(handed, wanted, self.limit, shadow=shadow, primitives=kernel.primitives)
-        with products_of(problem.constants), guarded_allocations(0) as allocated, watching as log:
+        with products_of(problem.constants), guarded_allocations(0), watching as log:
             results = results_of(kernel.call, asked, self.subject.device, handed)
         tensor = results[self.stage].detach()
         index = (0,) * tensor.ndim if self.index is None else self.index
         seen = _located(log, tensor, addresses_of(tensor), index)
-        kept = buffers(log, allocated.tensors, results)
         self.inputs.restore()
-        return replace(seen, kept=kept, tensors={**handed, self.stage: tensor})
+        return replace(seen, tensors={**handed, self.stage: tensor})
 
 
 def _located(log: Log, tensor: Tensor, where: Addresses, index: tuple[int, ...]) -> Seen:
@@ -297,11 +285,11 @@ def _located(log: Log, tensor: Tensor, where: Addresses, index: tuple[int, ...])
     return seen
 
 
-def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, every: bool, known: bool) -> KernelTrace:
+def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, every: bool) -> KernelTrace:
     assert found.worst is not None
     same = array_of(seen.tensor[found.worst.index]).tobytes() == array_of(judged[found.worst.index]).tobytes()
     failing = found.verdict is Verdict.FAILED and same
-    read = seen.reading(problem, found.stage, found.worst.index, failing=failing and not known)
+    read = seen.reading(problem, found.stage, found.worst.index, failing=failing)
     steps = tuple(folded(steps_of(seen.log, seen.path, read.matches)))
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
     other = "The element has other bits in the call that is shown here than in the one that was judged."

@@ -125,8 +125,7 @@ class Explanation:
         deciding = self.deciding
         if not self.is_sure or deciding is None or not deciding.misrounded:
             return self.diagnoses
-        same = f"As if {deciding.stage} were not rounded: "
-        return tuple(d for d in self.diagnoses if not d.endswith(NEARLY_RIGHT) and not d.startswith(same))
+        return tuple(d for d in self.diagnoses if not d.endswith(NEARLY_RIGHT))
 
     @property
     def elsewhere(self) -> tuple[str, ...]:

@@ -84,21 +84,18 @@ class Ancestry:
                         own[name] = merged(own.get(name), _through(elements, edge.lanes))
         return found
 
-    def cells(self, ends: Mapping[int, Array], starts: Mapping[str, Array], *, astray: bool = True) -> dict[int, Array]:
+    def cells(self, ends: Mapping[int, Array], starts: Mapping[str, Array]) -> dict[int, Array]:
         """Number of an event → its element for each cell, -1 for none, [C].
 
         `ends` has that for some events, to which the others led; `starts` the cell of each element of inputs. What
         led one to one to an end has the cell of that, else that of the input it came from, else that of what it led to.
-        Unless elements may have gone `astray`, the last holds for what came from none of these inputs only, and what
-        came from different elements of one has no cell: sums over rows.
         """
         size = len(next(iter(ends.values())))
         direct, others, found = dict(ends), dict[int, Array](), dict[int, Array]()
         origins = self.origins() if starts else {}
-        several = set() if astray else self._several(origins, starts)
         for number in sorted(self.events, reverse=True):
-            own = _by_origin({} if number in several else origins.get(number, {}), starts, size)
-            if (own < 0).all() and (astray or not origins[number].keys() & starts.keys()):
+            own = _by_origin(origins.get(number, {}), starts, size)
+            if (own < 0).all():
                 own = others.get(number, own)
             own = merged(direct.get(number), own)
             found[number] = own
@@ -108,20 +105,6 @@ class Ancestry:
                     others[before] = merged(others.get(before), _through(edge.lanes, own))
                     if number in direct:
                         direct[before] = merged(direct.get(before), _through(edge.lanes, direct[number]))
-        return found
-
-    def _several(self, origins: Mapping[int, Mapping[str, Array]], starts: Iterable[str]) -> set[int]:
-        """Numbers of the events to whose elements several elements of one of these inputs came."""
-        found: set[int] = set()
-        for number in sorted(self.events):
-            for edge in self.edges[number]:
-                before = edge.event.number
-                if edge.lanes is None:
-                    continue
-                for name in origins[before].keys() & origins[number].keys() & set(starts):
-                    own, other = origins[number][name], _through(origins[before][name], edge.lanes)
-                    if before in found or ((own != other) & (other >= 0)).any():
-                        found.add(number)
         return found
 
 
