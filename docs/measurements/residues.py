@@ -1,4 +1,4 @@
-"""What residues see of kernels: right ones, planted faults, what enclosures cannot see, and what following costs.
+"""What residues see of kernels: right ones, planted faults, and what enclosures cannot see.
 
 Run `python docs/measurements/residues.py [--cases N] [--op OP] [--every N] [--kept FILE] [--out FILE]`; it writes
 residues.md. `--kept` names a file of finished rows, read and written, so that a later run goes on.
@@ -13,9 +13,7 @@ import platform
 import random
 import re
 import shlex
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -63,10 +61,7 @@ cases shows it.
 Inputs are normal numbers. Enclosures *decide* an element of which the contract allows one value; residues decide one
 that is equal or differs.
 
-{blind}
-## Cost
-
-{cost}"""
+{blind}"""
 
 
 def share(part: float, whole: float) -> str:
@@ -347,20 +342,6 @@ def least_missing(q: Any, k: Any) -> Any:
     return torch.arange(len(scores)) != scores.argmin()
 
 
-# Cost
-
-
-def cost() -> str:
-    """Seconds of a run of `lastbit verify`, with the part of it in which kernels are followed."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["-m", "lastbit", "verify", "--op", "rms_norm", "--profile", "ci", "-n", "1", "--device", "cpu"]
-        subprocess.run([sys.executable, *command, "--run-folder", folder], cwd=ROOT, stdout=sys.stderr, check=False)
-        spent = json.loads(Path(folder, "run.json").read_text())["spent"]["seconds"]
-    whole, part = sum(spent.values()), spent.get("formulas", 0.0)
-    own = f"{part:.1f} s of {whole:.1f} s, {share(part, whole)}"
-    return f"`lastbit verify --op rms_norm --profile ci` on the CPU follows kernels for {own} of its time.\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=40, help="cases of each right kernel")
@@ -400,13 +381,11 @@ def main() -> None:
             finished("right", name, lambda kernel=kernel: right(kernel, options.cases))
     for name, (fault, dtype) in chosen.items() if not options.folder else ():
         finished("faults", name, lambda fault=fault, dtype=dtype: sighted(fault, dtype))
-    if not options.folder:
-        finished("text", "cost", cost)
     rows = kept["right"]
     all_cases = sum(row["all"].get("cases", 0) for row in rows.values())
     print(f"{len(rows)} kernels, {all_cases:,} cases, differing in {sum(len(r['differing']) for r in rows.values())}")
     text = (OF_FOLDERS if options.folder else HEAD).format(
-        folders=" and ".join(f"`{folder}/`" for folder in options.folder or FOLDERS),
+        folders=" and ".join(f"`{folder}`" for folder in options.folder or FOLDERS),
         command=shlex.join(["python", "docs/measurements/residues.py", *sys.argv[1:]]),
         date=time.strftime("%Y-%m-%d"),
         torch=torch.__version__,
@@ -419,7 +398,6 @@ def main() -> None:
         drawn=DRAWN,
         planted=planted_tables(kept.get("faults", {})),
         blind=kept.get("text", {}).get("blind", ""),
-        cost=kept.get("text", {}).get("cost", ""),
     )
     options.out.write_text(text, encoding="utf-8")
 

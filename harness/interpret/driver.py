@@ -108,7 +108,7 @@ class AnyDevice(torch.cuda.device):
 
 def stand_in_for_gpu() -> None:
     """On a machine without a GPU, answer what code beside kernels asks Triton's driver and `torch.cuda`."""
-    if torch.cuda.is_available():
+    if torch.cuda.device_count():  # is_available() would start the driver, and its thread, of which forks have half
         return
     backends["nvidia"] = replace(backends["nvidia"], driver=StandIn)
     for name, answer in _ANSWERS.items():

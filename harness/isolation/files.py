@@ -30,13 +30,18 @@ _ACCELERATORS = ("nvidia*", "kfd", "dri")
 @cache
 def python_folders() -> list[Path]:
     """Where Python and what is installed lie, and packages that this process has imported when it asks first."""
-    found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+    found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *filter(_is_installed, sys.path)}
     for name, module in list(sys.modules.items()):
         if "." not in name:
             folders = list(vars(module).get("__path__", ()))
             found.update(folders)
             found.update(map(os.path.dirname, folders if name in _COMPILERS else ()))
     return sorted(map(Path, found))
+
+
+def _is_installed(folder: str) -> bool:
+    """Whether an installer has put packages into a folder, as `pip install --target` does: a checkout is none."""
+    return Path(folder).is_dir() and any(Path(folder).glob("*.dist-info"))
 
 
 def accelerators() -> list[Path]:

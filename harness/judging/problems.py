@@ -31,8 +31,7 @@ class _Family:
 
     def weigh(self) -> None:
         problems = self.problems.values()
-        inputs = {t.untyped_storage().data_ptr(): t.untyped_storage() for p in problems for t in p.tensors.values()}
-        self.nbytes = sum(p.nbytes for p in problems) + sum(storage.nbytes() for storage in inputs.values())
+        self.nbytes = sum(p.nbytes for p in problems) + _nbytes(*(p.tensors for p in problems))
 
 
 @dataclass(eq=False)
@@ -46,7 +45,8 @@ class Problems:
         """The problem of a case, which was given to another kernel, or is new."""
         params, tensors = dict(inputs.case.params), inputs.tensors
         main = tensors[op.inputs[0]]
-        if sum(t.numel() for t in tensors.values()) > _LARGE or (op.rows and main.numel() > _LARGE_ROWS):
+        rows = main.numel() if op.rows else 0
+        if sum(t.numel() for t in tensors.values()) > _LARGE or rows > _LARGE_ROWS or _nbytes(tensors) > _MOST_BYTES:
             return Problem(op, contract, tensors, params, premises)
         key = id(op), str(inputs.case), main.device, premises  # an op that is kept keeps its id
         self._make_room()
@@ -71,6 +71,12 @@ class Problems:
         excess = sum(family.nbytes for family in self._families.values()) - _MOST_BYTES
         while excess > 0 or len(self._families) > _MOST_CASES:
             excess -= self._families.popitem(last=False)[1].nbytes
+
+
+def _nbytes(*problems: Tensors) -> int:
+    """What the storages of tensors take, which may be far more than their elements."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for tensors in problems for t in tensors.values()}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def _same_bits(one: Tensors, other: Tensors) -> bool:

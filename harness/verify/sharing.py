@@ -57,6 +57,8 @@ class SharedDevice:
         """Verify a case beside those of other workers, and once more alone if memory runs out."""
         with self.beside_others():
             result = attempt()
+            if ran_out(result):
+                _give_back(self._device)
         if not ran_out(result):
             return result
         self._waits()  # the others may take as long as they are allowed to
@@ -66,10 +68,11 @@ class SharedDevice:
 
     @contextmanager
     def beside_others(self) -> Iterator[None]:
-        """Wait while a worker is alone or about to be, and give it what memory this one holds."""
-        try:
-            flock(self._gate, LOCK_SH | LOCK_NB)
-        except BlockingIOError:
+        """Wait while a worker is alone or about to be, and give it what memory this one holds, before and after.
+
+        The lock of the case is held until that is given back, so that whoever is alone then finds it.
+        """
+        if not self._may_begin():
             _give_back(self._device)
             flock(self._gate, LOCK_SH)
         flock(self._cases, LOCK_SH)
@@ -77,12 +80,22 @@ class SharedDevice:
         try:
             yield
         finally:
+            if not self._may_begin():
+                _give_back(self._device)
+            flock(self._gate, LOCK_UN)
             flock(self._cases, LOCK_UN)
+
+    def _may_begin(self) -> bool:
+        """Hold the gate open, unless another worker has closed it."""
+        try:
+            flock(self._gate, LOCK_SH | LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Wait until every other case has ended; none begins before this one has."""
-        _give_back(self._device)
         flock(self._gate, LOCK_EX)
         flock(self._cases, LOCK_EX)
         try:

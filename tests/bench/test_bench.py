@@ -22,6 +22,7 @@ from lastbit.case import Group, parse_case
 from lastbit.cli import main
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UsageError
+from lastbit.interpret import install
 from lastbit.kernel import Kernel
 from lastbit.outcomes.bench import MEMORY, OPERATIONS, PARTS, RATE, VERIFIED, Bench, Measurement, Sample
 from lastbit.reports.bench import amount, as_jsonl, page
@@ -29,6 +30,8 @@ from lastbit.verify.check import Subject, unsupported
 from lastbit.verify.inprocess import Workplace
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import Project, open_project
+
+install()
 
 CPU = torch.device("cpu")
 LINE = "completion_mask ids=int64[2,3]:sequences_1 eos_ids=int64[1]:counting seed=0"

@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from lastbit.config import Config
+from lastbit.interpret import install
 from lastbit.numerics import BY_CAPABILITY, Premises, TensorCores
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.project import open_project
+
+install()
 
 PROJECT = open_project(Config(folder=""))
 KERNELS = {kernel.name: kernel for kernel in PROJECT.kernels()}

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.runtime.errors import InterpreterError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lastbit.interpret import install, launch, one_by_one
+from lastbit.interpret import driver, install, launch, one_by_one
 from lastbit.interpret.driver import MULTIPROCESSORS
 from lastbit.interpret.tensor_cores import HOPPER, dot, tensor_cores
 from tests import interpret_wild as wild
@@ -187,6 +187,18 @@ def test_questions_to_the_driver_are_answered_without_a_gpu() -> None:
         eval("torch.cuda.current_device()", {"torch": torch, "__name__": "torch._inductor.codecache"})
     with torch.cuda.device(torch.device("cpu")):
         assert not torch.cuda.is_available()
+
+
+def test_the_question_whether_there_is_a_gpu_starts_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts a thread, of which processes that are forked have half: see `lastbit.isolation.server`."""
+
+    def started() -> int:
+        raise AssertionError("the driver was started")
+
+    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 1)
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", started, raising=False)
+    driver.stand_in_for_gpu()
 
 
 def second_copy(name: str) -> Callable[..., object]:

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import importlib
 import json
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ import pytest
 from confined import confined, limited, outcome, raised
 
 from lastbit.isolation import confine as module
-from lastbit.isolation import landlock, namespaces, seccomp
+from lastbit.isolation import files, landlock, namespaces, seccomp
 from lastbit.isolation.environment import clean_environment, own_environment
 from lastbit.isolation.folders import remove
 
@@ -112,6 +113,23 @@ def test_readable_folders_can_be_read_and_not_written(folder, tmp_path):
     assert outcome(folder, lambda write: (kernels / "one.py").read_text(), readable=[kernels]) == "kernel"
     write_there = lambda write: (kernels / "one.py").write_text("other")  # noqa: E731
     assert raised(outcome(folder, write_there, "files", readable=[kernels])) == "PermissionError"
+
+
+def test_what_an_installer_put_into_a_folder_of_the_path_can_be_imported(folder, tmp_path, monkeypatch):
+    """As `pip install --target` does; a package that sympy asks for may lie there. A checkout has other things, too."""
+    for package in ("site/installed_late", "checkout/not_installed"):
+        (tmp_path / package).mkdir(parents=True)
+        (tmp_path / package / "__init__.py").touch()
+        monkeypatch.syspath_prepend(str((tmp_path / package).parent))
+    (tmp_path / "site" / "installed_late-1.0.dist-info").mkdir()
+
+    def imported(name):
+        return outcome(
+            folder, lambda write: importlib.import_module(name).__name__, before=files.python_folders.cache_clear
+        )
+
+    assert imported("installed_late") == "installed_late"
+    assert raised(imported("not_installed")) in ("PermissionError", "ModuleNotFoundError")
 
 
 def test_secrets_of_the_system_cannot_be_read(folder):

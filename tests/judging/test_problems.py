@@ -13,6 +13,7 @@ from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.errors import OpError
 from lastbit.inputs import Inputs, build
+from lastbit.judging import problems as kept
 from lastbit.judging.expected import Numbers, RowSum
 from lastbit.judging.problem import Problem
 from lastbit.judging.problems import Problems
@@ -59,6 +60,14 @@ def test_many_rows_are_not_kept() -> None:
     problems = Problems()
     first, again = (problems.of(rms_norm, NATIVE, inputs(rows=1025), Premises()) for _ in range(2))
     assert first is not again and first.siblings is None
+
+
+def test_rows_that_lie_far_apart_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have few elements, and may take gigabytes of an accelerator that others need."""
+    monkeypatch.setattr(kept, "_MOST_BYTES", 1 << 19)
+    far = parse_case("rms_norm x=bf16[4,64]@100000,1 weight=bf16[64] eps=1e-06 seed=1")
+    assert Problems().of(rms_norm, NATIVE, build(far, "cpu"), Premises()).siblings is None
+    assert Problems().of(rms_norm, NATIVE, inputs(), Premises()).siblings is not None
 
 
 def test_other_inputs_or_premises_have_siblings_of_their_own() -> None:

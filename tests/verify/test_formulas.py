@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.judges.conclusions import contracts_of
 from lastbit.judging.formula import compare_formulas
@@ -18,7 +19,9 @@ from lastbit.numerics.residues import Residues
 from lastbit.numerics.residues.field import P
 from lastbit.result import OF_FORMULA, CaseResult, Judgement, Verdict
 from lastbit.shadows.following import Followed, follow
-from lastbit.verify.formulas import judged_by_formula
+from lastbit.verify import formulas
+from lastbit.verify.check import Subject
+from lastbit.verify.formulas import judged_by_formula, with_formula
 from lastbit.verify.project import open_project
 
 RMS_NORM, ALL_REDUCE = map(open_project(Config(folder="")).op, ("rms_norm", "all_reduce"))
@@ -32,6 +35,16 @@ def judged() -> tuple[Problem, Judgement]:
     output = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-3)
     found = judge(problem, {"output": output})
     return problem, replace(found, verdict=Verdict.INCONCLUSIVE, reason="nothing is decided")
+
+
+def test_no_inputs_are_made_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is followed on the CPU alone; inputs whose rows lie far apart take gigabytes, and may not fit again."""
+    monkeypatch.setattr(formulas, "build", lambda case, device: pytest.fail("inputs were made"))
+    kernel = Kernel("mine", "rms_norm", "fp32_multiply", lambda x, *, eps: x)
+    case = parse_case("rms_norm x=bf16[2,515]@2147483712,1 eps=1e-06 seed=1")
+    one = Subject(kernel, RMS_NORM, torch.device("cuda:0"))
+    result = one.outcome(Verdict.PASSED, str(case), case.dtypes)
+    assert with_formula(one, case, result) is result
 
 
 def test_equal_residues_decide(judged: tuple[Problem, Judgement]) -> None:

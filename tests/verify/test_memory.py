@@ -158,6 +158,38 @@ def _shareable(folder: Path) -> bool:
         return True
 
 
+def test_memory_is_given_back_before_a_worker_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has a case under way while another one wants to be alone gives back what it holds after it."""
+    given: list[bool] = []
+    monkeypatch.setattr(sharing, "_give_back", lambda device: given.append(_is_alone(tmp_path)))
+    alone = threading.Thread(target=lambda: SharedDevice(tmp_path, CPU).verify(attempt(hungry, lambda: None)))
+    first = [True]
+
+    def is_full() -> bool:
+        return first.pop() if first else False
+
+    hungry = subject(is_full)
+    with SharedDevice(tmp_path, CPU).beside_others():
+        alone.start()
+        while _shareable(tmp_path):
+            pass
+        assert given == [False], "that of the case that ran out of memory, whose turn is not over"
+    alone.join(10)
+    assert given == [False, False]
+
+
+def _is_alone(folder: Path) -> bool:
+    """Whether no case holds the device."""
+    import fcntl
+
+    with (folder / "cpu.cases").open("w") as cases:
+        try:
+            fcntl.flock(cases, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
 def test_workers_share_accelerators_only(tmp_path: Path) -> None:
     recorder = Recorder(Config(folder=str(tmp_path)), "cuda-gw0", dump)
     assert recorder.verify_on(CPU) is directly

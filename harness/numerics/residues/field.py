@@ -136,11 +136,12 @@ def power_of_two(exponent: Tensor, modulus: int) -> Tensor:
     return _powers_of_two(modulus)[exponent - _EXPONENTS.start]
 
 
-def residue(x: Tensor, modulus: int) -> Tensor:
-    """Return m · 2^e for the finite numbers x = m · 2^e of fp64; 0 for others."""
-    significand, exponent = torch.frexp(torch.where(torch.isfinite(x), x, 0.0))
-    integer = torch.ldexp(significand, torch.tensor(53)).long() % modulus
-    return integer * power_of_two(exponent.long() - 53, modulus) % modulus
+def residues(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return m · 2^e modulo P and modulo Q for the finite numbers x = m · 2^e of fp64; 0 for others."""
+    significand, exponent = torch.frexp(torch.nan_to_num(x, 0.0, 0.0, 0.0))
+    integer, exponent = (significand * 2.0**53).long(), exponent.long() - 53
+    of_p, of_q = (integer % modulus * power_of_two(exponent, modulus) % modulus for modulus in (P, Q))
+    return of_p, of_q
 
 
 def mixed(x: Tensor, tag: int, modulus: int) -> Tensor:
@@ -148,7 +149,8 @@ def mixed(x: Tensor, tag: int, modulus: int) -> Tensor:
 
     The steps are the finalizer of splitmix64 (Steele, Lea and Flood 2014), another stream for each tag.
     """
-    return (_mixed(x, tag, modulus) - _mixed((P - x) % P, tag, modulus)) % modulus
+    both = _mixed(torch.stack([x, (P - x) % P]), tag, modulus)
+    return (both[0] - both[1]) % modulus
 
 
 def _mixed(x: Tensor, tag: int, modulus: int) -> Tensor:

@@ -58,7 +58,7 @@ class Residues:
             whole = values.long()
             return cls._made(whole % P, whole % Q)
         x = values.detach().double().cpu()
-        made = cls._made(field.residue(x, P), field.residue(x, Q))
+        made = cls._made(*field.residues(x))
         return made._flagged(torch.isneginf(x), MINUS_INFINITY).seen(x)
 
     @classmethod
@@ -401,8 +401,9 @@ def _table(fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
     bits = {1: torch.uint8, 2: torch.int16}[fmt.dtype.itemsize]
     numbers = torch.arange(1 << 8 * fmt.dtype.itemsize).to(bits).view(fmt.dtype).double()
     numbers = numbers[torch.isfinite(numbers)]
-    p, order = torch.sort(field.residue(numbers, P))
-    return p, field.residue(numbers, Q)[order], numbers[order]
+    p, q = field.residues(numbers)
+    p, order = torch.sort(p)
+    return p, q[order], numbers[order]
 
 
 def _place(fmt: Format, p: Tensor) -> Tensor:
