@@ -103,10 +103,9 @@ def deed(
     if not all(map(math.isfinite, (actual, exact))):
         return f"{GIVES} {actual:.9g}"
     if rounds and rounded(actual, fmt) != actual and in_ulp(actual, exact, fmt) < 1:
-        return (
-            _other_format(actual, legal, fmt, dtype, ways)
-            or f"does not round, and holds {actual:.9g} in {dtype or 'more digits'}"
-        )
+        narrow = dtype in FORMATS and FORMATS[dtype].precision < FP32.precision
+        how = "holds" if narrow else "does not round, and holds"
+        return _other_format(actual, legal, fmt, dtype, ways) or f"{how} {actual:.9g} in {dtype or 'more digits'}"
     own = _other_ways(actual, exact, fmt) if rounds and actual in neighbours(exact, fmt) else ()
     if said := " or ".join(way for way in own if ways is None or way in ways):
         return f"{said} to {actual:.9g}"

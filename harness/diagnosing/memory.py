@@ -13,7 +13,6 @@ from lastbit.outcomes.trace import Step
 from lastbit.result import Finding
 from lastbit.tracing import Log
 from lastbit.tracing.cells import INPUT
-from lastbit.tracing.memory import Write
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of
 
 
@@ -38,17 +37,12 @@ def _places(log: Log) -> Iterator[Place]:
 
 
 def _writing(log: Log, tensor: Tensor | None) -> Iterator[Step]:
-    """The last writes to a tensor first; what only makes memory where there is no other."""
+    """The last writes to a tensor first, without those that only make memory, or stand for a tensor of the case."""
     if tensor is None or not tensor.numel():
         return
     ends = addresses_of(tensor).at(np.array([0, tensor.numel() - 1]))
     writes = [w for w in log.writes.all if w.first <= ends.max() and w.last >= ends.min() and w.places]
-    made = [w for w in writes if _makes(w)]
-    for write in reversed([w for w in writes if not _makes(w)] or made):
-        yield step_at(write.places[0]) if write.event is None else step_of(log, write.event, -1)
-
-
-def _makes(write: Write) -> bool:
-    """Whether it only stands for new memory, or for a tensor of the case."""
-    name = "" if write.event is None else write.event.name
-    return name.startswith(INPUT) or name.rpartition(".")[2] in UNWRITTEN
+    for write in reversed(writes):
+        name = "" if write.event is None else write.event.name
+        if not name.startswith(INPUT) and name.rpartition(".")[2] not in UNWRITTEN:
+            yield step_at(write.places[0]) if write.event is None else step_of(log, write.event, -1)

@@ -110,7 +110,7 @@ def contracts_of(results: Sequence[CaseResult], verdict: Verdict, claimed: str) 
     failed = [r for r in results if r.verdict is Verdict.FAILED and _is_of_values(r)]
     if failed:
         common = [c for c in failed[0].explained_by if all(c in r.explained_by for r in failed)]
-        keeps = tuple(c for c in simplest(common, claimed) if c not in out)
+        keeps = tuple(c for c in simplest(common, claimed) if c not in out and c != claimed)
     else:
         keeps = (claimed,) if verdict in (Verdict.PASSED, Verdict.FAILED) else ()
     asked |= {claimed: None} if failed else {}

@@ -127,17 +127,19 @@ def open_project(config: Config) -> Project:
             cases[path.stem] = load_file(path)
         _check_cases(folder, cases, ops)
     revisions = {label: Path(folder) for label, folder in config.revisions.items()}
-    load = partial(_load_or_plain, config) if config.plain and len(config.ops) == 1 else load_kernels
+    load = partial(_load_or_plain, config) if config.plain else load_kernels
     return Project(ops, cases, folders, kernel_folders(config), revisions, config.revision, load)
 
 
 def _load_or_plain(config: Config, path: Path) -> tuple[Kernel, ...]:
-    """Return what `load_kernels` does, or the kernel of a file that declares none."""
+    """Return what `load_kernels` does, or the kernel of a file that declares none, of the only op that is named."""
     try:
         return load_kernels(path)
-    except UsageError:
-        if not path.is_file():
+    except UsageError as error:
+        if not path.is_file() or "declares no kernel" not in str(error):
             raise
+        if len(config.ops) != 1:
+            raise UsageError(f"{error}, or name the op of a function without it: --op OP") from None
     function = config.kernels[0] if len(config.kernels) == 1 else ""
     return (kernel_of_file(path, Role(config.ops[0], function=function)),)
 

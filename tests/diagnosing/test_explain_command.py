@@ -296,6 +296,7 @@ def test_no_stage_is_blamed_where_no_value_is_wrong_but_the_line_that_wrote_is_n
         (1.0078125, 1.00390625, "bf16", "bf16", "rounds the tie the other way to 1.0078125"),
         (1.003, 1.003, "bf16", "fp32", "does not round, and holds 1.003 in fp32"),
         (1.00390625, 1.00390625 - 2.0**-13, "bf16", "fp16", "rounds to fp16, 1.00390625"),
+        (1.0029296875, 1.0015, "bf16", "fp16", "holds 1.00292969 in fp16"),
         (1.5, 1.01, "bf16", "bf16", "gives 1.5"),
         (1.0234375, 1.01, "bf16", "bf16", "gives 1.0234375, 2 ulp away"),
         (FORMATS["bf16"].max, 3.9e38, "bf16", "bf16", "saturates to 3.38953139e+38"),

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from lastbit.commands import identify as command
 from lastbit.diagnosing.identify import identify_kernel
+from lastbit.errors import UsageError
 from lastbit.outcomes.identification import Answer, Candidate, Identification, Tally
 from lastbit.reports.identification import elements, print_identification, print_overview
 from lastbit.verify.inprocess import Workplace
@@ -175,6 +176,13 @@ def test_a_kernel_that_claims_nothing(declared: str, tmp_path: Path, capsys: pyt
     printed = capsys.readouterr().out
     assert "rms_norm on cpu  claims no contract of rms_norm" in printed
     assert "→ keeps fp32_multiply" in printed and "wrong" not in printed and "errored" not in printed
+
+
+def test_a_function_without_an_op_is_told_how_to_name_it(tmp_path: Path) -> None:
+    path = tmp_path / "plain.py"
+    path.write_text("def norm(x, weight, *, eps):\n    return x\n")
+    with pytest.raises(UsageError, match=r"declares no kernel; decorate .*, or name the op of a function without it"):
+        run(str(path))
 
 
 def test_a_kernel_that_ends_its_process_is_an_error_and_the_next_one_is_identified(

@@ -170,6 +170,11 @@ def test_what_is_compiled_cannot_be_seen(tmp_path: Path) -> None:
     assert "there is nothing to see inside" in found.reason and "torch.empty_like(x)" in found.reason
 
 
+def test_memory_that_nothing_wrote_to_is_no_wrong_line(tmp_path: Path) -> None:
+    found = traced(kernel_of(tmp_path, TORCH, contract="fp32_multiply", body="return torch.empty_like(x)"))
+    assert found.blamed is None and "torch.empty_like(x)" in found.reason
+
+
 def test_what_is_wrong_beside_values_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = "y = (x.float() * torch.rsqrt(x.float().square().mean(-1, True) + eps) * weight.float()).to(x.dtype)"
     kernel_of(tmp_path, TORCH, contract="fp32_multiply", body=f"{body}; x.zero_(); return y")

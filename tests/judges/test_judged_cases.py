@@ -138,6 +138,8 @@ def test_contracts() -> None:
     cases = [failed(1, OUTSIDE, explained_by=("a+c", "d+c"), ruled_out={"d+b": 1}), failed(2, explained_by=("a+c",))]
     made = contracts_of(cases, Verdict.FAILED, "a+b")
     assert (made.keeps, made.ruled_out) == (("a+c",), ("d+b", "a+b"))
+    own = [failed(1, OUTSIDE, explained_by=("a+b",))]
+    assert not contracts_of(own, Verdict.FAILED, "a+b").keeps, "it breaks the one that it is held to"
     writes = [result(Verdict.FAILED, findings=(WROTE,), ruled_out={"a+c": 1})]
     assert contracts_of(writes, Verdict.FAILED, "a+b").keeps == ("a+b",), "its values are right"
     formula = [result(Verdict.FAILED, findings=(replace(WROTE, kind="formula"),))]
