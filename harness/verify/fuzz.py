@@ -14,6 +14,7 @@ from functools import partial
 from lastbit.case import SEED_BITS, Case, parse_case
 from lastbit.inputs.given import is_given
 from lastbit.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
+from lastbit.takes import told
 from lastbit.verify.advice import advice_for
 from lastbit.verify.check import takes, verify_case
 from lastbit.verify.drawing import draw
@@ -46,6 +47,10 @@ class CaseFailed(Exception):
         self.result = result
 
 
+class NoCase(Exception):
+    """Nothing was drawn for an item: not the kernel's fault; the message says what allows none."""
+
+
 class Stopped(Exception):
     """The kernel has failed elsewhere."""
 
@@ -71,6 +76,7 @@ def run_item(
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
+        NoCase: none of its cases could be drawn.
         Stopped: the kernel has failed in another item; the message says so.
     """
     explorer, fresh = Explorer(item, record, started, verify), random and not item.asked
@@ -79,6 +85,10 @@ def run_item(
         leave(item, item.planned(cases).cases)
         raise Stopped(HAS_FAILED)
     drawn = [reseeded(case) if fresh else case for case in draw(item.group, cases, seed_)]
+    if not drawn and item.planned(cases).cases:
+        taken = item.subject.kernel.takes
+        allowed = f"{told(taken)} allows" if taken else "the kernel's signature allows"
+        raise NoCase(f"lastbit found no case of group {item.group.name} that {allowed}")
     if failures is None or item.asked:
         _run_all(explorer, drawn, shrinks=not item.asked)
     else:
@@ -121,11 +131,11 @@ def _run_until_failure(
             raise CaseFailed(explorer.shrunk(case, result, drawn))
 
 
-def unfinished(item: Item, reason: str) -> CaseResult:
+def unfinished(item: Item, reason: str, verdict: Verdict = Verdict.ERRORED) -> CaseResult:
     """The result of an item whose cases could not be made: an error of the op's strategy, say."""
     subject, group = item.subject, item.group.name
     case = f"{subject.kernel.op} (group {group})"
-    return subject.outcome(Verdict.ERRORED, case, "", reason=reason, group=group)
+    return subject.outcome(verdict, case, "", reason=reason, group=group)
 
 
 def kind_of(case: Case) -> object:

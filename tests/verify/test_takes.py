@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import reject
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lastbit.case import Case, Group, parse_case
@@ -23,6 +26,7 @@ from lastbit.verify.declarations import check_kernel
 from lastbit.verify.drawing import draw
 from lastbit.verify.fuzz import CaseFailed, run_item
 from lastbit.verify.narrowing import narrowed, not_asked
+from lastbit.verify.perform import perform
 from lastbit.verify.plan import Item, Plan, make_plan
 from lastbit.verify.project import open_project
 
@@ -104,6 +108,39 @@ def test_a_signature_that_needs_a_parameter_narrows_the_plan_too() -> None:
     assert {case.params["quant"] for case in own} == {"static"}
     assert not [case for case in own if unsupported(kernels[0], case)]
     assert len(own) > 60
+
+
+@pytest.mark.parametrize(
+    "sizes", [tuple(2**i for i in range(14)), (64, 128, 1024, 4096), [2**i for i in range(14)], range(48, 8192, 333)]
+)
+def test_sizes_are_drawn_from_those_that_are_declared(sizes: Any) -> None:
+    """A group of 1,025 to 2,048 columns once drew from all with the residue of a power of two, and found none."""
+    plan = plan_of(kernel_of(takes={"tensors": "contiguous", "x columns": sizes}))
+    drawn = {item.group.name: draw(item.group, 8) for item in plan.items if item.group.strategy is not None}
+    assert all(drawn.values())
+    assert {case["x"].shape[-1] for cases in drawn.values() for case in cases} <= set(sizes)
+    own = {name: tuple(map(int, name.rpartition("-N")[2].split("to"))) for name in drawn}
+    assert all(any(low <= size <= high for size in sizes) for low, high in own.values())
+    every = PROJECT.groups("rms_norm", plan.items[0].subject.kernel.accepts, small=True)
+    for low, high in (map(int, g.name.rpartition("-N")[2].split("to")) for g in every if g.strategy is not None):
+        assert any(low <= size <= high for size in sizes) == ((low, high) in own.values())
+    assert "N8193to16384" in plan.not_run[0].what
+
+
+def test_a_group_of_which_nothing_can_be_drawn_is_no_error_of_the_kernel() -> None:
+    subject = Subject(kernel_of(takes={"x size 0": 7}), NORM, torch.device("cpu"))
+    results: list[CaseResult] = []
+    records: Any = SimpleNamespace(
+        cases=2, seed=0, random=False, timeout=9.0, failures=None, record=results.append, started=None, leave=None,
+        verify_on=lambda device: None, note_time=lambda: None,
+    )  # fmt: skip
+    designed = ({"eps": 1e-6},)
+    strategy = lambda chosen: st.integers().flatmap(lambda n: reject())  # noqa: E731
+    group = Group("narrow", strategy, choices={"eps": (1e-6,)}, designed=designed)
+    perform(Item(subject, group), records, None)
+    assert [(result.verdict, result.reason) for result in results] == [
+        (Verdict.SKIPPED, "lastbit found no case of group narrow that takes={'x size 0': 7} allows")
+    ]
 
 
 @pytest.mark.parametrize(
