@@ -178,7 +178,8 @@ class Explorer:
         """The result of the smallest case that was found to fail as `case` did; `alike` are cases of its group.
 
         A case of which only properties are broken stays as it is: how many rows it needs is what was found. Where the
-        kernel passes the smallest case in another layout, or with elements, the result says what it may declare.
+        kernel passes the smallest case in another layout, with elements or in another shape, the result says what it
+        may declare.
         """
         if failed.faults and all(finding.kind in OF_PROPERTIES for finding in failed.faults):
             return failed
@@ -188,10 +189,11 @@ class Explorer:
 
     def _advised(self, failed: CaseResult) -> CaseResult:
         """The result, recorded once more with what the kernel may declare if it is sure that this is what it lacks."""
-        advice = advice_for(parse_case(failed.case), self._passes)
+        errored = failed.verdict is Verdict.ERRORED
+        advice = advice_for(parse_case(failed.case), self._passes, raised=errored)
         if not advice:
             return failed
-        if failed.verdict is Verdict.ERRORED:
+        if errored:
             advised = replace(failed, reason=f"{failed.reason.removesuffix('.')}. {advice}", counted=False)
         else:
             first, *others = failed.findings

@@ -184,7 +184,7 @@ def test_what_is_beyond_a_declaration(takes: object, line: str, reason: str) -> 
         ({"x dtype": "bfloat16"}, "unknown dtype in takes of .*'bfloat16'"),
         ({"x columns": -1}, "'x columns' has -1, which is no size"),
         ({"x columns": range(0)}, r"'x columns' has range\(0, 0\); give a word"),
-        (7, "unknown word in takes .* 7"),
+        (7, r"unknown word in takes .* 7.* give a mapping: takes=\{'x columns': \(64, 128, 256\)\}"),
     ],
 )
 def test_a_declaration_that_means_nothing(takes: object, message: str) -> None:
@@ -234,8 +234,8 @@ def test_a_kernel_that_declines_more_than_half_has_not_passed() -> None:
     assert (run.verdict("mine", "cpu"), run.exit_code) == (Verdict.INCONCLUSIVE, 1)
     assert on_cases(run, ("mine", "cpu")) == " on 2 of 5 cases"
     assert undecided(run) == [
-        "mine on cpu: UnsupportedCase in 3 of 5 cases, and at least 50 % must be judged; declare what it takes "
-        "(takes=…), and as many cases are drawn inside of that"
+        "mine on cpu: UnsupportedCase in 3 of 5 cases, and at least 50 % must be judged; declare what it takes, "
+        "such as takes='contiguous' or takes={'x columns': (64, 128, 256)}, and as many cases are drawn inside of that"
     ]
 
 
@@ -294,6 +294,38 @@ def test_a_failure_says_what_the_kernel_may_declare(function: Callable[..., Any]
     assert said.endswith(f"alone, write @kernel(…, {advice}).")
     assert ". It passes the case with" in said
     assert not failed(kernel_of(function).call, line).counted
+
+
+def matrix(x: Tensor, *, eps: float) -> Tensor:
+    _, _ = x.shape
+    return norm(x, eps=eps)
+
+
+def powers(x: Tensor, *, eps: float) -> Tensor:
+    assert x.shape[-1].bit_count() == 1, "width must be a power of two"
+    return norm(x, eps=eps)
+
+
+def blocks(x: Tensor, *, eps: float) -> Tensor:
+    return norm(x.unflatten(-1, (-1, 128)).flatten(-2), eps=eps)
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "advice"),
+    [
+        (matrix, "x=bf16[3,4,8]", "all rows along one dimension: begin with x = x.reshape(-1, x.shape[-1]), and give"),
+        (
+            powers,
+            "x=bf16[4,24]",
+            "4 columns of x in place of 3: if it is meant for some widths alone, name them, as in",
+        ),
+        (blocks, "x=bf16[4,24]", "@kernel(…, takes={'x columns': (64, 128, 256)})."),
+    ],
+)
+def test_a_kernel_that_raises_is_told_of_its_shapes(function: Callable[..., Any], line: str, advice: str) -> None:
+    result = failed(function, line)
+    assert result.verdict is Verdict.ERRORED
+    assert advice in result.reason
 
 
 def test_a_kernel_that_fails_in_every_layout_gets_no_advice() -> None:
