@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from lastbit.case import SEED_BITS, Case, parse_case
+from lastbit.errors import UsageError
 from lastbit.inputs.given import is_given
 from lastbit.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
 from lastbit.takes import told
@@ -76,9 +77,12 @@ def run_item(
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
+        UsageError: the kernel declares what its op does not have.
         NoCase: none of its cases could be drawn.
         Stopped: the kernel has failed in another item; the message says so.
     """
+    if item.refused:
+        raise UsageError(item.refused)
     explorer, fresh = Explorer(item, record, started, verify), random and not item.asked
 
     if failures is not None and not item.asked and _has_failed(item, failures):

@@ -127,17 +127,19 @@ def test_sizes_are_drawn_from_those_that_are_declared(sizes: Any) -> None:
     assert "N8193to16384" in plan.not_run[0].what
 
 
+def recording(results: list[CaseResult]) -> Any:
+    """What `perform` tells of its results."""
+    own = {"cases": 2, "seed": 0, "random": False, "timeout": 9.0, "failures": None, "started": None, "leave": None}
+    return SimpleNamespace(**own, record=results.append, verify_on=lambda device: None, note_time=lambda: None)
+
+
 def test_a_group_of_which_nothing_can_be_drawn_is_no_error_of_the_kernel() -> None:
     subject = Subject(kernel_of(takes={"x size 0": 7}), NORM, torch.device("cpu"))
     results: list[CaseResult] = []
-    records: Any = SimpleNamespace(
-        cases=2, seed=0, random=False, timeout=9.0, failures=None, record=results.append, started=None, leave=None,
-        verify_on=lambda device: None, note_time=lambda: None,
-    )  # fmt: skip
     designed = ({"eps": 1e-6},)
     strategy = lambda chosen: st.integers().flatmap(lambda n: reject())  # noqa: E731
     group = Group("narrow", strategy, choices={"eps": (1e-6,)}, designed=designed)
-    perform(Item(subject, group), records, None)
+    perform(Item(subject, group), recording(results), None)
     assert [(result.verdict, result.reason) for result in results] == [
         (Verdict.SKIPPED, "lastbit found no case of group narrow that takes={'x size 0': 7} allows")
     ]
@@ -206,6 +208,27 @@ def test_the_decorator_takes_words_and_a_mapping() -> None:
 def test_a_parameter_that_the_op_does_not_have_may_receive_a_result() -> None:
     with pytest.raises(UsageError, match=r"If it receives a result, declare out=\{'out': 'output'\}"):
         check_kernel(kernel_of(lambda out, x, *, eps: None), NORM)
+
+
+def test_a_parameter_that_stands_for_an_input_is_to_be_renamed() -> None:
+    with pytest.raises(UsageError, match=r"inputs of rms_norm are x, weight \(optional\), .*: rename") as caught:
+        check_kernel(kernel_of(lambda rows, *, eps: None), NORM)
+    assert "declare out" not in str(caught.value)
+
+
+def test_a_kernel_that_cannot_be_called_does_not_stop_the_others() -> None:
+    """A folder of eight kernels once did not run because one of them called x by another name."""
+    kernels = [kernel_of(), kernel_of(lambda rows, *, eps: None, name="other")]
+    config = Config(folder="", kernel_folders=(str(Path(__file__).parent),))
+    plan = make_plan(config, "cpu", load=lambda folder: tuple(kernels), refusing=True)
+    [item] = [item for item in plan.items if item.subject.kernel.name == "other"]
+    assert cases_of(plan)
+    results: list[CaseResult] = []
+    with pytest.raises(UsageError, match=r"which kernel 'other' .* requires: 'rows'"):
+        perform(item, recording(results), None)
+    assert [(r.verdict, r.reason[:26]) for r in results] == [(Verdict.ERRORED, "UsageError: unknown parame")]
+    with pytest.raises(UsageError, match="requires: 'rows'"):
+        make_plan(config, "cpu", load=lambda folder: (kernels[1],), refusing=True)
 
 
 # What is declined inside of a declaration counts
