@@ -108,7 +108,8 @@ def _choices(op: str, options: Options, accepts: frozenset[str], most: int) -> C
     for name, values in regimes.items():
         found |= tensor_choices(name, (options.dtype,), values, layouts)
     held = 1 if options.form == "two" else 2
-    found |= {_TAIL: tuple(dict.fromkeys(held * r % _VECTOR for r in residues(options.narrow, options.wide, _VECTOR)))}
+    columns = residues(options.narrow * held, options.wide * held, _VECTOR)
+    found |= {_TAIL: tuple(residue for residue in columns if residue % held == 0)}
     if not options.plain:
         found |= {name: values for name, values in _PARAMETERS.items() if name in accepts}
     return found

@@ -125,7 +125,7 @@ def _plan(config: pytest.Config) -> Plan:
     kernels = config.stash[_kernels]
     try:
         load = (kernels.declared, lambda: kernels.imported) if kernels else (load_kernels, imported)
-        plan = make_plan(config.stash[_config], device_type, *load)
+        plan = make_plan(config.stash[_config], device_type, *load, refusing=True)
     except LastbitError as error:
         notes.refuse(error)
         raise

@@ -88,7 +88,9 @@ def check_takes(takes: Takes, where: str, inputs: Collection[str], params: Colle
             if key == TENSORS or (found and found["what"] == "layout"):
                 known = (*WORDS, *[ONE_DTYPE] * (key == TENSORS))
                 if option not in known:
-                    raise unknown(f"word in takes of {where}: {key!r} has", option, known)
+                    wrong = unknown(f"word in takes of {where}: {key!r} has", option, known)
+                    first = next(iter(inputs), "x")
+                    raise UsageError(f"{wrong} For sizes, dtypes and values give a mapping: {told(sizes_of(first))}.")
             elif found and found["what"] == "dtype" and option not in BY_NAME:
                 raise unknown(f"dtype in takes of {where}: {key!r} has", option, BY_NAME)
             elif found and found["what"] != "dtype" and (type(option) is not int or option < 0):
@@ -154,6 +156,11 @@ def told(takes: Takes) -> str:
     """
     short = {key: options[0] if len(options) == 1 else options for key, options in takes.items()}
     return f"takes={(short[TENSORS] if list(short) == [TENSORS] else short)!r}"
+
+
+def sizes_of(tensor: str) -> Takes:
+    """Return an example of a declaration by sizes."""
+    return {f"{tensor} columns": (64, 128, 256)}
 
 
 def as_text(takes: Takes) -> str:

@@ -68,9 +68,9 @@ def _print_kernel(kernel: KernelChange, changes: Changes, console: Console) -> N
         paragraph(console, Text(text), label="  ")
     if rows := [[*map(Text, cells(stage))] for stage in kernel.stages if not stage.unchanged]:
         print_table(console, HEADERS, rows, spare=("bias", "contract", "cases", "ulp", "rel. error", "mismatch"))
-    if worst := smallest_worse(kernel):
+    if (worst := smallest_worse(kernel)) and (again := repro_line(worst, changes.options)):
         line(console, "  a case that got worse")
-        line(console, f"    {repro_line(worst, changes.options)}")
+        line(console, f"    {again}")
     line(console)
 
 

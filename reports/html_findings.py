@@ -60,7 +60,7 @@ def finding(problem: Problem, run: Run, anchors: Collection[str]) -> dict[str, A
     case = replace(result, case=smallest[0], device=explanation.device) if explanation and smallest else result
     command = repro_line(case, options)
     others = sorted((r for r in problem.bad if r.counted and r is not result), key=lambda r: elements(r.case))
-    commands = [line for line in (repro_line(r, options) for r in (result, *others)) if line != command]
+    commands = [line for line in (repro_line(r, options) for r in (result, *others)) if line not in ("", command)]
     explain = "".join(said.pop("see more", []))
     return {
         "verdict": result.verdict,

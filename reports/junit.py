@@ -124,7 +124,7 @@ def _problem(problem: Problem, run: Run) -> _TestCase:
         outcome="error" if errored else "failure",
         kind=result.verdict.value if errored or not result.faults else result.faults[0].kind,
         message=sentences[0] if sentences else result.verdict.value,
-        text=f"{fields}\n\n{repro_line(result, options)}",
+        text=f"{fields}\n\n{repro_line(result, options)}".rstrip("\n"),
     )
 
 

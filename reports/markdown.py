@@ -102,7 +102,7 @@ def _changed(kernel: KernelChange, changes: Changes) -> str:
     if rows := [[plain(cell) for cell in changes_text.cells(s)] for s in kernel.stages if not s.unchanged]:
         parts.append(table(changes_text.HEADERS, rows, left=2))
     if worst := changes_text.smallest_worse(kernel):
-        parts.append(block_of_code(repro_line(worst, changes.options)))
+        parts += [block_of_code(again)] if (again := repro_line(worst, changes.options)) else []
     return "\n\n".join(parts)
 
 
@@ -122,7 +122,8 @@ def _problem(problem: Problem, run: Run) -> str:
     options = run.environment.get("options", "")
     fields = problem_and_why(problem, explanation_of(run, problem), options, most_sentences=5)
     lines = [f"**{label}**: {_shown(label, text)}" if label else plain(text) for label, text in fields]
-    return f"{bullets(lines)}\n\n{block_of_code(repro_line(problem.smallest, options))}"
+    again = repro_line(problem.smallest, options)
+    return f"{bullets(lines)}\n\n{block_of_code(again)}" if again else bullets(lines)
 
 
 def _shown(label: str, text: str) -> str:

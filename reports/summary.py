@@ -182,8 +182,11 @@ def shown_path(source: str) -> str:
 def repro_line(result: CaseResult, options: str = "") -> str:
     """The command that runs this case again, with the options of the run that say where kernels and ops are.
 
-    It sanitizes, and asks for properties, where a finding would not be there without.
+    It sanitizes, and asks for properties, where a finding would not be there without. Empty for a group of which no
+    case could be made.
     """
+    if f"{result.op} (group " in result.case:
+        return ""
     sanitize = any(finding.kind in SANITIZED for finding in result.findings)
     broken = [finding.stage for finding in result.faults if finding.kind in OF_PROPERTIES]
     more = " ".join(filter(None, ("--sanitize" * sanitize, options)))

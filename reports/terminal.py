@@ -177,7 +177,8 @@ def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> No
             to_copy(console, text, label=head, label_style="dim")
         else:
             paragraph(console, Text(text), label=head, label_style="dim")
-    line(console, f"  {repro_line(result, options)}")
+    if again := repro_line(result, options):
+        line(console, f"  {again}")
     if explanation is not None and not verbose:  # with -v it stands under "see more"
         line(console, f"  {explain_line(explanation, options)}")
     line(console)

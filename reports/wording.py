@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from lastbit.reports import traced
@@ -20,6 +21,8 @@ ADVICE = (
     "→ Such a kernel may keep either contract, so it is INCONCLUSIVE unless it fails. Verify it on more cases "
     "(--cases-per-group), or on regimes and shapes for which the two contracts round differently."
 )
+
+_TENSOR = re.compile(r"(\w+)=\w+\[")  # of a case line
 
 DECIDES_MORE = "integers, shorter sums or a declared depth or order decide more"
 
@@ -208,8 +211,15 @@ def _to_decide(run: Run, kernel: str, device: str) -> str:
         return f"{seen}, but {100 * LEAST_DECIDED:g} % must be; {DECIDES_MORE}"
     judged, planned = run.judged(kernel, device)
     if 0 < judged < LEAST_JUDGED * planned:
-        return f"it declined {planned - judged:,} of {plural(planned, 'case')}; declare what it takes (takes=…)"
+        return f"it declined {planned - judged:,} of {plural(planned, 'case')}; {_to_declare(run.of(kernel, device))}"
     return next(r.reason for r in run.of(kernel, device) if r.verdict is Verdict.INCONCLUSIVE)
+
+
+def _to_declare(results: Iterable[CaseResult]) -> str:
+    """Say how a kernel declares what it takes, in a word or by the sizes of the first tensor of its cases."""
+    tensors = (match for result in results if (match := _TENSOR.search(result.case)))
+    by_size = [f"or takes={{'{match[1]} columns': (64, 128, 256)}}" for match in tensors][:1]
+    return " ".join(["declare what it takes, such as takes='contiguous'", *by_size])
 
 
 def undecided(run: Run) -> list[str]:
@@ -220,8 +230,8 @@ def undecided(run: Run) -> list[str]:
         if 0 < judged < LEAST_JUDGED * planned:
             lines.append(
                 f"{kernel} on {device}: UnsupportedCase in {planned - judged:,} of {plural(planned, 'case')}, "
-                f"and at least {100 * LEAST_JUDGED:g} % must be judged; declare what it takes (takes=…), and as many "
-                "cases are drawn inside of that"
+                f"and at least {100 * LEAST_JUDGED:g} % must be judged; {_to_declare(run.of(kernel, device))}, and "
+                "as many cases are drawn inside of that"
             )
     few = [d for subject in run.subjects() for d in run.decided(*subject) if d.few]
     lines += [

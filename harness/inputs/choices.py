@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from lastbit.case import Case, Choices, Chosen, Group, Option, TensorSpec
 from lastbit.errors import UsageError, unknown
 from lastbit.inputs.layouts import LAYOUTS, applicable_layouts, contiguous, layout_of
+from lastbit.inputs.shapes import Residue
 
 DRAWN = "drawn"
 """The option of a parameter whose value is drawn; None is the option to leave it out."""
@@ -100,13 +101,14 @@ def least_rows(chosen: Chosen) -> tuple[int, ...]:
     return next(fitting, _LEADING[-1])
 
 
-def residues(narrow: int, wide: int, modulus: int = 64) -> tuple[int, ...]:
+def residues(narrow: int, wide: int, modulus: int = 64) -> tuple[Residue, ...]:
     """What numbers of columns from `narrow` to `wide` may leave when divided by `modulus`, for `x columns % 64`.
 
     >>> residues(6, 9, modulus=8)
     (0, 1, 6, 7)
     """
-    return tuple(sorted({width % modulus for width in range(narrow, min(wide, narrow + modulus - 1) + 1)}))
+    first = range(narrow, min(wide, narrow + modulus - 1) + 1)
+    return tuple(sorted(Residue(width % modulus, range(width, wide + 1, modulus)) for width in first))
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Self
 
 from hypothesis import strategies as st
 
 
+class Residue(int):
+    """What sizes leave when they are divided by a modulus, and which of them are meant.
+
+    Attributes:
+        sizes: a range of all that a group of cases has, or a tuple of those that a kernel takes.
+    """
+
+    sizes: Sequence[int]
+
+    def __new__(cls, value: int, sizes: Sequence[int] = range(0)) -> Self:
+        made = super().__new__(cls, value)
+        made.sizes = sizes
+        return made
+
+    def among(self, taken: Collection[object]) -> Residue | None:
+        """The residue with those of its sizes that are taken, None if there are none."""
+        left = tuple(size for size in self.sizes if size in taken)
+        return Residue(self, left) if left else None
+
+
 def widths_with(residue: int, narrow: int, wide: int, modulus: int = 64) -> st.SearchStrategy[int]:
-    """Sizes from `narrow` to `wide` that leave `residue` when divided by `modulus`; there is one."""
+    """Sizes from `narrow` to `wide` that leave `residue` when divided by `modulus`; there is one.
+
+    Of a residue of which a kernel takes some sizes, these.
+    """
+    if isinstance(residue, Residue) and isinstance(residue.sizes, tuple):
+        return st.sampled_from([size for size in residue.sizes if narrow <= size <= wide])
     least, most = -(-(narrow - residue) // modulus), (wide - residue) // modulus
     return st.integers(least, most).map(lambda k: modulus * k + residue)
 

@@ -1,16 +1,17 @@
-"""Advice to declare what a kernel takes, where it fails a case and passes the same one placed otherwise.
+"""Advice to declare what a kernel takes, where it fails a case and passes the same one placed or sized otherwise.
 
-A stranger's first kernel meets strides and tensors without elements, which it may not be meant for.
+A stranger's first kernel meets strides, tensors without elements, and widths, which it may not be meant for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from lastbit.case import Case
 from lastbit.inputs.layouts import LAYOUTS
-from lastbit.takes import TENSORS, WORDS, told
+from lastbit.takes import TENSORS, WORDS, sizes_of, told
 
 _OF_LAYOUT: tuple[tuple[str, ...], ...] = (
     ("aligned",),
@@ -23,10 +24,15 @@ _OF_LAYOUT: tuple[tuple[str, ...], ...] = (
 """Words for the layout of tensors that a kernel may declare, those that leave most to it first."""
 
 
-def advice_for(case: Case, passes: Callable[[Case], bool]) -> str:
+_WIDTHS = 128
+"""Columns of which a kernel may need a multiple."""
+
+
+def advice_for(case: Case, passes: Callable[[Case], bool], *, raised: bool = False) -> str:
     """Return what a kernel may declare so that it need not take a case that it fails; empty if nothing is sure.
 
     `passes` says whether it passes another case. It must pass this one in every layout that the declaration leaves.
+    Of one that `raised` the rows and columns are tried, too: wrong numbers for some widths are a fault.
     """
     if any(tensor.numel == 0 for tensor in case.tensors):
         filled = replace(case, tensors=tuple(replace(t, shape=tuple(n or 1 for n in t.shape)) for t in case.tensors))
@@ -37,7 +43,29 @@ def advice_for(case: Case, passes: Callable[[Case], bool]) -> str:
         others = dict.fromkeys(_placed(case, wrong, words)) if wrong else ()
         if others and all(map(passes, others)):
             return f"It passes the case with {' and '.join(words)} tensors: {_if_alone(words)}"
+    return _of_shape(case, passes) if raised else ""
+
+
+def _of_shape(case: Case, passes: Callable[[Case], bool]) -> str:
+    """Return the advice for a kernel that passes the case with rows along one dimension, or with other columns."""
+    name, (*rows, width) = case.tensors[0].name, case.tensors[0].shape or (1,)
+    if len(rows) != 1 and passes(_resized(case, (*rows, width), (math.prod(rows), width))):
+        flat = f"{name} = {name}.reshape(-1, {name}.shape[-1])"
+        return f"It passes the case with all rows along one dimension: begin with {flat}, and give back {name}'s shape."
+    for columns in (1 << (width - 1).bit_length(), -(-width // _WIDTHS) * _WIDTHS):
+        if columns != width and passes(_resized(case, (width,), (columns,))):
+            said = f"It passes the case with {columns} columns of {name} in place of {width}"
+            return f"{said}: if it is meant for some widths alone, name them, as in @kernel(…, {told(sizes_of(name))})."
     return ""
+
+
+def _resized(case: Case, last: tuple[int, ...], instead: tuple[int, ...]) -> Case:
+    """The case with tensors that are contiguous and of another shape, where their last dimensions are these."""
+    tensors = (
+        replace(t, shape=t.shape[: -len(last)] + instead, strides=None) if t.shape[-len(last) :] == last else t
+        for t in case.tensors
+    )
+    return replace(case, tensors=tuple(tensors))
 
 
 def _if_alone(words: tuple[str, ...]) -> str:

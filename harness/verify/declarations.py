@@ -107,17 +107,22 @@ def _check_parameters(kernel: Kernel, op: Op, parameters: Iterable[inspect.Param
     for name, parameter in by_name.items():
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
             raise UsageError(f"{kernel.where} takes {name!r} by position only; a kernel is called by name")
+    needed = [n for n in op.inputs if n not in op.optional] + [n for n, v in op.params.items() if v is REQUIRED]
+    lacking = [name for name in needed if name not in kernel.accepts]
     for name in sorted(kernel.requires):
         if name not in names:
             required = unknown(f"parameter of {op.name}, which {kernel.where} requires:", name, names)
-            raise UsageError(f"{required} If it receives a result, declare out={{{name!r}: {_a_result(op)!r}}}.")
+            inputs = ", ".join(f"{n} (optional)" if n in op.optional else n for n in op.inputs)
+            advice = f"The inputs of {op.name} are {inputs}: rename the parameter, or wrap the function."
+            if not lacking:
+                advice += f" If it receives a result, declare out={{{name!r}: {_a_result(op)!r}}}."
+            raise UsageError(f"{required} {advice}")
     stored = by_name.get("stages")
     if stored is not None and stored.default is stored.empty:
         raise UsageError(f"{kernel.where}: its parameter `stages` needs a default, such as stages=()")
     if kernel.stages and stored is None and not any(p.kind is p.VAR_KEYWORD for p in by_name.values()):
         raise UsageError(f"{kernel.where} declares stages={kernel.stages!r}, but its signature has no `stages`")
-    needed = [n for n in op.inputs if n not in op.optional] + [n for n, v in op.params.items() if v is REQUIRED]
-    if lacking := [name for name in needed if name not in kernel.accepts]:
+    if lacking:
         taken = ", ".join(map(str, by_name.values()))
         raise UsageError(
             f"{kernel.where} takes ({taken}), but every case of {op.name} has {', '.join(lacking)}: name it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -23,14 +23,20 @@ def free(group: Group) -> Any:
 
 
 def designed_cases(group: Group, seed_: int) -> tuple[Case, ...]:
-    """The designed cases of a group in a run with this seed, in which all else is drawn."""
+    """The designed cases of a group in a run with this seed, in which all else is drawn, those that can be drawn."""
     if not group.designed:
         return ()
     seed_ = key_of(seed_, f"{group.name} designed")
     try:
         return tuple(_second(st.tuples(*map(group.strategy, group.designed)), seed_))
     except Unsatisfiable:  # of strategies that reject much, hardly any draw is one for all of them
-        return tuple(_second(group.strategy(chosen), seed_ + place) for place, chosen in enumerate(group.designed))
+        return tuple(_each_designed(group, seed_))
+
+
+def _each_designed(group: Group, seed_: int) -> Iterator[Case]:
+    for place, chosen in enumerate(group.designed):
+        with suppress(Unsatisfiable):
+            yield _second(group.strategy(chosen), seed_ + place)
 
 
 def _second(strategy: Any, seed_: int) -> Any:
@@ -41,10 +47,14 @@ def _second(strategy: Any, seed_: int) -> Any:
 
 
 def draw(group: Group, count: int, seed_: int = 0) -> list[Case]:
-    """The cases of a group in a run with this seed and about `count` cases per group, without those that are twice."""
+    """The cases of a group in a run with this seed and about `count` cases per group, without those that are twice.
+
+    There are fewer, or none, if what can be drawn is nearly always rejected.
+    """
     drawn = dict.fromkeys((*group.examples, *designed_cases(group, seed_)))
     if left := group.left_to_draw(count):
-        drawing(free(group), drawn.setdefault, count=left, seed_=key_of(seed_, group.name))
+        with suppress(Unsatisfiable):
+            drawing(free(group), drawn.setdefault, count=left, seed_=key_of(seed_, group.name))
     return list(drawn)
 
 

@@ -12,8 +12,10 @@ from dataclasses import replace
 from functools import partial
 
 from lastbit.case import SEED_BITS, Case, parse_case
+from lastbit.errors import UsageError
 from lastbit.inputs.given import is_given
 from lastbit.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
+from lastbit.takes import told
 from lastbit.verify.advice import advice_for
 from lastbit.verify.check import takes, verify_case
 from lastbit.verify.drawing import draw
@@ -46,6 +48,10 @@ class CaseFailed(Exception):
         self.result = result
 
 
+class NoCase(Exception):
+    """Nothing was drawn for an item: not the kernel's fault; the message says what allows none."""
+
+
 class Stopped(Exception):
     """The kernel has failed elsewhere."""
 
@@ -71,14 +77,22 @@ def run_item(
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
+        UsageError: the kernel declares what its op does not have.
+        NoCase: none of its cases could be drawn.
         Stopped: the kernel has failed in another item; the message says so.
     """
+    if item.refused:
+        raise UsageError(item.refused)
     explorer, fresh = Explorer(item, record, started, verify), random and not item.asked
 
     if failures is not None and not item.asked and _has_failed(item, failures):
         leave(item, item.planned(cases).cases)
         raise Stopped(HAS_FAILED)
     drawn = [reseeded(case) if fresh else case for case in draw(item.group, cases, seed_)]
+    if not drawn and item.planned(cases).cases:
+        taken = item.subject.kernel.takes
+        allowed = f"{told(taken)} allows" if taken else "the kernel's signature allows"
+        raise NoCase(f"lastbit found no case of group {item.group.name} that {allowed}")
     if failures is None or item.asked:
         _run_all(explorer, drawn, shrinks=not item.asked)
     else:
@@ -121,11 +135,11 @@ def _run_until_failure(
             raise CaseFailed(explorer.shrunk(case, result, drawn))
 
 
-def unfinished(item: Item, reason: str) -> CaseResult:
+def unfinished(item: Item, reason: str, verdict: Verdict = Verdict.ERRORED) -> CaseResult:
     """The result of an item whose cases could not be made: an error of the op's strategy, say."""
     subject, group = item.subject, item.group.name
     case = f"{subject.kernel.op} (group {group})"
-    return subject.outcome(Verdict.ERRORED, case, "", reason=reason, group=group)
+    return subject.outcome(verdict, case, "", reason=reason, group=group)
 
 
 def kind_of(case: Case) -> object:
@@ -168,7 +182,8 @@ class Explorer:
         """The result of the smallest case that was found to fail as `case` did; `alike` are cases of its group.
 
         A case of which only properties are broken stays as it is: how many rows it needs is what was found. Where the
-        kernel passes the smallest case in another layout, or with elements, the result says what it may declare.
+        kernel passes the smallest case in another layout, with elements or in another shape, the result says what it
+        may declare.
         """
         if failed.faults and all(finding.kind in OF_PROPERTIES for finding in failed.faults):
             return failed
@@ -178,10 +193,11 @@ class Explorer:
 
     def _advised(self, failed: CaseResult) -> CaseResult:
         """The result, recorded once more with what the kernel may declare if it is sure that this is what it lacks."""
-        advice = advice_for(parse_case(failed.case), self._passes)
+        errored = failed.verdict is Verdict.ERRORED
+        advice = advice_for(parse_case(failed.case), self._passes, raised=errored)
         if not advice:
             return failed
-        if failed.verdict is Verdict.ERRORED:
+        if errored:
             advised = replace(failed, reason=f"{failed.reason.removesuffix('.')}. {advice}", counted=False)
         else:
             first, *others = failed.findings

@@ -5,7 +5,7 @@ An example with other strides than the kernel declares becomes contiguous and st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from lastbit.case import Case, Chosen, Group, Option, TensorSpec
 from lastbit.inputs.choices import DRAWN
 from lastbit.inputs.layouts import LAYOUTS
+from lastbit.inputs.shapes import Residue
 from lastbit.kernel import Kernel
 from lastbit.ops import REQUIRED, Op
 from lastbit.run import NotRun
@@ -97,14 +98,20 @@ def _options(choice: str, options: tuple[Option, ...], kernel: Kernel) -> tuple[
         return tuple(option for option in options if _is_placed(str(option), words))
     if what.startswith("columns %"):
         sizes, modulus = kernel.takes.get(f"{name} columns"), int(what.rpartition(" ")[2])
-        of_range = isinstance(sizes, range)
-        residues = (
-            None if sizes is None else {int(n or 0) % modulus for n in islice(sizes, modulus if of_range else None)}
-        )
-        return tuple(option for option in options if residues is None or option in residues)
+        return options if sizes is None else tuple(_of_sizes(options, sizes, modulus))
     if not what and name in kernel.requires:
         options = tuple(option for option in options if option is not None)
     return tuple(option for option in options if taken is None or option in taken or option == DRAWN)
+
+
+def _of_sizes(options: tuple[Option, ...], sizes: Collection[Option], modulus: int) -> Iterator[Option]:
+    """Yield the residues that a kernel's sizes leave, those of a group's sizes with the sizes that are the kernel's."""
+    first = islice(sizes, modulus if isinstance(sizes, range) else None)
+    left = {int(size or 0) % modulus for size in first}
+    for option in options:
+        own = option.among(sizes) if isinstance(option, Residue) else option if option in left else None
+        if own is not None:
+            yield own
 
 
 def _is_placed(layout: str, words: Iterable[str]) -> bool:

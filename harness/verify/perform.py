@@ -9,9 +9,9 @@ import torch
 from lastbit.case import Case
 from lastbit.floating_point import kept_floating_point
 from lastbit.isolation.declared import Kernels
-from lastbit.result import CaseResult
+from lastbit.result import CaseResult, Verdict
 from lastbit.verify.check import first_line
-from lastbit.verify.fuzz import CaseFailed, Stopped, run_item, unfinished
+from lastbit.verify.fuzz import CaseFailed, NoCase, Stopped, run_item, unfinished
 from lastbit.verify.isolating import in_processes
 from lastbit.verify.memory import give_back
 from lastbit.verify.notes import KnownFailures, Unrecorded
@@ -75,6 +75,8 @@ def perform(item: Item, records: Records, kernels: Kernels | None) -> None:
             )
     except (CaseFailed, Stopped, Unrecorded):
         raise
+    except NoCase as error:
+        records.record(unfinished(item, str(error), Verdict.SKIPPED))
     except Exception as error:
         records.record(unfinished(item, first_line(error)))
         raise

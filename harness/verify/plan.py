@@ -71,12 +71,14 @@ class Item:
     Attributes:
         asked: a reader gave the lines of the cases.
         properties: names of those that alone are asked, where the group asks; empty for those that a run asks.
+        refused: why the kernel cannot be called for any case, by what it declares; empty if it can.
     """
 
     subject: Subject
     group: Group
     asked: bool = False
     properties: tuple[str, ...] = ()
+    refused: str = ""
 
     @property
     def id(self) -> str:
@@ -130,10 +132,13 @@ def make_plan(
     device_type: str,
     load: Load | None = None,
     modules: Callable[[], Mapping[str, Path]] = imported,
+    *,
+    refusing: bool = False,
 ) -> Plan:
     """Return the plan for the devices of one type, `cpu` or an accelerator's.
 
     `load` finds the kernels of a folder in place of the project's own; `modules` names what was imported meanwhile.
+    With `refusing`, a kernel beside others that declares what its op does not have gets an item that says so.
 
     Raises:
         UsageError: an op, kernel, contract or case line is unknown or malformed.
@@ -143,7 +148,8 @@ def make_plan(
     project = open_project(config)
     project = project if load is None else replace(project, load=load)
     others, lacking = project.kernels_of_revisions()
-    found = (*project.kernels(), *others)
+    refused: dict[str, str] = {}
+    found = (*project.kernels(refused if refusing else None), *others)
     check_modules(config, modules())
     ops = sorted({kernel.op for kernel in found})
     for case in map(parse_case, config.lines):
@@ -151,15 +157,21 @@ def make_plan(
             has = f"of {', '.join(ops)}" if ops else "none"
             raise UsageError(f"no kernel of {case.op} is here, which '{case}' is a case of; there are kernels {has}")
     kernels = _selected(project, config, found)
+    if kernels and all(kernel.name in refused for kernel in kernels):
+        raise UsageError(refused[kernels[0].name])
     check_names(config.properties, tuple(project.ops.values()))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
     made = functools.cache(partial(_designed, project, config))  # most kernels of an op have groups in common
     items: list[Item] = []
     not_run = [*lacking]
-    not_run += [note for kernel in kernels for note in likely_slips(kernel, project.op(kernel.op))]
+    not_run += [n for k in kernels if k.name not in refused for n in likely_slips(k, project.op(k.op))]
     not_run += _of_no_kernel(config, found, kernels, devices)
     for device in devices:
         for kernel in kernels:
+            if kernel.name in refused:
+                if not config.lines or kernel.op in {parse_case(line).op for line in config.lines}:
+                    items.append(_refused(kernel, project.op(kernel.op), device, config, refused[kernel.name]))
+                continue
             if kernel.devices and device.type not in kernel.devices:
                 not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
                 continue
@@ -169,7 +181,7 @@ def make_plan(
             if not config.lines:
                 every = project.groups(kernel.op, kernel.accepts, small=config.small)
                 not_run += [note for note in not_asked(kernel, subject.op, every, groups) if note not in not_run]
-    if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
+    if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items if not i.refused):
         alone = "the cpu alone has no other device to put a tensor on"
         reason = alone if torch.accelerator.is_available() else NO_ACCELERATOR
         not_run.append(NotRun("cases with a tensor on another device", reason))
@@ -188,6 +200,15 @@ def _of_no_kernel(
         if kernel.op not in asked and kernel.name.partition(REVISION_MARK)[0] in config.kernels:
             reason = f"it is of {kernel.op}, which was not asked for"
             yield from (NotRun(f"{kernel.name} on {device}", reason, kernel.name, str(device)) for device in devices)
+
+
+def _refused(kernel: Kernel, op: Op, device: torch.device, config: Config, reason: str) -> Item:
+    """Return the item of a kernel that cannot be called: of the default contract, if the op does not have its own."""
+    try:
+        op.contract(kernel.contract)
+    except UsageError:
+        kernel = replace(kernel, contract="")
+    return Item(_subject(kernel, op, device, config), Group("declaration"), refused=reason)
 
 
 def _subject(kernel: Kernel, op: Op, device: torch.device, config: Config) -> Subject:

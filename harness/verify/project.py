@@ -51,13 +51,15 @@ class Project:
     revision: str = ""
     load: Load = load_kernels
 
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self, refused: dict[str, str] | None = None) -> tuple[Kernel, ...]:
         """Return every kernel of the kernel folders, those of other revisions left out.
+
+        With `refused`, why a kernel cannot be called is noted there by its name, and raises nothing.
 
         Raises:
             UsageError: a kernel declares what its op does not have, or two kernels share a name.
         """
-        found = [k for folder in self.kernel_folders for k in self._load(folder, self.revision)]
+        found = [k for folder in self.kernel_folders for k in self._load(folder, self.revision, refused)]
         names = [k.name for k in found]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise UsageError(f"kernel names must be unique; found twice: {', '.join(twice)}")
@@ -74,12 +76,19 @@ class Project:
                 lacking.append(NotRun(f"the kernels of {label}", str(error).replace(f"{folder.parent}/", "")))
         return tuple(found), tuple(lacking)
 
-    def _load(self, folder: Path, label: str) -> tuple[Kernel, ...]:
-        """Return the kernels of a folder, named after their revision; what they declare exists."""
-        found = self.load(folder)
-        for kernel in found:
-            check_kernel(kernel, self.op(kernel.op))
-        return tuple(replace(k, name=f"{k.name}{REVISION_MARK}{label}") for k in found) if label else found
+    def _load(self, folder: Path, label: str, refused: dict[str, str] | None = None) -> tuple[Kernel, ...]:
+        """Return the kernels of a folder, named after their revision; what they declare exists, unless `refused`."""
+        named = []
+        for kernel in self.load(folder):
+            op, name = self.op(kernel.op), f"{kernel.name}{REVISION_MARK}{label}" if label else kernel.name
+            try:
+                check_kernel(kernel, op)
+            except UsageError as error:
+                if refused is None:
+                    raise
+                refused[name] = str(error)
+            named.append(replace(kernel, name=name) if label else kernel)
+        return tuple(named)
 
     def op(self, name: str) -> Op:
         if name not in self.ops:

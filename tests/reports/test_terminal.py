@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lastbit.cli import make_parser
+from lastbit.reports import alerts, html, junit, markdown
 from lastbit.reports.paper import LOG_WIDTH, make_console, print_table
 from lastbit.reports.terminal import MOST_REASONS
 from lastbit.result import Finding, Verdict
@@ -49,6 +50,14 @@ def test_a_line_per_op_counts_its_kernels_and_says_how_many_are_worst() -> None:
     rows = [line.split() for line in shown(Run(results), verbose=0).splitlines()]
     assert ["rms_norm", "3", "3", "100", "%", "1.5", "s", "FAILED", "1/3"] in rows
     assert ["swiglu", "1", "2", "100", "%", "1.0", "s", "PASSED", "on", "1", "of", "2", "cases"] in rows
+
+
+def test_what_has_no_case_has_no_command() -> None:
+    """`lastbit verify FILE 'rms_norm (group narrow)'` cannot be run."""
+    run = Run((bare(Verdict.ERRORED, "lost", case="rms_norm (group narrow)"),))
+    pages = [shown(run, verbose=0), shown(run, verbose=1), markdown.page(run), junit.document(run), html.page(run)]
+    pages += [alert.text for alert in alerts.alerts(run)]
+    assert all("lost" in page and "lastbit verify" not in page for page in pages)
 
 
 def test_a_red_run_begins_with_the_verdict() -> None:

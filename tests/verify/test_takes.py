@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import reject
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lastbit.case import Case, Group, parse_case
@@ -23,6 +26,7 @@ from lastbit.verify.declarations import check_kernel
 from lastbit.verify.drawing import draw
 from lastbit.verify.fuzz import CaseFailed, run_item
 from lastbit.verify.narrowing import narrowed, not_asked
+from lastbit.verify.perform import perform
 from lastbit.verify.plan import Item, Plan, make_plan
 from lastbit.verify.project import open_project
 
@@ -107,6 +111,41 @@ def test_a_signature_that_needs_a_parameter_narrows_the_plan_too() -> None:
 
 
 @pytest.mark.parametrize(
+    "sizes", [tuple(2**i for i in range(14)), (64, 128, 1024, 4096), [2**i for i in range(14)], range(48, 8192, 333)]
+)
+def test_sizes_are_drawn_from_those_that_are_declared(sizes: Any) -> None:
+    """A group of 1,025 to 2,048 columns once drew from all with the residue of a power of two, and found none."""
+    plan = plan_of(kernel_of(takes={"tensors": "contiguous", "x columns": sizes}))
+    drawn = {item.group.name: draw(item.group, 8) for item in plan.items if item.group.strategy is not None}
+    assert all(drawn.values())
+    assert {case["x"].shape[-1] for cases in drawn.values() for case in cases} <= set(sizes)
+    own = {name: tuple(map(int, name.rpartition("-N")[2].split("to"))) for name in drawn}
+    assert all(any(low <= size <= high for size in sizes) for low, high in own.values())
+    every = PROJECT.groups("rms_norm", plan.items[0].subject.kernel.accepts, small=True)
+    for low, high in (map(int, g.name.rpartition("-N")[2].split("to")) for g in every if g.strategy is not None):
+        assert any(low <= size <= high for size in sizes) == ((low, high) in own.values())
+    assert "N8193to16384" in plan.not_run[0].what
+
+
+def recording(results: list[CaseResult]) -> Any:
+    """What `perform` tells of its results."""
+    own = {"cases": 2, "seed": 0, "random": False, "timeout": 9.0, "failures": None, "started": None, "leave": None}
+    return SimpleNamespace(**own, record=results.append, verify_on=lambda device: None, note_time=lambda: None)
+
+
+def test_a_group_of_which_nothing_can_be_drawn_is_no_error_of_the_kernel() -> None:
+    subject = Subject(kernel_of(takes={"x size 0": 7}), NORM, torch.device("cpu"))
+    results: list[CaseResult] = []
+    designed = ({"eps": 1e-6},)
+    strategy = lambda chosen: st.integers().flatmap(lambda n: reject())  # noqa: E731
+    group = Group("narrow", strategy, choices={"eps": (1e-6,)}, designed=designed)
+    perform(Item(subject, group), recording(results), None)
+    assert [(result.verdict, result.reason) for result in results] == [
+        (Verdict.SKIPPED, "lastbit found no case of group narrow that takes={'x size 0': 7} allows")
+    ]
+
+
+@pytest.mark.parametrize(
     ("takes", "line", "reason"),
     [
         ("contiguous", "x=bf16[4,8]@9,1", "x must be contiguous"),
@@ -147,7 +186,7 @@ def test_what_is_beyond_a_declaration(takes: object, line: str, reason: str) -> 
         ({"x dtype": "bfloat16"}, "unknown dtype in takes of .*'bfloat16'"),
         ({"x columns": -1}, "'x columns' has -1, which is no size"),
         ({"x columns": range(0)}, r"'x columns' has range\(0, 0\); give a word"),
-        (7, "unknown word in takes .* 7"),
+        (7, r"unknown word in takes .* 7.* give a mapping: takes=\{'x columns': \(64, 128, 256\)\}"),
     ],
 )
 def test_a_declaration_that_means_nothing(takes: object, message: str) -> None:
@@ -169,6 +208,27 @@ def test_the_decorator_takes_words_and_a_mapping() -> None:
 def test_a_parameter_that_the_op_does_not_have_may_receive_a_result() -> None:
     with pytest.raises(UsageError, match=r"If it receives a result, declare out=\{'out': 'output'\}"):
         check_kernel(kernel_of(lambda out, x, *, eps: None), NORM)
+
+
+def test_a_parameter_that_stands_for_an_input_is_to_be_renamed() -> None:
+    with pytest.raises(UsageError, match=r"inputs of rms_norm are x, weight \(optional\), .*: rename") as caught:
+        check_kernel(kernel_of(lambda rows, *, eps: None), NORM)
+    assert "declare out" not in str(caught.value)
+
+
+def test_a_kernel_that_cannot_be_called_does_not_stop_the_others() -> None:
+    """A folder of eight kernels once did not run because one of them called x by another name."""
+    kernels = [kernel_of(), kernel_of(lambda rows, *, eps: None, name="other")]
+    config = Config(folder="", kernel_folders=(str(Path(__file__).parent),))
+    plan = make_plan(config, "cpu", load=lambda folder: tuple(kernels), refusing=True)
+    [item] = [item for item in plan.items if item.subject.kernel.name == "other"]
+    assert cases_of(plan)
+    results: list[CaseResult] = []
+    with pytest.raises(UsageError, match=r"which kernel 'other' .* requires: 'rows'"):
+        perform(item, recording(results), None)
+    assert [(r.verdict, r.reason[:26]) for r in results] == [(Verdict.ERRORED, "UsageError: unknown parame")]
+    with pytest.raises(UsageError, match="requires: 'rows'"):
+        make_plan(config, "cpu", load=lambda folder: (kernels[1],), refusing=True)
 
 
 # What is declined inside of a declaration counts
@@ -197,8 +257,8 @@ def test_a_kernel_that_declines_more_than_half_has_not_passed() -> None:
     assert (run.verdict("mine", "cpu"), run.exit_code) == (Verdict.INCONCLUSIVE, 1)
     assert on_cases(run, ("mine", "cpu")) == " on 2 of 5 cases"
     assert undecided(run) == [
-        "mine on cpu: UnsupportedCase in 3 of 5 cases, and at least 50 % must be judged; declare what it takes "
-        "(takes=…), and as many cases are drawn inside of that"
+        "mine on cpu: UnsupportedCase in 3 of 5 cases, and at least 50 % must be judged; declare what it takes, "
+        "such as takes='contiguous' or takes={'x columns': (64, 128, 256)}, and as many cases are drawn inside of that"
     ]
 
 
@@ -257,6 +317,38 @@ def test_a_failure_says_what_the_kernel_may_declare(function: Callable[..., Any]
     assert said.endswith(f"alone, write @kernel(…, {advice}).")
     assert ". It passes the case with" in said
     assert not failed(kernel_of(function).call, line).counted
+
+
+def matrix(x: Tensor, *, eps: float) -> Tensor:
+    _, _ = x.shape
+    return norm(x, eps=eps)
+
+
+def powers(x: Tensor, *, eps: float) -> Tensor:
+    assert x.shape[-1].bit_count() == 1, "width must be a power of two"
+    return norm(x, eps=eps)
+
+
+def blocks(x: Tensor, *, eps: float) -> Tensor:
+    return norm(x.unflatten(-1, (-1, 128)).flatten(-2), eps=eps)
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "advice"),
+    [
+        (matrix, "x=bf16[3,4,8]", "all rows along one dimension: begin with x = x.reshape(-1, x.shape[-1]), and give"),
+        (
+            powers,
+            "x=bf16[4,24]",
+            "4 columns of x in place of 3: if it is meant for some widths alone, name them, as in",
+        ),
+        (blocks, "x=bf16[4,24]", "@kernel(…, takes={'x columns': (64, 128, 256)})."),
+    ],
+)
+def test_a_kernel_that_raises_is_told_of_its_shapes(function: Callable[..., Any], line: str, advice: str) -> None:
+    result = failed(function, line)
+    assert result.verdict is Verdict.ERRORED
+    assert advice in result.reason
 
 
 def test_a_kernel_that_fails_in_every_layout_gets_no_advice() -> None:
