@@ -40,8 +40,12 @@ def python_folders() -> list[Path]:
 
 
 def _is_installed(folder: str) -> bool:
-    """Whether an installer has put packages into a folder, as `pip install --target` does: a checkout is none."""
-    return Path(folder).is_dir() and any(Path(folder).glob("*.dist-info"))
+    """Whether an installer has put packages into a folder, as `pip install --target` does: a checkout is none.
+
+    What this user may not look into is none, either.
+    """
+    readable = os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)
+    return readable and any(name.endswith(".dist-info") for name in os.listdir(folder))
 
 
 def accelerators() -> list[Path]:
