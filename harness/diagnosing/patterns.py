@@ -168,16 +168,15 @@ def _where_from(wrong: Wrong) -> str:
         if isinstance(stage, Numbers) and not stage.of_all_rows:
             numbers[name] = wrong.given.get(name, stage.enclosure.exact)
     for name, tensor in numbers.items():
-        bad, rows = ~torch.isfinite(tensor), None
+        bad = ~torch.isfinite(tensor)
         if not bool(bad.any()):
             continue
         nan, inf = bool(torch.isnan(tensor).any()), bool(torch.isinf(tensor).any())
         kinds = "NaN or infinities" if nan and inf else "NaN" if nan else "infinities"
         if bad.shape == mask.shape and torch.equal(bad, mask):
             return f": just the elements in which {name} has {kinds}"
-        if bad.ndim == mask.ndim and bad.shape[:-1] == mask.shape[:-1]:
-            rows = bad.any(-1, keepdim=True).expand_as(mask)
-        if rows is not None and torch.equal(rows, mask):
+        are_rows = bad.ndim == mask.ndim and bad.shape[:-1] == mask.shape[:-1]
+        if are_rows and torch.equal(bad.any(-1, keepdim=True).expand_as(mask), mask):
             return f": whole rows, those in which {name} has {kinds}"
         if mask.ndim and bad.ndim and bad.shape[-1] == mask.shape[-1]:
             columns = bad.flatten(0, -2).any(0) if bad.ndim > 1 else bad

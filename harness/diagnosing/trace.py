@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.diagnosing.memory import steps_named, steps_of_findings
 from lastbit.diagnosing.reading import Reading, reading
 from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
+from lastbit.errors import LastbitError
 from lastbit.inputs import Inputs, build, guarded_allocations
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
@@ -30,7 +32,7 @@ from lastbit.tracing.log import LIMIT
 from lastbit.tracing.memory import Addresses, Write
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from lastbit.verify.check import Subject, examine, first_line
-from lastbit.verify.formulas import followed_in, follows, with_formula
+from lastbit.verify.formulas import followed_anew, follows, with_formula
 from lastbit.verify.inprocess import Watch, Workplace, unwatched
 
 MOST_PROGRAMS = 64
@@ -148,18 +150,18 @@ def judged_to_explain(subject: Subject, case: Case) -> tuple[CaseResult, Mapping
     """Judge a kernel on a case by values and by its formula.
 
     Returns:
-        the judgement; what the kernel gave; its residues, if it fails and can be followed; and the element to explain,
-        the worst one or the first of another formula.
+        the judgement; what the kernel gave; its residues, if it fails and can be followed, and its process has not
+        ended over that; and the element to explain, the worst one or the first of another formula.
     """
     result, actual = examine(subject, case)
     result = with_formula(subject, case, result)
     target, followed = worst_of(result), None
     if result.verdict is Verdict.FAILED and target is not None:
-        inputs = build(case.gathered(), subject.device)
-        followed = followed_in(subject, case, inputs, result.results)
-        finding = next((f for f in result.findings if f.kind == OF_FORMULA), None)
-        if finding is not None and followed is not None:
-            target = _of_formula(subject.problem(inputs), followed, finding.stage, actual) or target
+        with suppress(LastbitError):
+            if found := followed_anew(subject, case, result.results):
+                problem, followed = found
+                of_formula = next((f.stage for f in result.findings if f.kind == OF_FORMULA), None)
+                target = target if of_formula is None else _of_formula(problem, followed, of_formula, actual) or target
     return result, actual, followed, target
 
 

@@ -89,18 +89,32 @@ def followed_in(subject: Subject, case: Case, inputs: Inputs, results: Collectio
     return performer.follow(inputs, case.params, shapes, problem.constants)
 
 
+def followed_anew(subject: Subject, case: Case, results: Collection[str]) -> tuple[Problem, Followed] | None:
+    """Build a case of a run once more and follow its kernel; return the problem and what was seen, None if nothing.
+
+    Not on an accelerator: tensors whose rows lie far apart have few elements, and take gigabytes there.
+
+    Raises:
+        LastbitError: the process of the kernel has ended.
+    """
+    if subject.device.type != "cpu":
+        return None
+    inputs = build(case.gathered(), subject.device)
+    followed = followed_in(subject, case, inputs, results)
+    return None if followed is None else (subject.problem(inputs), followed)
+
+
 @timed(FORMULAS)
 def with_formula(subject: Subject, case: Case, result: CaseResult) -> CaseResult:
     """Return the result of a case of a run with what the formula of the kernel says, where it can be followed here."""
     start = time.perf_counter()
-    if subject.device.type != "cpu" or result.verdict not in (Verdict.PASSED, Verdict.INCONCLUSIVE):
-        return result  # tensors whose rows lie far apart have few elements, and take gigabytes of an accelerator
-    inputs = build(case.gathered(), subject.device)
+    if result.verdict not in (Verdict.PASSED, Verdict.INCONCLUSIVE):
+        return result
     try:
-        followed = followed_in(subject, case, inputs, result.results)
+        found = followed_anew(subject, case, result.results)
     except LastbitError as error:
         return after_raising(subject, result, error)[0]
-    if followed is None:
+    if found is None:
         return result
-    result = judged_by_formula(result, subject.problem(inputs), followed)
+    result = judged_by_formula(result, *found)
     return replace(result, seconds=result.seconds + time.perf_counter() - start)

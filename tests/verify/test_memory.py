@@ -121,7 +121,7 @@ def test_alone_means_that_no_other_case_runs_or_begins(tmp_path: Path) -> None:
 
     def third() -> None:
         first.wait(10)
-        while _shareable(tmp_path):  # until the gate is closed
+        while _can_lock(tmp_path / "cpu.gate", alone=False):  # until the gate is closed
             pass
         late = threading.Thread(target=lambda: SharedDevice(tmp_path, CPU).verify(attempt(right, began)))
         late.start()
@@ -146,13 +146,13 @@ def test_alone_means_that_no_other_case_runs_or_begins(tmp_path: Path) -> None:
     assert order.index("hungry", 1) < order.index("third began")
 
 
-def _shareable(folder: Path) -> bool:
-    """Whether a case may begin."""
+def _can_lock(path: Path, *, alone: bool) -> bool:
+    """Whether nobody holds a lock that excludes one for oneself alone, or one shared with others."""
     import fcntl
 
-    with (folder / "cpu.gate").open("w") as gate:
+    with path.open("w") as file:
         try:
-            fcntl.flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
@@ -161,7 +161,9 @@ def _shareable(folder: Path) -> bool:
 def test_memory_is_given_back_before_a_worker_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that has a case under way while another one wants to be alone gives back what it holds after it."""
     given: list[bool] = []
-    monkeypatch.setattr(sharing, "_give_back", lambda device: given.append(_is_alone(tmp_path)))
+    monkeypatch.setattr(
+        sharing, "_give_back", lambda device: given.append(_can_lock(tmp_path / "cpu.cases", alone=True))
+    )
     alone = threading.Thread(target=lambda: SharedDevice(tmp_path, CPU).verify(attempt(hungry, lambda: None)))
     first = [True]
 
@@ -171,23 +173,11 @@ def test_memory_is_given_back_before_a_worker_is_alone(tmp_path: Path, monkeypat
     hungry = subject(is_full)
     with SharedDevice(tmp_path, CPU).beside_others():
         alone.start()
-        while _shareable(tmp_path):
+        while _can_lock(tmp_path / "cpu.gate", alone=False):
             pass
         assert given == [False], "that of the case that ran out of memory, whose turn is not over"
     alone.join(10)
     assert given == [False, False]
-
-
-def _is_alone(folder: Path) -> bool:
-    """Whether no case holds the device."""
-    import fcntl
-
-    with (folder / "cpu.cases").open("w") as cases:
-        try:
-            fcntl.flock(cases, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
 
 def test_workers_share_accelerators_only(tmp_path: Path) -> None:
