@@ -1,6 +1,7 @@
 """How much of a correct kernel is decided at the dimensions of real models, and which faults are seen there.
 
     python3 docs/measurements/decided_at_width.py [--device cuda] [--out FILE]            # shares
+    python3 docs/measurements/decided_at_width.py --residues [--workers 4] [--out FILE]   # shares of either oracle
     python3 docs/measurements/decided_at_width.py --faults [--device cuda] [--workers 14]
 
 Both ask by kind of input: random, of one sign, and exact. Layers are those of `cases/shapes.toml` with two experts, so
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -114,20 +116,39 @@ def hunted_norm(fault: Any, kind: str) -> Any:
 
 def measured(case: Any, device: Any) -> dict[str, tuple[str, int, int, int]]:
     """Result → format, elements, those decided seen from the inputs, and those outside, of PyTorch's kernel."""
+    from lastbit.judging.judge import judge
+
+    kernel, problem = problem_of(case, device)
+    returned = kernel.call(**problem.tensors, **case.params)
+    stages = judge(problem, returned, alternatives=False).stages
+    return {
+        s.name: (s.dtype, s.cumulative.numel, s.cumulative.decided, s.cumulative.outside) for s in stages if s.result
+    }
+
+
+def followed(case: Any, device: Any) -> dict[str, tuple[str, int, int, int]]:
+    """Result → format, elements, those that residues decide, and those that they find of another formula."""
+    from lastbit.judging.formula import compare_formulas
+    from lastbit.shadows.following import follow
+
+    kernel, problem = problem_of(case, device)
+    own = {name: tensor.clone() for name, tensor in problem.tensors.items()}
+    seen = follow(kernel, own, case.params, tuple(problem.trace.results), problem.constants)
+    found = compare_formulas(problem, seen.results)
+    formats = {name: problem.trace.stages[name].finished.format.name for name in found}
+    return {name: (formats[name], one.numel, one.equal + one.differs, one.differs) for name, one in found.items()}
+
+
+def problem_of(case: Any, device: Any) -> tuple[Any, Any]:
+    """PyTorch's kernel of the op, and what it is to compute in a case."""
     from lastbit.calibrate import load_premises
     from lastbit.inputs import build
-    from lastbit.judging.judge import judge
     from lastbit.judging.problem import Problem
     from tests.faults.hunt import clean_kernels, op_of
 
     kernel = next(k for k in clean_kernels() if k.op == case.op and k.name.startswith("eager[") and _fused(k))
     inputs, op = build(case, device).tensors, op_of(case.op)
-    returned = kernel.call(**inputs, **case.params)
-    problem = Problem(op, op.contract(kernel.contract), inputs, case.params, load_premises(device))
-    stages = judge(problem, returned, alternatives=False).stages
-    return {
-        s.name: (s.dtype, s.cumulative.numel, s.cumulative.decided, s.cumulative.outside) for s in stages if s.result
-    }
+    return kernel, Problem(op, op.contract(kernel.contract), inputs, case.params, load_premises(device))
 
 
 def _fused(kernel: Any) -> bool:
@@ -162,29 +183,52 @@ def problems(tokens: int, ops: tuple[str, ...], wanted: str) -> Iterator[tuple[s
             yield "layer_norm_gated_backward", where, {kind: norm(kind, shape, "bf16", weight) for kind in KINDS}
 
 
-def shares(device: Any, tokens: int, ops: tuple[str, ...], wanted: str) -> Iterator[str]:
+COLUMNS: dict[str, tuple[str, Any]] = {kind: (kind, measured) for kind in KINDS}
+RESIDUES: dict[str, tuple[str, Any]] = {"random": ("random", measured), "random, by residues": ("random", followed)}
+
+
+def shares_of(
+    device: str, columns: dict[str, tuple[str, Any]], what: tuple[str, str, dict[str, Any]]
+) -> tuple[str, str, dict[str, Any]]:
+    """Op, what is measured, and what was found, by column; or the error."""
+    import torch
+
+    op, where, cases = what
+    torch.set_num_threads(1)
+    try:
+        return (
+            op,
+            where,
+            {name: measure(cases[kind], torch.device(device)) for name, (kind, measure) in columns.items()},
+        )
+    except Exception as error:
+        return op, f"{where}: {type(error).__name__}: {error}", {}
+
+
+def shares(device: str, options: argparse.Namespace) -> Iterator[str]:
     """The table of shares, line by line, and of all layers together."""
-    yield f"| op, result | layer | dtype | {' | '.join(KINDS)} |"
-    yield "|---|---|---|" + "---|" * len(KINDS)
+    columns = RESIDUES if options.residues else COLUMNS
+    yield f"| op, result | layer | dtype | {' | '.join(columns)} |"
+    yield "|---|---|---|" + "---|" * len(columns)
     sums: dict[tuple[str, str, str, str], list[int]] = {}
-    for op, where, cases in problems(tokens, ops, wanted):
-        try:
-            found = {kind: measured(case, device) for kind, case in cases.items()}
-        except Exception as error:
-            yield f"{op} {where}: {type(error).__name__}: {error}"
-            continue
-        for result, (fmt, *_) in found["random"].items():
-            cells = []
-            for kind in KINDS:
-                _, numel, decided, outside = found[kind][result]
-                total = sums.setdefault((op, result, fmt, kind), [0, 0])
-                total[0] += decided
-                total[1] += numel
-                cells.append(f"{100 * decided / numel:.0f} %" + (f" {outside} OUTSIDE" if outside else ""))
-            yield f"| {op} {result} | {where} | {fmt} | {' | '.join(cells)} |"
+    chosen = list(problems(options.tokens, tuple(options.op or OPS), options.layer))
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for op, where, found in pool.map(partial(shares_of, device, columns), chosen):
+            if not found:
+                yield f"{op} {where}"
+            for result, (fmt, *_) in next(iter(found.values()), {}).items():
+                cells = []
+                for name in columns:
+                    _, numel, decided, outside = found[name].get(result, (fmt, 0, 0, 0))
+                    total = sums.setdefault((op, result, fmt, name), [0, 0])
+                    total[0] += decided
+                    total[1] += numel
+                    share = f"{100 * decided / numel:.0f} %" if numel else "–"
+                    cells.append(share + (f" {outside} OUTSIDE" if outside else ""))
+                yield f"| {op} {result} | {where} | {fmt} | {' | '.join(cells)} |"
     for op, result, fmt in dict.fromkeys(key[:3] for key in sums):
-        parts = [sums[op, result, fmt, kind] for kind in KINDS]
-        cells = [f"**{100 * decided / numel:.0f} %**" for decided, numel in parts]
+        parts = [sums[op, result, fmt, name] for name in columns]
+        cells = [f"**{100 * decided / max(numel, 1):.0f} %**" for decided, numel in parts]
         yield f"| **{op} {result}** | all | {fmt} | {' | '.join(cells)} |"
 
 
@@ -241,6 +285,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--residues", action="store_true", help="shares of both oracles, on the CPU")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--part", default="0/1", help="every so many faults, from this one on")
     parser.add_argument("--layer", default="", help="only layers whose model has this in its name")
@@ -253,13 +298,11 @@ def main() -> None:
         filter(None, [str(ROOT / "harness" / "checkout"), os.environ.get("PYTHONPATH")])
     )
     sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
-    import torch
-
     ops = tuple(options.op or OPS)
     found = (
         faults(options.device, options.workers, ops, options.part, options.fault)
         if options.faults
-        else shares(torch.device(options.device), options.tokens, ops, options.layer)
+        else shares(options.device, options)
     )
     lines = []
     for line in found:

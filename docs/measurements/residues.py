@@ -1,7 +1,7 @@
 """What residues see of kernels: right ones, planted faults, and what enclosures cannot see.
 
-Run `python docs/measurements/residues.py [--cases N] [--op OP] [--every N] [--kept FILE] [--out FILE]`; it writes
-residues.md. `--kept` names a file of finished rows, read and written, so that a later run goes on.
+Run `python docs/measurements/residues.py [--cases N] [--op OP] [--every N] [--workers N] [--kept FILE] [--out FILE]`.
+It writes residues.md. `--kept` names a file of finished rows, read and written, so that a later run goes on.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stderr
+from functools import cache
 from io import StringIO
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +33,11 @@ LARGEST = 1 << 15  # elements of all tensors of a case
 DRAWN, TRIED = 60, 8  # cases of a fault, and those of them that it is looked for in
 OF_ONE_CALL = ("nondeterministic", "uninitialised", "unwritten")  # findings of kernels that leave other memory alone
 SIGHTS = ("both", "enclosures alone", "residues alone", "other checks alone", "none")
-COLUMNS, KEYS, WIDTH = 4096, 512, 64
+COLUMNS, KEYS, WIDTH = 4096, (512, 4096), 64
+LONGEST = ("moe_lora_backward", "moe_lora", "layer_norm_gated_backward", "attention")  # ops whose rows begin first
 HEAD = """# What residues see
 
-`{command}`, {date}: torch {torch}, Python {python}, Triton's interpreter, one thread of a CPU.
+`{command}`, {date}: torch {torch}, Python {python}, Triton's interpreter, a core for each process.
 
 A kernel is followed on residues beside its own numbers, and its results are compared with those of its contract
 ([residues.md](../residues.md)).
@@ -307,20 +311,23 @@ def blind_table() -> str:
 
     torch.manual_seed(SEED)
     row = {"x": torch.randn(4, COLUMNS), "weight": torch.randn(COLUMNS)}, {"eps": 1e-6}
-    heads = torch.randn(1, 8, 1, WIDTH), torch.randn(1, KEYS, 1, WIDTH), torch.randn(1, KEYS, 1, WIDTH)
-    qkv = dict(zip("qkv", heads, strict=True)), {"scale": WIDTH**-0.5}
     width = f"rms_norm, fp32, {COLUMNS:,} columns: "
-    keys = f"attention, fp32, {KEYS} keys, D {WIDTH}: "
     kernels = [
         (f"{width}right", "rms_norm", norm(), row),
         (f"{width}eps × 10", "rms_norm", norm(eps_times=10), row),
         (f"{width}n - 1", "rms_norm", norm(fewer=1), row),
         (f"{width}a column left out of the sum", "rms_norm", norm(left_out=1), row),
-        (f"{keys}right", "attention", attention(), qkv),
-        (f"{keys}the last key missing", "attention", attention(keep=lambda q, k: slice(KEYS - 1)), qkv),
-        (f"{keys}the key of least weight missing", "attention", attention(keep=least_missing), qkv),
-        (f"{keys}a scale of 1 / √(D + 1)", "attention", attention(width=WIDTH + 1), qkv),
     ]
+    for count in KEYS:
+        heads = torch.randn(1, 8, 1, WIDTH), torch.randn(1, count, 1, WIDTH), torch.randn(1, count, 1, WIDTH)
+        qkv = dict(zip("qkv", heads, strict=True)), {"scale": WIDTH**-0.5}
+        keys = f"attention, fp32, {count:,} keys, D {WIDTH}: "
+        kernels += [
+            (f"{keys}right", "attention", attention(), qkv),
+            (f"{keys}the last key missing", "attention", attention(keep=lambda q, k: slice(k.shape[1] - 1)), qkv),
+            (f"{keys}the key of least weight missing", "attention", attention(keep=least_missing), qkv),
+            (f"{keys}a scale of 1 / √(D + 1)", "attention", attention(width=WIDTH + 1), qkv),
+        ]
     lines = [("kernel", "enclosures: decided", "outside", "residues: decided", "equal", "differing")]
     for name, op_name, call, (tensors, params) in kernels:
         op = project().op(op_name)
@@ -342,48 +349,82 @@ def least_missing(q: Any, k: Any) -> Any:
     return torch.arange(len(scores)) != scores.argmin()
 
 
+def prepared() -> None:
+    """Import nothing of lastbit's, torch's or Triton's before this."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
+    import torch
+
+    from lastbit.interpret import install
+
+    torch.set_num_threads(1)
+    install()
+
+
+Row = tuple[str, str]
+"""A part of the tables and a name in it."""
+
+
+def measured(options: argparse.Namespace, until: float, row: Row) -> tuple[Row, Any]:
+    """Return a row, and what was measured for it; None where time was over."""
+    part, name = row
+    if time.time() > until:
+        return row, None
+    if part == "text":
+        return row, blind_table()
+    if part == "right":
+        return row, right(kernels(options)[name], options.cases)
+    return row, sighted(*faults(options)[name])
+
+
+@cache
+def loaded(folder: str) -> tuple[Any, ...]:
+    from lastbit.kernel import load_kernels
+
+    return tuple(load_kernels(ROOT / folder))
+
+
+def kernels(options: argparse.Namespace) -> dict[str, Any]:
+    """Return name → right kernel."""
+    found = {f"{k.op}: {k.name}": k for folder in options.folder or FOLDERS for k in loaded(folder)}
+    return {
+        name: kernel
+        for name, kernel in found.items()
+        if (not options.op or kernel.op in options.op) and (not kernel.devices or "cpu" in kernel.devices)
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=40, help="cases of each right kernel")
     parser.add_argument("--op", action="append", default=[], help="kernels and faults of this op only")
     parser.add_argument("--folder", action="append", default=[], help="right kernels of this folder, and nothing else")
     parser.add_argument("--every", type=int, default=1, help="one of so many faults only")
+    parser.add_argument("--part", action="append", default=[], help="only text, right or faults")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after so long")
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--kept", type=Path, help="a file of finished rows, read and written")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     options = parser.parse_args()
-    os.environ["TRITON_INTERPRET"] = "1"
-    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
+    prepared()
     import torch
 
-    from lastbit.interpret import install
-    from lastbit.kernel import load_kernels
-
-    torch.set_num_threads(1)
-    install()
     kept = json.loads(options.kept.read_text()) if options.kept and options.kept.exists() else {}
-    until, chosen = time.monotonic() + options.seconds, faults(options)
-
-    def finished(part: str, name: str, measure: Callable[[], Any]) -> None:
-        rows = kept.setdefault(part, {})
-        if name in rows or time.monotonic() > until:
-            return
-        rows[name] = measure()
-        print(part, name, rows[name], file=sys.stderr, flush=True)
-        if options.kept:
-            options.kept.write_text(json.dumps(kept))
-
-    kernels = {f"{k.op}: {k.name}": k for folder in options.folder or FOLDERS for k in load_kernels(ROOT / folder)}
-    if not options.folder:
-        finished("text", "blind", blind_table)
-    for name, kernel in kernels.items():
-        if (not options.op or kernel.op in options.op) and (not kernel.devices or "cpu" in kernel.devices):
-            finished("right", name, lambda kernel=kernel: right(kernel, options.cases))
-    for name, (fault, dtype) in chosen.items() if not options.folder else ():
-        finished("faults", name, lambda fault=fault, dtype=dtype: sighted(fault, dtype))
-    rows = kept["right"]
-    all_cases = sum(row["all"].get("cases", 0) for row in rows.values())
-    print(f"{len(rows)} kernels, {all_cases:,} cases, differing in {sum(len(r['differing']) for r in rows.values())}")
+    chosen = {"text": ["blind"], "right": list(kernels(options)), "faults": list(faults(options))}
+    parts = options.part or (["right"] if options.folder else list(chosen))
+    rows = [(part, name) for part in parts for name in chosen[part] if name not in kept.get(part, {})]
+    rows.sort(key=lambda row: next((i for i, op in enumerate(LONGEST) if row[1].startswith(f"{op}:")), len(LONGEST)))
+    with ProcessPoolExecutor(options.workers, get_context("spawn"), prepared) as pool:
+        for done in as_completed([pool.submit(measured, options, time.time() + options.seconds, row) for row in rows]):
+            (part, name), found = done.result()
+            if found is not None:
+                kept.setdefault(part, {})[name] = found
+                print(part, name, found, file=sys.stderr, flush=True)
+                if options.kept:
+                    options.kept.write_text(json.dumps(kept))
+    own = kept.get("right", {})
+    all_cases = sum(row["all"].get("cases", 0) for row in own.values())
+    print(f"{len(own)} kernels, {all_cases:,} cases, differing in {sum(len(r['differing']) for r in own.values())}")
     text = (OF_FOLDERS if options.folder else HEAD).format(
         folders=" and ".join(f"`{folder}`" for folder in options.folder or FOLDERS),
         command=shlex.join(["python", "docs/measurements/residues.py", *sys.argv[1:]]),
@@ -392,8 +433,8 @@ def main() -> None:
         python=platform.python_version(),
         cases=options.cases,
         largest=LARGEST,
-        right=right_table(kept["right"]),
-        faults=f"{len(kept.get('faults', ()))} of {len(chosen)}",
+        right=right_table(own),
+        faults=f"{len(kept.get('faults', ()))} of {len(chosen['faults'])}",
         tried=TRIED,
         drawn=DRAWN,
         planted=planted_tables(kept.get("faults", {})),
