@@ -62,7 +62,7 @@ class Following(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.memory = memory
         self._noted: dict[Opaque, None] = {}
-        self._bits: dict[int, bool] = {}  # storage seen as integers → whether these were computed with
+        self._bits: dict[int, int | None] = {}  # storage seen as integers → low bits that were cleared; None: moved
         self._constants: set[float] = set()
         self._overflown = False
         self._items: dict[float, Residues] = {}  # numbers that Python read from tensors
@@ -272,7 +272,7 @@ class Following(TorchDispatchMode):
         if target.is_floating_point() and target.numel():
             self.memory.write(target, self._rounded(target, self.of(values) if residues is None else residues, values))
         elif not source.is_floating_point() and (residues is not None or self._is_shadowed(target)):
-            self._bits.setdefault(_base(target), residues is None)
+            self._bits.setdefault(_base(target), self._bits.get(_base(source), 0))
             self.memory.write(_floats(target), self.of(values).opened if residues is None else residues)
         return target
 
@@ -290,14 +290,14 @@ class Following(TorchDispatchMode):
         source, base = given[0], _base(out)
         if source.is_floating_point():
             self.memory.register(source)
-            self._bits.setdefault(base, False)
+            self._bits.setdefault(base, None)
             if out.is_floating_point():
                 self._note(str(func), "the bits of numbers are seen as those of another dtype")
                 self.memory.write(out, Residues.of(out).opened)
-        elif out.is_floating_point() and self._bits.get(base) and bool(self.memory.read(out).open.any()):
-            # Powers of two by their bits are exact numbers, as integers are.
+        elif out.is_floating_point() and (cleared := self._bits.get(base)) is not None:
+            # Powers of two by their exponents alone are exact numbers, as integers are.
             own = Residues.of(out)
-            if not bool(((torch.frexp(out.double()).mantissa.abs() == 0.5) | (out == 0) | ~torch.isfinite(out)).all()):
+            if cleared < format_of(out.dtype).precision - 1 and bool(self.memory.read(out).open.any()):
                 self._note(str(func), "the bits of numbers were computed with")
                 own = own.opened
             self.memory.write(out, own)
@@ -309,8 +309,20 @@ class Following(TorchDispatchMode):
         for x in results:
             if x.dtype != torch.bool and x.numel():
                 own = self._moved(func, args, kwargs) if name in MOVES else Residues.of(x).opened
-                self._bits[_base(x)] = name not in MOVES
+                self._bits[_base(x)] = None if name in MOVES else self._cleared(name, args)
                 self.memory.write(_floats(x), own)
+
+    def _cleared(self, name: str, args: tuple[Any, ...]) -> int:
+        """Return how many of the low bits of integers an operation has made zero."""
+        given, number = args[0], args[1] if len(args) > 1 else None
+        if isinstance(number, Tensor) and number.numel() == 1:
+            number = int(number)
+        if not isinstance(number, int) or not number:
+            return 0
+        if name in ("bitwise_and", "__and__"):
+            return (number & -number).bit_length() - 1
+        before = self._bits.get(_base(given)) or 0
+        return before + number if name in ("bitwise_left_shift", "__lshift__") else 0
 
 
 def as_written() -> AbstractContextManager[object]:

@@ -48,12 +48,16 @@ MOVES = frozenset(_MOVES.split())
 """Operations that only move elements, and do it to numbers of any kind."""
 
 _EXACT = (
-    "arange bernoulli bucketize ceil empty empty_like empty_strided eye floor floor_divide frexp heaviside "
+    "arange bernoulli bucketize empty empty_like empty_strided eye floor_divide frexp heaviside "
     "multinomial new_empty new_empty_strided new_ones new_zeros normal one_hot ones ones_like rand rand_like "
-    "randint randint_like randn randn_like round sgn sign trunc zero zeros zeros_like _efficientzerotensor"
+    "randint randint_like randn randn_like sgn sign zero zeros zeros_like _efficientzerotensor"
 )
 EXACT = frozenset(_EXACT.split())
 """Operations whose values are the exact numbers: integers, and what was drawn."""
+
+
+_LARGE = 2.0**16
+"""Integers to which numbers are rounded are codes and places below, and digits of fixed-point numbers above."""
 
 
 def _number(x: int) -> Residues:
@@ -252,6 +256,27 @@ def _min(mode: Mode, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 def _topk(mode: Mode, out: Any, x: Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
     return _with_places(mode, out, x, dim)
+
+
+def is_fixed_point(x: Tensor) -> Tensor:
+    """Return where numbers that become integers are digits of fixed-point numbers."""
+    return (x.abs() >= _LARGE) & (x != x.trunc()) & x.isfinite()
+
+
+def whole(x: Tensor, residues: Residues, out: Tensor) -> Residues:
+    """Return what numbers with these residues are, rounded to integers: by their values.
+
+    OPEN where the numbers are, and where they are digits of fixed-point sums. Large values that are integers anyway say
+    nothing of the numbers, which stay.
+    """
+    stays = (x.abs() >= _LARGE) & (x == out)
+    return Residues.where(stays, residues, Residues.of(out)).open_where(is_fixed_point(x) | residues.open)
+
+
+def _whole(mode: Mode, out: Tensor, x: Tensor, *, decimals: int = 0) -> Residues:
+    if decimals:
+        raise NotImplementedError("rounding to digits of ten")
+    return whole(x, mode.of(x), out)
 
 
 def _remainder(mode: Mode, out: Tensor, a: Any, b: Any, rounding: Callable[[Tensor], Tensor] = torch.floor) -> Residues:
@@ -602,6 +627,7 @@ RULES: dict[str, Rule] = {name: _alone(formula) for name, formula in FORMULAS.it
     "cummin": _with_places,
     "topk": _topk,
     "kthvalue": _topk,
+    **dict.fromkeys(("ceil", "floor", "round", "trunc"), _whole),
     "fmod": lambda mode, out, a, b: _remainder(mode, out, a, b, torch.trunc),
     "remainder": _remainder,
     "frac": lambda mode, out, x: mode.of(x) - Residues.of(x.trunc()),

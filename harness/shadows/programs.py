@@ -31,6 +31,7 @@ from lastbit.interpret.places import here
 from lastbit.numerics import formats
 from lastbit.numerics.algebraic import FORMULAS
 from lastbit.numerics.residues import Residues, constant, zeros_like
+from lastbit.shadows.aten_rules import is_fixed_point, whole
 from lastbit.shadows.memory import ShadowMemory
 
 FORMATS = {
@@ -46,7 +47,6 @@ _FLOATS = {1: E4M3, 2: np.dtype(np.float16), 4: np.dtype(np.float32), 8: np.dtyp
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _MOST_FACTORS = 16
-_LARGE = 2.0**16  # integers to which numbers are rounded are codes and places, or digits of fixed-point numbers
 
 Rule = Callable[..., Residues]
 """Of the shadow, the handle that was made, and the operands."""
@@ -459,12 +459,7 @@ def _absolute(self: Shadow, made: Any, x: Any) -> Residues:
 
 
 def _whole(self: Shadow, made: Any, x: Any) -> Residues:
-    """Return integers, which are what the values are; large ones are OPEN, as those of fixed-point sums."""
-    return Residues.of(values_of(made)).open_where(_is_fixed_point(values_of(x)))
-
-
-def _is_fixed_point(x: Tensor) -> Tensor:
-    return (x.abs() >= _LARGE) & (x != x.trunc()) & x.isfinite()
+    return whole(values_of(x), self.residues(x), values_of(made))
 
 
 def _remainder(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
@@ -734,7 +729,7 @@ def _cast_bits(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
 def _to_integers(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
     """Take integers by values; large ones hold digits of floats, as in fixed-point sums."""
     made = self.quietly(method, x, dtype)
-    made.digits = FORMATS[x.data.dtype].precision - 1 if bool(_is_fixed_point(values_of(x)).any()) else 0
+    made.digits = FORMATS[x.data.dtype].precision - 1 if bool(is_fixed_point(values_of(x)).any()) else 0
     return made
 
 

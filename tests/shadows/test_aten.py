@@ -200,12 +200,40 @@ def test_bits_are_opaque_unless_they_are_moved_or_powers_of_two():
         return (x.view(torch.int32) & (0xFF << 23)).view(torch.float32) * 3
 
     assert followed(truncated, x, opaque=1).open.all()
+    assert followed(truncated, torch.exp2(x.round()), opaque=1).open.all()  # powers of two by chance
     assert not followed(power, x).open.any()
     assert (
         followed(lambda x: (x * 3).view(torch.int32).flip(0).clone().view(torch.float32), x)
         .equal(followed(lambda x: x.flip(0) * 3, x))
         .all()
     )
+
+
+def test_integers_are_known_unless_they_are_digits_or_come_of_what_is_open():
+    x = drawn(64)
+
+    def cut(digits: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: (x * 2.0**digits).trunc() / 2.0**digits
+
+    def of_bits(x: Tensor) -> Tensor:
+        return ((x.view(torch.int32) & -65536).view(torch.float32) * 8).floor()
+
+    assert not followed(cut(4), x).open.any()
+    large = x.abs() + 0.5
+    fixed, same = followed(lambda x: cut(24)(x * x * x), large), followed(lambda x: x * x * x, large)
+    assert not fixed.differs(same).any() and fixed.equal(same).any() and fixed.open.any()
+    assert followed(of_bits, x, opaque=1).open.all()
+    assert followed(lambda x: x.round(decimals=2), x, opaque=1).open.all()
+
+
+def test_what_is_rounded_to_zero_may_be_left_out():
+    x = torch.cat([drawn(64) * 2.0**-26, torch.zeros(2), drawn(64) * 2.0**-20])
+    kept = followed(lambda x: (x * x.abs().sqrt().half().float() * 3).half().float() * 5, x)
+    spared = followed(
+        lambda x: torch.where((y := (x * x.abs().sqrt().half().float() * 3).half()) != 0, y.float() * 5, 0.0), x
+    )
+    assert kept.equal(spared)[~kept.open].all()
+    assert not kept.open.all()
 
 
 def integers(*shape: int, seed: int = 0) -> Tensor:

@@ -5,6 +5,7 @@ docs/residues.md derives each rule, and says what is preserved and what is not.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -322,11 +323,13 @@ class Residues:
 
         `values` are the numbers as they were computed, of which the exponents are taken: rounding 2x is rounding x,
         doubled. Where the `ends` of what they may be have other exponents, the result is OPEN; without ends, the values
-        may be rounded already. A number that was rounded to the format is recognised and stays.
+        may be rounded already. A number that was rounded to the format is recognised and stays. What is rounded to zero
+        is zero: a kernel may leave it out.
         """
         if fmt.precision >= 24:
             return self
         tag = _tag(fmt.name + direction)
+        vanishing = {"nearest": fmt.quantum / 2, "zero": math.nextafter(fmt.quantum, 0), "away": 0.0}[direction]
         exponent = _exponents(values, fmt)
         p = self.p * field.power_of_two(-exponent, P) % P
         hashed = field.mixed(p, tag, P)
@@ -337,12 +340,15 @@ class Residues:
             held = held | ((mark == field.mixed(was, tag, Q)) & (self.flags & NO_EXPONENT == 0))
         fresh = [hashed * field.power_of_two(exponent, P) % P, again * field.power_of_two(exponent, Q) % Q]
         rounded = Residues._made(fresh[0], fresh[1], Residues.opening(self))
+        low, high = (x.double().abs() <= vanishing for x in ends or (values, values))
+        zero = low & high
+        rounded = Residues.where(zero, zeros_like(self), rounded).open_where(self.open | (low != high))
         result = Residues.where(held, self._known(fmt), rounded)
         if ends is None:  # a power of two may be what a number of the binade below was rounded to
             return result.open_where((torch.frexp(values.double()).mantissa.abs() == 0.5) & ~held)
         low, high = (_exponents(end, fmt) for end in ends)
         crossing = (low != high) | (ends[0].sign() * ends[1].sign() < 0)
-        return result.open_where(crossing & ~held)
+        return result.open_where(crossing & ~held & ~zero)
 
     def _known(self, fmt: Format) -> Residues:
         """Return the same, where it is a number of the format with its residue modulo Q."""
