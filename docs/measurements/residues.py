@@ -109,7 +109,7 @@ def cases_of(kernel: Any, count: int) -> Iterator[Any]:
 
 def compared(subject: Any, case: Any) -> tuple[Counter[str], list[str]]:
     """Counts of elements, and the opaque operations, of a kernel in a case; nothing if it turns the case down."""
-    from lastbit.errors import KernelError, UnsupportedCase
+    from lastbit.errors import UnsupportedCase
     from lastbit.inputs import build
     from lastbit.judging.formula import compare_formulas
     from lastbit.shadows.following import follow
@@ -121,13 +121,9 @@ def compared(subject: Any, case: Any) -> tuple[Counter[str], list[str]]:
     def followed_for(results: tuple[str, ...]) -> Any:
         return follow(subject.kernel, inputs.hand_out(), case.params, results, problem.constants)
 
-    try:
-        try:
-            followed = followed_for(tuple(problem.trace.results))
-        except KernelError:  # it leaves out results that it may leave out
-            followed = followed_for(tuple(r for r in problem.trace.results if r not in optional))
-    except UnsupportedCase:
-        return Counter(), []
+    followed = followed_for(tuple(problem.trace.results))
+    if not followed.results:  # it leaves out results that it may leave out
+        followed = followed_for(tuple(r for r in problem.trace.results if r not in optional))
     if any(f"raised {UnsupportedCase.__name__}" in opaque for opaque in followed.opaque):
         return Counter(), []
     counts: Counter[str] = Counter(cases=1)
