@@ -33,7 +33,7 @@ Cluster = pytest.importorskip("ray.cluster_utils", reason="lastbit[cluster] is n
 pytestmark = pytest.mark.slow
 
 PROJECT = Path(__file__).parents[1] / "cluster_project"
-ITEMS = 500
+ITEMS = 160
 CORES = 3  # more than the two of a small machine: several workers at any time, also while one is replaced
 STORE = {"object_store_memory": 100 << 20}
 LONGEST = 120.0  # seconds that anything may take here
@@ -62,12 +62,12 @@ def cluster(settings: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def local(settings: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The 500 items on this machine, without a cluster."""
+    """The 160 items on this machine, without a cluster."""
     return execute(config_in(tmp_path_factory.mktemp("local")), ["-n", "2"], quiet=True)
 
 
 def config_in(folder: Path) -> Config:
-    """500 items, with a folder for their records; no case is left out because another one failed."""
+    """160 items, with a folder for their records; no case is left out because another one failed."""
     return Config(
         folder=str(folder),
         device_plan=plan_devices("cpu"),
@@ -127,7 +127,7 @@ class Trouble:
 
 
 def test_workers_and_nodes_that_are_lost_change_no_result(cluster: Cluster, local: Run, tmp_path: Path) -> None:
-    """In the middle of 500 items one worker stops without a word, two are killed, and one goes with its node."""
+    """In the middle of 160 items one worker stops without a word, two are killed, and one goes with its node."""
     sent: list[int] = []
 
     def send(number: signal.Signals) -> None:
@@ -137,10 +137,10 @@ def test_workers_and_nodes_that_are_lost_change_no_result(cluster: Cluster, loca
     node = cluster.add_node(num_cpus=1, **STORE)
     trouble = Trouble(
         {
-            60: partial(send, signal.SIGSTOP),
-            180: partial(send, signal.SIGKILL),
-            300: partial(send, signal.SIGKILL),
-            420: partial(cluster.remove_node, node, allow_graceful=False),
+            20: partial(send, signal.SIGSTOP),
+            60: partial(send, signal.SIGKILL),
+            100: partial(send, signal.SIGKILL),
+            135: partial(cluster.remove_node, node, allow_graceful=False),
         }
     )
     run = ran(config_in(tmp_path), cluster.address, trouble)
