@@ -11,12 +11,12 @@ from lastbit.interpret.formats import Array, bits_of, flush_subnormals, round_fl
 
 
 def maximum(x: Array, y: Array, propagate_nan: bool = False) -> Array:
-    """The larger of `x` and `y`, with max(-0, +0) = +0; a NaN gives way to a number unless it propagates."""
+    """Return the larger of `x` and `y`, with max(-0, +0) = +0; a NaN gives way to a number unless it propagates."""
     return _extremum(x, y, np.maximum if propagate_nan else np.fmax, np.bitwise_and)
 
 
 def minimum(x: Array, y: Array, propagate_nan: bool = False) -> Array:
-    """The smaller of `x` and `y`, with min(-0, +0) = -0; a NaN gives way to a number unless it propagates."""
+    """Return the smaller of `x` and `y`, with min(-0, +0) = -0; a NaN gives way to a number unless it propagates."""
     return _extremum(x, y, np.minimum if propagate_nan else np.fmin, np.bitwise_or)
 
 
@@ -91,7 +91,7 @@ def _round_directed(exact: Array, direction: str) -> Array:
 
 
 def _doubled(operation: Callable[..., Array]) -> Callable[..., Array]:
-    """The fp64 `operation` on fp32 operands."""
+    """Return the fp64 `operation` as a function of fp32 operands; its result stays fp64."""
     return lambda *operands: operation(*(x.astype(np.float64) for x in operands))
 
 
@@ -114,7 +114,10 @@ def directed(operation: str, direction: str) -> Callable[..., Array]:
 
 
 def via_float64(function: Callable[..., Array]) -> Callable[..., Array]:
-    """`function` in fp64, rounded to its operands' dtype: next to correctly rounded, and alike on all machines."""
+    """Return `function` as computed in fp64 and rounded to its operands' dtype, so that all machines agree.
+
+    The result is the correctly rounded one, or its neighbour.
+    """
 
     def rounded(*operands: Array) -> Array:
         return function(*(x.astype(np.float64) for x in operands)).astype(operands[0].dtype)
@@ -128,7 +131,7 @@ def rsqrt(x: Array) -> Array:
 
 
 def multiply_high(x: Array, y: Array) -> Array:
-    """The upper half of the double-width product of the operands' bit patterns."""
+    """Return the upper half of the double-width product of the operands' bit patterns."""
     a, b = bits_of(np.ascontiguousarray(x)), bits_of(np.ascontiguousarray(y))
     if x.dtype.itemsize < 8:
         product = a.astype(np.uint64) * b.astype(np.uint64)

@@ -1,4 +1,4 @@
-"""What interpreted kernels are told of the GPU that is not there: the figures of an H200.
+"""Answers to questions about a GPU on machines without one: the figures of an H200.
 
 Code beside kernels asks Triton's driver and `torch.cuda` for the number of multiprocessors, the compute capability and
 the like, some of it when it is imported. On a machine without a GPU those questions are errors. Here they are answered;
@@ -59,7 +59,7 @@ _ANSWERS = {
 
 
 class StandIn(DriverBase):  # type: ignore[misc]
-    """A driver of Triton's that answers questions and runs nothing."""
+    """A Triton driver that answers questions and runs nothing."""
 
     utils = SimpleNamespace(get_device_properties=lambda device=0: dict(_PROPERTIES))
 
@@ -86,7 +86,7 @@ class StandIn(DriverBase):  # type: ignore[misc]
         return 0
 
     def set_current_device(self, device: Any) -> None:
-        """There is one."""
+        """Do nothing: there is only one device."""
 
     def get_current_stream(self, device: Any = None) -> int:
         return 0
@@ -97,7 +97,7 @@ class StandIn(DriverBase):  # type: ignore[misc]
 
 
 class AnyDevice(torch.cuda.device):
-    """`with torch.cuda.device(x.device)` for tensors that are elsewhere."""
+    """A replacement of `torch.cuda.device` that does nothing, for tensors that are not on a GPU."""
 
     def __init__(self, device: Any) -> None: ...
 

@@ -45,7 +45,7 @@ NUMPY: dict[Any, DType] = {
 
 
 def numpy_dtype(dtype: Any) -> DType:
-    """The numpy dtype that holds a Triton scalar, block or pointer type; the fp8 formats of other vendors have none."""
+    """Return the numpy dtype of a Triton scalar, block or pointer type; fp8 formats of other vendors have none."""
     scalar = dtype.scalar
     if scalar.is_ptr():
         return np.dtype(np.uint64)
@@ -55,7 +55,7 @@ def numpy_dtype(dtype: Any) -> DType:
 
 
 def bits_of(x: Array) -> Array:
-    """The bit patterns of `x` as unsigned integers of the same width."""
+    """Return the bit patterns of `x` as unsigned integers of the same width."""
     bits: Array = x.view(np.dtype(f"u{x.dtype.itemsize}"))
     return bits
 

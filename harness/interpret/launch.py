@@ -1,4 +1,4 @@
-"""Launching: the programs of a grid, many together where they may."""
+"""Launches: the programs of a grid, many together where that is possible."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def replace_launcher() -> None:
 
 
 def _call_from_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A kernel function called by another one: a plain call."""
+    """Call a kernel function from another one: a plain call of the rewritten function."""
     function = self.rewrite()
     interpreter_semantic.builder.entered(function)
     result = function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What PTX instructions do with bits: moves, logic, shifts, permutations, comparisons and choices; from the PTX ISA."""
+"""PTX instructions on bits: moves, logic, shifts, permutations, comparisons and choices; from the PTX ISA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRED = TYPES["pred"]
 
 
 def _typed(instruction: Instruction, modifiers: str = "") -> DType:
-    """The type that an instruction ends with; it may have no modifiers but these."""
+    """Return the type at the end of an instruction's name; raise NotImplementedError for modifiers other than these."""
     *found, kind = instruction.suffixes
     if kind not in TYPES or not set(found) <= set(modifiers.split()):
         raise not_interpreted(instruction.text)
@@ -25,7 +25,7 @@ def _typed(instruction: Instruction, modifiers: str = "") -> DType:
 
 
 def _plain(function: Callable[..., Array], modifiers: str = "") -> Handler:
-    """`function` of all operands, in the instruction's type."""
+    """Return a handler that applies `function` to all operands, in the instruction's type."""
 
     def run(instruction: Instruction, registers: Registers) -> Array:
         dtype = _typed(instruction, modifiers)
@@ -35,7 +35,7 @@ def _plain(function: Callable[..., Array], modifiers: str = "") -> Handler:
 
 
 def _move(instruction: Instruction, registers: Registers) -> Any:
-    """A register, a vector packed into one, or the parts of one."""
+    """Move a register, pack a vector into one, or unpack one into parts."""
     dtype = _typed(instruction)
     target, source = instruction.operands
     if isinstance(source, tuple):
@@ -138,7 +138,7 @@ def _insert(instruction: Instruction, registers: Registers) -> Array:
 
 
 def _ones(count: Array) -> Array:
-    """That many low bits, 64 at most."""
+    """Return words with the lowest `count` bits set, 64 at most."""
     full = np.uint64(2**64 - 1)
     return np.where(count >= 64, full, (np.uint64(1) << np.minimum(count, np.uint64(63))) - np.uint64(1))
 
@@ -193,7 +193,7 @@ def _choose(instruction: Instruction, registers: Registers) -> Array:
 
 
 def _nothing(instruction: Instruction, registers: Registers) -> None:
-    """Programs and threads wait for nobody here."""
+    """Do nothing: programs and threads need not wait for each other here."""
 
 
 BITS: dict[str, Handler] = {

@@ -27,7 +27,7 @@ _DIRECTIONS = {"rm": -np.inf, "rp": np.inf}
 
 
 def convert(instruction: Instruction, registers: Registers) -> Any:
-    """The result of a `cvt`; NotImplementedError for one of another form, such as stochastic rounding."""
+    """Perform a `cvt`; raise NotImplementedError for one of another form, such as stochastic rounding."""
     *modifiers, target, source = instruction.suffixes
     result = _converted(frozenset(modifiers), target, source, instruction.operands[1:], registers)
     if result is None:
@@ -141,7 +141,7 @@ def _write_narrow(modifiers: frozenset[str], pair: Array, dtype: DType) -> Array
 
 
 def _codes(pair: Array, dtype: DType) -> Array:
-    """Rounded to nearest, the largest number for all beyond it; a NaN is one in fp8, else the largest number too."""
+    """Round to nearest codes, saturating at the largest number; a NaN stays one in fp8, else it becomes the largest."""
     if dtype in (E4M3, E5M2):
         rounded = round_float(pair, dtype)
         return np.where(np.isnan(pair), 0x7F, rounded.view(np.uint8)).astype(np.uint8)

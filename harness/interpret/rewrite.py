@@ -1,4 +1,4 @@
-"""Kernels rewritten so that Python runs them with the compiler's meaning.
+"""Kernels rewritten so that Python runs them with the compiler's semantics.
 
 Assigned numbers become tensors (as Triton's own rewriting does), and beyond it: `and`, `or`, `not` and chained
 comparisons of tensors are logical operations on their elements, where Python would ask for one truth value, `min` and
@@ -49,7 +49,7 @@ def uniform_blocks() -> Iterator[None]:
 
 
 def observed(tensor: Any, read: Callable[[Any], Any]) -> Any:
-    """The value of a scalar, by `bool` or `int`; `AmbiguousTruth` for a block of several values."""
+    """Return the value of a scalar, read by `bool` or `int`; `AmbiguousTruth` for a block of several values."""
     data = tensor.handle.data
     if data.size == 1:
         return interpreter_semantic.builder.observe(tensor.handle, read)
@@ -115,7 +115,7 @@ def _link(left: ast.expr, operation: ast.cmpop, right: ast.expr) -> ast.Compare:
 
 
 class Meaning(NamedTuple):
-    """What a name meant; `owner` has a `get` that tells what it means now, None for nothing."""
+    """The value that a name had; `owner.get(name)` gives its current one, or None if it has none."""
 
     owner: Any
     name: str
@@ -149,7 +149,7 @@ class Namespace(dict[str, Any]):
         self._paths = _global_paths(tree)
 
     def meanings(self) -> Iterator[Meaning]:
-        """What every global name in the kernel means now, those of modules down to what is no module."""
+        """Yield the current values of all global names in the kernel, following modules to a value that is none."""
         for path in self._paths:
             owner: Any = self._module
             for name in path:
@@ -163,7 +163,7 @@ class Namespace(dict[str, Any]):
 
 
 def _interpreted(value: Any) -> Any:
-    """A function of Triton's language as it is interpreted, also one that a second copy of its module holds."""
+    """Return the interpreted form of a function of Triton's language, even if a second copy of its module holds it."""
     if id(value) in SUBSTITUTES:
         return SUBSTITUTES[id(value)][1]
     if isinstance(value, FunctionType) and str(value.__module__).startswith("triton.language."):
@@ -189,7 +189,7 @@ def _path(node: ast.AST) -> list[str]:
 
 
 def compile_rewritten(self: Any, tree: ast.Module) -> Any:
-    """Replaces `FunctionRewriter._compile_and_exec`."""
+    """Compile and execute a rewritten kernel; replaces `FunctionRewriter._compile_and_exec`."""
     _indent(tree, getline(self.filename, self.def_file_lineno))
     local = Namespace(self.fn, tree)  # defaults are looked up here, names in the body in the other one
     exec(compile(tree, self.filename, "exec"), Namespace(self.fn, tree), local)
@@ -241,7 +241,7 @@ def _counting(*bounds: Any, **_: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Iterations:
-    """How often a loop runs from `start` by `step` to what it is called with: all that depends on where it ends."""
+    """The number of iterations of a loop from `start` by `step`, as a function of its end."""
 
     start: int
     step: int
@@ -256,7 +256,7 @@ def counting_with_names(arg1: Any, arg2: Any = None, step: Any = None, **hints: 
 
 
 def _truth(value: Any) -> Any:
-    """The condition of a branch or loop; Triton's interpreter takes every larger block for True."""
+    """Return the condition of a branch or loop as a bool; Triton's interpreter takes every larger block for True."""
     return observed(value, bool) if _is_tensor(value) else value
 
 

@@ -1,4 +1,4 @@
-"""Launches of interpreted programs as torch.compile shall see them: one step each, like launches of compiled ones."""
+"""Launches of interpreted programs as torch.compile is to see them: one opaque step each, like compiled kernels."""
 
 from __future__ import annotations
 
