@@ -41,7 +41,7 @@ def fill(target: Tensor, lines: Lines, program: Program, keys: Sequence[int], wi
 
 @functools.cache
 def _encoding(dtype: torch.dtype) -> tuple[int, ...]:
-    """The arguments of `device_code.encoded` for a floating-point dtype; none for integers."""
+    """Return the arguments of `device_code.encoded` for a floating-point dtype; none for integers."""
     if not dtype.is_floating_point:
         return ()
     fmt = format_of(dtype)
@@ -68,7 +68,7 @@ def _encoding(dtype: torch.dtype) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def source(program: Program, dtype: torch.dtype) -> str:
-    """The text of the kernel that fills a tensor: `program` between the place of a tile and its store."""
+    """Return the source of the kernel that fills a tensor: `program` between the place of a tile and its store."""
     kind = "float" if dtype.is_floating_point else "bool" if dtype is torch.bool else "integer"
     keys = [f"key{i}" for i in range(len(program.streams))]
     constants = [f"c{i}" for i in range(len(program.constants))]
@@ -87,7 +87,7 @@ def source(program: Program, dtype: torch.dtype) -> str:
 
 @functools.cache
 def _kernel(source: str) -> Any:
-    """The kernel of a source text, which Triton reads from the line cache as that of a file."""
+    """Return the kernel of a source text, which Triton reads from the line cache as if it were a file."""
     from lastbit.inputs import device_code
 
     filename = f"<values {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
