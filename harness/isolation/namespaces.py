@@ -25,7 +25,7 @@ _MOST_FILES = 1 << 15  # in a folder of a kernel process
 
 
 def own_namespaces(wanted: Mapping[str, int]) -> dict[str, str]:
-    """Which of these the system refuses, and why. That of processes begins with the next child.
+    """Enter namespaces; return which of them the system refuses, and why. That of processes begins with the next child.
 
     Who is not root gets all or none, with a user namespace, in which the user is the same one.
     """
