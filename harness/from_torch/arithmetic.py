@@ -82,7 +82,7 @@ def rsub(x: Value, y: Value) -> Value:
 
 
 def fused(x: Value, y: Value, *, minus: bool = False) -> Value:
-    """x + y, or x - y, of which one side or both are products, one of which may be fused into the sum."""
+    """Return x + y, or x - y, of which one side or both are products, one of which may be fused into the sum."""
     texts = [f"{x.within(SUM)} {'-' if minus else '+'} {y.within(PRODUCT)}"] if x.staged or y.staged else []
     added = _negative(y) if minus else y.text
     texts += [f"multiply_add({a}, {b}, {added})" for a, b in _pairs(x)]

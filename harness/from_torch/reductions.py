@@ -120,7 +120,7 @@ def matmul(a: Value, b: Value) -> Value:
 
 @RULES("linear")
 def linear(x: Value, weight: Value, bias: Value | None = None) -> Value:
-    """x · weightᵀ + bias, rounded once: bias is where accumulation starts, or is added in fp32."""
+    """Return x · weightᵀ + bias, rounded once: bias is where accumulation starts, or is added in fp32."""
     if x.rank < 2:
         raise Unmapped("linear of a tensor of one dimension is not mapped; add one")
     product = call("dot", numbers(x), f"{numbers(weight).within(ATOM)}.transposed", computed=True)

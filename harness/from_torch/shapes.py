@@ -1,4 +1,4 @@
-"""Rules for operations that move numbers and change none: indices, shapes, conversions; and for exact integers."""
+"""Rules for operations that move numbers and change none (indices, shapes), for conversions, and for exact integers."""
 
 from __future__ import annotations
 

@@ -207,6 +207,6 @@ def _case(number: int, described: Mapping[str, Any], tensors: Mapping[str, Tenso
 
 
 def _figures(described: Mapping[str, Any]) -> Figures:
-    """JSON has no infinity, so that numbers which may be one are text."""
+    """Read figures from JSON, which has no infinity: numbers that may be one are text."""
     numel, mismatched, outside = (described[name] for name in ("numel", "mismatched", "outside"))
     return Figures(numel, mismatched, outside, float(described["rel_l2"]), float(described["bias"]))

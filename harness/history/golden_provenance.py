@@ -1,4 +1,4 @@
-"""Where a golden comes from: the code of the kernel and its revision, and what it ran on. No host and no user."""
+"""The provenance of a golden: the code of the kernel and its revision, and what it ran on. No host and no user."""
 
 from __future__ import annotations
 

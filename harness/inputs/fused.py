@@ -116,7 +116,7 @@ def add_hashes(total: Tensor, tensor: Tensor, lines: Lines, factors: tuple[int, 
 
 @functools.cache
 def _decoding(dtype: torch.dtype) -> tuple[Kind, tuple[int, ...]]:
-    """Which bits of elements are hashed as their values; mask, shift, scale, last and special of `add_hashes`."""
+    """Return which bits of elements are hashed as values; mask, shift, scale, last and special of `add_hashes`."""
     if not dtype.is_floating_point:
         return "stored", (0, 0, 0, 0, 0)
     if dtype is torch.bfloat16:  # fp32 without its last 16 bits

@@ -43,7 +43,7 @@ def spans(block: Block, dtype: torch.dtype) -> Tensor:
 
 
 def kept(block: Block) -> Tensor:
-    """Which elements `spans` keeps, as bool."""
+    """Return which elements `spans` keeps, as bool."""
     column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
     places = (
         block.columns <= column,

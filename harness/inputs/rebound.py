@@ -24,7 +24,7 @@ class Rebound:
 
     @property
     def sentence(self) -> str:
-        """What the kernel did, in words."""
+        """The change in words."""
         return f"rebound {self.tensor}: it now has {self.change}"
 
 

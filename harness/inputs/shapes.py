@@ -63,7 +63,7 @@ def leading_dims(draw: st.DrawFn, most: int, least: tuple[int, ...] = (1,)) -> t
 
 
 def cut_rows(rows: Sequence[int], width: int, most: int) -> tuple[int, ...]:
-    """Leading dimensions cut, the outermost first, until there are at most `most` elements.
+    """Cut leading dimensions, the outermost first, until there are at most `most` elements.
 
     >>> cut_rows((8, 16), width=128, most=4096)
     (2, 16)

@@ -33,12 +33,12 @@ def _extremum(x: Array, y: Array, choose: np.ufunc, merge_zeros: np.ufunc) -> Ar
 
 
 def select(cond: Array, x: Array, y: Array) -> Array:
-    """Elements of `x` or `y`, which differ in dtype where `tl.atomic_min` of floats calls one of them unsigned."""
+    """Choose from `x` or `y`, whose dtypes differ where `tl.atomic_min` of floats calls one of them unsigned."""
     return np.where(cond, x, y.astype(x.dtype, copy=False))
 
 
 def add_to_odd(x: Array, y: Array) -> Array:
-    """fp64 x + y rounded to odd, from the exact error of the rounded sum (Knuth's two-sum)."""
+    """Return fp64 x + y rounded to odd, from the exact error of the rounded sum (Knuth's two-sum)."""
     total = x + y
     shadow = total - x
     error = (x - (total - shadow)) + (y - shadow)
@@ -48,7 +48,7 @@ def add_to_odd(x: Array, y: Array) -> Array:
 
 
 def fma(x: Array, y: Array, z: Array) -> Array:
-    """x·y + z rounded once; all three of one dtype."""
+    """Return x·y + z rounded once; all three are of one dtype."""
     x, y, z = (np.ascontiguousarray(a) for a in np.broadcast_arrays(x, y, z))
     if x.dtype == np.float64:
         return _fma_float64(x, y, z)
@@ -78,7 +78,7 @@ def _nearest_float64(exact: Fraction) -> float:
 
 
 def _round_directed(exact: Array, direction: str) -> Array:
-    """fp64 `exact`, itself exact or rounded to odd, to fp32: rn nearest, rz toward zero, rd down, ru up."""
+    """Round fp64 `exact`, itself exact or rounded to odd, to fp32: rn nearest, rz toward zero, rd down, ru up."""
     nearest = exact.astype(np.float32)
     if direction == "rn":
         return nearest
@@ -109,7 +109,7 @@ _TO_ODD: dict[str, Callable[..., Array]] = {
 
 
 def directed(operation: str, direction: str) -> Callable[..., Array]:
-    """`operation` (add, sub, mul, div, rcp, sqrt or fma) on fp32, rounded in `direction` (rn, rz, rd or ru)."""
+    """Return `operation` (add, sub, mul, div, rcp, sqrt or fma) on fp32, rounded in `direction` (rn, rz, rd or ru)."""
     return lambda *operands: _round_directed(_TO_ODD[operation](*operands), direction)
 
 
@@ -126,7 +126,7 @@ def via_float64(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def rsqrt(x: Array) -> Array:
-    """1/√x; fp32 subnormals count as zero, as in the hardware's rsqrt.approx.ftz.f32."""
+    """Return 1/√x; fp32 subnormals count as zero, as in the hardware's rsqrt.approx.ftz.f32."""
     return via_float64(lambda wide: 1.0 / np.sqrt(wide))(flush_subnormals(x))
 
 

@@ -301,7 +301,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
         return self.part(val, 0), self.part(val, 1)
 
     def part(self, val: Any, i: int) -> Any:
-        """Element `i` along the last axis."""
+        """Return element `i` along the last axis."""
         return self.apply(itemgetter((..., i)), val.dtype, val)
 
     def create_gather(self, src: Any, indices: Any, axis: int) -> Any:
@@ -325,7 +325,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
 
 @cache
 def _in_first_dtype(op: Callable[..., Array], x: DType, y: DType) -> Callable[..., Array]:
-    """`op` on arrays of dtypes `x` and `y` with a result of dtype `x`."""
+    """Return `op` on arrays of dtypes `x` and `y`, with a result of dtype `x`."""
     if op(np.ones(1, x), np.ones(1, y)).dtype == x:
         return op
     return lambda a, b: op(a, b).astype(x)
@@ -355,5 +355,5 @@ def _dot(truncated: bool, a: Array, b: Array, d: Array) -> Array:
 
 
 def _tf32(x: Array) -> Array:
-    """fp32 as a tensor core reads it for tf32: the 13 low bits are ignored."""
+    """Return fp32 as a tensor core reads it for tf32: the 13 low bits are ignored."""
     return (bits_of(x) & np.uint32(0xFFFFE000)).view(np.float32)

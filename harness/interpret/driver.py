@@ -92,7 +92,7 @@ class StandIn(DriverBase):  # type: ignore[misc]
         return 0
 
     def get_benchmarker(self) -> Any:
-        """Nothing is timed: see `autotune`."""
+        """Return a benchmarker that times nothing: see `autotune`."""
         return lambda kernel_call, *, quantiles=(0.5,), **_: [0.0 for _ in quantiles]
 
 
@@ -107,7 +107,7 @@ class AnyDevice(torch.cuda.device):
 
 
 def stand_in_for_gpu() -> None:
-    """On a machine without a GPU, answer what code beside kernels asks Triton's driver and `torch.cuda`."""
+    """Answer, on a machine without a GPU, questions of code beside kernels to Triton's driver and `torch.cuda`."""
     if torch.cuda.device_count():  # is_available() would start the driver, and its thread, of which forks have half
         return
     backends["nvidia"] = replace(backends["nvidia"], driver=StandIn)
@@ -117,7 +117,7 @@ def stand_in_for_gpu() -> None:
 
 
 def _answering(original: Callable[..., Any], answer: Any) -> Callable[..., Any]:
-    """`answer`; but to torch itself, which decides by it how to compile, what `original` says."""
+    """Return a function that answers `answer`, but `original` to torch itself, which decides by it how to compile."""
 
     @wraps(original)
     def asked(*args: Any, **kwargs: Any) -> Any:

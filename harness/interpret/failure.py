@@ -18,7 +18,7 @@ class NotInterpreted(NotImplementedError, AttributeError):
 
 
 def missing(name: str) -> Callable[..., Any]:
-    """In place of the language's function `name`."""
+    """Return a function that raises `NotInterpreted` in place of the language's function `name`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         raise NotInterpreted(f"the operation {name!r} is not interpreted")

@@ -49,7 +49,7 @@ class Given:
         return self._views[raw]
 
     def shared_bytes(self) -> Array:
-        """All bytes of the range of memory that it shares."""
+        """Return all bytes of the range of memory that the tensor shares."""
         return view(self.shared[0], self.shared[1] - self.shared[0], BYTE)
 
     @cached_property

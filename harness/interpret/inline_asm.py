@@ -71,7 +71,7 @@ class Assembly:
         return self._elements_of(registers, first, self.outputs[i], np.broadcast_shapes(*(x.shape for x in inputs)))
 
     def _together(self, dtype: DType) -> int:
-        """How many elements one register holds."""
+        """Return how many elements one register holds."""
         return min(max(1, 4 // dtype.itemsize), self.pack)
 
     def _registers_of(self, x: Array) -> list[Array]:

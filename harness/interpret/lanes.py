@@ -12,7 +12,7 @@ from lastbit.interpret.formats import Array
 
 
 def core(x: Array) -> Array:
-    """`x` without the repetitions that broadcasting put in: one element along each axis on which all are the same."""
+    """Return `x` without the repetitions of broadcasting: one element along each axis on which all are the same."""
     if 0 not in x.strides:
         return x
     first: Array = x[tuple([slice(1) if stride == 0 else slice(None) for stride in x.strides])]
@@ -20,7 +20,7 @@ def core(x: Array) -> Array:
 
 
 def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
-    """`np.broadcast_to`, the same view without the checks of its arguments that take most of its time."""
+    """Broadcast as `np.broadcast_to`: the same view, without checks of arguments that take most of its time."""
     if x.shape == shape:
         return x
     view: Array = _nditer((x,), _ANY_ARRAY, ("readonly",), None, "C", "no", None, shape).itviews[0]
@@ -32,7 +32,7 @@ _ANY_ARRAY = ("multi_index", "refs_ok", "zerosize_ok")
 
 
 def advanced(addresses: Array, count: Array, width: int) -> Array:
-    """Addresses plus `count` elements of `width` bytes."""
+    """Return addresses plus `count` elements of `width` bytes."""
     moved: Array = addresses + np.uint64(width) * core(count).astype(np.uint64)
     return moved
 
@@ -52,7 +52,7 @@ class Addresses:
 
     @property
     def turned(self) -> Addresses | None:
-        """The same with the last two axes swapped, if lanes are neighbours along the last but one alone."""
+        """These addresses with the last two axes swapped, if lanes are neighbours along the last but one alone."""
         if self.count is None or self.base.ndim < 2 or self.count.ndim < 2 or self.starts is not None:
             return None
         swapped = Addresses(self.base.swapaxes(-1, -2), self.count.swapaxes(-1, -2), self.width)

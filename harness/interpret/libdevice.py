@@ -51,7 +51,7 @@ _EXACT: dict[str, Function] = {
 
 
 def _table() -> dict[str, Function]:
-    """Symbol without its `__nv_` → function; fp32 symbols carry an f, the predicates on fp64 a d."""
+    """Return symbol without its `__nv_` → function; fp32 symbols carry an f, the predicates on fp64 a d."""
     table: dict[str, Function] = {}
     for name, function in {**{k: via_float64(f) for k, f in _APPROXIMATE.items()}, **_EXACT}.items():
         table |= {name: function, f"{name}f": function, f"{name}d": function}

@@ -50,14 +50,14 @@ def _block(handle: Any, shape: list[int]) -> Any:
 
 
 def _joined(parts: Results, shape: list[int]) -> Any:
-    """Results for neighbours, as one block."""
+    """Return results for neighbours as one block."""
     on = interpreter_semantic.builder.create_of_arrays
     short = (*shape[:-1], shape[-1] // len(parts))
     return _block(on(partial(_interleaved, short), *(x.handle for x in parts)), shape)
 
 
 def _interleaved(short: tuple[int, ...], *parts: Array) -> Array:
-    """Neighbours side by side along the last axis."""
+    """Interleave arrays of neighbours along the last axis."""
     spread = [np.broadcast_to(x, np.broadcast_shapes(x.shape, short)) for x in parts]
     if len(parts) == 1:
         return np.ascontiguousarray(spread[0])
@@ -74,7 +74,7 @@ def _called(scalar_fn: Callable[..., Any], scalars: list[Any], shape: list[int])
 
 
 def _called_by_parts(scalar_fn: Callable[..., Any], scalars: list[Any], shape: list[int]) -> Any:
-    """Each part is a set of elements that have taken the same branches so far."""
+    """Call a function for parts of the elements: each is a set that has taken the same branches so far."""
     flat = [(x.handle.data.reshape(-1), x.dtype) for x in scalars]
     waiting, returned = [np.arange(flat[0][0].size)], []
     with uniform_blocks():

@@ -52,7 +52,7 @@ class Memory:
         return tuple(int(x.item(0)) for x in self.ids)
 
     def copies(self) -> dict[int, Array]:
-        """Region → the bytes that it holds."""
+        """Return region → the bytes that it holds."""
         return {x.region: x.shared_bytes().copy() for x in self.tensors}
 
     def restore(self, copies: dict[int, Array]) -> None:
@@ -261,7 +261,7 @@ def _put(view: Array, index: Array, lanes: Lanes, bits: Array, speculation: Spec
 
 
 def _update_16_bit(operation: Any, where: Array, value: Array, inside: Array) -> Array:
-    """Atomic updates of bf16 or fp16 in memory, one after the other; the values before."""
+    """Update bf16 or fp16 in memory atomically, one after the other; return the previous values."""
     if operation not in (ir.ATOMIC_OP.FADD, ir.ATOMIC_OP.XCHG):
         raise NotImplementedError(f"no NVIDIA GPU has an atomic {operation} on {value.dtype}")
     old, raw, one = np.zeros_like(value), np.dtype(np.uint16), np.ones(1, bool)

@@ -1,4 +1,4 @@
-"""How the programs of a launch run: in ascending order, or within a context descending, by Python each, or watched.
+"""The order in which the programs of a launch run: ascending, or within a context descending, one by one, or watched.
 
 A GPU promises no order. A kernel whose programs write to the same place gives another result in another order.
 """

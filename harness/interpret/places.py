@@ -51,7 +51,7 @@ def place_of(code: CodeType, instruction: int) -> Place:
 
 @cache
 def _place_of(code: CodeType, file: str, instruction: int) -> Place:
-    """`file` is that of the code, which is equal to the same text compiled from another file."""
+    """Return the place of an instruction; `file` is the code's: code compiled from another file may be equal."""
     positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     line, end_line, column, end_column = positions
     first = line or code.co_firstlineno

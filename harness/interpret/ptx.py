@@ -78,7 +78,7 @@ def _statements(text: str) -> list[str]:
 
 
 def _declaration(statement: str) -> dict[str, DType]:
-    """`.reg .b32 a, b<3>` as {a, b0, b1, b2}."""
+    """Parse `.reg .b32 a, b<3>` into {a, b0, b1, b2} with their dtypes."""
     found = re.fullmatch(r"\.reg \.(\w+) (.*)", statement)
     if found is None or found[1] not in TYPES:
         raise not_interpreted(statement)
@@ -108,7 +108,7 @@ def _instruction(statement: str) -> Instruction:
 
 
 def _operands(text: str, statement: str) -> list[Any]:
-    """Operands between commas; `{a, b}` is a tuple, and so is `p|q`."""
+    """Split operands at commas; `{a, b}` is a tuple, and so is `p|q`."""
     found: list[Any] = []
     for vector, single in re.findall(r"\{([^}]*)\}|([^,\s{}][^,{}]*)", text):
         if vector:
@@ -151,7 +151,7 @@ class Registers:
         self._dtypes[name], self._values[name] = bits.dtype, bits
 
     def width(self, operand: Any) -> int:
-        """Bytes of a register; 0 for a number."""
+        """Return the bytes of a register; 0 for a number."""
         return self._dtypes[operand].itemsize if operand in self._dtypes else 0
 
     def read(self, operand: Any, dtype: DType) -> Array:

@@ -25,14 +25,14 @@ ROUNDINGS = {"rn": "rn", "rz": "rz", "rm": "rd", "rp": "ru"}
 
 
 def flush(x: Array) -> Array:
-    """Subnormal numbers as zeros of their sign: .ftz, which bf16 and fp64 do not have."""
+    """Replace subnormal numbers by zeros of their sign: .ftz, which bf16 and fp64 do not have."""
     if x.dtype not in (np.float32, np.float16):
         return x
     return np.where(np.abs(x) < np.finfo(x.dtype).smallest_normal, np.copysign(x.dtype.type(0), x), x)
 
 
 def canonical(x: Array) -> Array:
-    """Every NaN with all bits set but the sign."""
+    """Set all bits of every NaN but the sign."""
     nan = np.isnan(x)
     if x.dtype == np.float64 or not nan.any():
         return x
@@ -71,13 +71,13 @@ def _divide(modifiers: frozenset[str], dtype: DType) -> Function | None:
 
 
 def _approximate_quotient(x: Array, y: Array) -> Array:
-    """x · (1/y), where the inverse of |y| > 2^126 is zero."""
+    """Return x · (1/y), where the inverse of |y| > 2^126 is zero."""
     quotient = arithmetic.via_float64(np.divide)(x, y)
     return np.where((np.abs(y) > 2.0**126) & ~np.isinf(y), np.copysign(x * np.float32(0), quotient), quotient)
 
 
 def _extreme(choose: Callable[..., Array]) -> Maker:
-    """min and max, of two or three operands."""
+    """Return the maker of min or max, of two or three operands."""
 
     def make(modifiers: frozenset[str], dtype: DType) -> Function:
         if not is_float(dtype):
@@ -141,7 +141,7 @@ def _saturated(plain: Function, x: Array, y: Array) -> Array:
 
 
 def _by_bits(mask: Callable[[Any, Any], Array], whole: Function) -> Maker:
-    """On floating-point numbers a change of the sign bit."""
+    """Return the maker of a change of the sign bit on floating-point numbers."""
 
     def on_sign(x: Array) -> Array:
         bits = bits_of(np.ascontiguousarray(x))

@@ -56,7 +56,7 @@ def _packed(parts: tuple[Any, ...], dtype: DType, registers: Registers) -> Array
 
 
 def _shift(left: bool) -> Handler:
-    """shl and shr: the amount is unsigned and stops at the width; a signed number shifts its sign in."""
+    """Execute shl or shr: the amount is unsigned and stops at the width; a signed number shifts its sign in."""
 
     def run(instruction: Instruction, registers: Registers) -> Array:
         dtype = _typed(instruction)
@@ -73,7 +73,7 @@ def _shift(left: bool) -> Handler:
 
 
 def _funnel(instruction: Instruction, registers: Registers) -> Array:
-    """shf.l and shf.r: 64 bits shifted, of which one half stays."""
+    """Execute shf.l or shf.r: 64 bits are shifted, of which one half stays."""
     direction, mode, _ = instruction.suffixes
     low, high, amount = (registers.read(x, U32).astype(np.uint64) for x in instruction.operands[1:])
     amount = amount & np.uint64(31) if mode == "wrap" else np.minimum(amount, np.uint64(32))
@@ -84,7 +84,7 @@ def _funnel(instruction: Instruction, registers: Registers) -> Array:
 
 
 def _any_function_of_three(instruction: Instruction, registers: Registers) -> Array:
-    """lop3: bit i of the table is the result where a, b, c are the bits of i."""
+    """Execute lop3: bit i of the table is the result where a, b, c are the bits of i."""
     *operands, table = instruction.operands[1:]
     a, b, c = (registers.read(x, U32) for x in operands)
     truth = registers.read(table, U32)
@@ -96,7 +96,7 @@ def _any_function_of_three(instruction: Instruction, registers: Registers) -> Ar
 
 
 def _permute(instruction: Instruction, registers: Registers) -> Array:
-    """prmt: each byte is the one of b:a that a nibble of the selector names, or that byte's sign throughout."""
+    """Execute prmt: each byte is the one of b:a that a nibble of the selector names, or that byte's sign throughout."""
     if instruction.suffixes != ("b32",):
         raise not_interpreted(instruction.text)
     a, b, selector = np.broadcast_arrays(*(registers.read(x, U32) for x in instruction.operands[1:]))
@@ -111,7 +111,7 @@ def _permute(instruction: Instruction, registers: Registers) -> Array:
 
 
 def _extract(instruction: Instruction, registers: Registers) -> Array:
-    """bfe: bits from a position on; a signed field is extended by its top bit, or by that of the number beyond it."""
+    """Execute bfe: bits from a position on; a signed field is extended by its top bit, or the number's if beyond."""
     dtype = _typed(instruction)
     width = 8 * dtype.itemsize
     x = registers.read(instruction.operands[1], np.dtype(f"u{dtype.itemsize}")).astype(np.uint64)
@@ -127,7 +127,7 @@ def _extract(instruction: Instruction, registers: Registers) -> Array:
 
 
 def _insert(instruction: Instruction, registers: Registers) -> Array:
-    """bfi: the low bits of a in place of those of b from a position on."""
+    """Execute bfi: put the low bits of a in place of those of b from a position on."""
     dtype = np.dtype(f"u{_typed(instruction).itemsize}")
     a, b = (registers.read(x, dtype).astype(np.uint64) for x in instruction.operands[1:3])
     start, length = (registers.read(x, U32).astype(np.uint64) & np.uint64(255) for x in instruction.operands[3:])
@@ -168,7 +168,7 @@ _JOINS = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
 def _compare(instruction: Instruction, registers: Registers) -> Any:
-    """setp, of two destinations for two lanes, or for a result and its opposite."""
+    """Execute setp, with two destinations for two lanes, or for a result and its opposite."""
     comparison, *modifiers, kind = instruction.suffixes
     dtype = TYPES.get(kind.removesuffix("x2"))
     joins = [m for m in modifiers if m in _JOINS]

@@ -40,7 +40,7 @@ def _patch_reduce_scan(scope: Any) -> None:
 
 
 def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: Any) -> Any:
-    """`tl.reduce`: combine all elements along `axis`, or all elements if it is None."""
+    """Combine all elements along `axis`, or all elements if it is None: `tl.reduce`."""
     tensors = input if isinstance(input, tuple) else (input,)
     axis, keep, ndim = _value(axis), bool(_value(keep_dims)), tensors[0].handle.data.ndim
     axis = None if axis is None else _checked_axis(axis, ndim)
@@ -55,7 +55,7 @@ def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: 
 
 
 def associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **_: Any) -> Any:
-    """`tl.associative_scan`: the running combination along `axis`, from the far end if `reverse`."""
+    """Return the running combination along `axis`, from the far end if `reverse`: `tl.associative_scan`."""
     tensors = input if isinstance(input, tuple) else (input,)
     ndim = tensors[0].handle.data.ndim
     back = _checked_axis(_value(axis), ndim) - ndim

@@ -108,7 +108,7 @@ def _delayed(value: ast.expr) -> ast.Lambda:
 
 
 def _link(left: ast.expr, operation: ast.cmpop, right: ast.expr) -> ast.Compare:
-    """One comparison of a chain, at its own place in the text."""
+    """Return one comparison of a chain, at its own place in the text."""
     link = ast.copy_location(ast.Compare(left, [operation], [right]), left)
     link.end_lineno, link.end_col_offset = right.end_lineno, right.end_col_offset
     return link
@@ -172,7 +172,7 @@ def _interpreted(value: Any) -> Any:
 
 
 def _global_paths(tree: ast.AST) -> list[tuple[str, ...]]:
-    """`a.b.c` as (a, b, c), for every name that the tree reads and does not assign."""
+    """Return `a.b.c` as (a, b, c), for every name that the tree reads and does not assign."""
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     local = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     local |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
@@ -211,7 +211,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _connect(method: str, absorbing: bool, operands: tuple[Callable[[], Any], ...]) -> Any:
-    """Constants decide at once or drop out, tensors are joined elementwise: the compiler's rule for and and or."""
+    """Join operands of and or or as the compiler does: constants decide at once or drop out, tensors elementwise."""
     joined, value = None, None
     for operand in operands:
         value = operand()
@@ -224,7 +224,7 @@ def _connect(method: str, absorbing: bool, operands: tuple[Callable[[], Any], ..
 
 
 def _counting(*bounds: Any, **_: Any) -> Iterator[Any]:
-    """`range` with tensors of the promoted type of its bounds; the compiler's hints are ignored."""
+    """Count like `range`, with tensors of the promoted type of its bounds; the compiler's hints are ignored."""
     tensors = [interpreter_semantic.to_tensor(bound) for bound in bounds]
     dtype = tensors[0].dtype
     for tensor in tensors:
@@ -251,7 +251,7 @@ class Iterations:
 
 
 def counting_with_names(arg1: Any, arg2: Any = None, step: Any = None, **hints: Any) -> Iterator[Any]:
-    """`tl.range`, whose arguments may be passed by name."""
+    """Count like `tl.range`, whose arguments may be passed by name."""
     return _counting(*((0, arg1) if arg2 is None else (arg1, arg2)), 1 if step is None else step)
 
 
@@ -261,7 +261,7 @@ def _truth(value: Any) -> Any:
 
 
 def _extreme(name: str, elementwise: str) -> Callable[..., Any]:
-    """`min` or `max` as the compiler has it: elementwise as soon as one operand is a tensor."""
+    """Return `min` or `max` as the compiler has it: elementwise as soon as one operand is a tensor."""
     builtin = getattr(builtins, name)
 
     def extreme(*values: Any) -> Any:
@@ -271,7 +271,7 @@ def _extreme(name: str, elementwise: str) -> Callable[..., Any]:
 
 
 def print_in_every_program(*values: Any, **options: Any) -> None:
-    """`print`, in every program."""
+    """Print in every program."""
     interpreter_semantic.builder.give_up()
     print(*values, **options)
 

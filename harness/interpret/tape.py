@@ -135,7 +135,7 @@ class Together:
 
 
 def _advancing(steps: Sequence[Step]) -> Callable[[Step], Step]:
-    """Lets an access to memory add up its addresses by itself, if it has a faster way."""
+    """Let an access to memory add up its addresses by itself, if it has a faster way."""
     sums = {step.output: step for step in steps if step.name == "create_addptr"}
 
     def advancing(step: Step) -> Step:

@@ -58,7 +58,7 @@ def dot(model: TensorCores, a: Array, b: Array, d: Array) -> Array:
 
 
 def _factors(x: Array) -> tuple[Array, Array]:
-    """fp64 values and exponents; subnormal numbers have that of the smallest normal one."""
+    """Return fp64 values and exponents; subnormal numbers have that of the smallest normal one."""
     wide = x.astype(np.float64)
     return wide, _exponent(wide, -14 if x.dtype == np.float16 else -126)
 

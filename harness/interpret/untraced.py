@@ -13,7 +13,7 @@ from lastbit.interpret import installed
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Dynamo does not trace what interprets a program: it would put other arithmetic in its place."""
+    """Keep Dynamo from tracing code that interprets a program: it would put other arithmetic in its place."""
     if not installed():
         yield
         return

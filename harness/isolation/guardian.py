@@ -19,7 +19,7 @@ from lastbit.isolation.processes import end_descendants
 
 
 class _Told(Exception):
-    """An error by which a signal ends the guardian's waiting: it was asked to end the kernel process."""
+    """The signal that asks the guardian to end the kernel process, as an exception."""
 
 
 def guarded(own_processes: bool, prepare: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The judge's side of a call: inputs are copied to a kernel process, and results are copied back and checked."""
+"""The judge's side of a call: inputs are copied to a kernel process, and results to memory of the judge alone."""
 
 from __future__ import annotations
 

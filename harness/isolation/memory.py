@@ -45,7 +45,7 @@ class Block:
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """What a kernel process needs to map it, beside the descriptor."""
+        """The fields that a kernel process needs to map the block, beside the descriptor."""
         return {"number": self.number, "bytes": self.nbytes, "cuda": self.handle}
 
 

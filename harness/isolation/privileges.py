@@ -62,7 +62,9 @@ def become(user: int | None, groups: Sequence[int], *, keep_reading: bool) -> No
 
 
 def _drop_bounding(kept: Sequence[int]) -> None:
-    """Drop capabilities, also for programs that the process starts. Who may not drop them has none to give up."""
+    """Drop all capabilities but `kept`, so that no program that the process starts can have them again. Who may not
+    drop them has none to give up.
+    """
     with suppress(OSError):
         for capability in range(64):
             if capability not in kept:
@@ -76,7 +78,7 @@ def groups_of(devices: Iterable[Path]) -> list[int]:
 
 
 def settle() -> None:
-    """After a change of the user, which has undone both: end with the guardian, and be open to itself.
+    """Set anew what a change of the user has undone: end with the guardian, and be open to itself.
 
     Drivers look at `/proc/self`, which a process that is shielded cannot.
     """

@@ -52,7 +52,7 @@ class KernelProcessEnded(LastbitError):
         self.code, self.signal, self.limit, self.used = code, signal, limit, used
 
     def within(self, limit: float) -> KernelProcessEnded:
-        """Return this error with the limit of the whole case, if the process was ended for taking the rest of it."""
+        """Return this error with `limit`, the seconds of the whole case, in place of those that were left of it."""
         return self if self.limit is None else KernelProcessEnded(limit=limit, used=self.used)
 
 
