@@ -1,4 +1,4 @@
-"""Rules for arithmetic: what torch computes in fp32 and then rounds to the dtype of the result.
+"""Rules for arithmetic that torch computes in fp32 and then rounds to the dtype of the result.
 
 A product of fp32 numbers that nothing rounds may be multiplied in another order, or fused into the addition after it:
 kernels that keep the contract do so, and the reference allows it.
@@ -12,7 +12,7 @@ from lastbit.from_torch.values import ATOM, COMPARISON, PRODUCT, RULES, SUM, UNA
 
 
 def plain(sign: str, level: int, left: Value, right: Value) -> Value | None:
-    """The operation as Python has it, if both are numbers, or integers that are exact."""
+    """Return the operation in Python's own form if both are numbers, or integers that are exact; otherwise None."""
     kinds = {left.kind, right.kind}
     if kinds <= {"number", "sequence"} and (level == COMPARISON or "sequence" not in kinds):
         return binary(left, sign, right, level, kind="number")
@@ -20,7 +20,7 @@ def plain(sign: str, level: int, left: Value, right: Value) -> Value | None:
 
 
 def numbers(value: Value) -> Value:
-    """The value as an enclosure: integers and truth values are known exactly."""
+    """Return the value as an enclosure: integers and truth values are known exactly."""
     if value.kind == "integers":
         return call("Enclosure.point", value)
     if value.kind not in ("numbers", "number"):
@@ -82,7 +82,7 @@ def rsub(x: Value, y: Value) -> Value:
 
 
 def fused(x: Value, y: Value, *, minus: bool = False) -> Value:
-    """x + y, or x - y, of which one side or both are products, one of which may be fused into the sum."""
+    """Return x + y, or x - y, of which one side or both are products, one of which may be fused into the sum."""
     texts = [f"{x.within(SUM)} {'-' if minus else '+'} {y.within(PRODUCT)}"] if x.staged or y.staged else []
     added = _negative(y) if minus else y.text
     texts += [f"multiply_add({a}, {b}, {added})" for a, b in _pairs(x)]
@@ -95,7 +95,7 @@ def _negative(x: Value) -> str:
 
 
 def _pairs(product: Value) -> list[tuple[str, str]]:
-    """The two sides of the last multiplication of a product, for every factor that it may be with; none of no product.
+    """Return the pairs of operands that the last multiplication of a product may have; none if it is no product.
 
     The first one binds as tightly as a sign before it.
     """
@@ -108,13 +108,13 @@ def _pairs(product: Value) -> list[tuple[str, str]]:
 
 
 def _sides(pair: tuple[Value, ...]) -> tuple[str, str]:
-    """Two factors, an enclosure first."""
+    """Return two factors, an enclosure first."""
     first, second = sorted(pair, key=lambda f: f.kind == "number")
     return first.within(UNARY), second.text
 
 
 def _splits(factors: tuple[Value, ...]) -> list[tuple[str, str]]:
-    """The product of all factors but one, and that one, from the last factor to the first."""
+    """Return for each factor the product of all others, and that factor, from the last factor to the first."""
     if len(factors) == 2:
         return [_sides(factors)]
     found = []

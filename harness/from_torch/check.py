@@ -1,4 +1,4 @@
-"""A written reference is tried: what the function itself gives at each stage must be what the reference allows."""
+"""The trial of a written reference: at each stage it must allow the value that the function itself gives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEEDS = 3
 
 @dataclass(frozen=True)
 class Tried:
-    """How often the function was called, how many elements of how many stages were compared, and what was not allowed.
+    """The outcome of a trial: how many calls, elements and stages were compared, and the values that were not allowed.
 
     Attributes:
         broken: stage → a sentence about its first element that is not allowed, given the stages before it.
@@ -68,7 +68,7 @@ def tried(written: Written, function: Callable[..., Any], case: Case, fixed: Map
 
 
 def load_op(text: str, name: str) -> Op:
-    """The op of a file with this text."""
+    """Load the op of a file with this text."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.py"
         path.write_text(text, encoding="utf-8")
@@ -78,7 +78,7 @@ def load_op(text: str, name: str) -> Op:
 
 
 def _variants(case: Case) -> Iterator[Case]:
-    """The case with several seeds, and with its tensors of 16 bits in both formats."""
+    """Yield the case with several seeds, and with its tensors of 16 bits in both formats."""
     halves = [t.name for t in case.tensors if t.torch_dtype in HALVES]
     for dtype in [DTYPE_NAMES[d] for d in HALVES] if halves else [""]:
         tensors = tuple(replace(t, dtype=dtype) if t.name in halves else t for t in case.tensors)
@@ -87,7 +87,7 @@ def _variants(case: Case) -> Iterator[Case]:
 
 
 def _objection(stage: str, legal: Enclosure, actual: Tensor, case: Case) -> str:
-    """What is wrong with the elements that the enclosure does not have; empty if it has all."""
+    """Describe the first element that the enclosure does not contain; an empty text if it contains all."""
     values = actual.double()
     if legal.shape != values.shape:
         shapes = f"{list(legal.shape)}, and the function {list(values.shape)}"

@@ -1,4 +1,4 @@
-"""Where the dtypes of a trace come from: traced with several dtypes of each input, an operation follows one of them."""
+"""The origins of dtypes in a trace: traced with several dtypes of each input, an operation follows one of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Followed:
 
 
 def followed(function: Callable[..., Any], example: Example) -> Followed:
-    """The trace of a function with the origin of every dtype.
+    """Trace a function, and find the origin of every dtype.
 
     Raises:
         Untraceable: as `traced`; or the function does something else for another dtype of all inputs.
@@ -63,13 +63,13 @@ def followed(function: Callable[..., Any], example: Example) -> Followed:
 
 
 def _with(example: Example, assigned: Assigned) -> Example:
-    """The example with other dtypes."""
+    """Return the example with other dtypes."""
     tensors = {name: t.to(assigned.get(name, t.dtype)) for name, t in example.tensors.items()}
     return replace(example, tensors=tensors)
 
 
 def _together(floats: Assigned) -> Iterator[Assigned]:
-    """The inputs of 16 bits, or else all, with each dtype; the others as they are."""
+    """Yield one dtype after the other for the inputs of 16 bits, or else for all; the others keep theirs."""
     varied = [name for name, dtype in floats.items() if dtype in HALVES] or list(floats)
     for dtype in FLOATS:
         yield {**floats, **dict.fromkeys(varied, dtype)}
@@ -78,7 +78,7 @@ def _together(floats: Assigned) -> Iterator[Assigned]:
 def _alone(
     function: Callable[..., Any], example: Example, floats: Assigned, name: str, base: Traced
 ) -> list[tuple[Assigned, Traced]]:
-    """The traces in which one input has another dtype than all others; none if the function does not take that."""
+    """Return the traces in which one input has another dtype than all others; none if the function does not take it."""
     found: list[tuple[Assigned, Traced]] = []
     for own, others in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
         assigned = {**dict.fromkeys(floats, others), name: own}
@@ -90,13 +90,13 @@ def _alone(
 
 
 def _operations(traced: Traced) -> list[object]:
-    """What the results of a trace depend on, dtypes and the limits of dtypes left out."""
+    """Return the operations that the results of a trace depend on, without dtypes and limits of dtypes."""
     described = _described(traced)
     return [described[node] for node in traced.used]
 
 
 def _described(traced: Traced) -> dict[fx.Node, object]:
-    """Operation → what tells it from others, in this trace and in others of the function."""
+    """Return operation → a key that identifies it, in this trace and in others of the function."""
     found: dict[fx.Node, object] = {}
     for node in traced.graph.nodes:
         arguments: Any = map_aggregate((node.args, node.kwargs), _plainly(found))
@@ -109,7 +109,7 @@ def _plainly(found: Mapping[fx.Node, object]) -> Callable[[Any], Any]:
 
 
 def _assumed(base: Traced, tried: Sequence[tuple[Assigned, Traced]]) -> tuple[fx.Node, ...]:
-    """What decided how all traces went on; what only checks a dtype of one is left out."""
+    """Return the operations that decided how all traces went on, without those that only check the dtype of one."""
     of_others = [{described[node] for node in other.assumed} for _, other in tried for described in [_described(other)]]
     described = _described(base)
     return tuple(node for node in base.assumed if all(described[node] in other for other in of_others))
@@ -119,14 +119,14 @@ _LIMITS = {limit for dtype in FLOATS for limit in (torch.finfo(dtype).max, torch
 
 
 def _plain(argument: Any) -> Any:
-    """An argument, for which words stand if it depends on dtypes."""
+    """Return an argument, or a word in its place if it depends on dtypes."""
     if isinstance(argument, torch.dtype):
         return "dtype"
     return "limit" if isinstance(argument, float) and argument in _LIMITS else argument
 
 
 def _origins(base: Traced, tried: Sequence[tuple[Assigned, Traced]]) -> dict[fx.Node, str] | None:
-    """Operation → the input whose dtype it has in all traces, or the format; None if one has neither."""
+    """Return operation → the input whose dtype it has in all traces, or the format; None if one has neither."""
     of_each = [other.used for _, other in tried]
     origins: dict[fx.Node, str] = {}
     for number, node in enumerate(base.used):

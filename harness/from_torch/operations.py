@@ -1,4 +1,4 @@
-"""What an operation of a trace is mapped to: the rule that is for it, and the arguments that the rule takes."""
+"""The mapping of an operation of a trace: its rule, and the arguments that the rule takes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Operations:
     steps: bool
 
     def target(self, node: fx.Node) -> str:
-        """To what the result is rounded; empty for fp32."""
+        """Return the input or format to which the result is rounded; empty for fp32."""
         origin = self.followed.origins.get(node, "")
         return "" if origin == "fp32" or not (self.steps or node in self.followed.traced.results.values()) else origin
 
     def value(self, node: fx.Node, values: Mapping[fx.Node, Value]) -> Value:
-        """The expression of an operation, as its rule has it, from those of its operands.
+        """Return the expression of an operation, which its rule makes of those of its operands.
 
         Raises:
             Unmapped: there is no rule for it.
@@ -75,7 +75,7 @@ class Operations:
         raise Unmapped(f"{name} has no mapping")
 
     def _taken(self, node: fx.Node, value: Value) -> Value:
-        """What is added to numbers of 16 bits: a number that these cannot be is not the same on a CPU and on a GPU."""
+        """Return an addend of 16-bit numbers; one that 16 bits cannot hold is not the same on a CPU and on a GPU."""
         if value.kind != "number":
             return value
         if not value.named and all(float(torch.tensor(value.example).to(d)) == value.example for d in HALVES):
@@ -83,7 +83,7 @@ class Operations:
         return Value(f"_taken({value.text}, {self._format(node)}, contract)", "number", example=value.example)
 
     def _format(self, node: fx.Node) -> str:
-        """The expression of the format to which the result is rounded."""
+        """Return the expression of the format to which the result is rounded."""
         origin = self.target(node)
         own = origin in self.followed.traced.example.tensors
         return f'stage.format_of("{origin}")' if own else f'FORMATS["{origin}"]'
@@ -97,14 +97,14 @@ class Operations:
         return made
 
     def _arange(self, node: fx.Node, args: list[Value]) -> Value:
-        """0, 1, …, as a tensor beside one of integers: a reference makes none by itself."""
+        """Return 0, 1, … as a tensor beside one of integers: a reference makes none by itself."""
         beside = next((n for n, t in self.followed.traced.example.tensors.items() if not t.is_floating_point()), None)
         if beside is None or len(args) != 1:
             raise Unmapped("arange is mapped from 0 on, and where an input has integers; make the range an input")
         return Value(f"{beside}.new_ones({args[0].text}).cumsum(-1) - 1", kind="integers", level=2, computed=True)
 
     def _converted(self, node: fx.Node, x: Value) -> Value:
-        """The same numbers; rounded if the dtype is another one than that of the argument, and not fp32."""
+        """Return the converted numbers, which are rounded if their dtype is neither that of the argument nor fp32."""
         if x.kind == "integers":
             return Value(f"Enclosure.point({x.text})", computed=bool(self.target(node)))
         source = self.followed.origins.get(node.all_input_nodes[0])
@@ -112,7 +112,7 @@ class Operations:
         return x if unchanged else Value(x.text, x.kind, x.level, computed=True)
 
     def _argument(self, argument: Any, values: Mapping[fx.Node, Value]) -> Value:
-        """An argument of an operation."""
+        """Return the expression of an argument."""
         if isinstance(argument, fx.Node):
             return values[argument]
         if isinstance(argument, tuple | list):
@@ -129,7 +129,7 @@ class Operations:
         return self._number(argument)
 
     def _number(self, number: float) -> Value:
-        """A number; the limit of the dtype of an input as such."""
+        """Return the expression of a number; the limit of the dtype of an input is written as such."""
         for name, tensor in self.followed.traced.example.tensors.items():
             if tensor.dtype in HALVES and abs(number) == torch.finfo(tensor.dtype).max:
                 sign = "-" if number < 0 else ""
@@ -140,18 +140,18 @@ class Operations:
 
 
 def operation(node: fx.Node) -> str:
-    """The name of an operation, however it was called."""
+    """Return the name of an operation, however it was called."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return {"multiply": "mul", "subtract": "sub"}.get(str(name), str(name))
 
 
 def first_operand(node: fx.Node) -> fx.Node | None:
-    """The operand that an operation is called on."""
+    """Return the operand that an operation is called on; None if that is no operation."""
     return node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
 
 
 def kind_of(example: object) -> Kind:
-    """What a value on the example is, seen as an operand."""
+    """Return the kind of operand that this value of the example is."""
     if not isinstance(example, torch.Tensor):
         return "number"
     return "numbers" if example.is_floating_point() else "integers"

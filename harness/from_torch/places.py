@@ -1,4 +1,4 @@
-"""Where in its source a function is while it is traced."""
+"""The place in its source that a function has reached while it is traced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Place = tuple[str, int]
 
 
 def frames() -> Iterator[FrameType]:
-    """The frames of the function that is traced and of what it calls, the innermost first; none of torch's."""
+    """Yield the frames of the traced function and of what it calls, the innermost first; none of torch's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -29,15 +29,15 @@ def frames() -> Iterator[FrameType]:
 
 
 def of_source(file: str) -> bool:
-    """Whether a file is one of the function or of what it calls."""
+    """Return whether a file is one of the function or of what it calls."""
     return not file.startswith(("<", *_OF_NO_FUNCTION))
 
 
 def place_now() -> Place:
-    """File and line of the operation that is being traced."""
+    """Return file and line of the operation that is being traced."""
     return next(((f.f_code.co_filename, f.f_lineno) for f in frames()), ("", 0))
 
 
 def here() -> str:
-    """The same for a message."""
+    """Return file and line of the operation that is being traced, as text for a message."""
     return "{}:{}".format(*place_now())

@@ -8,7 +8,7 @@ from lastbit.from_torch.values import ATOM, RULES, Unmapped, Value, call
 
 
 def last(x: Value, dim: Value | None, keepdim: Value | None, rule: str, mean_of: str = "") -> Value:
-    """A function over the last dimension, which it keeps, applied to the dimensions that are asked for."""
+    """Apply a function over the last dimension, which it keeps, to the dimensions that are asked for."""
     x = numbers(x)
     dims = _dims(x, dim)
     kept = keepdim is not None and bool(keepdim.example)
@@ -27,7 +27,7 @@ def last(x: Value, dim: Value | None, keepdim: Value | None, rule: str, mean_of:
 
 
 def _dims(x: Value, dim: Value | None) -> tuple[int, ...]:
-    """The dimensions, counted from the last one, in order."""
+    """Return the dimensions, counted from the last one, in order."""
     if dim is None or (dim.kind == "other" and dim.example is None):
         if x.rank != 1:
             raise Unmapped("a reduction of all elements is not mapped; a loss over rows is written with sum_of_rows")
@@ -59,7 +59,7 @@ def total(x: Value, dim: Value | None = None, keepdim: Value | None = None, *, d
 
 
 def _of_products(rule: str, x: Value, dim: Value | None, keepdim: Value | None) -> Value:
-    """A sum of products, each of which may be fused into it."""
+    """Return a sum of products, each of which may be fused into it."""
     if _dims(x, dim) != (-1,):
         return last(x, dim, keepdim, "mean" if rule.startswith("mean") else "total")
     made = call(rule, *x.factors, computed=True)
@@ -68,7 +68,7 @@ def _of_products(rule: str, x: Value, dim: Value | None, keepdim: Value | None) 
 
 
 def _variance(x: Value, dim: Value | None, keepdim: Value | None) -> Value:
-    """The mean of the squares of differences from a mean, whose error counts once for a row."""
+    """Return the mean of the squares of differences from a mean, whose error counts once for a row."""
     assert x.square_of is not None and x.square_of.about is not None
     if _dims(x, dim) != (-1,):
         return last(x.square_of, dim, keepdim, "mean_of_squares")
@@ -120,7 +120,7 @@ def matmul(a: Value, b: Value) -> Value:
 
 @RULES("linear")
 def linear(x: Value, weight: Value, bias: Value | None = None) -> Value:
-    """x · weightᵀ + bias, rounded once: bias is where accumulation starts, or is added in fp32."""
+    """Return x · weightᵀ + bias, rounded once: bias is where accumulation starts, or is added in fp32."""
     if x.rank < 2:
         raise Unmapped("linear of a tensor of one dimension is not mapped; add one")
     product = call("dot", numbers(x), f"{numbers(weight).within(ATOM)}.transposed", computed=True)

@@ -43,7 +43,7 @@ class Written:
 def write_reference(
     name: str, function: Callable[..., Any], example: Example, source: str, *, steps: bool = True
 ) -> Written:
-    """The reference of a function under the name of an op.
+    """Write the reference of a function under the name of an op.
 
     Args:
         name: of the op.
@@ -65,7 +65,7 @@ def write_reference(
 
 
 def independent_rows(traced: Traced, stages: Sequence[fx.Node] | dict[fx.Node, str]) -> tuple[str, ...]:
-    """The inputs with the leading dimensions of the first, if a row of these alone gives its row of every stage."""
+    """Return the inputs with the leading dimensions of the first, if one row of these gives its row of every stage."""
     tensors = traced.example.tensors
     main = next(iter(tensors.values()))
     leading = main.shape[:-1]
@@ -86,7 +86,7 @@ def independent_rows(traced: Traced, stages: Sequence[fx.Node] | dict[fx.Node, s
 
 
 def _is_part(part: torch.Tensor, whole: torch.Tensor, index: tuple[slice, ...], leading: int) -> bool:
-    """Whether a result for some rows is that for all of them, cut; its bits may differ, as orders of sums do."""
+    """Return whether a result for some rows is that for all of them, cut; bits may differ, as orders of sums do."""
     expected = whole[index] if whole.ndim >= leading else whole
     if whole.ndim < leading or part.shape != expected.shape:
         return False
@@ -96,7 +96,7 @@ def _is_part(part: torch.Tensor, whole: torch.Tensor, index: tuple[slice, ...], 
 
 
 def _file(name: str, found: Followed, body: Body, rows: tuple[str, ...], source: str, steps: bool) -> str:
-    """The whole text."""
+    """Return the whole text of the file."""
     statements = [*_checks(found), *body.lines]
     code = "\n".join(part for line in statements for part in wrapped(f"    {line}"))
     used = _formulas(code)
@@ -142,7 +142,7 @@ def _imports(names: Sequence[str]) -> str:
 
 
 def wrapped(line: str) -> list[str]:
-    """A statement on several lines where it is too long for one: the arguments of its outermost call, one each."""
+    """Break a statement that is too long for one line: the arguments of its outermost call get a line each."""
     start = line.find("(")
     if len(line) <= _WIDTH or start < 0 or not line.endswith(")"):
         return [line]
@@ -157,7 +157,7 @@ def wrapped(line: str) -> list[str]:
 
 
 def _end_of(line: str, start: int) -> int:
-    """Where the bracket at `start` is closed."""
+    """Return the position where the bracket at `start` is closed."""
     depth = 0
     for at in range(start, len(line)):
         depth += (line[at] in "([{") - (line[at] in ")]}")
@@ -167,7 +167,7 @@ def _end_of(line: str, start: int) -> int:
 
 
 def _arguments(text: str) -> list[str]:
-    """The arguments of a call."""
+    """Split the text between the brackets of a call into its arguments."""
     found, depth = [""], 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")
@@ -187,7 +187,7 @@ def _integers(found: Followed) -> list[str]:
 
 
 def _declaration(found: Followed, body: Body, rows: tuple[str, ...]) -> list[str]:
-    """The decorator."""
+    """Return the lines of the decorator."""
     lines = [f"    rows={_tuple(rows)},"]
     if integers := _integers(found):
         lines.append(f"    integers={_tuple(integers)},")
@@ -233,7 +233,7 @@ def _shapes(example: Example) -> str:
 
 
 def _checks(found: Followed) -> list[str]:
-    """What refuses dtypes for which the function rounds elsewhere."""
+    """Return the statements that refuse dtypes for which the function rounds elsewhere."""
     lines = []
     if len(found.alike) > 1:
         lines += [

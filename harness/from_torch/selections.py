@@ -56,7 +56,7 @@ def _softplus(x: Enclosure) -> Enclosure:
 
 @RULES("silu")
 def silu(x: Value, inplace: Value | None = None) -> Value:
-    """A product, unless it is computed as a quotient."""
+    """Return `_silu`: a product with the sigmoid, unless it is computed as a quotient."""
     x = numbers(x)
     return call("_silu", x, computed=True, factors=(x, call("sigmoid", x)), staged=True)
 

@@ -1,4 +1,4 @@
-"""Rules for what moves numbers and changes none: indices, shapes, conversions that round; and exact integers."""
+"""Rules for operations that move numbers and change none (indices, shapes), for conversions, and for exact integers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lastbit.from_torch.values import ATOM, RULES, SUM, UNARY, Unmapped, Value, 
 
 
 def as_method(name: str, x: Value, *arguments: Value, **named: Value | None) -> Value:
-    """An operation on exact integers, as torch's own method."""
+    """Return an operation on exact integers, as torch's own method."""
     texts = [a.text for a in arguments]
     texts += [f"{key}={value.text}" for key, value in named.items() if value is not None and value.text != "None"]
     if any("torch." in text for text in texts):
@@ -20,19 +20,19 @@ def as_method(name: str, x: Value, *arguments: Value, **named: Value | None) -> 
 
 
 def negative(dim: int, rank: int) -> int:
-    """A dimension counted from the last one."""
+    """Return a dimension counted from the last one."""
     return dim - rank if dim >= 0 else dim
 
 
 def moved(x: Value, source: int, destination: int) -> Value:
-    """The numbers with one dimension in another place."""
+    """Return the numbers with one dimension in another place."""
     order = [d for d in range(-x.rank, 0) if d != source]
     order.insert(destination + x.rank, source)
     return permuted(x, order)
 
 
 def permuted(x: Value, order: Sequence[int]) -> Value:
-    """The numbers with their dimensions, counted from the last one, in another order."""
+    """Return the numbers with their dimensions, counted from the last one, in another order."""
     unchanged = list(range(-x.rank, 0))
     if list(order) == unchanged:
         return x
@@ -63,7 +63,7 @@ def permute(x: Value, *dims: Value) -> Value:
 
 
 def _listed(items: Sequence[Value]) -> Sequence[Value]:
-    """Items that are given one by one, or as a sequence."""
+    """Return items that are given one by one, or as a sequence."""
     return items[0].items if len(items) == 1 and items[0].kind == "sequence" else items
 
 
@@ -186,7 +186,7 @@ def stack(tensors: Value, dim: Value | None = None) -> Value:
 def cut(
     x: Value, how: Value | None = None, dim: Value | None = None, *, name: str, pieces: Sequence[torch.Tensor]
 ) -> Value:
-    """The pieces of a tensor, each an index: of halves, quarters, … or of lengths that are given.
+    """Return the pieces of a tensor, each an index: of halves, quarters, … or of lengths that are given.
 
     pieces: those of the example.
     """

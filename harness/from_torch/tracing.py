@@ -34,12 +34,12 @@ MOST_OPERATIONS = 1000
 
 
 class Untraceable(UsageError):
-    """The function does what no reference is written for; the message has file and line of it."""
+    """An error: no reference is written for what the function does; the message has file and line of it."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """What a function is traced with.
+    """The arguments that a function is traced with.
 
     Attributes:
         tensors: name → tensor, in the order of the parameters of the function.
@@ -81,7 +81,7 @@ class Traced:
         return [node for node in self.graph.nodes if node in needed or node.op == "placeholder"]
 
     def again(self, tensors: Mapping[str, torch.Tensor]) -> dict[fx.Node, Any]:
-        """What each operation that is used gives for other tensors."""
+        """Evaluate the used operations on other tensors; return operation → its result."""
         values: dict[fx.Node, Any] = {}
         for node in self.used:
             if node.op == "placeholder":
@@ -92,7 +92,7 @@ class Traced:
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The operations, and all that they depend on."""
+    """Return the operations, and all that they depend on."""
     left, found = [*nodes], set()
     while left:
         if (node := left.pop()) not in found:
@@ -102,7 +102,7 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def evaluated(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    """What an operation gives, given what those before it gave."""
+    """Evaluate an operation on the `values` of those before it."""
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -111,7 +111,7 @@ def evaluated(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
 
 
 class Operand(fx.Proxy):
-    """What stands for a tensor or a number while a function is traced; it knows the value of the example."""
+    """A stand-in for a tensor or a number while a function is traced; it knows the value of the example."""
 
     tracer: _Tracer
 
@@ -156,7 +156,7 @@ class Operand(fx.Proxy):
         return iter([self.tracer.create_proxy("call_function", operator.getitem, (self, i), {}) for i in parts])
 
     def _assumed(self, what: str) -> Any:
-        """The value of the example, which decides how the function goes on."""
+        """Return the value on the example, which decides how the function goes on, and record it as assumed."""
         if isinstance(self.example, torch.Tensor):
             raise Untraceable(f"{here()}: {what} depends on the elements of a tensor, which no trace can follow")
         self.tracer.traced.assumed[self.node] = self.example
@@ -175,7 +175,7 @@ class _Tracer(fx.Tracer):
         return Operand(node, self)
 
     def given(self, name: str, value: object) -> Operand:
-        """The operand for what the function is called with."""
+        """Return the operand for an argument that the function is called with."""
         node = self.create_node("placeholder", name, (), {})
         self.traced.values[node] = value
         self.traced.names[node] = name
@@ -224,7 +224,7 @@ def name_operands(frame: FrameType, names: dict[fx.Node, str]) -> None:
 
 
 def traced(function: Callable[..., Any], example: Example) -> Traced:
-    """The trace of a function on an example.
+    """Trace a function on an example.
 
     Raises:
         Untraceable: it does what depends on the elements of tensors, or changes tensors in place.
@@ -248,7 +248,7 @@ def traced(function: Callable[..., Any], example: Example) -> Traced:
 
 
 def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """What the function returns; parameters that can be given by place only are given so."""
+    """Call the function, and return its result; parameters that can be given by place only are given so."""
     parameters = inspect.signature(function).parameters.values()
     by_place = [arguments[p.name] for p in parameters if p.kind is p.POSITIONAL_ONLY]
     others = {p.name: arguments[p.name] for p in parameters if p.kind is not p.POSITIONAL_ONLY and p.name in arguments}
@@ -263,7 +263,7 @@ def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
 
 
 def _results(returned: Any, traced: Traced) -> dict[str, fx.Node]:
-    """Names of what a function returned: keys of a mapping, variables of the source, or `output`."""
+    """Return the results of a function by name: keys of a mapping, variables of the source, or `output`."""
     if isinstance(returned, Mapping):
         found = {str(name): value for name, value in returned.items()}
     elif isinstance(returned, tuple | list):

@@ -1,4 +1,4 @@
-"""What an operation of a trace becomes: an expression of the reference, and what is known of it."""
+"""The expressions of a reference that the operations of a trace become, and what is known of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ATOM, UNARY, PRODUCT, SUM, COMPARISON = 5, 4, 3, 2, 1
 
 
 class Unmapped(UsageError):
-    """There is no rule for an operation, or none for its arguments."""
+    """An error: there is no rule for an operation, or none for its arguments."""
 
 
 @dataclass(frozen=True)
@@ -61,30 +61,30 @@ class Value:
         return int(self.example.ndim)
 
     def within(self, level: int) -> str:
-        """The text as part of an expression that holds its parts together so tightly."""
+        """Return the text as part of an expression that holds its parts together as tightly as `level`."""
         return self.text if self.level >= level else f"({self.text})"
 
 
 def atom(text: str, *, computed: bool = False, **known: Any) -> Value:
-    """An expression that is a call or a name."""
+    """Return an expression that is a call or a name."""
     return Value(text, computed=computed, **known)
 
 
 def call(function: str, *arguments: Value | str, computed: bool = False, **known: Any) -> Value:
-    """A call of a function."""
+    """Return a call of a function."""
     texts = [a if isinstance(a, str) else a.text for a in arguments]
     return Value(f"{function}({', '.join(texts)})", computed=computed, **known)
 
 
 def binary(left: Value, sign: str, right: Value, level: int, *, computed: bool = True, **known: Any) -> Value:
-    """Two operands with a sign between them."""
+    """Return two operands with a sign between them."""
     text = f"{left.within(level)} {sign} {right.within(level + 1)}"
     return Value(text, level=level, computed=computed, **known)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What operations are mapped to: name of the operation → function from its arguments to a value."""
+    """The rules for operations: name of the operation → function from its arguments to a value."""
 
     functions: dict[str, Callable[..., Value]] = field(default_factory=dict)
 

@@ -26,7 +26,7 @@ _LONG = 72
 
 @dataclass
 class Body:
-    """What is written of a reference.
+    """The body of a reference.
 
     Attributes:
         lines: its statements.
@@ -42,7 +42,7 @@ class Body:
 
 
 def written_body(followed: Followed, *, steps: bool = True) -> Body:
-    """The statements of a reference.
+    """Write the statements of a reference.
 
     steps: whether every operation rounds as torch rounds it; otherwise the results alone round.
     """
@@ -71,7 +71,7 @@ class _Writer:
         return (*self.traced.example.tensors, *self.traced.example.params)
 
     def _may_be_fused(self, node: fx.Node) -> bool:
-        """Whether it is a product that is not rounded before it is multiplied or added to."""
+        """Return whether it is a product that is not rounded before it is multiplied or added to."""
         after = {operation(user) for user in node.users if user in self.used}
         return (
             operation(node) in ("mul", "silu")
@@ -122,7 +122,7 @@ class _Writer:
             self.values[node] = self._placed(node, value)
 
     def _number_as_used(self, node: fx.Node, value: Value) -> Value:
-        """A number by its name in the source, if it has one and is more than an index."""
+        """Return a number by its name in the source, if it has one and is more than an index."""
         name = self.traced.names.get(node, "")
         if not name or value.named or not any(user in self.used for user in node.users):
             return value
@@ -150,7 +150,7 @@ class _Writer:
             self.body.lines += lines
 
     def _placed(self, node: fx.Node, value: Value) -> Value:
-        """The value as what follows uses it: a stage, a variable, or the expression itself."""
+        """Return the value as later operations use it: a stage, a variable, or the expression itself."""
         name, result = self.traced.names.get(node, ""), self.results.get(node, "")
         rounds = self.operations.target(node) if value.computed or result else ""
         if value.kind == "truth" and result:
@@ -165,7 +165,7 @@ class _Writer:
         return value
 
     def _repeated(self, node: fx.Node, value: Value) -> bool:
-        """Whether an expression would be written twice, or make its line too long."""
+        """Return whether an expression would be written twice, or make its line too long."""
         return not value.named and (len([u for u in node.users if u in self.used]) > 1 or len(value.text) > _LONG)
 
     def _staged(self, node: fx.Node, value: Value, result: str, rounds: str) -> Value:
@@ -184,7 +184,7 @@ class _Writer:
         return replace(value, text=variable, level=5, computed=False, staged=True)
 
     def _invented(self, node: fx.Node) -> str:
-        """A name for what has none in the source: that of what it goes into, and what it is."""
+        """Invent a name for a value that has none in the source: the name of the value it goes into, and its kind."""
         if operation(node) in CONVERSIONS and (source := first_operand(node)) is not None:
             named = self.body.stages.get(source) or self.traced.names.get(source)
             if named:
@@ -197,7 +197,7 @@ class _Writer:
         return f"{owner}_{word}"
 
     def _variable(self, name: str) -> str:
-        """A name for a variable that is not taken."""
+        """Return a name for a variable that is not taken yet, and take it."""
         wanted = f"{name}_" if name in lastbit.numerics.__all__ or keyword.iskeyword(name) else name
         found = self._unique(wanted, self.taken)
         self.taken.add(found)
@@ -213,7 +213,7 @@ class _Writer:
 
 
 def used_lines(lines: list[str]) -> list[str]:
-    """The lines without variables that nothing uses: a product that became part of what follows needs none."""
+    """Remove variables that nothing uses: a product that became part of a later expression needs none."""
     kept: list[str] = []
     words: set[str] = set()
     for text in reversed(lines):

@@ -20,7 +20,7 @@ from lastbit.run import Run
 
 @dataclass(frozen=True)
 class Place:
-    """Where a commit or version lies while it is measured.
+    """The folders in which a commit or version lies while it is measured.
 
     Attributes:
         root: its throw-away folder, which is the worktree of a commit.
@@ -34,7 +34,7 @@ class Place:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a `Config` says so that a run finds it."""
+        """The fields of a `Config` by which a run finds these folders."""
         kernels = {"kernel_folders": (self.kernels,), "tree": self.root} if self.kernels else {}
         return kernels | ({"site": (self.site,)} if self.site else {})
 
@@ -55,22 +55,22 @@ class Space(Protocol):
         """Name of the bad end."""
 
     def candidates(self) -> list[str]:
-        """What may be the first bad one after all marks so far, oldest first."""
+        """Return the candidates for the first bad one after all marks so far, oldest first."""
 
     def best(self, untried: Collection[str]) -> str:
-        """The one of `untried` candidates whose mark would tell most."""
+        """Return the one of `untried` candidates whose mark would tell most."""
 
     def mark(self, name: str, mark: Mark) -> None:
-        """Take note of what a measurement said."""
+        """Take note of the mark that a measurement gave."""
 
     def point(self, name: str) -> Point:
-        """What a reader is told about it."""
+        """Return the description of a candidate for a reader."""
 
     def key(self, name: str) -> str:
-        """Equal for two that need only one measurement."""
+        """Return a key that is equal for two candidates that need only one measurement."""
 
     def place(self, name: str) -> AbstractContextManager[Place]:
-        """Its files, for as long as the context lasts; LastbitError if they cannot be made."""
+        """Provide the files of a candidate for as long as the context lasts; LastbitError if they cannot be made."""
 
 
 Measure = Callable[[str, Mapping[str, Any]], Run]
@@ -139,7 +139,7 @@ def _looked_at(point: Point, criterion: Criterion, look: Callable[[Point], CaseR
 
 
 def _again(known: Step, point: Point) -> Step:
-    """The step of a point that does not differ from the one that is known."""
+    """Return the step of a point that does not differ from the one that is known."""
     reason = known.reason if known.mark is Mark.SKIPPED else f"the same files as {known.point.short}"
     return replace(known, point=point, run=0, reason=reason)
 
@@ -185,7 +185,7 @@ def _shared(good: Results, bad: Results) -> str:
 
 
 def _alone(space: Space, point: Point, measure: Measure, kernel: str) -> Results:
-    """The results of one commit or version, in a run of its own."""
+    """Measure one commit or version in a run of its own, and return its results."""
     with space.place(point.name) as place:
         try:
             return _results(measure(point.short, _settings(place, kernel)))
@@ -214,6 +214,6 @@ def _usable(results: Results, kernel: str, stage: str = "") -> CaseResult:
 
 
 def _reason(text: str) -> str:
-    """The line of an error that says most: the last one of a traceback, the first one of anything else."""
+    """Return the line of an error that says most: the last one of a traceback, the first one of anything else."""
     lines = [line for line in text.splitlines() if line.strip()] or [""]
     return lines[-1] if any(line.lstrip().startswith("File ") for line in lines) else lines[0]

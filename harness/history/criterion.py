@@ -1,4 +1,4 @@
-"""What `lastbit bisect` is asked, and when a commit or version therefore counts as bad."""
+"""The question that `lastbit bisect` is asked, and the criterion by which a commit or version counts as bad."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLEARLY = 1.1
 
 @dataclass(frozen=True)
 class Question:
-    """What the user wants to know.
+    """The user's question: the figure of a kernel that is followed.
 
     Attributes:
         kernel: whose figures are followed; empty for the only one that both ends have.
@@ -37,7 +37,7 @@ class Question:
 
 
 def criterion_of(question: Question, good: CaseResult, bad: CaseResult) -> Criterion:
-    """The criterion by which the good end is good and the bad end is bad.
+    """Return the criterion by which the good end is good and the bad end is bad.
 
     Raises:
         UsageError: there is none; the message shows the figures of both ends.
@@ -57,7 +57,7 @@ def criterion_of(question: Question, good: CaseResult, bad: CaseResult) -> Crite
 
 
 def _of_figures(plain: Criterion, good: CaseResult, bad: CaseResult) -> Criterion:
-    """`plain` with the threshold that the figures of the ends give."""
+    """Return `plain` with the threshold that the figures of the ends give."""
     metric, drift = plain.metric, plain.drift
     low, high = plain.figure(good), plain.figure(bad)
     if drift is not None:
@@ -77,7 +77,7 @@ def _of_figures(plain: Criterion, good: CaseResult, bad: CaseResult) -> Criterio
 
 
 def _middle(metric: str, low: float, high: float) -> float:
-    """The size at which a figure is as near to one end as to the other: as a ratio, or from 0 as a difference.
+    """Return the size at which a figure is equally near to both ends: as a ratio, or from 0 as a difference.
 
     A single element outside is a violation, so that `outside` has no middle between 0 and more.
     """
@@ -87,7 +87,7 @@ def _middle(metric: str, low: float, high: float) -> float:
 
 
 def _stage(asked: str, metric: str, good: CaseResult, bad: CaseResult) -> tuple[str, str]:
-    """The stage to look at, and why this one where there was a choice."""
+    """Return the stage to look at, and why this one where there was a choice."""
     names = {stage.name for stage in bad.stages}
     seen = [stage for stage in good.stages if stage.name in names]
     if asked:
@@ -106,7 +106,7 @@ def _stage(asked: str, metric: str, good: CaseResult, bad: CaseResult) -> tuple[
 
 
 def _change(criterion: Criterion, good: CaseResult, bad: CaseResult) -> float:
-    """How much the figure changed between the ends, either way, as the logarithm of a ratio."""
+    """Return how much the figure changed between the ends, either way, as the logarithm of a ratio."""
     low, high = sorted((criterion.figure(good), criterion.figure(bad)))
     return 0.0 if low == high else math.log(high / low) if low > 0 and high < math.inf else math.inf
 
@@ -116,7 +116,7 @@ def _size(criterion: Criterion, good: CaseResult, bad: CaseResult) -> str:
 
 
 def objection(result: CaseResult, stage: str) -> str:
-    """Why a result has no figure of the stage; empty if it has. An empty `stage` asks for any."""
+    """Return why a result has no figure of the stage; empty if it has. An empty `stage` asks for any."""
     if result.verdict in (Verdict.ERRORED, Verdict.UNSUPPORTED, Verdict.SKIPPED):
         return f"{result.verdict}: {result.reason}"
     if stage and stage_of(result, stage) is None:

@@ -1,4 +1,4 @@
-"""Goldens taken from what a kernel does today, and held beside those that were taken before."""
+"""Goldens taken from the results of a kernel today, and compared with those that were taken before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lastbit.verify.inprocess import Tick, Watch
 
 @dataclass(frozen=True, eq=False)
 class Take:
-    """What a kernel does today.
+    """The results of a kernel today.
 
     Attributes:
         results: one for each case line that was run.
@@ -58,7 +58,7 @@ def take(
 
 
 def lines_for(subject: Subject, groups: Iterable[Group], *, drawn: int, seed: int, most: int) -> list[str]:
-    """The cases that a golden of the kernel holds: per group its first example, and `drawn` generated cases.
+    """Return the cases of a golden of the kernel: per group its first example, and `drawn` generated cases.
 
     They are supported, on one device, and have at most `most` elements.
     """
@@ -80,7 +80,7 @@ def _fits(subject: Subject, case: Case, most: int) -> bool:
 
 
 def compare(before: Golden, after: Golden, today: Take | None, path: str) -> KernelOutcome:
-    """What became of the golden `before`, which lies at `path`.
+    """Compare a golden with the golden `before`, which lies at `path`.
 
     `after` was taken from what the kernel does `today`; without that, it is another golden.
     """
@@ -104,7 +104,7 @@ def compare(before: Golden, after: Golden, today: Take | None, path: str) -> Ker
 
 
 def taken(after: Take, path: str) -> KernelOutcome:
-    """A kernel that has no golden yet, and how the cases went that it supports; it is skipped if there is none."""
+    """Return the outcome of a kernel without a golden, with the cases that it supports; SKIPPED if there is none."""
     supported = ((n, result) for n, result in after.results.items() if result.verdict is not Verdict.UNSUPPORTED)
     cases = tuple(_outcome(line, None, None, result) for line, result in supported)
     golden, own = after.golden, Status.NEW if cases else Status.SKIPPED
@@ -112,7 +112,7 @@ def taken(after: Take, path: str) -> KernelOutcome:
 
 
 def _unordered(golden: Golden) -> tuple[str, ...]:
-    """The stages that are only held to the contract."""
+    """Return the stages that are only held to the contract."""
     stages = (stage for case in golden.cases for stage in case.stages.items())
     return tuple(dict.fromkeys(name for name, stage in stages if stage.unordered))
 

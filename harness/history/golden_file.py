@@ -55,7 +55,7 @@ class RecordedCase:
 
 @dataclass(frozen=True, eq=False)
 class Golden:
-    """What a kernel gave on a kind of device, under which contract, and where that was.
+    """The results of a kernel on a kind of device, their contract, and their provenance.
 
     Attributes:
         properties: those that its bits had, each with the lines of cases; None if an older lastbit asked for none.
@@ -71,7 +71,7 @@ class Golden:
 
 
 def path_of(kernel: str, folder: Path) -> Path:
-    """The file of a kernel in a folder of goldens: no two names share one, whatever characters they hold."""
+    """Return the file of a kernel in a folder of goldens: no two names share one, whatever characters they hold."""
     if _PLAIN.fullmatch(kernel):
         return folder / f"{kernel}{SUFFIX}"
     readable = re.sub(r"[^a-z0-9_]+", "-", kernel.lower()).strip("-")[:80]
@@ -96,7 +96,7 @@ def write(golden: Golden, folder: Path) -> Path:
 
 
 def read(path: Path) -> Golden:
-    """The golden that `write` left in a file.
+    """Read the golden that `write` left in a file.
 
     Raises:
         LastbitError: the file cannot be read, is damaged, of another program, or of a newer lastbit.
@@ -119,7 +119,7 @@ _REMEDY = "restore it from version control, or delete it and record it again; it
 
 
 def _document(content: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object in the metadata of a file whose checksum and version are right."""
+    """Return the JSON object in the metadata of a file, after a check of its checksum and version."""
     end = 8 + int.from_bytes(content[:8], "little")
     try:
         header = dict(json.loads(content[8:end]))
@@ -148,7 +148,7 @@ def _document(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def _sum_of(content: bytes) -> str:
-    """SHA-256 of a file with zeros in place of its checksum."""
+    """Return the SHA-256 of a file with zeros in place of its checksum."""
     return hashlib.sha256(_with_checksum(content, _ZEROS)).hexdigest()
 
 
@@ -159,7 +159,7 @@ def _with_checksum(content: bytes, checksum: bytes) -> bytes:
 
 
 def _packed(golden: Golden) -> bytes:
-    """The bytes of the file."""
+    """Return the bytes of the file."""
     cases = list(enumerate(golden.cases))
     tensors = {f"{number}/{name}": stage.values.values for number, case in cases for name, stage in case.stages.items()}
     document = {
@@ -207,6 +207,6 @@ def _case(number: int, described: Mapping[str, Any], tensors: Mapping[str, Tenso
 
 
 def _figures(described: Mapping[str, Any]) -> Figures:
-    """JSON has no infinity, so that numbers which may be one are text."""
+    """Read figures from JSON, which has no infinity: numbers that may be one are text."""
     numel, mismatched, outside = (described[name] for name in ("numel", "mismatched", "outside"))
     return Figures(numel, mismatched, outside, float(described["rel_l2"]), float(described["bias"]))

@@ -1,4 +1,4 @@
-"""A folder of goldens beside the kernels of a plan: what each file holds, what is missing, what is left over."""
+"""A folder of goldens beside the kernels of a plan: the contents of each file, missing ones, and those left over."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """What became of a golden, and the one to take its place; without one, the file is to go."""
+    """The outcome of a golden, and the one to take its place; without one, the file is to be removed."""
 
     outcome: KernelOutcome
     golden: Golden | None = None
@@ -41,7 +41,7 @@ class Proposal:
 
 
 def targets(items: Iterable[Item], folder: Path) -> list[Target]:
-    """The kernels of a plan with their files in `folder`."""
+    """Return the kernels of a plan with their files in `folder`."""
     groups: dict[str, list[Group]] = {}
     subjects: dict[str, Subject] = {}
     for item in items:
@@ -52,7 +52,7 @@ def targets(items: Iterable[Item], folder: Path) -> list[Target]:
 
 
 def load(path: Path, kernel: str, kind: str) -> Golden:
-    """The golden of a kernel on a kind of device.
+    """Load the golden of a kernel on a kind of device.
 
     Raises:
         LastbitError: the file cannot be read, or holds what belongs elsewhere.
@@ -67,7 +67,7 @@ def load(path: Path, kernel: str, kind: str) -> Golden:
 
 
 def lines_elsewhere(target: Target) -> list[str]:
-    """The cases of the kernel's goldens on other kinds of device, with which a new one can then be compared."""
+    """Return the cases of the kernel's goldens on other kinds of device, so that a new one is comparable with them."""
     others = sorted(set(target.path.parent.parent.glob(f"*/{target.path.name}")) - {target.path})
     return list(dict.fromkeys(case.line for path in others for case in read(path).cases))
 
@@ -90,14 +90,14 @@ def fresh(target: Target, lines: Iterable[str], *, watch: Watch, tick: Tick) -> 
 
 
 def propose_held(place: Workplace, kernel: str, folder: Path, *, anew: bool = False) -> Proposal:
-    """`held` for a kernel whose golden is in `folder`."""
+    """Run `held` for a kernel whose golden is in `folder`."""
     target = _target(place, kernel, folder)
     golden = load(target.path, kernel, kind_of(target.subject.device))
     return held(target, golden, watch=place.watch, tick=place.tick, anew=anew)
 
 
 def propose_fresh(place: Workplace, kernel: str, folder: Path, *, drawn: int, most: int) -> Proposal:
-    """`fresh` on the lines of the configuration, those of a golden elsewhere, or on generated cases."""
+    """Run `fresh` on the lines of the configuration, those of a golden elsewhere, or on generated cases."""
     target, config = _target(place, kernel, folder), place.config
     if config.lines:
         lines = [str(case) for group in target.groups for case in group.examples]
@@ -121,7 +121,7 @@ def settle(proposal: Proposal) -> None:
 
 
 def left_over(folder: Path, known: Collection[Path], device: str) -> Iterator[KernelOutcome]:
-    """The files of a folder that belong to no kernel any more."""
+    """Yield an outcome for each file of a folder that belongs to no kernel any more."""
     for path in sorted(set(folder.glob(f"*{SUFFIX}")) - set(known)):
         try:
             golden = read(path)
@@ -133,12 +133,12 @@ def left_over(folder: Path, known: Collection[Path], device: str) -> Iterator[Ke
 
 
 def broken(kernel: str, path: Path, error: LastbitError) -> KernelOutcome:
-    """The outcome of a golden that could not be read or written."""
+    """Return the outcome of a golden that could not be read or written."""
     return KernelOutcome(kernel, str(path), own=Status.ERRORED, reason=str(error))
 
 
 def difference(first: Path, second: Path) -> list[KernelOutcome]:
-    """Two goldens, or two folders of them, side by side; nothing is run.
+    """Compare two goldens, or two folders of them, side by side; nothing is run.
 
     Raises:
         UsageError: one is a file and the other a folder, or a folder holds no golden.
@@ -158,7 +158,7 @@ def difference(first: Path, second: Path) -> list[KernelOutcome]:
 
 
 def _goldens(place: Path) -> dict[str, Golden]:
-    """The goldens of a file or a folder, by kernel."""
+    """Return the goldens of a file or a folder, by kernel."""
     if not place.is_dir():
         golden = read(place)
         return {golden.kernel: golden}

@@ -21,13 +21,13 @@ Found = Mapping[str, PropertyResult]
 
 
 def asked_of(subject: Subject, groups: Sequence[Group]) -> Held:
-    """The properties that a new golden asks about, with the lines of the cases."""
+    """Return the properties that a new golden asks about, with the lines of the cases."""
     lines = [str(case) for case in asked_cases(subject, groups)]
     return dict.fromkeys(in_a_run(subject), lines) if lines else {}
 
 
 def found_today(subject: Subject, asked: Held, watch: Watch) -> Found:
-    """What is found of properties; those are left out that nobody knows any more."""
+    """Ask for properties today, and return what is found; those that nobody knows any more are left out."""
     known = properties_of(subject.op)
     pairs = [(line, name) for name, lines in asked.items() if name in known for line in lines]
     return together(_found(subject, line, name, watch) for line, name in pairs)
@@ -42,7 +42,7 @@ def _found(subject: Subject, line: str, name: str, watch: Watch) -> PropertyResu
 
 
 def held_of(found: Found, asked: Held) -> Held:
-    """The properties that hold, for the file of a golden."""
+    """Return the properties that hold, for the file of a golden."""
     return {name: tuple(asked[name]) for name, one in found.items() if one.outcome is Outcome.HOLDS}
 
 

@@ -1,4 +1,4 @@
-"""Where a golden comes from: the code of the kernel and its revision, and what it ran on. No host and no user."""
+"""The provenance of a golden: the code of the kernel and its revision, and what it ran on. No host and no user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OWN_ITEM = ("torch", "triton", "lastbit")
 
 
 def kind_of(device: torch.device) -> str:
-    """The kind of a device as goldens are kept for it, such as `cpu` or `nvidia-h200`."""
+    """Return the kind of a device as goldens are kept for it, such as `cpu` or `nvidia-h200`."""
     if device.type == "cpu":
         return "cpu"
     return re.sub(r"[^a-z0-9.]+", "-", _name_of(device).lower()).strip("-")
@@ -87,7 +87,7 @@ def _sources(file: Path) -> list[Path]:
 
 
 def _hash_of(files: Iterable[Path]) -> str:
-    """Hash of the names and contents of files."""
+    """Return the hash of the names and contents of files."""
     contents = [(path.name, path.read_bytes()) for path in files]
     return hashlib.sha256(repr(contents).encode()).hexdigest()[:16] if contents else ""
 
@@ -201,7 +201,7 @@ def _driver(device: torch.device) -> str:
 
 
 def _revision_of(files: Sequence[Path]) -> str:
-    """The git commit that files are at, with `-dirty` if one of them is not as it was committed; empty without git."""
+    """Return the git commit of files, with `-dirty` if one of them is not as it was committed; empty without git."""
     if not files:
         return ""
     checkout = checkout_of(files[0].resolve())
@@ -216,7 +216,7 @@ def _revision_of(files: Sequence[Path]) -> str:
 
 
 def _command(*words: str) -> str:
-    """What a command prints; empty if it fails or does not exist."""
+    """Return the output of a command; empty if it fails or does not exist."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

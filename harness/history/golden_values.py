@@ -48,7 +48,7 @@ class Stored:
 
 
 def store(tensor: Tensor) -> Stored:
-    """What a golden keeps of a tensor on any device, with any strides."""
+    """Return a tensor, on any device and with any strides, in the form in which a golden keeps it."""
     bits = bits_with_one_nan(tensor)
     whole = tensor.numel() <= WHOLE
     blocks = () if whole else tuple(fingerprint(bits.flatten()[block]) for block in _blocks(tensor.numel()))
@@ -58,17 +58,17 @@ def store(tensor: Tensor) -> Stored:
 
 
 def _sample(x: Tensor) -> Tensor:
-    """The elements of the sample, taken as bits: not every torch indexes 8-bit floats on every device."""
+    """Return the elements of the sample, taken as bits: not every torch indexes 8-bit floats on every device."""
     return bits_of(x).flatten()[_sampled(x.numel()).to(x.device)].view(x.dtype)
 
 
 def same(before: Stored, after: Stored) -> bool:
-    """Whether dtype, shape and all bits are equal."""
+    """Return whether dtype, shape and all bits are equal."""
     return str(before) == str(after) and before.fingerprint == after.fingerprint
 
 
 def change(stage: str, before: Stored | None, after: Stored | None) -> Change:
-    """How the tensors of a stage differ; None where there is no such stage."""
+    """Return how the tensors of a stage differ; None where there is no such stage."""
     shown = str(before or ""), str(after or "")
     if before is None or after is None or shown[0] != shown[1]:
         return Change(stage, *shown)
@@ -94,7 +94,7 @@ def _farthest(before: Stored, after: Stored, at: int) -> Farthest:
 
 
 def _spans(before: Stored, after: Stored) -> Iterator[tuple[Index, Index]]:
-    """First and last index of each stretch of blocks that differ."""
+    """Return first and last index of each stretch of blocks that differ."""
     stretch: list[int] = []
     for block, old, new in zip(_blocks(math.prod(before.shape)), before.blocks, after.blocks, strict=False):
         if old != new:
@@ -107,19 +107,19 @@ def _spans(before: Stored, after: Stored) -> Iterator[tuple[Index, Index]]:
 
 
 def _sampled(numel: int) -> Tensor:
-    """Positions of the sample of a tensor that is not stored whole: stretches from its first to its last element."""
+    """Return the sampled positions of a tensor that is not stored whole: stretches from the first to the last."""
     starts = torch.arange(_RUNS) * (numel - _RUN) // (_RUNS - 1)
     return (starts[:, None] + torch.arange(_RUN)).flatten()
 
 
 def _blocks(numel: int) -> list[slice]:
-    """The consecutive elements of each block of a tensor that is not stored whole."""
+    """Return the slice of each block of a tensor that is not stored whole, in logical order."""
     size = math.ceil(numel / _BLOCKS) or 1
     return [slice(start, min(start + size, numel)) for start in range(0, numel, size)]
 
 
 def _index(position: int, shape: tuple[int, ...]) -> Index:
-    """The index of the element at a position in logical order."""
+    """Return the index of the element at a position in logical order."""
     index = []
     for size in reversed(shape):
         position, remainder = divmod(position, size)

@@ -35,7 +35,7 @@ for module in sorted(filter(str.isidentifier, files)):
 
 
 def open_versions(package: str, good: str, bad: str, *, device_type: str) -> Versions:
-    """The versions from `good` to `bad` that pip finds; pre-releases only if an end is one.
+    """Return the versions from `good` to `bad` that pip finds; pre-releases only if an end is one.
 
     Where pip looks is up to its own variables and files, such as PIP_INDEX_URL and PIP_FIND_LINKS.
 
@@ -63,7 +63,7 @@ def _version(option: str, text: str) -> Version:
 
 
 def _listed(package: str, *, pre: bool) -> list[Version]:
-    """Every version that pip finds for this Python and platform, oldest first."""
+    """Return every version that pip finds for this Python and platform, oldest first."""
     printed = _pip("index", "versions", package, *(["--pre"] if pre else []))
     found = _LISTED.search(printed)
     if found is None:
@@ -72,7 +72,7 @@ def _listed(package: str, *, pre: bool) -> list[Version]:
 
 
 def _pip(*arguments: str) -> str:
-    """What pip prints.
+    """Run pip, and return its output.
 
     Raises:
         LastbitError: it fails; the message is its own.
@@ -100,7 +100,7 @@ class Versions:
         return self.versions[self._good + 1 : self._bad + 1]
 
     def best(self, untried: Collection[str]) -> str:
-        """The version nearest to the middle."""
+        """Return the version nearest to the middle of those that are left."""
         middle = (self._good + self._bad) / 2
         return min(untried, key=lambda name: abs(self.versions.index(name) - middle))
 
@@ -118,7 +118,7 @@ class Versions:
 
     @contextmanager
     def place(self, name: str) -> Iterator[Place]:
-        """A folder with the package alone; what it needs comes from this environment."""
+        """Yield a folder with the package alone; what it needs comes from this environment."""
         with tempfile.TemporaryDirectory(prefix="lastbit-bisect-") as temporary:
             root = str(Path(temporary).resolve())
             _pip("install", "--quiet", "--no-deps", "--no-compile", "--target", root, f"{self.package}=={name}")
@@ -138,7 +138,7 @@ class Versions:
             raise LastbitError(f"{self.package} {name} was installed, but a process would import {outside[0]}")
 
     def recipe(self, name: str) -> Recipe:
-        """A folder in the working directory."""
+        """Return the commands that install a version into a folder of the working directory."""
         folder = shlex.quote(f"{self.package}-{name}")
         setup = f"python3 -m pip install --no-deps --target {folder} {shlex.quote(f'{self.package}=={name}')}"
         return Recipe(setup, prefix=f"PYTHONPATH={folder} ")

@@ -30,7 +30,7 @@ class Repository:
     folder: Path
 
     def git(self, *arguments: str, codes: Collection[int] = (0,)) -> str:
-        """Output of a git command.
+        """Run a git command, and return its output.
 
         Raises:
             LastbitError: git is not installed, or its exit status is not one of `codes`.
@@ -47,13 +47,13 @@ class Repository:
         return done.stdout.strip("\n")
 
     def known(self, name: str) -> str:
-        """The hash of the object of that name; empty if there is none."""
+        """Return the hash of the object of that name; empty if there is none."""
         return self.git("rev-parse", "--verify", "--quiet", name, codes=(0, 1, 128))
 
 
 @functools.cache
 def _local() -> frozenset[str]:
-    """The variables by which a hook or an alias of git points its children to another repository or index."""
+    """Return the variables by which a hook or an alias of git points its children to another repository or index."""
     return frozenset(subprocess.check_output(["git", "rev-parse", "--local-env-vars"], text=True).split())
 
 
@@ -66,7 +66,7 @@ _SETTINGS = {"GIT_LITERAL_PATHSPECS": "1", "GIT_TERMINAL_PROMPT": "0"}
 
 @contextmanager
 def open_revisions(folder: Path, good: str, bad: str, *, kernels: str, build: str = "") -> Iterator[Revisions]:
-    """The commits from `good` to `bad` of the repository that `folder` is in; its worktrees are gone afterwards.
+    """Yield the commits from `good` to `bad` of the repository of `folder`; their worktrees are gone afterwards.
 
     Args:
         kernels: the folder or file of kernels, from the root of the repository, or as the working directory has it.
@@ -118,7 +118,7 @@ def _has(repository: Repository, commit: str, kernels: str) -> bool:
 
 
 def _from_root(repository: Repository, commit: str, kernels: str) -> str:
-    """The path from the root of the repository, also if it was named from the working directory or from `/`."""
+    """Return the path from the root of the repository, also if it was named from the working directory or from `/`."""
     named = posixpath.normpath(kernels)
     root = repository.git("rev-parse", "--show-toplevel", codes=(0, 128))
     here = os.path.relpath(Path(kernels).resolve(), Path(root).resolve())
@@ -126,7 +126,7 @@ def _from_root(repository: Repository, commit: str, kernels: str) -> str:
 
 
 def _tree(kernels: str) -> str:
-    """The folder as git names it in a commit, where the root has no name."""
+    """Return the folder as git names it in a commit, where the root has no name."""
     return "" if kernels == "." else kernels
 
 
@@ -172,11 +172,11 @@ class Revisions:
     what = "commit"
 
     def candidates(self) -> list[str]:
-        """Hashes, oldest first."""
+        """Return hashes, oldest first."""
         return self._left("--topo-order", "--reverse")
 
     def best(self, untried: Collection[str]) -> str:
-        """The commit that divides the candidates best; `git bisect skip` would walk away from it at random."""
+        """Return the commit that divides the candidates best; `git bisect skip` would walk away from it at random."""
         ranked = (line.partition(" ")[0] for line in self._left("--bisect-all"))
         return next(commit for commit in ranked if commit in untried)
 
@@ -203,7 +203,7 @@ class Revisions:
 
     @contextmanager
     def place(self, name: str) -> Iterator[Place]:
-        """A worktree of the commit, built if that was asked for."""
+        """Yield a worktree of the commit, built if that was asked for."""
         with _worktree(self.control, self.temporary / name, name) as root:
             _build(self.build, root)
             yield Place(str(root), kernels=str(root / self.kernels))
@@ -213,11 +213,11 @@ class Revisions:
         return self.control.git("diff-tree", "-p", "-M", f"{name}^", name)
 
     def log(self) -> str:
-        """What `git bisect replay` reads."""
+        """Return the log that `git bisect replay` reads."""
         return self.control.git("bisect", "log")
 
     def recipe(self, name: str) -> Recipe:
-        """A worktree among the temporary files."""
+        """Return the commands that make a worktree among the temporary files."""
         short = self.point(name).short
         folder = f"{tempfile.gettempdir()}/lastbit-{short}"
         where = "" if self.repository.folder == Path() else f" -C {shlex.quote(str(self.repository.folder))}"

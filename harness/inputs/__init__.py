@@ -80,7 +80,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """What needs Hypothesis, when it is first asked for."""
+    """Import a Hypothesis strategy of `shapes` when it is first asked for: nothing else here needs Hypothesis."""
     if name not in _STRATEGIES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("lastbit.inputs.shapes"), name)

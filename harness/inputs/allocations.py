@@ -38,7 +38,7 @@ _FUNCTIONS: tuple[tuple[Any, str], ...] = (
 
 
 class _LegacyType(type):
-    """Of what stands in for a type such as `torch.FloatTensor`: called with sizes, it asks `torch.empty`."""
+    """The metaclass of stand-ins for types such as `torch.FloatTensor`: called with sizes, these ask `torch.empty`."""
 
     original: Any
 
@@ -61,7 +61,7 @@ _LEGACY = tuple(
 
 
 class Allocations:
-    """What was allocated while guarded. Everything stays alive as long as this object, so that it can be checked.
+    """The tensors allocated under guard. All stay alive as long as this object, so that they can be checked.
 
     Attributes:
         poison: 0 or 1.
@@ -85,7 +85,8 @@ class Allocations:
         return [guarded.tensor for guarded in self._guarded]
 
     def checks(self, names: Mapping[str, Tensor]) -> list[Check]:
-        """Nothing was written outside the allocated tensors; one that backs a tensor in `names` is called by its name.
+        """Return the checks that nothing was written outside the allocated tensors, each named as in `names` if it
+        backs one of these.
 
         Of an allocation whose storage the kernel resized, which it may do with its own, nothing is known.
         """
@@ -98,11 +99,11 @@ class Allocations:
         return checks
 
     def violations(self, names: Mapping[str, Tensor] | None = None) -> list[Violation]:
-        """Writes outside the allocated tensors: see `checks`."""
+        """Return the writes outside the allocated tensors: see `checks`."""
         return violations(self.checks(names or {}))
 
     def allocate(self, original: Allocate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What `original` returns for these arguments, amid canaries where that is possible."""
+        """Return the result of `original` for these arguments, amid canaries where that is possible."""
         like = next((a for a in (*args[:1], kwargs.get("input"), kwargs.get("self")) if isinstance(a, Tensor)), None)
         device = _device_of(like, kwargs)
         if device.type == "meta" or self._device_type not in (None, device.type):
@@ -135,7 +136,7 @@ class Allocations:
         return guarded.tensor.requires_grad_(plan.requires_grad)
 
     def poison_of(self, result: Tensor) -> Poison:
-        """What the memory of a result and the other allocations of its dtype were filled with."""
+        """Return the poison that the memory of a result was filled with, and those of others of its dtype."""
         memory = result.untyped_storage().data_ptr()
         numbers = {g.words.untyped_storage().data_ptr(): self._number(i) for i, g in enumerate(self._guarded)}
         own = numbers.get(memory)
@@ -143,7 +144,7 @@ class Allocations:
         return Poison(own, frozenset(alike - {own} if result.dtype in MANTISSA_BITS else ()))
 
     def blank(self, tensor: Tensor) -> int | None:
-        """The bits of an element of `tensor` that nothing was written to, if it is guarded memory as it was allocated.
+        """Return the bits of an element of `tensor` that was never written, if its memory is guarded and as allocated.
 
         None as well for elements of one byte, whose canary may be a value.
         """
@@ -155,7 +156,7 @@ class Allocations:
         return None
 
     def _number(self, index: int) -> int:
-        """The canary of an allocation: of the parity of the poison, and the same in a run with the other poison."""
+        """Return the number of an allocation's canary: its parity is the poison, the rest is common to both runs."""
         return 2 * (index % _PAYLOADS) + self.poison
 
 
@@ -213,7 +214,7 @@ def _device_of(like: Tensor | None, kwargs: Mapping[str, Any]) -> torch.device:
 def _plan(
     original: Allocate, args: tuple[Any, ...], kwargs: Mapping[str, Any], like: Tensor | None
 ) -> tuple[Tensor | None, str]:
-    """A meta tensor of the shape, strides and dtype that the call would return; or None and the reason."""
+    """Return a meta tensor of the shape, strides and dtype that the call would return; or None and the reason."""
     unusual = [name for name in ("out", "names") if kwargs.get(name) is not None]
     if unusual:
         return None, f"it was given {unusual[0]}="

@@ -10,7 +10,7 @@ from lastbit.inputs.of_case import Inputs
 
 
 def bare(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:
-    """Name → a copy on `device`, in an allocation that ends with its last element.
+    """Return name → a copy on `device`, in an allocation that ends with its last element.
 
     Nothing is written before its first element, or to gaps between its rows.
     """
@@ -26,7 +26,7 @@ def _bare(tensor: Tensor, offset: int, device: torch.device) -> Tensor:
 
 
 def _once(tensor: Tensor) -> Tensor:
-    """The tensor with every element of its memory once: the first along dimensions of stride 0."""
+    """Narrow dimensions of stride 0 to their first index, so that every element of memory occurs once."""
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and not stride:
             tensor = tensor.narrow(dim, 0, 1)

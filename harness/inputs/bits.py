@@ -36,40 +36,40 @@ NAN_BITS = {
 
 
 def signed(word: int) -> int:
-    """`word` modulo 2**64, as the int64 with the same bits."""
+    """Return `word` modulo 2**64, as the int64 with the same bits."""
     return (word + 2**63) % 2**64 - 2**63
 
 
 def bits_of_float(value: float) -> int:
-    """The bits of a number in fp64, as int64."""
+    """Return the bits of a number in fp64, as int64."""
     [bits] = struct.unpack("<q", struct.pack("<d", value))
     return int(bits)
 
 
 def key_of(*words: object) -> int:
-    """A 64-bit key that depends on every word and on their order."""
+    """Return a 64-bit key that depends on every word and on their order."""
     return int.from_bytes(hashlib.sha256(repr(words).encode()).digest()[:8], "little")
 
 
 def shift_right(words: Tensor, count: int) -> Tensor:
-    """Logical right shift of int64 words (torch's own is arithmetic)."""
+    """Shift int64 words right, filling with zeros (torch's own shift fills with the sign)."""
     return (words >> count) & ((1 << (64 - count)) - 1)
 
 
 def finalize(words: Tensor) -> Tensor:
-    """The finaliser of splitmix64, a bijection of 64-bit words; overwrites `words` and returns it."""
+    """Apply the finaliser of splitmix64, a bijection of 64-bit words; overwrite `words` and return it."""
     words.bitwise_xor_(shift_right(words, 30)).mul_(signed(FIRST))
     words.bitwise_xor_(shift_right(words, 27)).mul_(signed(SECOND))
     return words.bitwise_xor_(shift_right(words, 31))
 
 
 def hashed(counter: Tensor, key: int, *, lane: int = 0, lanes: int = 1) -> Tensor:
-    """One pseudorandom 64-bit word per int64 counter: word number `counter * lanes + lane` of the sequence `key`."""
+    """Return one pseudorandom 64-bit word per int64 counter: word `counter * lanes + lane` of the sequence `key`."""
     return finalize(counter * signed(INCREMENT * lanes) + signed(key + INCREMENT * lane))
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """The elements' bits as integers of the same size: a view of the same shape and strides.
+    """Return the elements' bits as integers of the same size: a view of the same shape and strides.
 
     Raises:
         KeyError: the elements have another size than 1, 2, 4 or 8 bytes.
@@ -78,7 +78,7 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 
 def numbers(tensors: Sequence[Tensor]) -> list[int]:
-    """The integers in tensors of one element, in order; each of their devices is waited for once."""
+    """Return the integers in tensors of one element, in order; each of their devices is waited for once."""
     found: dict[int, int] = {}
     for device in {tensor.device for tensor in tensors}:
         places = [place for place, tensor in enumerate(tensors) if tensor.device == device]
@@ -91,7 +91,7 @@ def numbers(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def unequal(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
-    """Which pairs of tensors, each of one shape and dtype, differ in a bit; a device is waited for once."""
+    """Return which pairs of tensors, each of one shape and dtype, differ in a bit; a device is waited for once."""
     flags = [(place, flag) for place, pair in enumerate(pairs) for flag in unequal_flags(*pair)]
     raised = numbers([flag for _, flag in flags])
     found = {place for (place, _), is_raised in zip(flags, raised, strict=True) if is_raised}
@@ -99,7 +99,7 @@ def unequal(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
 
 
 def unequal_flags(a: Tensor, b: Tensor) -> list[Tensor]:
-    """Whether two tensors of one shape and dtype differ in a bit: bools on their device, any of which may say so."""
+    """Return bools on the device of two tensors of one shape and dtype, some of which are true if a bit differs."""
     a, b = _widest(*(bits_of(torch.view_as_real(t) if t.is_complex() else t) for t in (a, b)))
     if a.device.type == "cpu":  # stops at the first difference
         return [torch.tensor(not torch.equal(a, b))]
@@ -107,7 +107,7 @@ def unequal_flags(a: Tensor, b: Tensor) -> list[Tensor]:
 
 
 def _widest(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The same integers, eight bytes at a time where both tensors allow it."""
+    """View two tensors of integers as int64, eight bytes at a time, where both tensors allow it."""
     size = a.element_size()
     if all(t.is_contiguous() and t.numel() * size % 8 == 0 and t.storage_offset() * size % 8 == 0 for t in (a, b)):
         return a.flatten().view(torch.int64), b.flatten().view(torch.int64)

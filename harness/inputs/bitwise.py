@@ -13,7 +13,7 @@ from lastbit.numerics.formats import ordinals
 
 
 def bits_with_one_nan(x: Tensor) -> Tensor:
-    """The bits of every element as integers, with one kind of NaN."""
+    """Return the bits of every element as integers, with a single pattern for all kinds of NaN."""
     bits = bits_of(x)
     if not x.is_floating_point():
         return bits
@@ -23,7 +23,7 @@ def bits_with_one_nan(x: Tensor) -> Tensor:
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """Distance of two tensors of one dtype in ulp of it, as fp64; infinite for one NaN."""
+    """Return the distance of two tensors of one dtype in its ulp, as fp64; infinite where one alone is NaN."""
     first, second = a.to(torch.float64), b.to(torch.float64)
     if not a.is_floating_point():
         return (first - second).abs()

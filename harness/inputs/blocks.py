@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def block_budget(device: torch.device) -> int:
-    """Elements to process at a time: what keeps a GPU busy, or stays in the cache of a CPU core.
+    """Return how many elements to process at a time: enough to keep a GPU busy, or to stay in the cache of a CPU core.
 
     On a CPU this is also the most that torch leaves to one thread; with more, threads wait for each other after every
     operation, which takes many times longer when other processes keep the cores busy.
@@ -19,7 +19,7 @@ def block_budget(device: torch.device) -> int:
 
 
 def row_blocks(leading: tuple[int, ...], row_elements: int, budget: int) -> Iterator[tuple[slice, ...]]:
-    """Index tuples over the leading dimensions that together select every row once, in logical order.
+    """Yield index tuples over the leading dimensions that together select every row once, in logical order.
 
     A row is what one index into all leading dimensions selects: `row_elements` elements. Each block has at most
     `budget` elements, or one row where a row alone has more. `tensor[block]` is always a view. Without leading
@@ -44,13 +44,13 @@ def row_blocks(leading: tuple[int, ...], row_elements: int, budget: int) -> Iter
 
 
 def pieces(*tensors: Tensor, budget: int) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors of one shape in the same pieces: views of at most `budget` consecutive elements, in logical order."""
+    """Cut tensors of one shape into equal pieces: views of at most `budget` consecutive elements, in logical order."""
     for index in row_blocks(tuple(tensors[0].shape), 1, budget):
         yield tuple(tensor[index] for tensor in tensors)
 
 
 def _single_indices(sizes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Slices of length one that select each index of `sizes` in logical order."""
+    """Yield slices of length one that select each index of `sizes` in logical order."""
     for number in range(math.prod(sizes)):
         index: list[slice] = []
         for size in reversed(sizes):

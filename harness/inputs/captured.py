@@ -29,7 +29,7 @@ _STORED_DTYPES = {
 
 
 def is_captured(regime: str) -> bool:
-    """Whether `regime` names a captured tensor (perhaps wrongly spelled)."""
+    """Return whether `regime` names a captured tensor (perhaps wrongly spelled)."""
     return regime == "captured" or regime.startswith("captured(")
 
 

@@ -1,4 +1,4 @@
-"""What the cases of an op choose from: dtype, regime and layout of every tensor, and values of parameters.
+"""The choices of the cases of an op: dtype, regime and layout of every tensor, and values of parameters.
 
 Options have names, so that a design can see to it that each of them is judged, and a report can say which were not:
 
@@ -33,7 +33,7 @@ _WHAT = re.compile(r"dtype|regime|layout|columns % [1-9]\d*")
 def tensor_choices(
     name: str, dtypes: Sequence[str], regimes: Sequence[str], layouts: Sequence[str] = ("contiguous",)
 ) -> dict[str, tuple[Option, ...]]:
-    """What a tensor chooses from; `below_N` stands for a regime with any number.
+    """Return the choices of a tensor; `below_N` stands for a regime with any number.
 
     >>> tensor_choices("x", ("bf16", "fp16"), ("normal", "special"), ("contiguous", "transposed"))
     {'x dtype': ('bf16', 'fp16'), 'x regime': ('normal', 'special'), 'x layout': ('contiguous', 'transposed')}
@@ -69,7 +69,7 @@ def check_choices(group: Group, inputs: Collection[str], params: Collection[str]
 
 
 def chosen_tensor(name: str, chosen: Chosen, shape: tuple[int, ...], number: int = 0) -> TensorSpec:
-    """The tensor of that shape as chosen, with `number` for the N of its regime.
+    """Return the tensor of that shape as chosen, with `number` for the N of its regime.
 
     It is contiguous where the layout means nothing for the shape.
 
@@ -85,24 +85,24 @@ def chosen_tensor(name: str, chosen: Chosen, shape: tuple[int, ...], number: int
 
 
 def layouts_like(*shape: int) -> tuple[str, ...]:
-    """Names of the layouts that apply to a shape."""
+    """Return the names of the layouts that apply to a shape."""
     return tuple(layout.name for layout in applicable_layouts(shape, "bf16"))
 
 
 def row_layouts(most: int) -> tuple[str, ...]:
-    """Names of the layouts of tensors of rows, of which there may be `most`."""
+    """Return the names of the layouts of tensors of rows, of which there may be `most`."""
     return layouts_like(*next(rows for rows in reversed(_LEADING) if math.prod(rows) <= max(most, 1)), 64)
 
 
 def least_rows(chosen: Chosen) -> tuple[int, ...]:
-    """The smallest leading dimensions for which every layout that is chosen means something."""
+    """Return the smallest leading dimensions to which every chosen layout applies."""
     layouts = {str(option) for choice, option in chosen.items() if choice.endswith(" layout")}
     fitting = (rows for rows in _LEADING if all(LAYOUTS[layout]((*rows, 64), "bf16") for layout in layouts))
     return next(fitting, _LEADING[-1])
 
 
 def residues(narrow: int, wide: int, modulus: int = 64) -> tuple[Residue, ...]:
-    """What numbers of columns from `narrow` to `wide` may leave when divided by `modulus`, for `x columns % 64`.
+    """Return the remainders of `narrow` to `wide` columns after division by `modulus`, for `x columns % 64`.
 
     >>> residues(6, 9, modulus=8)
     (0, 1, 6, 7)
@@ -121,17 +121,17 @@ class Feature:
 
 
 def feature(choice: str, option: Option, chosen: Chosen) -> Feature:
-    """What an option is beside what else was chosen."""
+    """Return the feature of an option, with the dtype that was chosen for its tensor."""
     return Feature(choice, option, str(chosen[_dtype_of(choice)]) if _dtype_of(choice) and option is not None else "")
 
 
 def features(chosen: Chosen) -> Iterator[Feature]:
-    """What a case covers for which this was chosen; dtypes count with what else their tensors chose."""
+    """Yield the features of a case with these options; a dtype counts with the other choices of its tensor."""
     return (feature(choice, option, chosen) for choice, option in chosen.items() if not choice.endswith(" dtype"))
 
 
 def all_features(choices: Choices) -> Iterator[Feature]:
-    """What cases that choose from these can cover."""
+    """Yield the features that cases which choose from these can have."""
     for choice, options in choices.items():
         if not choice.endswith(" dtype"):
             dtypes = choices[_dtype_of(choice)] if _dtype_of(choice) else ("",)
@@ -140,13 +140,13 @@ def all_features(choices: Choices) -> Iterator[Feature]:
 
 
 def _dtype_of(choice: str) -> str:
-    """The choice of the dtype that an option of `choice` counts with; empty if with none."""
+    """Return the dtype choice that belongs to `choice`; empty if its options count without a dtype."""
     tensor, _, what = choice.partition(" ")
     return f"{tensor} dtype" if what in ("regime", "layout") else ""
 
 
 def features_of(case: Case, choices: Choices) -> Iterator[Feature]:
-    """What a case covers of these choices, read off its line."""
+    """Yield the features that a case has among these choices, read off its line."""
     tensors = {tensor.name: tensor for tensor in case.tensors}
     for choice, options in choices.items():
         name, _, what = choice.partition(" ")
@@ -162,7 +162,7 @@ def _of_parameter(value: Option, options: Collection[Option]) -> Option:
 
 
 def _of_tensor(tensor: TensorSpec | None, what: str, options: Collection[Option]) -> Option:
-    """The option of a tensor, None where there is none."""
+    """Return the option of a tensor in the choice `what`; None where there is no such tensor."""
     if tensor is None:
         return None
     if what == "layout":
@@ -173,5 +173,5 @@ def _of_tensor(tensor: TensorSpec | None, what: str, options: Collection[Option]
 
 
 def kind_of_regime(regime: str) -> str:
-    """The regime, with N for the number in it, and without what stands in parentheses."""
+    """Return the regime with N for the number in it, and without its arguments in parentheses."""
     return _NUMBER.sub("_N", regime.partition("(")[0])

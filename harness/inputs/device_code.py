@@ -1,4 +1,4 @@
-"""What the fused kernels of values and fingerprints are made of, in Triton.
+"""Triton functions that the fused kernels of values and fingerprints consist of.
 
 Only integer operations and single correctly rounded operations of fp64 occur, as in the torch functions that define the
 values; the launcher forbids the compiler to fuse multiplications with additions.
@@ -19,7 +19,7 @@ _MAGNITUDE = tl.constexpr(2**63 - 1)
 
 @triton.jit
 def finalized(words):  # type: ignore[no-untyped-def]
-    """The finaliser of splitmix64, as `bits.finalize`."""
+    """Apply the finaliser of splitmix64, as `bits.finalize` does."""
     words = (words ^ ((words >> 30) & 0x3FFFFFFFF)) * _FIRST
     words = (words ^ ((words >> 27) & 0x1FFFFFFFFF)) * _SECOND
     return words ^ ((words >> 31) & 0x1FFFFFFFF)
@@ -27,7 +27,7 @@ def finalized(words):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def hashed(counter, key, step):  # type: ignore[no-untyped-def]
-    """A pseudorandom word per counter, as `bits.hashed`."""
+    """Return a pseudorandom word per counter, as `bits.hashed` does."""
     return finalized(counter * step + key)
 
 
@@ -36,7 +36,7 @@ def placed(  # type: ignore[no-untyped-def]
     tile, tiles, size2, size1, size0, step2, step1, step0, stride2, stride1, stride0, size, stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """A tile of lines: logical rows and their places [ROWS, 1], the first column, places in lines, what there is.
+    """Return a tile of lines: logical rows and their places [ROWS, 1], first column, places in lines, and a mask.
 
     Places in lines are 32-bit where the stride is 1 (UNIT): 64-bit multiplications would cost as much as a hash.
     """
@@ -56,7 +56,7 @@ def placed(  # type: ignore[no-untyped-def]
 def encoded(  # type: ignore[no-untyped-def]
     value, dropped, half, odd, tiny, shift, base, beyond, last, sign, nan
 ):
-    """Bits (int64) of fp64 values correctly rounded to a format, as `formats.cast` and the one NaN of `values`.
+    """Return the bits (int64) of fp64 values rounded to a format, as `formats.cast` and the one NaN of `values`.
 
     The bits of a magnitude are its position on the grid of the format, so rounding up into the next binade, or beyond
     the largest number, needs nothing of its own.
@@ -73,7 +73,7 @@ def encoded(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def as_fp32(bits, mask, shift, scale, last, infinity):  # type: ignore[no-untyped-def]
-    """Bits of fp32 (those of an int32) of the values of a narrower format, with one kind of NaN."""
+    """Return the bits of fp32 (those of an int32) of the values of a narrower format, with one kind of NaN."""
     magnitude = bits & mask
     value = number_of(magnitude << shift) * number_of(scale)
     finite = value.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)

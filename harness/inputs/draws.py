@@ -49,7 +49,7 @@ class Block:
 
     @property
     def shared(self) -> Self:
-        """The same block as a part of no tensor: its random numbers are those of the case, which all tensors share."""
+        """The block as a part of no tensor: its random numbers are those of the case, which all tensors share."""
         return replace(self, name="")
 
     @property
@@ -63,27 +63,27 @@ class Block:
         return torch.zeros_like(self.rows[:1])
 
     def words(self, index: Tensor, stream: str, *, lane: int = 0, lanes: int = 1) -> Tensor:
-        """64 random bits per index."""
+        """Return 64 random bits per index."""
         return hashed(index, key_of(self.seed, self.name, stream), lane=lane, lanes=lanes)
 
     def uniform(self, index: Tensor, stream: str = "uniform") -> Tensor:
-        """Multiples of 2**-53 in [0, 1)."""
+        """Return uniform multiples of 2**-53 in [0, 1)."""
         return shift_right(self.words(index, stream), 11).to(torch.float64) * 2.0**-53
 
     def integers(self, index: Tensor, low: int, high: int, stream: str = "integers") -> Tensor:
-        """Integers (int64) from `low` to `high`, both included, fewer than 2**31 of them."""
+        """Return uniform integers (int64) from `low` to `high`, both included, fewer than 2**31 of them."""
         return low + ((shift_right(self.words(index, stream), 32) * (high - low + 1)) >> 32)
 
     def powers(self, index: Tensor, low: int, high: int, stream: str = "powers") -> Tensor:
-        """Powers of two with exponents from `low` to `high`, both included and normal in fp64."""
+        """Return powers of two with exponents from `low` to `high`, both included and normal in fp64."""
         return ((self.integers(index, low, high, stream) + 1023) << 52).view(torch.float64)
 
     def signs(self, index: Tensor, stream: str = "signs") -> Tensor:
-        """1.0 or -1.0."""
+        """Return 1.0 or -1.0 per index."""
         return (self.integers(index, 0, 1, stream) * 2 - 1).to(torch.float64)
 
     def normal(self, index: Tensor, stream: str = "normal") -> Tensor:
-        """Nearly normal numbers of mean 0 and variance 1, multiples of 2**-48 in (-6, 6).
+        """Return nearly normal numbers of mean 0 and variance 1, multiples of 2**-48 in (-6, 6).
 
         The sum of twelve 16-bit fields has variance 2**32 - 1; 32 further bits fill the significand. The kurtosis is
         2.9 instead of 3 and the tails are light: 6 is never reached, and P(|z| > 4) is 2.2e-5 instead of 6.3e-5.

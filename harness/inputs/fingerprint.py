@@ -18,7 +18,7 @@ _SAMPLE = 1 << 14  # elements at most that a fused kernel is compared on
 
 
 def fingerprint(tensor: Tensor) -> str:
-    """16 hex digits; equal for equal dtype, shape and element bits in logical order.
+    """Return 16 hex digits; equal for equal dtype, shape and element bits in logical order.
 
     Every element contributes a hash of its index and bits, and the contributions are added modulo 2**64, so that the
     order and size of the pieces do not matter but exchanged elements and flipped signs do.
@@ -27,7 +27,7 @@ def fingerprint(tensor: Tensor) -> str:
 
 
 def fingerprints_of(tensors: Sequence[Tensor], *, values: bool = False) -> list[str]:
-    """The fingerprints of several tensors, or of their values, for which a device is waited for once."""
+    """Return the fingerprints of several tensors, or of their values, for which a device is waited for once."""
     totals = [_total(tensor, values=values) for tensor in tensors]
     return [
         f"{key_of(str(_seen_as(tensor.dtype) if values else tensor.dtype), tuple(tensor.shape), total % 2**64):016x}"
@@ -36,7 +36,7 @@ def fingerprints_of(tensors: Sequence[Tensor], *, values: bool = False) -> list[
 
 
 def value_fingerprint(tensor: Tensor) -> str:
-    """The fingerprint of the values with one kind of NaN: payloads and signs of NaN differ between devices."""
+    """Return the fingerprint of the values with one kind of NaN: payloads and signs of NaN differ between devices."""
     if not tensor.is_floating_point():
         return fingerprint(tensor)
     values = tensor if tensor.dtype is torch.float64 else tensor.to(torch.float32)
@@ -44,17 +44,17 @@ def value_fingerprint(tensor: Tensor) -> str:
 
 
 def combined(fingerprints: Mapping[str, str]) -> str:
-    """One fingerprint of several named ones; the order of the names does not matter."""
+    """Return one fingerprint of several named ones; the order of the names does not matter."""
     return f"{key_of(*sorted(fingerprints.items())):016x}"
 
 
 def _seen_as(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that holds the values of another one."""
+    """Return the dtype that holds the values of narrower floating-point dtypes, fp32; else the dtype itself."""
     return torch.float32 if dtype.is_floating_point and dtype.itemsize < 8 else dtype
 
 
 def _total(tensor: Tensor, *, values: bool) -> Tensor:
-    """Sum of the hashes of all elements modulo 2**64, int64 [1] on the device of the tensor."""
+    """Return the sum of the hashes of all elements modulo 2**64, int64 [1] on the device of the tensor."""
     total = torch.zeros(1, dtype=torch.int64, device=tensor.device)
     if tensor.numel() and not (fuses(tensor) and _added_at_once(total, tensor, values=values)):
         for part, start in _parts(tensor):
@@ -63,7 +63,7 @@ def _total(tensor: Tensor, *, values: bool) -> Tensor:
 
 
 def _added_at_once(total: Tensor, tensor: Tensor, *, values: bool) -> bool:
-    """Whether one kernel has added the hashes of all elements to `total`."""
+    """Add the hashes of all elements to `total` by one kernel that is trusted; return whether it was done."""
     lines = flat_lines(tensor)
     if lines is None:
         return False
@@ -84,7 +84,7 @@ def _added_at_once(total: Tensor, tensor: Tensor, *, values: bool) -> bool:
 
 
 def _parts(tensor: Tensor, budget: int | None = None) -> Iterator[tuple[Tensor, int]]:
-    """Parts of a tensor, and the logical index of the first element of each; every element is in one."""
+    """Yield parts of a tensor, and the logical index of the first element of each; every element is in one."""
     start = 0
     for (part,) in pieces(tensor, budget=budget or block_budget(tensor.device)):
         yield part, start
@@ -92,7 +92,7 @@ def _parts(tensor: Tensor, budget: int | None = None) -> Iterator[tuple[Tensor, 
 
 
 def _bits(part: Tensor, *, values: bool) -> Tensor:
-    """The bits that are hashed, int64 [numel]."""
+    """Return the bits that are hashed, int64 [numel]."""
     if not values or not part.is_floating_point():
         return bits_of(part).flatten().to(torch.int64)
     seen = part.to(_seen_as(part.dtype))
@@ -101,6 +101,6 @@ def _bits(part: Tensor, *, values: bool) -> Tensor:
 
 
 def _contribution(bits: Tensor, start: int) -> Tensor:
-    """Sum of the hashes of consecutive elements, the first of which has logical index `start`."""
+    """Return the sum of the hashes of consecutive elements, the first of which has logical index `start`."""
     index = torch.arange(start, start + bits.numel(), device=bits.device)
     return finalize(index.mul_(_INDEX).add_(bits, alpha=_BITS)).sum()

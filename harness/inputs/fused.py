@@ -41,7 +41,7 @@ def fill(target: Tensor, lines: Lines, program: Program, keys: Sequence[int], wi
 
 @functools.cache
 def _encoding(dtype: torch.dtype) -> tuple[int, ...]:
-    """The arguments of `device_code.encoded` for a floating-point dtype; none for integers."""
+    """Return the arguments of `device_code.encoded` for a floating-point dtype; none for integers."""
     if not dtype.is_floating_point:
         return ()
     fmt = format_of(dtype)
@@ -68,7 +68,7 @@ def _encoding(dtype: torch.dtype) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def source(program: Program, dtype: torch.dtype) -> str:
-    """The text of the kernel that fills a tensor: `program` between the place of a tile and its store."""
+    """Return the source of the kernel that fills a tensor: `program` between the place of a tile and its store."""
     kind = "float" if dtype.is_floating_point else "bool" if dtype is torch.bool else "integer"
     keys = [f"key{i}" for i in range(len(program.streams))]
     constants = [f"c{i}" for i in range(len(program.constants))]
@@ -87,7 +87,7 @@ def source(program: Program, dtype: torch.dtype) -> str:
 
 @functools.cache
 def _kernel(source: str) -> Any:
-    """The kernel of a source text, which Triton reads from the line cache as that of a file."""
+    """Return the kernel of a source text, which Triton reads from the line cache as if it were a file."""
     from lastbit.inputs import device_code
 
     filename = f"<values {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
@@ -116,7 +116,7 @@ def add_hashes(total: Tensor, tensor: Tensor, lines: Lines, factors: tuple[int, 
 
 @functools.cache
 def _decoding(dtype: torch.dtype) -> tuple[Kind, tuple[int, ...]]:
-    """Which bits of elements are hashed as their values; mask, shift, scale, last and special of `add_hashes`."""
+    """Return which bits of elements are hashed as values; mask, shift, scale, last and special of `add_hashes`."""
     if not dtype.is_floating_point:
         return "stored", (0, 0, 0, 0, 0)
     if dtype is torch.bfloat16:  # fp32 without its last 16 bits

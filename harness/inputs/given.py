@@ -30,12 +30,12 @@ _BITS = re.compile(r"0x[0-9a-fA-F]{1,16}")
 
 
 def is_given(regime: str) -> bool:
-    """Whether `regime` lists values (perhaps wrongly spelled)."""
+    """Return whether `regime` lists values (perhaps wrongly spelled)."""
     return regime == "values" or regime.startswith("values(")
 
 
 def given(tensor: Tensor) -> str:
-    """The regime that lists the elements of `tensor`, bit for bit.
+    """Return the regime that lists the elements of `tensor`, bit for bit.
 
     Raises:
         UsageError: there are more than `MOST_GIVEN`.
@@ -67,7 +67,7 @@ def check_given(spec: TensorSpec) -> None:
 
 
 def _words(elements: Tensor) -> list[object]:
-    """What is written for each element."""
+    """Return the words that stand for the elements in a case line."""
     dtype = elements.dtype
     if not dtype.is_floating_point:
         return list(elements.tolist())
@@ -84,7 +84,7 @@ def _word(number: float, bits: int, nan: int) -> str:
 
 
 def _bits_of(spec: TensorSpec) -> Tensor:
-    """The bits of the elements in logical order, in the integers of their size; not to be changed."""
+    """Return the bits of the elements in logical order, in the integers of their size; not to be changed."""
     try:
         return _read(spec.regime, spec.torch_dtype, spec.numel)
     except UsageError as error:
@@ -109,7 +109,7 @@ def _read(regime: str, dtype: torch.dtype, count: int) -> Tensor:
 
 
 def _bits(word: str, place: int, dtype: torch.dtype) -> int:
-    """The bits of an element, as an integer that is not negative."""
+    """Return the bits of an element, as an integer that is not negative."""
     width = 8 * dtype.itemsize
     if _BITS.fullmatch(word):
         return _bits_of_word(word, place, dtype)
@@ -155,7 +155,7 @@ def _bits_of_number(word: str, place: int, dtype: torch.dtype) -> int:
 
 
 def _near(number: float, dtype: torch.dtype) -> str:
-    """What could be written in place of a number; a dtype without infinities ends at its largest."""
+    """Return, in words, the numbers that could be written in place of one; a dtype without infinities has a largest."""
     low, high = _neighbours(number, dtype)
     if high == "nan":
         return f"its largest number is {low}"
@@ -163,7 +163,7 @@ def _near(number: float, dtype: torch.dtype) -> str:
 
 
 def _neighbours(number: float, dtype: torch.dtype) -> tuple[str, str]:
-    """What is written for the elements between which a number lies, the lower one first."""
+    """Return the words of the two elements between which a number lies, the lower one first."""
     fmt = format_of(dtype)
     inner = torch.tensor([min(abs(number), fmt.max)], dtype=torch.float64)
     low = bits_of(cast(inner if fmt is FP64 else round_to(inner, fmt, mode="zero"), dtype))
@@ -172,7 +172,7 @@ def _neighbours(number: float, dtype: torch.dtype) -> tuple[str, str]:
 
 
 def _as_signed(bits: int, dtype: torch.dtype) -> int:
-    """The number with these bits in the integers of the dtype's size, of which those of one byte have no sign."""
+    """Return the integer of the dtype's size that has these bits: unsigned if of one byte, otherwise signed."""
     width = 8 * dtype.itemsize
     return bits if width == 8 else signed(bits << (64 - width)) >> (64 - width)
 
@@ -186,7 +186,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _quoted(text: str) -> str:
-    """`text` for a message, which quotes no more of a long one than its beginning."""
+    """Return `text` for a message, which quotes no more of a long one than its beginning."""
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
 

@@ -48,7 +48,7 @@ class Guarded:
 
 
 def canary(dtype: torch.dtype, number: int) -> int:
-    """Bits of one element of canary `number`; different numbers differ where the dtype has enough patterns.
+    """Return the bits of one element of canary `number`; different numbers differ where the dtype has enough patterns.
 
     Numbers of different parity always differ.
     """
@@ -67,12 +67,12 @@ def canary(dtype: torch.dtype, number: int) -> int:
 
 
 def word_of(bits: int, itemsize: int) -> int:
-    """The int64 that repeats the `bits` of one element."""
+    """Return the int64 that repeats the `bits` of one element."""
     return signed(int.from_bytes(bits.to_bytes(itemsize, "little") * (8 // itemsize), "little"))
 
 
 def integer_of(bits: int, itemsize: int) -> int:
-    """The `bits` of one element as the integer that `INTEGER_OF_SIZE` shows: unsigned for bytes, otherwise signed."""
+    """Return the `bits` of one element as the integer of `INTEGER_OF_SIZE`: unsigned for bytes, otherwise signed."""
     unused = 64 - 8 * itemsize
     return bits if itemsize == 1 else signed(bits << unused) >> unused
 
@@ -100,7 +100,7 @@ def guard(
 
 
 def twin(guarded: Guarded, words: Tensor) -> Tensor:
-    """The tensor at the place of `guarded.tensor` in `words`, another allocation of the same size."""
+    """Return the tensor at the place of `guarded.tensor` in `words`, another allocation of the same size."""
     tensor = guarded.tensor
     return _place(words, guarded.start, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
@@ -111,19 +111,19 @@ def _place(words: Tensor, start: int, shape: tuple[int, ...], strides: tuple[int
 
 
 def is_whole(guarded: Guarded) -> bool:
-    """Whether the allocation has the size that it was made with: whoever gets a tensor can resize its storage."""
+    """Return whether an allocation has the size that it was made with: whoever gets a tensor can resize its storage."""
     return guarded.words.untyped_storage().nbytes() == guarded.words.nbytes
 
 
 def extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Distance in elements from the first element of a tensor to the end of its last one."""
+    """Return the distance in elements from the first element of a tensor to the end of its last one."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def separates(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether each stride steps over everything that the smaller ones reach, so that no two indices share an element.
+    """Return whether each stride steps over all that smaller ones reach, so that no two indices share an element.
 
     Stride 0 and dimensions of size 1 are left aside.
     """
@@ -145,6 +145,6 @@ def check_separate(name: str, shape: tuple[int, ...], strides: tuple[int, ...]) 
 
 
 def moving(shape: tuple[int, ...], strides: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """Dimension, stride and size of the dimensions along which elements differ, smallest stride first."""
+    """Return dimension, stride and size of the dimensions along which elements differ, smallest stride first."""
     dims = sorted(range(len(shape)), key=lambda dim: strides[dim])
     return ((dim, strides[dim], shape[dim]) for dim in dims if strides[dim] and shape[dim] > 1)

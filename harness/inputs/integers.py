@@ -43,7 +43,7 @@ def spans(block: Block, dtype: torch.dtype) -> Tensor:
 
 
 def kept(block: Block) -> Tensor:
-    """Which elements `spans` keeps, as bool."""
+    """Return which elements `spans` keeps, as bool."""
     column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
     places = (
         block.columns <= column,
@@ -157,7 +157,7 @@ def loads(block: Block, dtype: torch.dtype, count: int) -> Tensor:
 
 
 def _lookalikes(block: Block, dtype: torch.dtype, end: Tensor, values: Tensor) -> Tensor:
-    """`values`, one in eight replaced: by an id above or below `end` with the lower half of its bits, or by -100.
+    """Replace one in eight of `values`: by an id above or below `end` with the lower half of its bits, or by -100.
 
     -100 is the label that losses ignore.
     """
@@ -192,7 +192,7 @@ INTEGER_REGIMES: Mapping[str, str] = {
 
 
 def integer_regime(name: str) -> Values | None:
-    """The regime called `name`, with its number, or None if there is none for integers."""
+    """Return the regime called `name`, with its number, or None if there is none for integers."""
     if numbered := _NUMBERED.match(name):
         regime, number = NUMBERED.get(numbered["word"]), int(numbered["number"])
         return None if regime is None else lambda block, dtype: regime(block, dtype, number)

@@ -26,12 +26,12 @@ LayoutRule = Callable[[Shape, str], Layout | None]
 
 
 def contiguous(shape: Shape, dtype: str) -> Layout:
-    """Row-major."""
+    """Place elements in row-major order."""
     return Layout("contiguous", contiguous_strides(shape))
 
 
 def packed_qkv(shape: Shape, dtype: str) -> Layout | None:
-    """The middle third of rows that hold q, k and v; a row is the last two dimensions, of a matrix the last one."""
+    """Take the middle third of rows that hold q, k and v; a row is the last two dimensions, of a matrix the last."""
     inner = shape[-2:] if len(shape) > 2 else shape[-1:]
     if len(shape) < 2 or 0 in shape:
         return None
@@ -41,14 +41,14 @@ def packed_qkv(shape: Shape, dtype: str) -> Layout | None:
 
 
 def half(shape: Shape, dtype: str) -> Layout | None:
-    """The second half of rows twice as long."""
+    """Take the second half of rows twice as long."""
     if len(shape) < 2 or 0 in shape:
         return None
     return Layout("half", contiguous_strides((*shape[:-1], 2 * shape[-1])), shape[-1])
 
 
 def transposed(shape: Shape, dtype: str) -> Layout | None:
-    """The first two of at least three dimensions exchanged in memory; the last one stays contiguous."""
+    """Exchange the first two of at least three dimensions in memory; the last one stays contiguous."""
     if len(shape) < 3 or min(shape[:2]) < 2 or 0 in shape:
         return None
     first, second, *rest = contiguous_strides((shape[1], shape[0], *shape[2:]))
@@ -56,14 +56,14 @@ def transposed(shape: Shape, dtype: str) -> Layout | None:
 
 
 def expanded(shape: Shape, dtype: str) -> Layout | None:
-    """One slice that the first dimension repeats with stride 0: of a vector, one element."""
+    """Repeat one slice along the first dimension with stride 0: of a vector, one element."""
     if not shape or shape[0] < 2 or 0 in shape:
         return None
     return Layout("expanded", (0, *contiguous_strides(shape)[1:]))
 
 
 def columns_first(shape: Shape, dtype: str) -> Layout | None:
-    """The last two dimensions exchanged in memory, as `transpose(-2, -1)` makes them: columns have a stride."""
+    """Exchange the last two dimensions in memory, as `transpose(-2, -1)` does: columns have a stride."""
     if len(shape) < 2 or min(shape[-2:]) < 2 or 0 in shape:
         return None
     *outer, rows, columns = shape
@@ -72,19 +72,19 @@ def columns_first(shape: Shape, dtype: str) -> Layout | None:
 
 
 def every_second(shape: Shape, dtype: str) -> Layout | None:
-    """Every second element of rows twice as long: columns have a stride."""
+    """Take every second element of rows twice as long: columns have a stride."""
     if not shape or shape[-1] < 2 or 0 in shape:
         return None
     return Layout("every_second", tuple(2 * stride for stride in contiguous_strides(shape)))
 
 
 def unaligned(shape: Shape, dtype: str) -> Layout | None:
-    """Row-major, one element after an aligned address: no vector load of 16 bytes is aligned."""
+    """Begin one element after an aligned address, in row-major order: no vector load of 16 bytes is aligned."""
     return None if 0 in shape else Layout("unaligned", contiguous_strides(shape), 1)
 
 
 def padded(shape: Shape, dtype: str) -> Layout | None:
-    """Rows followed by 16 unused bytes each."""
+    """Leave 16 unused bytes after each row."""
     if len(shape) < 2 or math.prod(shape[:-1]) < 2 or 0 in shape:
         return None
     spare = max(16 // DTYPES[dtype].itemsize, 1)
@@ -92,7 +92,7 @@ def padded(shape: Shape, dtype: str) -> Layout | None:
 
 
 def non_flattenable(shape: Shape, dtype: str) -> Layout | None:
-    """An unused row after every index of the first of at least three dimensions: no view merges the outer ones."""
+    """Leave an unused row after every index of the first of three or more dimensions: no view merges the outer ones."""
     if len(shape) < 3 or shape[0] < 2 or math.prod(shape[1:-1]) < 2 or 0 in shape:
         return None
     inner = contiguous_strides(shape[1:])
@@ -110,14 +110,14 @@ LAYOUTS: Mapping[str, LayoutRule] = {
 
 
 def applicable_layouts(shape: Shape, dtype: str) -> tuple[Layout, ...]:
-    """Every layout that applies to `shape`, the contiguous one first."""
+    """Return every layout that applies to `shape`, the contiguous one first."""
     layouts = (rule(shape, dtype) for rule in LAYOUTS.values())
     return tuple(layout for layout in layouts if layout is not None)
 
 
 @functools.lru_cache(maxsize=4096)
 def layout_of(tensor: TensorSpec) -> str:
-    """Name of the layout that a tensor has, `other` if it has none of them."""
+    """Return the name of the layout that a tensor has, `other` if it has none of them."""
     placed = tensor.element_strides, tensor.offset
     layouts = applicable_layouts(tensor.shape, tensor.dtype)
     return next((layout.name for layout in layouts if (layout.strides, layout.offset) == placed), "other")

@@ -36,12 +36,12 @@ class Lines:
 
     @property
     def count(self) -> int:
-        """How many lines there are."""
+        """The number of lines."""
         return math.prod(size for size, _, _ in self.leading)
 
     @functools.cached_property
     def large(self) -> bool:
-        """Whether a kernel is compiled for such lines; one serves whatever is smaller."""
+        """Whether a kernel of their own is compiled for such lines; one serves all that are smaller."""
         return self.count * self.size >= _LARGE
 
     @functools.cached_property
@@ -54,7 +54,7 @@ class Lines:
 
     @functools.cached_property
     def tiles(self) -> int:
-        """How many tiles there are."""
+        """The number of tiles."""
         return -(-self.count // self.tile[0]) * self._across
 
     @property
@@ -63,13 +63,13 @@ class Lines:
 
     @functools.cached_property
     def arguments(self) -> tuple[int, ...]:
-        """Those of `device_code.placed` after the number of the tile."""
+        """The arguments of `device_code.placed` after the number of the tile."""
         sizes, steps, strides = zip(*self.leading, strict=True)
         return (self._across, *sizes, *steps, *strides, self.size, self.stride)
 
 
 def row_lines(target: Tensor, shape: tuple[int, ...]) -> Lines | None:
-    """The rows of a tensor of that logical `shape`, of which `target` has size 1 where its stride is 0.
+    """Return the rows of a tensor of that logical `shape`, of which `target` has size 1 where its stride is 0.
 
     None if they are numbered by more than three dimensions.
     """
@@ -77,7 +77,7 @@ def row_lines(target: Tensor, shape: tuple[int, ...]) -> Lines | None:
 
 
 def flat_lines(tensor: Tensor) -> Lines | None:
-    """The elements of a tensor in logical order, in lines as long as strides allow; None as in `row_lines`."""
+    """Return the elements of a tensor in logical order, in lines as long as strides allow; None as in `row_lines`."""
     return _elements(tuple(tensor.shape), tensor.stride())
 
 
@@ -100,7 +100,7 @@ def _lines(leading: Sequence[Dimension], size: int, stride: int) -> Lines | None
 
 
 def _merged(dimensions: Iterable[Dimension]) -> list[Dimension]:
-    """The same numbers and places with as few dimensions as possible."""
+    """Merge dimensions into as few as possible that give the same logical numbers and places."""
     merged: list[Dimension] = []
     for size, step, stride in dimensions:
         if size == 1:

@@ -40,12 +40,12 @@ class Inputs:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Name → tensor as the case says, for the reference: nothing that a kernel does reaches it."""
+        """The tensors of the case by name, for the reference: nothing that a kernel does reaches them."""
         pairs = zip(self.guards, self.pristine, strict=True)
         return {guarded.name: twin(guarded, pristine) for guarded, pristine in pairs}
 
     def hand_out(self) -> dict[str, Tensor]:
-        """Name → tensor as the case says, for one call of a kernel: new objects, whose memory all calls share."""
+        """Return the tensors of the case by name, for one kernel call: new objects in memory that all calls share."""
         return {guarded.name: twin(guarded, guarded.words) for guarded in self.guards}
 
     @cached_property
@@ -54,11 +54,11 @@ class Inputs:
         return fingerprints(self.tensors)
 
     def violations(self, expect: Collection[str] = ()) -> list[Violation]:
-        """What changed in memory since the tensors were built: see `checks`."""
+        """Return the changes in memory since the tensors were built: see `checks`."""
         return violations(self.checks(expect))
 
     def checks(self, expect: Collection[str] = ()) -> list[Check]:
-        """Nothing changed in memory since the tensors were built; elements of those in `expect` may.
+        """Return the checks that nothing changed in memory since the tensors were built, but elements of `expect`.
 
         What became of an allocation that was resized is not looked at; `rebound` says that it was.
 
@@ -72,7 +72,7 @@ class Inputs:
         return [unchanged(g, p, elements=g.name not in expect) for g, p in pairs if is_whole(g)]
 
     def rebound(self, handed: Mapping[str, Tensor]) -> list[Rebound]:
-        """Those of the tensors `handed` to a kernel that have another shape or other memory now."""
+        """Return the changes of shape and memory of the tensors that were `handed` to a kernel."""
         found = (rebound(handed[guarded.name], guarded) for guarded in self.guards)
         return [change for change in found if change is not None]
 
@@ -86,7 +86,7 @@ class Inputs:
 
 @timed(INPUTS)
 def refilled(guards: tuple[Guarded, ...], case: Case, names: Collection[str] | None = None) -> Inputs:
-    """The tensors of a case, or those of `names`, in memory that was built for one that differs in its values alone."""
+    """Fill memory that was built for a case of the same shapes with the tensors of `case`, or with those of `names`."""
     for spec, guarded in zip(case.tensors, guards, strict=True):
         if names is None or spec.name in names:
             fill(guarded.tensor, spec, case.seed)
@@ -115,7 +115,7 @@ def build(case: Case, device: torch.device | str) -> Inputs:
 
 @timed(INPUTS)
 def holding(case: Case, tensors: Mapping[str, Tensor], device: torch.device) -> Inputs:
-    """The tensors of a case on `device` with these values, in place of those that regime and seed define.
+    """Build the tensors of a case on `device` with these values, in place of those that regime and seed define.
 
     Raises:
         UsageError: strides make elements overlap.
@@ -128,7 +128,7 @@ def holding(case: Case, tensors: Mapping[str, Tensor], device: torch.device) -> 
 
 
 def device_of(spec: TensorSpec, device: torch.device, here: Machine) -> torch.device:
-    """Where a tensor of a case lies in a run on `device`; errors as in `build`."""
+    """Return the device on which a tensor of a case lies in a run on `device`; errors as in `build`."""
     if not spec.device:
         return device
     if spec.device != PEER:
@@ -139,7 +139,7 @@ def device_of(spec: TensorSpec, device: torch.device, here: Machine) -> torch.de
 
 
 def fingerprints(tensors: Mapping[str, Tensor]) -> str:
-    """One fingerprint of named tensors, such as the results of a kernel; equal to `Inputs.fingerprint` of the same."""
+    """Return one fingerprint of named tensors, as of a kernel's results; equal to `Inputs.fingerprint` of the same."""
     return combined(dict(zip(tensors, fingerprints_of(list(tensors.values())), strict=True)))
 
 

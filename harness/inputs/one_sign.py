@@ -23,12 +23,12 @@ _MEAN = 0.75
 
 
 def one_sign(block: Block) -> Tensor:
-    """Magnitudes uniform in [0.25, 1.25), all positive."""
+    """Draw magnitudes uniform in [0.25, 1.25), all positive."""
     return block.uniform(block.elements) + 0.25
 
 
 def one_sign_fan_in(block: Block) -> Tensor:
-    """Positive magnitudes that vary fivefold, as do their rows, divided by the width: dots keep the size of one."""
+    """Draw positive magnitudes that vary fivefold, as do their rows, divided by the width: dots keep a size of one."""
     scale = (block.uniform(block.rows, "scale") + 0.25) * 2
     return one_sign(block) * scale / torch.full_like(block.elements, _MEAN * block.width, dtype=torch.float64)
 
@@ -44,7 +44,7 @@ SIGNED: Mapping[str, str] = {
 
 
 def signed(name: str) -> Callable[[Block], Tensor] | None:
-    """The regime `WORD(ROWS,COLUMNS)`: each element of `WORD` times the signs of the labels of its row and column.
+    """Return the regime `WORD(ROWS,COLUMNS)`: `WORD` times the signs of the labels of an element's row and column.
 
     A row counts within its matrix, the last two dimensions. Labels are joined by `*`; without one the sign is plus.
 

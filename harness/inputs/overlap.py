@@ -1,4 +1,4 @@
-"""Which tensors share memory."""
+"""Pairs of tensors that share memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Span:
 
 
 def overlaps(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
-    """The pairs of names whose tensors share at least one byte.
+    """Return the pairs of names whose tensors share at least one byte.
 
     Interleaved tensors, such as the halves that `chunk` returns, share none. Two tensors that interleave in a way
     which strides alone do not settle, over more than a gigabyte of addresses, count as sharing.
@@ -57,7 +57,7 @@ def _share(a: _Span, b: _Span) -> bool:
 
 
 def _disjoint_residues(a: _Span, b: _Span) -> bool:
-    """Whether the runs fall on different addresses modulo the greatest common divisor of all steps."""
+    """Return whether the runs fall on different addresses modulo the greatest common divisor of all steps."""
     period = math.gcd(*(step for step, _ in a.steps + b.steps))
     distance = (b.begin - a.begin) % period
     return a.run <= distance and distance + b.run <= period

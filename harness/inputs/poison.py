@@ -1,4 +1,4 @@
-"""Which elements of a result hold what memory was filled with before a kernel got it.
+"""Elements of a result that still hold the poison with which memory was filled before a kernel got it.
 
 Run a kernel twice, once with each of the two poisons: an element that holds the poison both times was not written. One
 run alone cannot tell, because a kernel may write the poison's bits; and for bool, whose only patterns are False
@@ -29,7 +29,7 @@ POISONS = (0, 1)
 
 @dataclass(frozen=True)
 class Poison:
-    """What a result may hold if it was not written, or was computed from memory that was not.
+    """The canaries that a result may hold if it was not written, or was computed from memory that was not.
 
     Attributes:
         own: the canary that its own memory was filled with; None if that was not guarded.
@@ -40,14 +40,14 @@ class Poison:
     others: frozenset[int] = frozenset()
 
     def masks(self, result: Tensor) -> tuple[Tensor, Tensor]:
-        """Which elements of the result hold the poison of its own memory, and which hold any poison."""
+        """Return which elements of the result hold the poison of its own memory, and which hold any poison."""
         own = _held(result, [] if self.own is None else [self.own])
         return own, own | _held(result, self.others)
 
 
 @dataclass(frozen=True)
 class Differences:
-    """How many elements of a result were never written, came from such memory, and differ between two runs at all."""
+    """Numbers of elements of a result that were never written, came from such memory, and differ between two runs."""
 
     unwritten: int
     uninitialised: int
@@ -55,19 +55,19 @@ class Differences:
 
 
 def poison_mask(tensor: Tensor, poison: int) -> Tensor:
-    """Which elements of `tensor` hold the bits that a first allocation gets with `poison` (0 or 1), as bool."""
+    """Return which elements of `tensor` hold the bits that a first allocation gets with `poison` (0 or 1), as bool."""
     if poison not in POISONS:
         raise UsageError(f"poison={poison!r} must be 0 or 1")
     return _mask(tensor, poison)
 
 
 def held_before(tensor: Tensor, allocations: int) -> Tensor:
-    """Which elements of `tensor` hold the bits that one of the first `allocations` of a call gets, as bool."""
+    """Return which elements of `tensor` hold the bits that one of the first `allocations` of a call gets, as bool."""
     return _held(tensor, range(2 * allocations))
 
 
 def unwritten(a: Tensor, b: Tensor, first: Poison, second: Poison) -> tuple[Tensor, Tensor]:
-    """Which elements a kernel left unwritten, and which it computed from memory that it had not written, as bool.
+    """Return which elements a kernel left unwritten, and which it computed from unwritten memory, as bool.
 
     `a` is its result under poison 0, `b` under poison 1. Elements that were not written are exact for every dtype if
     the kernel writes the same elements both times and the same values to them.
@@ -78,7 +78,7 @@ def unwritten(a: Tensor, b: Tensor, first: Poison, second: Poison) -> tuple[Tens
 
 
 def differences(a: Tensor, b: Tensor, first: Poison, second: Poison) -> Differences:
-    """The elements in which results of one shape and dtype differ; those of complex numbers count in parts."""
+    """Count the elements in which results of one shape and dtype differ; those of complex numbers count in parts."""
     total = torch.zeros(3, dtype=torch.int64, device=a.device)
     for x, y in pieces(a, b, budget=_AT_ONCE):
         masks = [*unwritten(x, y, first, second), _bits(x) != _bits(y)]
@@ -87,13 +87,13 @@ def differences(a: Tensor, b: Tensor, first: Poison, second: Poison) -> Differen
 
 
 def _held(tensor: Tensor, numbers: Collection[int]) -> Tensor:
-    """Which elements hold the bits of one of these canaries."""
+    """Return which elements hold the bits of one of these canaries."""
     masks = (_mask(tensor, number) for number in numbers)
     return functools.reduce(operator.or_, masks, torch.zeros_like(tensor, dtype=torch.bool))
 
 
 def _mask(tensor: Tensor, number: int) -> Tensor:
-    """Which elements hold the bits of canary `number`, as bool of the same shape."""
+    """Return which elements hold the bits of canary `number`, as bool of the same shape."""
     if tensor.dtype is torch.bool:
         return tensor == bool(number % 2)
     bits = _bits(tensor)

@@ -1,4 +1,4 @@
-"""What a kernel did to the tensor objects that it was handed, as opposed to the elements in memory.
+"""Changes of the tensor objects that a kernel was handed, as opposed to the elements in memory.
 
 `x.data = y`, `x.set_()` and `x.resize_()` give the tensor of the caller another shape or other memory, and resizing its
 storage takes the memory away from under it.
@@ -24,12 +24,12 @@ class Rebound:
 
     @property
     def sentence(self) -> str:
-        """What the kernel did, in words."""
+        """The change in words."""
         return f"rebound {self.tensor}: it now has {self.change}"
 
 
 def rebound(handed: Tensor, guarded: Guarded) -> Rebound | None:
-    """How `handed`, an alias of `guarded.tensor` that a kernel got, differs from it now; None if it does not."""
+    """Return how `handed`, an alias of `guarded.tensor` that a kernel got, differs from it now; None if it does not."""
     changes = list(_changes(handed, guarded))
     return Rebound(guarded.name, ", ".join(changes)) if changes else None
 

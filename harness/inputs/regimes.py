@@ -23,17 +23,17 @@ Regime = Callable[[Block], Tensor]
 
 
 def normal(block: Block) -> Tensor:
-    """Normal values, mean 0 and variance 1."""
+    """Draw normal values, mean 0 and variance 1."""
     return block.normal(block.elements)
 
 
 def uniform(block: Block) -> Tensor:
-    """Uniform values in [-1, 1)."""
+    """Draw uniform values in [-1, 1)."""
     return block.uniform(block.elements) * 2 - 1
 
 
 def rows(block: Block) -> Tensor:
-    """Normal rows of very different scale, from 2**-14 to 2**6; three in ten have a mean of two standard deviations."""
+    """Draw normal rows of scales from 2**-14 to 2**6; three in ten have a mean of two standard deviations."""
     scale = block.powers(block.rows, -14, 5) * (1 + block.uniform(block.rows, "mantissa"))
     shifted = block.uniform(block.rows, "shifted") < 0.3
     mean = torch.where(shifted, 2 * block.signs(block.rows), 0.0)
@@ -41,36 +41,36 @@ def rows(block: Block) -> Tensor:
 
 
 def tiny(block: Block) -> Tensor:
-    """Normal values times 1e-4: an eps of 1e-6 or more dominates their squares."""
+    """Draw normal values times 1e-4: an eps of 1e-6 or more dominates their squares."""
     return block.normal(block.elements) * 1e-4
 
 
 def tiniest(block: Block) -> Tensor:
-    """Normal values times 1e-8: eps alone decides, and fp16 keeps hardly anything."""
+    """Draw normal values times 1e-8: eps alone decides, and fp16 keeps hardly anything."""
     return block.normal(block.elements) * 1e-8
 
 
 def outlier(block: Block) -> Tensor:
-    """Normal values with one column, the same in all rows, a thousand times larger."""
+    """Draw normal values with one column, the same in all rows, a thousand times larger."""
     column = block.integers(block.whole, 0, min(block.width, 2**31) - 1)
     values = block.normal(block.elements)
     return torch.where(block.columns == column, values * 1000, values)
 
 
 def outlier_last(block: Block) -> Tensor:
-    """Normal values with the last column a thousand times larger."""
+    """Draw normal values with the last column a thousand times larger."""
     values = block.normal(block.elements)
     return torch.where(block.columns == block.width - 1, values * 1000, values)
 
 
 def offset(block: Block) -> Tensor:
-    """Rows whose mean (1 to 2, either sign) is 8 to 2048 times their standard deviation."""
+    """Draw rows whose mean (1 to 2, either sign) is 8 to 2048 times their standard deviation."""
     mean = (1 + block.uniform(block.rows)) * block.signs(block.rows)
     return mean + block.normal(block.elements) * block.powers(block.rows, -10, -3)
 
 
 def lattice(block: Block) -> Tensor:
-    """Small integers times one power of two: sums of squares over a row are exact in fp32 in any order."""
+    """Draw small integers times one power of two: sums of squares over a row are exact in fp32 in any order."""
     limit = min(math.isqrt(2**24 // block.width) - 1, 2**block.fmt.precision)
     if limit < 1:
         raise UsageError(
@@ -81,31 +81,31 @@ def lattice(block: Block) -> Tensor:
 
 
 def zero_rows(block: Block) -> Tensor:
-    """Rows of three kinds, mixed: all zero, one constant, and normal."""
+    """Mix rows of three kinds: all zero, one constant, and normal."""
     kind = block.integers(block.rows, 0, 2)
     constants = torch.where(kind == 0, 0.0, block.normal(block.rows, "constant"))
     return torch.where(kind == 2, block.normal(block.elements), constants)
 
 
 def constant(block: Block) -> Tensor:
-    """One normal value per row, repeated."""
+    """Draw one normal value per row, repeated."""
     return block.normal(block.rows) + torch.zeros_like(block.columns, dtype=torch.float64)
 
 
 def pow2(block: Block) -> Tensor:
-    """Powers of two from 2**-6 to 2**7, either sign."""
+    """Draw powers of two from 2**-6 to 2**7, either sign."""
     return block.powers(block.elements, -6, 7) * block.signs(block.elements)
 
 
 def subnormal(block: Block) -> Tensor:
-    """Nonzero subnormal numbers of the tensor's format, either sign."""
+    """Draw nonzero subnormal numbers of the tensor's format, either sign."""
     largest = 2 ** (block.fmt.precision - 1) - 1
     fraction = block.uniform(block.elements) * min(largest, 2**52)
     return (torch.floor(fraction) + 1) * block.fmt.quantum * block.signs(block.elements)
 
 
 def huge(block: Block) -> Tensor:
-    """Rows up to the largest finite number: squares overflow fp32 (fp32, bf16) or the format itself (fp16, fp8)."""
+    """Draw rows up to the largest finite number: squares overflow fp32 (fp32, bf16) or their own format (fp16, fp8)."""
     top = math.frexp(block.fmt.max)[1] - 1
     scale = block.powers(block.rows, top // 2 if top > 64 else top - 3, top)
     magnitude = (1 + block.uniform(block.elements)) * scale
@@ -113,13 +113,13 @@ def huge(block: Block) -> Tensor:
 
 
 def largest(block: Block) -> Tensor:
-    """From half of the largest finite number up to it, either sign: two of one sign sum to more than the format has."""
+    """Draw numbers from half of the largest finite one up to it, either sign: two of one sign overflow the format."""
     magnitude = (0.5 + 0.5 * block.uniform(block.elements)) * block.fmt.max
     return magnitude * block.signs(block.elements)
 
 
 def special(block: Block) -> Tensor:
-    """Normal values; one row with inf, one with -inf, one with NaN, one with both infinities (from 8 rows on)."""
+    """Draw normal values; one row with inf, one with -inf, one with NaN, one with both infinities (from 8 rows on)."""
     period = max(block.height, 8)
     position = (block.rows + block.integers(block.whole, 0, min(period, 2**31) - 1, "shift")) % period
     spaced = position % (period // 4) == 0
@@ -139,7 +139,7 @@ def special(block: Block) -> Tensor:
 
 
 def special_columns(block: Block) -> Tensor:
-    """Normal values; NaN in one column, the same in all rows, inf and -inf in the two after it, -0 in the next."""
+    """Draw normal values; NaN in one column, the same in all rows, inf and -inf in the two after it, -0 in the next."""
     first = block.integers(block.whole, 0, min(block.width, 2**31) - 1, "column")
     values = block.normal(block.elements)
     for place, value in enumerate((-0.0, -math.inf, math.inf, math.nan)):  # NaN last: it stays where columns are few
@@ -148,7 +148,7 @@ def special_columns(block: Block) -> Tensor:
 
 
 def masked_classes(block: Block) -> Tensor:
-    """Normal values; half of the rows have -inf before some column, the other half after it, as masked classes have."""
+    """Draw normal values; half of the rows have -inf before some column, others after it, as masked classes have."""
     column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
     before = block.integers(block.rows, 0, 1, "before") == 0
     hidden = torch.where(before, block.columns - column, column - block.columns) < 0
@@ -156,13 +156,13 @@ def masked_classes(block: Block) -> Tensor:
 
 
 def sparse(block: Block) -> Tensor:
-    """Zeros, and one normal value in sixteen."""
+    """Draw one normal value in sixteen, and zeros."""
     kept = block.integers(block.elements, 0, 15) == 0
     return torch.where(kept, block.normal(block.elements), 0.0)
 
 
 def masked(block: Block) -> Tensor:
-    """0, or normal values, to be added to scores; -inf or the lowest finite number where `spans` is false."""
+    """Draw 0, or normal values, to be added to scores; -inf or the lowest finite number where `spans` is false."""
     added = torch.where(block.integers(block.rows, 0, 1, "added") == 0, 0.0, block.normal(block.elements))
     finite = block.integers(block.rows, 0, 1, "lowest") == 0
     lowest = torch.where(finite, added * 0.0 - block.fmt.max, -math.inf)
@@ -170,68 +170,68 @@ def masked(block: Block) -> Tensor:
 
 
 def near_one(block: Block) -> Tensor:
-    """1 plus normal values times 0.1, as trained norm weights are."""
+    """Draw 1 plus normal values times 0.1, as trained norm weights are."""
     return 1 + block.normal(block.elements) * 0.1
 
 
 def ones(block: Block) -> Tensor:
-    """All 1."""
+    """Fill with 1."""
     return torch.ones_like(block.elements, dtype=torch.float64)
 
 
 def zeros(block: Block) -> Tensor:
-    """All 0."""
+    """Fill with 0."""
     return torch.zeros_like(block.elements, dtype=torch.float64)
 
 
 def signs(block: Block) -> Tensor:
-    """1 or -1."""
+    """Draw 1 or -1."""
     return block.signs(block.elements)
 
 
 def small(block: Block) -> Tensor:
-    """Uniform values in (-2**-8, 2**-8), as weights that are added to one."""
+    """Draw uniform values in (-2**-8, 2**-8), as weights that are added to one."""
     return (block.uniform(block.elements) * 2 - 1 + 2.0**-53) * 2.0**-8
 
 
 def gates(block: Block) -> Tensor:
-    """Normal values times a power of two from 2**-6 to 2**7, either sign: a sigmoid from 0 over its middle to 1."""
+    """Draw normal values times a power of two from 2**-6 to 2**7, either sign: sigmoids from 0 over the middle to 1."""
     return block.normal(block.elements) * block.powers(block.elements, -6, 7)
 
 
 def saturated(block: Block) -> Tensor:
-    """Integers from 18 to 24, whose sigmoid is 1 in fp32, so that z · sigmoid(z) is z itself."""
+    """Draw integers from 18 to 24, whose sigmoid is 1 in fp32, so that z · sigmoid(z) is z itself."""
     return block.integers(block.elements, 18, 24).to(torch.float64)
 
 
 def integers(block: Block) -> Tensor:
-    """Integers from -8 to 8: sums of products of several such factors are exact in fp32 in any order."""
+    """Draw integers from -8 to 8: sums of products of several such factors are exact in fp32 in any order."""
     return block.integers(block.elements, -8, 8).to(torch.float64)
 
 
 def scale_pow2(block: Block) -> Tensor:
-    """A quantization scale that is a power of two, 2**-8 to 2**2: quotients are exact, so ties occur."""
+    """Draw a quantization scale that is a power of two, 2**-8 to 2**2: quotients are exact, so ties occur."""
     return block.powers(block.elements, -8, 2)
 
 
 def scale_amax(block: Block) -> Tensor:
-    """A quantization scale u/448 with u in [1, 8] of 8 bits, as the largest magnitude in bf16: codes fall on ties."""
+    """Draw a quantization scale u/448, u in [1, 8] of 8 bits, as the largest magnitude in bf16: codes fall on ties."""
     amax = block.integers(block.elements, 32, 256).to(torch.float64) * 2.0**-5
     return amax / torch.full_like(amax, 448.0)
 
 
 def scale_odd(block: Block) -> Tensor:
-    """A quantization scale of 3, 5 or 7 times a power of two: its multiples fall on ties, and 1 / scale is rounded."""
+    """Draw a quantization scale of 3, 5 or 7 times a power of two: multiples fall on ties, and 1 / scale is rounded."""
     return (2 * block.integers(block.elements, 1, 3) + 1).to(torch.float64) * block.powers(block.elements, -10, -1)
 
 
 def scale_random(block: Block) -> Tensor:
-    """A quantization scale from 2**-8 to 2**2, no power of two."""
+    """Draw a quantization scale from 2**-8 to 2**2, no power of two."""
     return block.powers(block.elements, -8, 1) * (1 + block.uniform(block.elements))
 
 
 def scale_overflow(block: Block) -> Tensor:
-    """A quantization scale from 2**-11 to 2**-10: most normal values divided by it exceed 448."""
+    """Draw a quantization scale from 2**-11 to 2**-10: most normal values divided by it exceed 448."""
     return 2.0**-11 * (1 + block.uniform(block.elements))
 
 

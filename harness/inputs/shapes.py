@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 
 class Residue(int):
-    """What sizes leave when they are divided by a modulus, and which of them are meant.
+    """The remainder of sizes divided by a modulus, and the sizes that are meant.
 
     Attributes:
         sizes: a range of all that a group of cases has, or a tuple of those that a kernel takes.
@@ -24,13 +24,13 @@ class Residue(int):
         return made
 
     def among(self, taken: Collection[object]) -> Residue | None:
-        """The residue with those of its sizes that are taken, None if there are none."""
+        """Return the residue with those of its sizes that are in `taken`; None if there are none."""
         left = tuple(size for size in self.sizes if size in taken)
         return Residue(self, left) if left else None
 
 
 def widths_with(residue: int, narrow: int, wide: int, modulus: int = 64) -> st.SearchStrategy[int]:
-    """Sizes from `narrow` to `wide` that leave `residue` when divided by `modulus`; there is one.
+    """Return a strategy of sizes from `narrow` to `wide` that leave `residue` when divided by `modulus`; there is one.
 
     Of a residue of which a kernel takes some sizes, these.
     """
@@ -41,14 +41,14 @@ def widths_with(residue: int, narrow: int, wide: int, modulus: int = 64) -> st.S
 
 
 def widths(narrow: int, wide: int) -> st.SearchStrategy[int]:
-    """Sizes from `narrow` to `wide`, half of which are multiples of 16, which vector loads need: chance is too rare."""
+    """Return a strategy of sizes from `narrow` to `wide`, half of them multiples of 16, which vector loads need."""
     multiples = st.integers(-(-narrow // 16), wide // 16).map(lambda k: 16 * k)
     return st.one_of(multiples, st.integers(narrow, wide)) if wide >= 16 else st.integers(narrow, wide)
 
 
 @st.composite
 def leading_dims(draw: st.DrawFn, most: int, least: tuple[int, ...] = (1,)) -> tuple[int, ...]:
-    """One to three leading dimensions with at most `most` rows in all, none of which takes all of them.
+    """Draw one to three leading dimensions with at most `most` rows in all, none of which takes all of them.
 
     They are as many and as large as `least`, the last one as large as its last, if so many rows are allowed.
     """
@@ -63,7 +63,7 @@ def leading_dims(draw: st.DrawFn, most: int, least: tuple[int, ...] = (1,)) -> t
 
 
 def cut_rows(rows: Sequence[int], width: int, most: int) -> tuple[int, ...]:
-    """Leading dimensions cut, the outermost first, until there are at most `most` elements.
+    """Cut leading dimensions, the outermost first, until there are at most `most` elements.
 
     >>> cut_rows((8, 16), width=128, most=4096)
     (2, 16)

@@ -1,4 +1,4 @@
-"""Regimes written down as programs: what one does to the numbers of a block, as lines that Triton compiles.
+"""Regimes recorded as programs: their operations on the numbers of a block, as lines that Triton compiles.
 
 A regime that is called with a `SymbolicBlock` computes nothing: every operation on its symbols adds a line to a tape.
 So the function that defines the values is also the source of the fused kernel that makes them on a GPU. Numbers that a
@@ -26,12 +26,12 @@ _IN_TEXT = frozenset({">>", "<<", "&"})
 
 
 class Unfusable(Exception):
-    """A regime does what no line says, so that only torch can evaluate it."""
+    """An error: a regime does what no line can express, so that only torch can evaluate it."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a regime does to `rows`, `columns` and `width`.
+    """The operations of a regime on `rows`, `columns` and `width`, as lines of Triton.
 
     Attributes:
         lines: assignments, in order.
@@ -55,13 +55,13 @@ class Tape:
         self.constants: list[int] = []
 
     def line(self, expression: str, dtype: torch.dtype) -> Symbol:
-        """The symbol of an expression."""
+        """Return the symbol of an expression, to which a line is added where it is new."""
         if expression not in self.values:
             self.values[expression] = Symbol(self, f"v{len(self.values)}", dtype)
         return self.values[expression]
 
     def constant(self, value: float, dtype: torch.dtype) -> Symbol:
-        """A number as an argument of the program."""
+        """Add a number as an argument of the program, and return its symbol."""
         if dtype is torch.bool:
             return self.line(f"tl.full([1, 1], {int(value)}, tl.int1)", dtype)
         if dtype is torch.int64 and not isinstance(value, int):
@@ -73,11 +73,11 @@ class Tape:
         return self.line(as_float, dtype) if dtype is torch.float64 else Symbol(self, name, dtype)
 
     def key(self, tensor: str, stream: str) -> str:
-        """The argument that holds the key of a stream."""
+        """Return the argument that holds the key of a stream."""
         return self.streams.setdefault((tensor, stream), f"key{len(self.streams)}")
 
     def program(self, result: Symbol) -> Program:
-        """What was recorded."""
+        """Return the recorded program, which computes `result`."""
         lines = tuple(f"{symbol.text} = {expression}" for expression, symbol in self.values.items())
         return Program(lines, result.text, tuple(self.streams), tuple(self.constants))
 
@@ -236,7 +236,7 @@ class SymbolicBlock(Block):
 def recorded(
     regime: Callable[[Block], Tensor], name: str, fmt: Format, height: int, width: int, matrix: int
 ) -> Program | None:
-    """The program of a regime for a tensor called `name`, as in `Block`; None if it does what no line says.
+    """Record the program of a regime for a tensor called `name`, as in `Block`; None if no line can express it.
 
     Raises what the regime raises, a `UsageError` where it makes no values of that shape.
     """

@@ -41,7 +41,7 @@ _uses: Counter[Hashable] = Counter()
 
 
 def regimes() -> Mapping[str, str]:
-    """Name → one-line description of every regime, those of integer tensors, given and captured values included."""
+    """Return the one-line description of every regime by name, those of integer, given and captured values included."""
     floats = {name: (regime.__doc__ or "").strip() for name, regime in REGIMES.items()}
     both = {name: f"{floats[name]} {INTEGER_REGIMES[name]}" for name in floats.keys() & INTEGER_REGIMES.keys()}
     return {
@@ -97,7 +97,7 @@ def check_regime(spec: TensorSpec) -> None:
 
 
 def _pieces(target: Tensor, shape: tuple[int, ...], budget: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Row numbers [R, 1], column numbers [1, C] and the part of `target` that they select, until all is covered."""
+    """Yield row numbers [R, 1], column numbers [1, C] and the part of `target` that they select, until all is done."""
     *leading, width = target.shape
     steps = contiguous_strides(shape[:-1])
     for block in row_blocks(tuple(leading), width, budget):
@@ -112,7 +112,7 @@ def _pieces(target: Tensor, shape: tuple[int, ...], budget: int) -> Iterator[tup
 
 
 def _bits(spec: TensorSpec, seed: int, rows: Tensor, columns: Tensor) -> Tensor:
-    """Bits of the values of `spec` in its dtype, [R, C]."""
+    """Return the bits of the values of `spec` in its dtype, [R, C]."""
     dtype = spec.torch_dtype
     block = Block(seed, spec.name, _format(dtype), rows, columns, *_sizes(spec.shape))
     values = _regime(spec.regime, dtype)(block)
@@ -123,7 +123,7 @@ def _bits(spec: TensorSpec, seed: int, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _regime(name: str, dtype: torch.dtype) -> Regime:
-    """The regime called `name` as a function of a block alone."""
+    """Return the regime called `name` as a function of a block alone."""
     if dtype.is_floating_point:
         floats = _float_regime(name)
         assert floats is not None
@@ -134,7 +134,7 @@ def _regime(name: str, dtype: torch.dtype) -> Regime:
 
 
 def _float_regime(name: str) -> Regime | None:
-    """The regime of floating-point tensors called `name`, with its signs, or None."""
+    """Return the regime of floating-point tensors called `name`, with its signs, or None."""
     return REGIMES.get(name) or with_signs(name)
 
 
@@ -143,7 +143,7 @@ def _format(dtype: torch.dtype) -> Format:
 
 
 def _sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Rows and columns of a tensor, and rows of one of its matrices, as a `Block` has them."""
+    """Return rows and columns of a tensor, and rows of one of its matrices, as a `Block` has them."""
     return math.prod(shape[:-1]), shape[-1] if shape else 1, shape[-2] if len(shape) > 1 else 1
 
 
@@ -153,7 +153,7 @@ def _program(regime: str, dtype: torch.dtype, name: str, shape: tuple[int, ...])
 
 
 def _filled_at_once(target: Tensor, spec: TensorSpec, seed: int) -> bool:
-    """Whether one kernel has filled `target`, which has size 1 where its stride is 0."""
+    """Fill `target`, which has size 1 where its stride is 0, by one kernel; return whether it was done."""
     program = _program(spec.regime, spec.torch_dtype, spec.name, spec.shape)
     lines = row_lines(target, spec.shape or (1,))
     if program is None or lines is None:

@@ -1,4 +1,4 @@
-"""What was written where it must not be: into canaries, or into elements that are not a kernel's to write."""
+"""Writes of a kernel where it must not write: into canaries, or into elements that it does not declare to change."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Check:
-    """What an allocation must hold: see `unchanged` and `only_canaries`.
+    """The contents that an allocation must have: see `unchanged` and `only_canaries`.
 
     Attributes:
         guarded: the allocation.
@@ -68,7 +68,7 @@ class Check:
     elements: bool
 
     def pieces(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Each part of the allocation that is looked at: its first place, what it holds, and what it must hold."""
+        """Yield each part of the allocation that is looked at: first place, contents, and those that it must have."""
         actual = _integers(self.guarded.words, self.guarded)
         for begin, end in [(0, actual.numel())] if self.elements else _canary_ranges(self.guarded):
             for start in range(begin, end, _PIECE):
@@ -76,14 +76,14 @@ class Check:
                 yield start, actual[here], self.expected if self.expected.dim() == 0 else self.expected[here]
 
     def flags(self) -> list[Tensor]:
-        """Whether there are differences: bools on the device of the allocation, any of which may say so."""
+        """Return whether there are differences: bools on the device of the allocation, any of which may say so."""
         if self.elements:
             return unequal_flags(self.guarded.words, self.expected.view(torch.int64))
         parts = [unequal_flags(actual, expected.expand_as(actual)) for _, actual, expected in self.pieces()]
         return [flag for flags in parts for flag in flags]
 
     def violations(self) -> list[Violation]:
-        """All differences."""
+        """Return all differences."""
         found = _Found(self.guarded)
         for start, actual, expected in self.pieces():
             found.add((actual != expected).nonzero().flatten() + (start - self.guarded.start))
@@ -91,12 +91,12 @@ class Check:
 
 
 def unchanged(guarded: Guarded, pristine: Tensor, *, elements: bool) -> Check:
-    """An input's allocation must be equal to its `pristine` copy, in elements only if `elements`."""
+    """Return the check that an input's allocation equals its `pristine` copy, in elements only if `elements`."""
     return Check(guarded, _integers(pristine, guarded), elements)
 
 
 def only_canaries(guarded: Guarded, number: int) -> Check:
-    """The margins of an allocation filled with canary `number`, and gaps between its rows, must hold it."""
+    """Return the check that margins of an allocation and gaps between its rows hold canary `number`."""
     itemsize = guarded.tensor.element_size()
     bits = integer_of(canary(guarded.tensor.dtype, number), itemsize)
     pattern = torch.full((), bits, dtype=INTEGER_OF_SIZE[itemsize], device=guarded.words.device)
@@ -104,7 +104,7 @@ def only_canaries(guarded: Guarded, number: int) -> Check:
 
 
 def violations(checks: Iterable[Check]) -> list[Violation]:
-    """What checks find, in order; where there is nothing to find, a device is waited for once."""
+    """Return the violations that checks find, in order; where there are none, a device is waited for once."""
     checks = list(checks)
     flags = [(check, flag) for check in checks for flag in check.flags()]
     found = numbers([flag for _, flag in flags])
@@ -113,7 +113,7 @@ def violations(checks: Iterable[Check]) -> list[Violation]:
 
 
 def _canary_ranges(guarded: Guarded) -> Iterator[tuple[int, int]]:
-    """Where canaries are: around the tensor, and all of it if it has gaps that its strides tell from elements."""
+    """Yield the ranges of canaries: around the tensor, and in it if it has gaps that strides tell from elements."""
     shape, strides = tuple(guarded.tensor.shape), guarded.tensor.stride()
     end = guarded.start + extent(shape, strides)
     yield 0, guarded.start
@@ -167,7 +167,7 @@ def _distinct(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 
 def _indices(places: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[Tensor], Tensor]:
-    """Logical indices of the last elements not after `places`, and how far after them the places are."""
+    """Return the logical indices of the last elements not after `places`, and how far after them the places are."""
     parts = [torch.zeros_like(places)] * len(shape)
     for dim, stride, size in reversed(list(moving(shape, strides))):
         parts[dim] = (places // stride).clamp(max=size - 1)

@@ -79,7 +79,7 @@ def interpret_triton() -> None:
 
 
 def installed() -> bool:
-    """Whether `install` has been called in this process."""
+    """Return whether `install` has been called in this process."""
     return _installed
 
 
@@ -90,7 +90,7 @@ def another_has_run() -> bool:
 
 
 def _require_interpreter_mode() -> str:
-    """Triton's version, or `InterpreterError` when this process compiles kernels instead of interpreting them."""
+    """Return Triton's version; raise `InterpreterError` if this process compiles kernels instead."""
     value = os.environ.get("TRITON_INTERPRET")
     fix = (
         "Set TRITON_INTERPRET=1 in the environment before the first `import triton`: in the shell, or by "

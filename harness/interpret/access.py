@@ -1,4 +1,4 @@
-"""What one operation of a kernel does to memory."""
+"""The memory access of one operation of a kernel, as a function of arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lastbit.interpret.places import Place
 
 @dataclass(frozen=True)
 class Access:
-    """What one operation does to memory, as a function of arrays.
+    """One operation's access to memory: called with addresses and operands, it loads, stores or updates.
 
     Attributes:
         owner: has the `memory` of the launch that runs.
@@ -52,7 +52,7 @@ class Access:
         return self.advanced(where, None, *arrays)
 
     def advanced(self, base: Array, count: Array | None, *arrays: Array) -> Any:
-        """The same with addresses `count` elements after `base`."""
+        """Perform the access at `count` elements after the addresses `base`, or at `base` itself if `count` is None."""
         addresses = Addresses(base, count, self.dtype.itemsize)
         return getattr(self.owner.memory, self.kind)(self, addresses, *arrays)
 

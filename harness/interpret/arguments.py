@@ -22,7 +22,7 @@ from lastbit.interpret.formats import Array, convert, numpy_dtype
 
 
 def bind(function: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Name → argument, in the order of the parameters, defaults included; TypeError as from a call."""
+    """Return name → argument, in the order of the parameters, defaults included; TypeError as from a call."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     bound = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -83,7 +83,7 @@ class Arguments:
 
 
 def _parameter(value: Any, annotation: str) -> tuple[str, Array] | None:
-    """The mangled type of a pointer or scalar, and what it holds; None for any other argument.
+    """Return the mangled type of a pointer or scalar and an array of its value; None for any other argument.
 
     A Python float is fp32 unless annotated; an integer is i32, or i64 or u64 where it does not fit.
     """
@@ -96,7 +96,7 @@ def _parameter(value: Any, annotation: str) -> tuple[str, Array] | None:
 
 
 def _number(value: Any, annotation: str) -> tuple[str, Array]:
-    """The mangled type of a scalar, and an array of it."""
+    """Return the mangled type of a scalar, and an array that holds it."""
     mangled = annotation if annotation in _CANONICAL else mangle_type(value)
     wide = np.array([value], dtype=np.float64 if isinstance(value, float) else None)
     return mangled, convert(wide, numpy_dtype(_type_named(mangled)))
@@ -107,7 +107,7 @@ _CANONICAL = frozenset(type_canonicalisation_dict.values())
 
 
 def as_parameter(value: Any, annotation: str = "") -> Any:
-    """A launch argument as the kernel sees it: a pointer or a scalar tensor of the type the compiler would give it."""
+    """Return a launch argument as the kernel sees it: a pointer or scalar tensor of the type the compiler gives it."""
     if (parameter := _parameter(value, annotation)) is None:
         return _stock_implicit_cvt(value)
     dtype = _type_named(parameter[0])
@@ -128,7 +128,7 @@ def _type_named(mangled: str) -> Any:
 
 
 def constant_key(value: Any) -> Any:
-    """Equal for constants of which a kernel cannot tell one from the other; None if that is unknown."""
+    """Return a key that is equal for constants which a kernel cannot tell from each other; None if that is unknown."""
     if isinstance(value, tl.constexpr):
         inner = constant_key(value.value)
         return None if inner is None else ("constexpr", inner)

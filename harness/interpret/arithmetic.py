@@ -11,12 +11,12 @@ from lastbit.interpret.formats import Array, bits_of, flush_subnormals, round_fl
 
 
 def maximum(x: Array, y: Array, propagate_nan: bool = False) -> Array:
-    """The larger of `x` and `y`, with max(-0, +0) = +0; a NaN gives way to a number unless it propagates."""
+    """Return the larger of `x` and `y`, with max(-0, +0) = +0; a NaN gives way to a number unless it propagates."""
     return _extremum(x, y, np.maximum if propagate_nan else np.fmax, np.bitwise_and)
 
 
 def minimum(x: Array, y: Array, propagate_nan: bool = False) -> Array:
-    """The smaller of `x` and `y`, with min(-0, +0) = -0; a NaN gives way to a number unless it propagates."""
+    """Return the smaller of `x` and `y`, with min(-0, +0) = -0; a NaN gives way to a number unless it propagates."""
     return _extremum(x, y, np.minimum if propagate_nan else np.fmin, np.bitwise_or)
 
 
@@ -33,12 +33,12 @@ def _extremum(x: Array, y: Array, choose: np.ufunc, merge_zeros: np.ufunc) -> Ar
 
 
 def select(cond: Array, x: Array, y: Array) -> Array:
-    """Elements of `x` or `y`, which differ in dtype where `tl.atomic_min` of floats calls one of them unsigned."""
+    """Choose from `x` or `y`, whose dtypes differ where `tl.atomic_min` of floats calls one of them unsigned."""
     return np.where(cond, x, y.astype(x.dtype, copy=False))
 
 
 def add_to_odd(x: Array, y: Array) -> Array:
-    """fp64 x + y rounded to odd, from the exact error of the rounded sum (Knuth's two-sum)."""
+    """Return fp64 x + y rounded to odd, from the exact error of the rounded sum (Knuth's two-sum)."""
     total = x + y
     shadow = total - x
     error = (x - (total - shadow)) + (y - shadow)
@@ -48,7 +48,7 @@ def add_to_odd(x: Array, y: Array) -> Array:
 
 
 def fma(x: Array, y: Array, z: Array) -> Array:
-    """x·y + z rounded once; all three of one dtype."""
+    """Return x·y + z rounded once; all three are of one dtype."""
     x, y, z = (np.ascontiguousarray(a) for a in np.broadcast_arrays(x, y, z))
     if x.dtype == np.float64:
         return _fma_float64(x, y, z)
@@ -78,7 +78,7 @@ def _nearest_float64(exact: Fraction) -> float:
 
 
 def _round_directed(exact: Array, direction: str) -> Array:
-    """fp64 `exact`, itself exact or rounded to odd, to fp32: rn nearest, rz toward zero, rd down, ru up."""
+    """Round fp64 `exact`, itself exact or rounded to odd, to fp32: rn nearest, rz toward zero, rd down, ru up."""
     nearest = exact.astype(np.float32)
     if direction == "rn":
         return nearest
@@ -91,7 +91,7 @@ def _round_directed(exact: Array, direction: str) -> Array:
 
 
 def _doubled(operation: Callable[..., Array]) -> Callable[..., Array]:
-    """The fp64 `operation` on fp32 operands."""
+    """Return the fp64 `operation` as a function of fp32 operands; its result stays fp64."""
     return lambda *operands: operation(*(x.astype(np.float64) for x in operands))
 
 
@@ -109,12 +109,15 @@ _TO_ODD: dict[str, Callable[..., Array]] = {
 
 
 def directed(operation: str, direction: str) -> Callable[..., Array]:
-    """`operation` (add, sub, mul, div, rcp, sqrt or fma) on fp32, rounded in `direction` (rn, rz, rd or ru)."""
+    """Return `operation` (add, sub, mul, div, rcp, sqrt or fma) on fp32, rounded in `direction` (rn, rz, rd or ru)."""
     return lambda *operands: _round_directed(_TO_ODD[operation](*operands), direction)
 
 
 def via_float64(function: Callable[..., Array]) -> Callable[..., Array]:
-    """`function` in fp64, rounded to its operands' dtype: next to correctly rounded, and alike on all machines."""
+    """Return `function` as computed in fp64 and rounded to its operands' dtype, so that all machines agree.
+
+    The result is the correctly rounded one, or its neighbour.
+    """
 
     def rounded(*operands: Array) -> Array:
         return function(*(x.astype(np.float64) for x in operands)).astype(operands[0].dtype)
@@ -123,12 +126,12 @@ def via_float64(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def rsqrt(x: Array) -> Array:
-    """1/√x; fp32 subnormals count as zero, as in the hardware's rsqrt.approx.ftz.f32."""
+    """Return 1/√x; fp32 subnormals count as zero, as in the hardware's rsqrt.approx.ftz.f32."""
     return via_float64(lambda wide: 1.0 / np.sqrt(wide))(flush_subnormals(x))
 
 
 def multiply_high(x: Array, y: Array) -> Array:
-    """The upper half of the double-width product of the operands' bit patterns."""
+    """Return the upper half of the double-width product of the operands' bit patterns."""
     a, b = bits_of(np.ascontiguousarray(x)), bits_of(np.ascontiguousarray(y))
     if x.dtype.itemsize < 8:
         product = a.astype(np.uint64) * b.astype(np.uint64)

@@ -1,7 +1,7 @@
 """Block pointers and tensor descriptors, composed of operations on addresses and masks that every kernel asks for.
 
-What the language asks a builder for here is no operation of its own. So whatever watches a builder (a tape, a trace, a
-check of addresses) sees ordinary ones.
+The interpreter has no operations of its own for them. So whatever watches a builder (a tape, a trace, a check of
+addresses) sees ordinary ones.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class View:
 
 @dataclass(frozen=True)
 class BlockPointer(View):
-    """What `tl.make_block_ptr` makes: a view and where the block begins."""
+    """The result of `tl.make_block_ptr`: a view, and the offsets at which a block begins."""
 
     offsets: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Descriptor(View):
-    """What `tl.make_tensor_descriptor` makes; elements outside the tensor are read as `padding`, and never written."""
+    """The result of `tl.make_tensor_descriptor`; elements outside the tensor are read as `padding`, never written."""
 
     padding: Any
 
 
 class Compositions:
-    """Operations of a builder that are made of others."""
+    """Operations of a builder that are composed of others."""
 
     def create_make_block_ptr(
         self, base: Any, shape: Any, strides: Any, offsets: Any, block_shape: Any, order: Any
@@ -136,14 +136,14 @@ def _store(builder: Any, desc: Descriptor, place: list[Any], value: Any) -> None
 
 
 def _rows(builder: Any, desc: Descriptor, x_offsets: Any, y_offset: Any) -> tuple[Descriptor, list[Any]]:
-    """The view of a block of as many rows as are named, and where these are."""
+    """Return a descriptor of blocks with a row for each of `x_offsets`, and the indices of its rows and columns."""
     rows = builder.create_of_arrays(lambda x: x[..., None].astype(np.int64), x_offsets, dtype=tl.int64)
     gathered = replace(desc, block_shape=(x_offsets.data.shape[-1], desc.block_shape[-1]))
     return gathered, [rows, _positions(builder, gathered, [y_offset, y_offset], aligned=True)[1]]
 
 
 def _positions(builder: Any, view: View, offsets: Sequence[Any], aligned: bool = False) -> list[Any]:
-    """For each dimension the indices of the block's elements along it, of the block's number of dimensions."""
+    """Return for each dimension the indices of the block's elements along it, as arrays of the block's rank."""
     last = len(view.block_shape) - 1
     found = []
     for i, (offset, size) in enumerate(zip(offsets, view.block_shape, strict=True)):
@@ -160,7 +160,7 @@ def _along(shape: tuple[int, ...], ndim: int, multiple: int, offset: Array) -> A
 
 
 def _of_rank(ndim: int, scalar: Array) -> Array:
-    """A scalar with `ndim` dimensions; of many programs, for each."""
+    """Reshape a scalar to `ndim` dimensions of size 1, behind the axis of programs if it has one."""
     return scalar.reshape(*scalar.shape[:-1], *(1,) * ndim)
 
 
@@ -178,7 +178,7 @@ def _weighted(ndim: int, *parts: Array) -> Array:
 
 
 def _inside(builder: Any, view: View, place: list[Any], dimensions: Iterable[int] | None = None) -> Any:
-    """Which elements of the block lie in the tensor, as far as `dimensions` tell; None for all."""
+    """Return which elements of the block lie in the tensor, as far as `dimensions` tell; None for all."""
     within = partial(_within, view.block_shape, tuple(range(len(place))) if dimensions is None else tuple(dimensions))
     return builder.create_of_arrays(within, *place, *view.shape, dtype=tl.int1)
 
@@ -192,7 +192,7 @@ def _within(block_shape: tuple[int, ...], dimensions: tuple[int, ...], *parts: A
 
 
 def _fill(builder: Any, view: View, padding: Any) -> Any:
-    """What is read outside of the tensor; None if that is undefined."""
+    """Return the value that is read outside of the tensor, as a block; None if it is undefined."""
     if padding is None:
         return None
     value = np.nan if padding == ir.PADDING_OPTION.PAD_NAN else 0
@@ -207,7 +207,7 @@ def _aligned_tensor(itemsize: int, base: Array, *strides: Array) -> Array:
 
 
 def _atomic(kind: Any, element: Any) -> Any:
-    """The atomic operation of a reduction by a descriptor."""
+    """Return the atomic operation for a reduction of kind `kind` by a descriptor of `element`s."""
     name = kind.name
     if element.is_floating():
         if name != "ADD":
@@ -223,21 +223,21 @@ def _bytes(element: Any) -> int:
 
 
 def described_tensor(value: TensorDescriptor) -> dict[str, tuple[Any, str]]:
-    """What a descriptor made outside of a kernel hands to it: by name, each value with its annotation."""
+    """Return the values that a descriptor made outside of a kernel hands to it: name → (value, annotation)."""
     sides = {f"shape{i}": (int(side), "i32") for i, side in enumerate(value.shape)}
     strides = {f"stride{i}": (int(stride), "i64") for i, stride in enumerate(value.strides)}
     return {"base": (value.base, ""), **sides, **strides}
 
 
 def descriptor_key(value: TensorDescriptor) -> tuple[Any, ...]:
-    """Equal for descriptors of which a kernel cannot tell one from the other by anything but what they hand to it."""
+    """Return a key that is equal for descriptors which a kernel tells apart by the values they hand to it alone."""
     if getattr(value, "round_f32_to_tf32", False):
         raise NotImplementedError("a tensor descriptor that rounds to tf32 is not interpreted")
     return tuple(value.block_shape), value.padding
 
 
 def host_descriptor(value: TensorDescriptor, tensors: dict[str, Any]) -> Any:
-    """The descriptor as the kernel sees it, of the tensors that `described_tensor` named."""
+    """Return the descriptor as the kernel sees it, made of the tensors that `described_tensor` named."""
     shape, strides = ([tensors[f"{part}{i}"] for i in range(len(value.shape))] for part in ("shape", "stride"))
     padding = ir.PADDING_OPTION.PAD_NAN if value.padding == "nan" else ir.PADDING_OPTION.PAD_ZERO
     base, block_shape = tensors["base"], [int(side) for side in value.block_shape]

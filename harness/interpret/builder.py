@@ -48,7 +48,7 @@ ORIGIN = "lastbit.origin"
 
 
 def origin(operands: Iterable[Any]) -> dict[str, str]:
-    """The attributes of addresses that are computed from these handles."""
+    """Return the attributes of addresses computed from these handles: the kernel's parameter that they come from."""
     return {ORIGIN: next((x.attr[ORIGIN] for x in operands if ORIGIN in x.attr), "")}
 
 
@@ -69,22 +69,22 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
     # What Python sees of values, and what it computes itself. A recording builder has the same methods.
 
     def observe(self, arg: Any, read: Callable[[Any], Any]) -> Any:
-        """The value of the only element, by `bool` or `int`."""
+        """Return the only element of a handle's array, read by `bool` or `int`."""
         return read(arg.data.item())
 
     def get_number(self, value: int, dtype: Any) -> Any:
         return handle(np.array([value], dtype=numpy_dtype(dtype)), dtype)
 
     def create_of_arrays(self, function: Callable[..., Array], *args: Any, dtype: Any = None) -> Any:
-        """A function of arrays that has no effect; without a dtype the result is of that of the first.
+        """Apply a function of arrays that has no side effect; without a `dtype` the result has the first operand's.
 
-        As every function of arrays, it takes arrays with an axis in front of those that it knows, of programs, beside
-        others without one.
+        Like every function of arrays, it takes arrays with an additional leading axis, of programs, beside others
+        without one.
         """
         return self.apply(function, args[0].dtype if dtype is None else dtype, *args)
 
     def apply(self, function: Callable[..., Array], dtype: Any, *args: Any) -> Any:
-        """`function` of the arrays of handles; without a dtype it has an effect and no result."""
+        """Apply `function` to the arrays of handles; if `dtype` is None, for its side effect, without a result."""
         result = function(*[x.data for x in args])
         if dtype is None:
             return None
@@ -94,21 +94,21 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
         return made
 
     def entered(self, function: Any) -> None:
-        """A function of the kernel begins."""
+        """Ignore that a function of the kernel begins; builders that watch programs override this."""
 
     def returned(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """A function of the kernel has been called."""
+        """Ignore that a function of the kernel has been called; builders that watch programs override this."""
 
     def give_up(self) -> None:
-        """What follows depends on more than operations tell."""
+        """Ignore that the rest of the program depends on more than its operations tell; recorders override this."""
 
     def create_grid_dependency_wait(self) -> None:
-        """Launches follow each other, so that what came before has ended."""
+        """Do nothing: launches run one after the other, so that earlier ones have ended."""
 
     create_grid_dependency_launch_dependents = create_grid_dependency_wait
 
     def create_clock(self) -> Any:
-        """Nanoseconds since some time."""
+        """Return nanoseconds since an arbitrary time."""
         return handle(np.array([perf_counter_ns()], dtype=np.uint64), tl.uint64)
 
     # Constants: the compiler's builder takes them as C floats, so they round to fp32 first.
@@ -122,7 +122,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
     # Memory: loads and stores move bits.
 
     def access(self, kind: str, ptr: Any, operation: Any = None) -> Access:
-        """What an operation of the kernel does at the addresses `ptr`."""
+        """Return the access that an operation of the kernel makes at the addresses `ptr`."""
         element = numpy_dtype(ptr.get_element_ty())
         return Access(self, kind, element, ptr.data.ndim, here(), ptr.attr.get(ORIGIN, ""), operation)
 
@@ -301,7 +301,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
         return self.part(val, 0), self.part(val, 1)
 
     def part(self, val: Any, i: int) -> Any:
-        """Element `i` along the last axis."""
+        """Return element `i` along the last axis."""
         return self.apply(itemgetter((..., i)), val.dtype, val)
 
     def create_gather(self, src: Any, indices: Any, axis: int) -> Any:
@@ -325,7 +325,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
 
 @cache
 def _in_first_dtype(op: Callable[..., Array], x: DType, y: DType) -> Callable[..., Array]:
-    """`op` on arrays of dtypes `x` and `y` with a result of dtype `x`."""
+    """Return `op` on arrays of dtypes `x` and `y`, with a result of dtype `x`."""
     if op(np.ones(1, x), np.ones(1, y)).dtype == x:
         return op
     return lambda a, b: op(a, b).astype(x)
@@ -355,5 +355,5 @@ def _dot(truncated: bool, a: Array, b: Array, d: Array) -> Array:
 
 
 def _tf32(x: Array) -> Array:
-    """fp32 as a tensor core reads it for tf32: the 13 low bits are ignored."""
+    """Return fp32 as a tensor core reads it for tf32: the 13 low bits are ignored."""
     return (bits_of(x) & np.uint32(0xFFFFE000)).view(np.float32)

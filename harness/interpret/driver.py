@@ -1,4 +1,4 @@
-"""What interpreted kernels are told of the GPU that is not there: the figures of an H200.
+"""Answers to questions about a GPU on machines without one: the figures of an H200.
 
 Code beside kernels asks Triton's driver and `torch.cuda` for the number of multiprocessors, the compute capability and
 the like, some of it when it is imported. On a machine without a GPU those questions are errors. Here they are answered;
@@ -59,7 +59,7 @@ _ANSWERS = {
 
 
 class StandIn(DriverBase):  # type: ignore[misc]
-    """A driver of Triton's that answers questions and runs nothing."""
+    """A Triton driver that answers questions and runs nothing."""
 
     utils = SimpleNamespace(get_device_properties=lambda device=0: dict(_PROPERTIES))
 
@@ -86,18 +86,18 @@ class StandIn(DriverBase):  # type: ignore[misc]
         return 0
 
     def set_current_device(self, device: Any) -> None:
-        """There is one."""
+        """Do nothing: there is only one device."""
 
     def get_current_stream(self, device: Any = None) -> int:
         return 0
 
     def get_benchmarker(self) -> Any:
-        """Nothing is timed: see `autotune`."""
+        """Return a benchmarker that times nothing: see `autotune`."""
         return lambda kernel_call, *, quantiles=(0.5,), **_: [0.0 for _ in quantiles]
 
 
 class AnyDevice(torch.cuda.device):
-    """`with torch.cuda.device(x.device)` for tensors that are elsewhere."""
+    """A replacement of `torch.cuda.device` that does nothing, for tensors that are not on a GPU."""
 
     def __init__(self, device: Any) -> None: ...
 
@@ -107,7 +107,7 @@ class AnyDevice(torch.cuda.device):
 
 
 def stand_in_for_gpu() -> None:
-    """On a machine without a GPU, answer what code beside kernels asks Triton's driver and `torch.cuda`."""
+    """Answer, on a machine without a GPU, questions of code beside kernels to Triton's driver and `torch.cuda`."""
     if torch.cuda.device_count():  # is_available() would start the driver, and its thread, of which forks have half
         return
     backends["nvidia"] = replace(backends["nvidia"], driver=StandIn)
@@ -117,7 +117,7 @@ def stand_in_for_gpu() -> None:
 
 
 def _answering(original: Callable[..., Any], answer: Any) -> Callable[..., Any]:
-    """`answer`; but to torch itself, which decides by it how to compile, what `original` says."""
+    """Return a function that answers `answer`, but `original` to torch itself, which decides by it how to compile."""
 
     @wraps(original)
     def asked(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is said of an error in an interpreted kernel: what could not be done, and on which line."""
+"""Messages for errors in interpreted kernels: the operation that failed, and its line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NotInterpreted(NotImplementedError, AttributeError):
 
 
 def missing(name: str) -> Callable[..., Any]:
-    """In place of the language's function `name`."""
+    """Return a function that raises `NotInterpreted` in place of the language's function `name`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         raise NotInterpreted(f"the operation {name!r} is not interpreted")
@@ -27,14 +27,14 @@ def missing(name: str) -> Callable[..., Any]:
 
 
 def described(error: Exception) -> str:
-    """The error, the line of the kernel on which it was raised, and for what is not interpreted what to do."""
+    """Describe an error: its message, the line of the kernel that raised it, and a remedy if it is not interpreted."""
     place = _place(error.__traceback__)
     sentence = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
     return f"{sentence}. {REMEDY}" if isinstance(error, NotImplementedError) else sentence
 
 
 def _place(trace: TracebackType | None) -> str | None:
-    """The innermost line of a kernel or of a function that it calls."""
+    """Return the innermost line of a kernel, or of a function that it calls, in a traceback; None if there is none."""
     lines = [
         (frame.f_code.co_filename, line, frame.f_code.co_name)
         for frame, line in traceback.walk_tb(trace)

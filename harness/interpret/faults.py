@@ -1,4 +1,4 @@
-"""What programs do that no result need show: accesses outside of the tensors that a launch was given."""
+"""Faults of programs that need not show in a result, such as accesses outside of the tensors of a launch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Blank = Callable[[Tensor], int | None]
 
 @dataclass
 class Collected:
-    """What is to be found, and what was.
+    """The faults of the launches within a context.
 
     Attributes:
         blank: what memory holds that was not written.
@@ -60,7 +60,7 @@ _collected: Collected | None = None
 
 @contextmanager
 def collected(blank: Blank = lambda tensor: None) -> Iterator[Collected]:
-    """Collects the faults of every launch within; outside of it they are raised."""
+    """Collect the faults of every launch within the context; outside of any such context they are raised."""
     global _collected
     outer, _collected = _collected, Collected(blank)
     try:
@@ -70,12 +70,12 @@ def collected(blank: Blank = lambda tensor: None) -> Iterator[Collected]:
 
 
 def blank_of(tensor: Tensor) -> int | None:
-    """What an element of `tensor` holds to which nothing was written, if that is known."""
+    """Return the value that elements of `tensor` hold to which nothing was written; None if it is not known."""
     return None if _collected is None else _collected.blank(tensor)
 
 
 def noted(fault: Fault) -> None:
-    """A fault has happened."""
+    """Record a fault in the current collection; raise `InterpreterError` if there is none."""
     if _collected is None:
         raise InterpreterError(fault.sentence)
     _collected.faults.setdefault((fault.kind, fault.place), fault)
@@ -84,7 +84,7 @@ def noted(fault: Fault) -> None:
 def outside(
     kind: str, place: Place | None, tensors: list[Given], where: Array, width: int, program: tuple[int, ...]
 ) -> Fault:
-    """An access of kind `kind` at addresses that no tensor has; `tensors` are those that may have been meant."""
+    """Return the fault of an access at addresses that no tensor has; `tensors` are those that may have been meant."""
     address = int(where[0])
     did = {"load": "loads", "store": "stores"}.get(kind, "updates")
     count = "an element" if len(where) == 1 else f"{len(where):,} elements, the first"
@@ -97,7 +97,7 @@ def outside(
 
 
 def uninitialised(place: Place | None, tensor: Given, where: Array, program: tuple[int, ...]) -> Fault:
-    """Loads of memory to which nothing was written."""
+    """Return the fault of loading memory to which nothing was written."""
     address = int(where[0])
     count = "an element" if len(where) == 1 else f"{len(where):,} elements, the first"
     element = (address - tensor.start) // tensor.itemsize
@@ -106,7 +106,7 @@ def uninitialised(place: Place | None, tensor: Given, where: Array, program: tup
 
 
 def masked(place: Place | None, tensor: Given) -> Fault:
-    """What lanes hold that a mask left undefined has come to memory."""
+    """Return the fault of storing to `tensor` the undefined values of masked lanes."""
     sentence = f"what masked lanes of a load without `other` hold, which is undefined, reaches {tensor}; {place}"
     return Fault("masked", tensor.name, place, sentence, tensor.start, tensor.start)
 

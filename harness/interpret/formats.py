@@ -45,7 +45,7 @@ NUMPY: dict[Any, DType] = {
 
 
 def numpy_dtype(dtype: Any) -> DType:
-    """The numpy dtype that holds a Triton scalar, block or pointer type; the fp8 formats of other vendors have none."""
+    """Return the numpy dtype of a Triton scalar, block or pointer type; fp8 formats of other vendors have none."""
     scalar = dtype.scalar
     if scalar.is_ptr():
         return np.dtype(np.uint64)
@@ -55,7 +55,7 @@ def numpy_dtype(dtype: Any) -> DType:
 
 
 def bits_of(x: Array) -> Array:
-    """The bit patterns of `x` as unsigned integers of the same width."""
+    """Return the bit patterns of `x` as unsigned integers of the same width."""
     bits: Array = x.view(np.dtype(f"u{x.dtype.itemsize}"))
     return bits
 
@@ -65,7 +65,7 @@ def is_float(dtype: DType) -> bool:
 
 
 def round_float(x: Array, target: DType, toward_zero: bool = False) -> Array:
-    """Floats `x` in the format `target`, rounded once from their exact value."""
+    """Round floats `x` to the format `target`, once, from their exact value."""
     if target.itemsize >= 4:
         rounded = x.astype(target)
     else:
@@ -80,7 +80,7 @@ def round_float(x: Array, target: DType, toward_zero: bool = False) -> Array:
 
 
 def float32_to_odd(x: Array) -> Array:
-    """fp64 `x` in fp32, inexact values going to whichever neighbour has an odd last bit.
+    """Round fp64 `x` to fp32, inexact values going to whichever neighbour has an odd last bit.
 
     Rounding the result again, to at most 22 bits, gives what one rounding of `x` gives (Boldo and Melquiond,
     "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
@@ -94,7 +94,7 @@ def float32_to_odd(x: Array) -> Array:
 
 
 def float_to_int(x: Array, target: DType) -> Array:
-    """Floats `x` truncated to integers as an H200 does (`cvt.rzi`): out of range saturates.
+    """Truncate floats `x` to integers as an H200 does (`cvt.rzi`): out of range saturates.
 
     Eight-bit integers are the low bits of a 16-bit conversion. NaN becomes 0, but from fp64 or to 64 bits only the
     top bit is set.
@@ -111,7 +111,7 @@ def float_to_int(x: Array, target: DType) -> Array:
 
 
 def flush_subnormals(x: Array) -> Array:
-    """fp32 subnormals as zeros of their sign (the .ftz of PTX); other formats as they are."""
+    """Replace fp32 subnormals by zeros of their sign (the .ftz of PTX); other formats stay as they are."""
     if x.dtype != np.float32:
         return x
     small = np.abs(x) < np.float32(2.0**-126)
@@ -119,13 +119,13 @@ def flush_subnormals(x: Array) -> Array:
 
 
 def convert(x: Array, target: DType, toward_zero: bool = False) -> Array:
-    """`x` in the format `target`, whatever kinds of numbers the two are; integers wrap into narrower integers."""
+    """Convert `x` to the format `target`, whatever kinds of numbers both are; integers wrap into narrower ones."""
     return converter(x.dtype, target, toward_zero)(x)
 
 
 @cache
 def converter(source: DType, target: DType, toward_zero: bool = False) -> Callable[[Array], Array]:
-    """`convert` for arrays of the format `source`."""
+    """Return `convert` for arrays of the format `source`."""
     if source == target:
         return np.ascontiguousarray
     if is_float(source):

@@ -17,7 +17,7 @@ BYTE = np.dtype(np.uint8)
 
 @dataclass(eq=False)
 class Given:
-    """One tensor.
+    """A tensor that a launch was given, as a range of addresses.
 
     Attributes:
         name: of the kernel's parameter.
@@ -43,13 +43,13 @@ class Given:
         return self.tensor.element_size()
 
     def view(self, raw: DType) -> Array:
-        """The memory from the first byte on, as numbers of `raw`."""
+        """Return the tensor's memory, from its first byte on, as an array of numbers of `raw`."""
         if raw not in self._views:
             self._views[raw] = view(self.start, (self.stop - self.start) // raw.itemsize, raw)
         return self._views[raw]
 
     def shared_bytes(self) -> Array:
-        """All bytes of the range of memory that it shares."""
+        """Return all bytes of the range of memory that the tensor shares."""
         return view(self.shared[0], self.shared[1] - self.shared[0], BYTE)
 
     @cached_property
@@ -74,7 +74,7 @@ class Given:
         return run, dims
 
     def holds(self, where: Array, width: int) -> Array:
-        """Which addresses are those of `width` bytes of its elements."""
+        """Return which of these addresses are those of `width` bytes of the tensor's elements."""
         offset = where - np.uint64(self.start)
         inside = (where >= self.start) & (offset + np.uint64(width) <= np.uint64(self.stop - self.start))
         run, dims = self.layout
@@ -90,7 +90,7 @@ class Given:
 
 
 def view(start: int, count: int, raw: DType) -> Array:
-    """`count` numbers in memory, to read and write."""
+    """Return `count` numbers in memory as a writable array."""
     return np.asarray(_Memory({"data": (start, False), "shape": (count,), "typestr": raw.str, "version": 3}))
 
 
@@ -100,7 +100,7 @@ class _Memory:
 
 
 def given(arguments: Iterable[tuple[str, Any]], blank: Callable[[Tensor], int | None]) -> list[Given]:
-    """The tensors among named arguments, also within tuples and descriptors, that have memory."""
+    """Return the tensors among named arguments, also within tuples and descriptors, that have memory."""
     found = [
         Given(name, tensor, tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), blank=blank(tensor))
         for name, value in arguments

@@ -56,7 +56,7 @@ class Assembly:
     special: tuple[str, ...]
 
     def result(self, i: int, *inputs: Array) -> Array:
-        """The elements of result `i`, in the shape of the inputs broadcast."""
+        """Return the elements of result `i`, in the broadcast shape of the inputs."""
         registers = Registers(self.snippet.declared)
         operands, special = inputs[: len(inputs) - len(self.special)], inputs[len(inputs) - len(self.special) :]
         values = [part for x in operands for part in self._registers_of(x)]
@@ -71,11 +71,11 @@ class Assembly:
         return self._elements_of(registers, first, self.outputs[i], np.broadcast_shapes(*(x.shape for x in inputs)))
 
     def _together(self, dtype: DType) -> int:
-        """How many elements one register holds."""
+        """Return how many elements one register holds."""
         return min(max(1, 4 // dtype.itemsize), self.pack)
 
     def _registers_of(self, x: Array) -> list[Array]:
-        """The registers of one input, each with an element for every run of the snippet."""
+        """Return the registers that hold one input, each an array with one element for every run of the snippet."""
         bits = x.astype(np.uint8) if x.dtype == np.bool_ else bits_of(np.ascontiguousarray(x))
         if self.pack == 1:
             return [bits]
@@ -103,7 +103,7 @@ def _as_elements(bits: Array, dtype: DType) -> Array:
 
 
 def assembled(assembly: str, constraints: str, types: Sequence[Any], pack: int) -> Assembly:
-    """A snippet with its registers; NotImplementedError for constraints of another form."""
+    """Parse a snippet and its constraints; raise NotImplementedError for constraints that are not interpreted."""
     widths = []
     for constraint in re.split(r"\s*,\s*", constraints.strip()):
         if constraint.startswith("="):
@@ -120,7 +120,7 @@ def assembled(assembly: str, constraints: str, types: Sequence[Any], pack: int) 
 
 
 class Results(tuple[Any, ...]):
-    """The handles of the results, as the language asks for them."""
+    """The handles of a snippet's results, with the method by which Triton's language asks for them."""
 
     __slots__ = ()
 
@@ -131,7 +131,7 @@ class Results(tuple[Any, ...]):
 def inline_assembly(
     builder: Any, assembly: str, constraints: str, values: Sequence[Any], types: Sequence[Any], pack: int
 ) -> Results:
-    """The results of a snippet for handles, by the operations of `builder`."""
+    """Run a snippet on handles, by the operations of `builder`, and return the handles of its results."""
     made = assembled(assembly, constraints, types, pack)
     special = [SPECIAL[name](builder) for name in made.special]
     if values and types[0].is_block():

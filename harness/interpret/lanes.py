@@ -1,4 +1,4 @@
-"""The addresses of an access, as runs of neighbours where its lanes are neighbours."""
+"""The addresses of an access, grouped into runs of neighbours where its lanes are neighbours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lastbit.interpret.formats import Array
 
 
 def core(x: Array) -> Array:
-    """`x` without the repetitions that broadcasting put in: one element along each axis on which all are the same."""
+    """Return `x` without the repetitions of broadcasting: one element along each axis on which all are the same."""
     if 0 not in x.strides:
         return x
     first: Array = x[tuple([slice(1) if stride == 0 else slice(None) for stride in x.strides])]
@@ -20,7 +20,7 @@ def core(x: Array) -> Array:
 
 
 def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
-    """`np.broadcast_to`, the same view without the checks of its arguments that take most of its time."""
+    """Broadcast as `np.broadcast_to`: the same view, without checks of arguments that take most of its time."""
     if x.shape == shape:
         return x
     view: Array = _nditer((x,), _ANY_ARRAY, ("readonly",), None, "C", "no", None, shape).itviews[0]
@@ -32,14 +32,14 @@ _ANY_ARRAY = ("multi_index", "refs_ok", "zerosize_ok")
 
 
 def advanced(addresses: Array, count: Array, width: int) -> Array:
-    """Addresses plus `count` elements of `width` bytes."""
+    """Return addresses plus `count` elements of `width` bytes."""
     moved: Array = addresses + np.uint64(width) * core(count).astype(np.uint64)
     return moved
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Addresses plus numbers of elements of `width` bytes, not yet added up; no numbers stand for none."""
+    """The addresses `base` + `count` · `width` bytes, not yet added up; a `count` of None stands for 0."""
 
     base: Array
     count: Array | None
@@ -47,12 +47,12 @@ class Addresses:
 
     @property
     def all(self) -> Array:
-        """One for every lane."""
+        """The address of every lane."""
         return self.base if self.count is None else advanced(self.base, self.count, self.width)
 
     @property
     def turned(self) -> Addresses | None:
-        """The same with the last two axes swapped, if lanes are neighbours along the last but one alone."""
+        """These addresses with the last two axes swapped, if lanes are neighbours along the last but one alone."""
         if self.count is None or self.base.ndim < 2 or self.count.ndim < 2 or self.starts is not None:
             return None
         swapped = Addresses(self.base.swapaxes(-1, -2), self.count.swapaxes(-1, -2), self.width)
@@ -73,7 +73,7 @@ class Addresses:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The lanes of an access that are not masked, as runs of `run` neighbours along the last axis.
+    """The unmasked lanes of an access, as runs of `run` neighbours along the last axis.
 
     Attributes:
         starts: address of the first lane of every run; without the last axis unless the runs are single lanes.
@@ -92,7 +92,7 @@ class Lanes:
 
 
 def lanes_of(addresses: Addresses, mask: Array | None) -> Lanes:
-    """The lanes that `mask` leaves of an access."""
+    """Return the lanes of an access that `mask` leaves, as runs of neighbours where that is possible."""
     if (starts := addresses.starts) is not None:
         length = max(addresses.base.shape[-1], addresses.count.shape[-1])  # type: ignore[union-attr]
         if mask is None:
@@ -103,7 +103,7 @@ def lanes_of(addresses: Addresses, mask: Array | None) -> Lanes:
 
 
 def _cut(mask: Array) -> tuple[int, Array | None] | None:
-    """How many lanes every row begins with that are not masked, more than one, and which rows have any."""
+    """Return the number of unmasked lanes, more than one, that every row begins with, and which rows have any."""
     lengths = np.count_nonzero(mask, axis=-1)
     run = int(lengths.max())
     live = lengths == run
@@ -113,13 +113,13 @@ def _cut(mask: Array) -> tuple[int, Array | None] | None:
 
 
 def windows(view: Array, run: int) -> Array:
-    """Every `run` neighbours of a one-dimensional array as a row, to read and write."""
+    """Return every `run` neighbours of a one-dimensional array as a row of a writable view."""
     shape, strides = (len(view) - run + 1, run), view.strides * 2
     return np.ndarray(shape, view.dtype, view, 0, strides)
 
 
 def first_of(lanes: Lanes) -> int | None:
-    """The address of the first lane; None if there is none."""
+    """Return the address of the first unmasked lane; None if there is none."""
     if lanes.live is None:
         return int(lanes.starts.item(0))
     index = np.unravel_index(int(lanes.live.argmax()), lanes.live.shape)
@@ -131,7 +131,7 @@ def first_of(lanes: Lanes) -> int | None:
 
 
 def ranges_of(index: Array, lanes: Lanes, rank: int | None) -> tuple[Any, Any]:
-    """The lowest and highest index of every program, or without a rank of all, of first lanes of runs."""
+    """Return the lowest and highest index of the runs' first lanes, for every program, or for all if `rank` is None."""
     low = index if lanes.live is None else np.where(lanes.live, index, 1 << 58)
     high = index if lanes.live is None else np.where(lanes.live, index, -1)
     axes = None if rank is None else tuple(range(lanes.axes - rank, 0))
@@ -139,7 +139,7 @@ def ranges_of(index: Array, lanes: Lanes, rank: int | None) -> tuple[Any, Any]:
 
 
 def taken(view: Array, index: Array, lanes: Lanes, mask: Array | None, other: Array) -> Array:
-    """The lanes' elements, and `other` where they are masked."""
+    """Return the elements of `view` at the lanes, and `other` where they are masked."""
     if lanes.run == 1:
         values = view.take(index, mode="clip")
         return values if mask is None else np.where(mask, values, other)

@@ -1,4 +1,4 @@
-"""Launching: the programs of a grid, many together where they may."""
+"""Launches: the programs of a grid, many together where that is possible."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Launch:
         self._tape.stored |= {tensor.name for tensor in self._memory.tensors if tensor.region in self._memory.stored}
 
     def _batch_size(self) -> int:
-        """How many programs may run together now."""
+        """Return how many programs may run together now."""
         if self._memory.races is not None or self._tape.refused or self._tape.trust is Trust.NEVER:
             return 1
         self._first = self._first or self._replay.begin()
@@ -180,7 +180,9 @@ class Launch:
 
 @contextmanager
 def _no_search_for_garbage() -> Iterator[None]:
-    """Python looks for unreachable cycles the more often the more objects are made; recording makes many, and none."""
+    """Switch off garbage collection: Python looks for unreachable cycles the more often the more objects are made, and
+    recording makes many objects and no cycles.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -221,7 +223,7 @@ def replace_launcher() -> None:
 
 
 def _call_from_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A kernel function called by another one: a plain call."""
+    """Call a kernel function from another one: a plain call of the rewritten function."""
     function = self.rewrite()
     interpreter_semantic.builder.entered(function)
     result = function(*args, **kwargs)

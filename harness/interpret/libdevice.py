@@ -22,7 +22,7 @@ Function = Callable[..., Array]
 
 
 def _by_torch(function: Callable[..., torch.Tensor]) -> Function:
-    """A torch special function on numpy arrays."""
+    """Turn a torch special function into a function of numpy arrays."""
     return lambda *xs: function(*(torch.from_numpy(np.ascontiguousarray(x)) for x in xs)).numpy()
 
 
@@ -51,7 +51,7 @@ _EXACT: dict[str, Function] = {
 
 
 def _table() -> dict[str, Function]:
-    """Symbol without its `__nv_` → function; fp32 symbols carry an f, the predicates on fp64 a d."""
+    """Return symbol without its `__nv_` → function; fp32 symbols carry an f, the predicates on fp64 a d."""
     table: dict[str, Function] = {}
     for name, function in {**{k: via_float64(f) for k, f in _APPROXIMATE.items()}, **_EXACT}.items():
         table |= {name: function, f"{name}f": function, f"{name}d": function}
@@ -74,7 +74,7 @@ _UNFLUSHED = {"copysignf", "signbitf", "nextafterf", "isnanf", "isinff", "finite
 
 
 def evaluate(symbol: str, operands: list[Array]) -> Array:
-    """The libdevice function `symbol` (as `__nv_rsqrtf`) elementwise; NotImplementedError names one that is missing."""
+    """Evaluate the libdevice function `symbol` (as `__nv_rsqrtf`) elementwise; NotImplementedError if it is missing."""
     name = symbol.removeprefix("__nv_")
     if name not in _TABLE:
         raise NotImplementedError(f"libdevice function {name!r} is not interpreted; known: {', '.join(sorted(_TABLE))}")

@@ -22,7 +22,7 @@ _SEVERAL = (tuple, tl.tuple)
 
 
 def map_elementwise(scalar_fn: Any, *args: Any, pack: Any = 1, **_: Any) -> Any:
-    """The results of `scalar_fn`, called for `pack` neighbours along the last axis at a time."""
+    """Apply `scalar_fn` to blocks, `pack` neighbours along the last axis at a time; return its results as blocks."""
     pack = int(getattr(pack, "value", pack))
     blocks = interpreter_semantic.broadcast_tensors(*args)
     if not blocks[0].shape:
@@ -37,7 +37,7 @@ def map_elementwise(scalar_fn: Any, *args: Any, pack: Any = 1, **_: Any) -> Any:
 
 
 def _tensors(returned: Any) -> Results:
-    """What a function returned, each a tensor."""
+    """Return the results of a function as a tuple of tensors."""
     return tuple(map(interpreter_semantic.to_tensor, returned if isinstance(returned, _SEVERAL) else (returned,)))
 
 
@@ -50,14 +50,14 @@ def _block(handle: Any, shape: list[int]) -> Any:
 
 
 def _joined(parts: Results, shape: list[int]) -> Any:
-    """Results for neighbours, as one block."""
+    """Return results for neighbours as one block."""
     on = interpreter_semantic.builder.create_of_arrays
     short = (*shape[:-1], shape[-1] // len(parts))
     return _block(on(partial(_interleaved, short), *(x.handle for x in parts)), shape)
 
 
 def _interleaved(short: tuple[int, ...], *parts: Array) -> Array:
-    """Neighbours side by side along the last axis."""
+    """Interleave arrays of neighbours along the last axis."""
     spread = [np.broadcast_to(x, np.broadcast_shapes(x.shape, short)) for x in parts]
     if len(parts) == 1:
         return np.ascontiguousarray(spread[0])
@@ -74,7 +74,7 @@ def _called(scalar_fn: Callable[..., Any], scalars: list[Any], shape: list[int])
 
 
 def _called_by_parts(scalar_fn: Callable[..., Any], scalars: list[Any], shape: list[int]) -> Any:
-    """Each part is a set of elements that have taken the same branches so far."""
+    """Call a function for parts of the elements: each is a set that has taken the same branches so far."""
     flat = [(x.handle.data.reshape(-1), x.dtype) for x in scalars]
     waiting, returned = [np.arange(flat[0][0].size)], []
     with uniform_blocks():
@@ -89,18 +89,18 @@ def _called_by_parts(scalar_fn: Callable[..., Any], scalars: list[Any], shape: l
 
 
 def _of_part(part: Array, data: Array, dtype: Any) -> tuple[Any, list[int]]:
-    """The elements of a part, some of them repeated: blocks have as many elements as a power of two."""
+    """Return a handle of the elements of a part, repeated up to a power of two as blocks require, and its shape."""
     size = 1 << (part.size - 1).bit_length()
     return TensorHandle(np.resize(data[part], size), dtype), [size]
 
 
 def _to_part(part: Array, data: Array) -> Array:
-    """What was found for a block of a part's elements, without those repeated."""
+    """Return a block's result for the elements of a part, without the repeated ones."""
     return data[: part.size] if data.size > 1 else np.broadcast_to(data, part.shape)
 
 
 def _collected(returned: list[tuple[Array, Any]], shape: list[int]) -> Any:
-    """What the calls for all parts returned, as blocks."""
+    """Assemble the results of the calls for all parts into blocks of `shape`."""
     parts = [(part, _tensors(results)) for part, results in returned]
     whole = []
     for i, example in enumerate(parts[0][1]):

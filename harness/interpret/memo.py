@@ -28,7 +28,7 @@ def replace_constructors() -> None:
 
 
 def _block(cls: Any, element_ty: Any = None, shape: Any = ()) -> Any:
-    """The block type that was made before, or a new one."""
+    """Return the block type made before for this element type and shape, or a new object."""
     return _blocks.get(_block_key(element_ty, shape)) or object.__new__(cls)
 
 

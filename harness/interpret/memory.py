@@ -25,7 +25,7 @@ from lastbit.interpret.speculation import Conflict, Speculation
 
 @dataclass
 class Memory:
-    """What a launch may touch.
+    """The memory that the programs of a launch may touch, and the record of their accesses.
 
     Attributes:
         tensors: the tensors that it was given.
@@ -52,7 +52,7 @@ class Memory:
         return tuple(int(x.item(0)) for x in self.ids)
 
     def copies(self) -> dict[int, Array]:
-        """Region → the bytes that it holds."""
+        """Return region → the bytes that it holds."""
         return {x.region: x.shared_bytes().copy() for x in self.tensors}
 
     def restore(self, copies: dict[int, Array]) -> None:
@@ -61,14 +61,14 @@ class Memory:
             tensor.shared_bytes()[:] = copies[tensor.region]
 
     def differing(self, copies: dict[int, Array]) -> Given | None:
-        """A tensor in whose region other bytes are than these; None if there is none."""
+        """Return a tensor in whose region memory differs from `copies` (region → bytes); None if there is none."""
         now = self.copies()
         return next((x for x in self.tensors if (now[x.region] != copies[x.region]).any()), None)
 
     # Accesses.
 
     def load(self, access: Access, where: Addresses, mask: Array | None = None, fill: Array | None = None) -> Array:
-        """The bits at addresses; where a mask excludes one, of `fill`, or undefined."""
+        """Load the bits at addresses; masked lanes get the bits of `fill`, or undefined ones without it."""
         if access.rank > 1 and (turned := where.turned) is not None:
             swapped = [None if x is None else x.swapaxes(-1, -2) for x in (mask, fill)]
             return np.ascontiguousarray(self.load(access, turned, *swapped).swapaxes(-1, -2))
@@ -100,7 +100,7 @@ class Memory:
             memory.store(addresses, np.ascontiguousarray(np.broadcast_to(bits, addresses.shape)), inside)
 
     def update(self, access: Access, where: Addresses, value: Array, mask: Array) -> Array:
-        """An atomic operation of every program, one element after the other; gives what memory held before."""
+        """Update the elements atomically, program by program and one after the other; return their previous values."""
         addresses, value, inside = self._of_every_program(access, where.all, value, mask)
         if value.dtype.itemsize == 2 and value.dtype.kind not in "iu":
             old = _update_16_bit(access.operation[0], addresses, value, inside)
@@ -111,7 +111,7 @@ class Memory:
         return np.where(inside, bits_of(old), self._undefined(access, False)).view(value.dtype)
 
     def exchange(self, access: Access, where: Addresses, expected: Array, value: Array) -> Array:
-        """Compare and swap, likewise; compares bits."""
+        """Compare and swap bits, program by program and one after the other; return the previous values."""
         expected, value = (bits_of(np.ascontiguousarray(x)) for x in (expected, value))
         addresses, value, inside = self._of_every_program(access, where.all, value, np.ones(1, bool))
         expected = np.ascontiguousarray(np.broadcast_to(expected, addresses.shape))
@@ -120,7 +120,7 @@ class Memory:
         return old.view(access.dtype)
 
     def _of_every_program(self, access: Access, where: Array, value: Array, mask: Array) -> list[Array]:
-        """The operands with an axis of programs if several run, and which elements may be touched."""
+        """Broadcast addresses, values and mask, over programs too if several run; mask what may not be touched."""
         shape = np.broadcast_shapes(where.shape, value.shape, mask.shape)
         if self.speculation is not None and len(shape) == access.rank:
             shape = (len(self.speculation.now), *shape)
@@ -134,7 +134,7 @@ class Memory:
     # Where an access goes.
 
     def _undefined(self, access: Access, matters: bool) -> Any:
-        """What a lane gets that a mask leaves undefined: by default NaN, or -1 in an integer, so that a use shows."""
+        """Return the value of lanes left undefined by a mask: NaN by default, -1 in integers, so that a use shows."""
         if not matters:
             return access.highest
         self.unfilled.add(access.place)
@@ -143,7 +143,7 @@ class Memory:
     def _require_written(
         self, access: Access, tensor: Given, where: Addresses, values: Array, mask: Array | None
     ) -> None:
-        """Note a fault if memory is loaded to which nothing was written."""
+        """Record a fault if memory is loaded to which nothing was written."""
         blank = values == access.raw.type(tensor.blank)
         if not blank.any() or (mask is not None and not (blank := blank & mask).any()):
             return
@@ -153,7 +153,7 @@ class Memory:
         noted(uninitialised(access.place, tensor, addresses, self.program))
 
     def _lookup(self, access: Access, lanes: Lanes, bits: Array | None = None) -> tuple[Given, Array] | None:
-        """The one tensor in which all lanes are, and the indices there; None if it is not so.
+        """Return the one tensor that holds all lanes, and the lanes' indices in it; None if there is no such tensor.
 
         `bits` are about to be stored.
         """
@@ -181,7 +181,7 @@ class Memory:
         return None
 
     def _surely_in(self, access: Access, tensor: Given, lanes: Lanes) -> bool:
-        """No lane is in a gap, or at a part of an element."""
+        """Return whether no lane is in a gap between elements, or begins within an element."""
         width = access.dtype.itemsize
         if tensor.layout[1]:
             held = tensor.holds(lanes.starts, lanes.run * width)
@@ -224,7 +224,7 @@ class Memory:
         races.stores(self.program, access.place, tensor, offset, new, bits is None)
 
     def _allowed(self, access: Access, where: Array, mask: Array | None) -> tuple[Array, Array]:
-        """The addresses, and which of them may be touched; what may not be is noted as a fault."""
+        """Return the addresses, and which of them may be touched; record a fault for the others."""
         where, mask = (np.ascontiguousarray(x) for x in np.broadcast_arrays(where, True if mask is None else mask))
         if not mask.any():
             return where, mask
@@ -261,7 +261,7 @@ def _put(view: Array, index: Array, lanes: Lanes, bits: Array, speculation: Spec
 
 
 def _update_16_bit(operation: Any, where: Array, value: Array, inside: Array) -> Array:
-    """Atomic updates of bf16 or fp16 in memory, one after the other; the values before."""
+    """Update bf16 or fp16 in memory atomically, one after the other; return the previous values."""
     if operation not in (ir.ATOMIC_OP.FADD, ir.ATOMIC_OP.XCHG):
         raise NotImplementedError(f"no NVIDIA GPU has an atomic {operation} on {value.dtype}")
     old, raw, one = np.zeros_like(value), np.dtype(np.uint16), np.ones(1, bool)

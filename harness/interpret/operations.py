@@ -51,7 +51,7 @@ _meanings: list[Any] = []
 
 
 def current(builder: Builder) -> dict[Any, Any]:
-    """What is known of operations, all of it still true."""
+    """Return the courses of operations by their keys, emptied first if the language or the builder has changed."""
     owners = (tl.core, tl.math, tl.tensor, tl.dtype, tl.block_type, tl.pointer_type, tl.constexpr)
     watched = [vars(x) for x in (*owners, TritonSemantic, InterpreterBuilder, type(builder))]
     meanings = [value for names in watched for value in names.values()]
@@ -64,7 +64,7 @@ def current(builder: Builder) -> dict[Any, Any]:
 
 
 def remembering(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
-    """The function `member` of the language as kernels call it by `name`."""
+    """Return the language's function `member`, which kernels call by `name`, in a form that remembers its courses."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         kwargs["_semantic"] = interpreter_semantic
@@ -95,7 +95,7 @@ _UNKNOWN = object()
 
 
 def _key(member: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> tuple[Any, ...] | None:
-    """Equal for calls of which the language cannot tell one from the other; None if that is unknown.
+    """Return a key that is equal for calls which the language cannot tell from each other; None if that is unknown.
 
     Adds the tensors among the arguments to `tensors`.
     """
@@ -163,7 +163,7 @@ class _Call(NamedTuple):
 
 @dataclass(frozen=True)
 class _Course:
-    """What an operation asks for, of handles in places: those of its tensors, constants, then a result of each call.
+    """The builder calls of an operation. Handles are numbered: its tensors, constants, then the result of each call.
 
     Attributes:
         constants: id → handle, of the handles that are the same every time.
@@ -181,7 +181,7 @@ class _Course:
     kept: Any
 
     def take(self, recorder: Any, tensors: list[Any]) -> Any:
-        """The operation's result on `tensors`."""
+        """Make the calls for `tensors`, and return the operation's result."""
         values = [tensor.handle for tensor in tensors]
         if self.constants:
             recorder.constants.update(self.constants)
@@ -202,7 +202,7 @@ class _Course:
 
 
 class _Spy:
-    """A recording builder, noting what one operation asks it for."""
+    """A recording builder that notes the builder calls of one operation."""
 
     def __init__(self, recorder: Recorder, handles: Sequence[Any]) -> None:
         self._recorder = recorder
@@ -244,7 +244,7 @@ class _Spy:
         return result
 
     def course(self, result: Any, tensors: list[Any], kept: Any) -> _Course | None:
-        """What was noted of an operation that gave `result`; None if it cannot be said like this."""
+        """Return the course of an operation that gave `result`; None if a course cannot express it."""
         starts = (0, len(tensors), len(tensors) + len(self._constants))
         places = {key: starts[place.part] + place.number for key, place in self._places.items()}
         known = result is None or (type(result) is tl.tensor and id(result.handle) in places)
@@ -257,7 +257,7 @@ class _Spy:
 
 
 class _Place(NamedTuple):
-    """Of a handle: tensors of the operation (0), constants (1) or results (2), and its number among them."""
+    """The place of a handle: among the operation's tensors (0), constants (1) or results (2), and its number there."""
 
     part: int
     number: int
@@ -274,7 +274,7 @@ def _has_handle(values: Any) -> bool:
 
 
 def _worked_out(key: Any, call: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Any]) -> Any:
-    """What the language gives; its course is kept."""
+    """Let the language perform an operation, store its course under `key`, and return its result."""
     recorder = interpreter_semantic.builder
     spy = interpreter_semantic.builder = _Spy(recorder, [tensor.handle for tensor in tensors])
     try:

@@ -1,4 +1,4 @@
-"""How the programs of a launch run: in ascending order, or within a context descending, by Python each, or watched.
+"""The order in which the programs of a launch run: ascending, or within a context descending, one by one, or watched.
 
 A GPU promises no order. A kernel whose programs write to the same place gives another result in another order.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass
 class Descent:
-    """A time in which programs run in descending order.
+    """A context in which programs run in descending order.
 
     Attributes:
         seen: a launch of several programs has run.
@@ -38,7 +38,7 @@ def descending() -> Iterator[Descent]:
 
 
 def programs(grid: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The indices of the programs of a launch, in the order in which they are to run."""
+    """Return the indices of the programs of a launch, in the order in which they are to run."""
     if _descent is None:
         return np.ndindex(*grid)
     _descent.seen |= max(grid) > 1
@@ -61,7 +61,7 @@ def races() -> Iterator[None]:
 
 
 def watching_races() -> bool:
-    """Within `races`."""
+    """Return whether this is within `races`."""
     return _races
 
 
@@ -80,5 +80,5 @@ def one_by_one() -> Iterator[None]:
 
 
 def is_one_by_one() -> bool:
-    """Within `one_by_one`."""
+    """Return whether this is within `one_by_one`."""
     return _by_python

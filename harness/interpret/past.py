@@ -1,4 +1,4 @@
-"""What a program did before it left its tape, and operations as functions of arrays."""
+"""The steps that a program took before it left its tape, and operations as functions of arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lastbit.interpret.tape import Guard, Step
 
 
 class Past:
-    """What a program did on a tape before it left it."""
+    """The steps that a program took on a tape before it left it."""
 
     def __init__(self, diverged: Diverged) -> None:
         self.registers, self.segment, self.failed = diverged.registers, diverged.path[-1], diverged.failed
@@ -30,7 +30,7 @@ class Past:
         return self._position < len(self._events)
 
     def take(self, name: str) -> Any:
-        """The next step, which must be the operation `name`."""
+        """Return the next step, which must be the operation `name`, and advance."""
         found, step = self._events[self._position]
         if found != name:
             raise RuntimeError(f"run again with the same values, the kernel asks for {name}, not for {found}")
@@ -60,7 +60,7 @@ def _filled(value: Any, arrays: Iterator[Any]) -> Any:
 
 
 def on_arrays(method: Callable[..., Any], args: Any, kwargs: Any, operands: list[Any]) -> Callable[..., Any]:
-    """The call of a builder's method as a function of what the registers of its operands hold."""
+    """Return a builder's method, called with these arguments, as a function of the registers of its operands."""
     holes = {id(x): _Hole(getattr(x, "dtype", None)) for x in operands}
     positional = [_with_holes(x, holes) for x in args]
     named = {name: _with_holes(x, holes) for name, x in kwargs.items()}
@@ -74,7 +74,7 @@ def on_arrays(method: Callable[..., Any], args: Any, kwargs: Any, operands: list
 
 
 def _stored(result: Any) -> Any:
-    """What a register holds of a result."""
+    """Return a result as a register holds it: the arrays of handles, other objects as they are."""
     if isinstance(result, TensorHandle):
         return result.data
     return tuple(map(_stored, result)) if isinstance(result, (list, tuple)) else result

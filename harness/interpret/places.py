@@ -1,4 +1,4 @@
-"""Where in a kernel's source the interpreter is."""
+"""Places in a kernel's source: of instructions, and of the expression that is being run."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Place:
 
 
 def place_of(code: CodeType, instruction: int) -> Place:
-    """What stands in the file where an instruction of `code` was compiled from."""
+    """Return the expression in the file from which an instruction of `code` was compiled."""
     return _place_of(code, code.co_filename, instruction)
 
 
 @cache
 def _place_of(code: CodeType, file: str, instruction: int) -> Place:
-    """`file` is that of the code, which is equal to the same text compiled from another file."""
+    """Return the place of an instruction; `file` is the code's: code compiled from another file may be equal."""
     positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     line, end_line, column, end_column = positions
     first = line or code.co_firstlineno
@@ -62,12 +62,12 @@ def _place_of(code: CodeType, file: str, instruction: int) -> Place:
 
 
 def _character(file: str, line: int, column: int) -> int:
-    """The character of a line at a column, which Python counts in bytes of UTF-8."""
+    """Convert a column of a line, which Python counts in bytes of UTF-8, to characters."""
     return len(linecache.getline(file, line).rstrip("\n").encode()[:column].decode(errors="ignore"))
 
 
 def here() -> Place | None:
-    """The innermost expression of a kernel that is being run; None where its source could not be read."""
+    """Return the innermost expression of a kernel that is being run; None where its source could not be read."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not isinstance(frame.f_globals, Namespace):
         frame = frame.f_back

@@ -28,7 +28,7 @@ TYPES: Mapping[str, DType] = {
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction.
+    """One PTX instruction.
 
     Attributes:
         text: as it was written.
@@ -46,20 +46,20 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Snippet:
-    """Instructions, and the dtypes of the registers that they declare."""
+    """A snippet's instructions, and the dtypes of the registers that they declare."""
 
     declared: Mapping[str, DType]
     instructions: tuple[Instruction, ...]
 
 
 def not_interpreted(text: str) -> NotImplementedError:
-    """What to raise for an instruction that no table knows."""
+    """Return the error to raise for an instruction that no table knows."""
     return NotImplementedError(f"the PTX instruction `{text}` is not interpreted")
 
 
 @cache
 def parse(assembly: str) -> Snippet:
-    """The instructions of a snippet; NotImplementedError for a directive, label or statement of another form."""
+    """Parse a snippet into instructions; NotImplementedError for a directive, a label or another kind of statement."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", assembly, flags=re.DOTALL)
     declared: dict[str, DType] = {}
     instructions = []
@@ -72,13 +72,13 @@ def parse(assembly: str) -> Snippet:
 
 
 def _statements(text: str) -> list[str]:
-    """What stands between semicolons, without the braces of blocks: those that no operand precedes."""
+    """Split a snippet into statements, which semicolons separate, without the braces of blocks in front of them."""
     parts = [re.sub(r"^[\s{}]+", "", part) for part in text.replace("$$", "$").split(";")]
     return [" ".join(part.split()) for part in parts if part]
 
 
 def _declaration(statement: str) -> dict[str, DType]:
-    """`.reg .b32 a, b<3>` as {a, b0, b1, b2}."""
+    """Parse `.reg .b32 a, b<3>` into {a, b0, b1, b2} with their dtypes."""
     found = re.fullmatch(r"\.reg \.(\w+) (.*)", statement)
     if found is None or found[1] not in TYPES:
         raise not_interpreted(statement)
@@ -108,7 +108,7 @@ def _instruction(statement: str) -> Instruction:
 
 
 def _operands(text: str, statement: str) -> list[Any]:
-    """Operands between commas; `{a, b}` is a tuple, and so is `p|q`."""
+    """Split operands at commas; `{a, b}` is a tuple, and so is `p|q`."""
     found: list[Any] = []
     for vector, single in re.findall(r"\{([^}]*)\}|([^,\s{}][^,{}]*)", text):
         if vector:
@@ -140,22 +140,22 @@ def _operand(text: str, statement: str) -> Any:
 
 
 class Registers:
-    """What the registers of a snippet hold; one that nothing has written holds ones, which make a NaN or -1."""
+    """The contents of a snippet's registers; a register never written has all bits set, which is a NaN or -1."""
 
     def __init__(self, declared: Mapping[str, DType]) -> None:
         self._dtypes = dict(declared)
         self._values: dict[str, Array] = {}
 
     def place(self, name: str, bits: Array) -> None:
-        """A register of the width of `bits`."""
+        """Set a register to `bits`, and declare it with their width."""
         self._dtypes[name], self._values[name] = bits.dtype, bits
 
     def width(self, operand: Any) -> int:
-        """Bytes of a register; 0 for a number."""
+        """Return the bytes of a register; 0 for a number."""
         return self._dtypes[operand].itemsize if operand in self._dtypes else 0
 
     def read(self, operand: Any, dtype: DType) -> Array:
-        """A register or number as values of `dtype`, by its low bits."""
+        """Read the low bits of a register, or a number, as values of `dtype`."""
         if not isinstance(operand, str):
             return _constant(operand, dtype)
         if operand not in self._dtypes:
@@ -166,7 +166,7 @@ class Registers:
         return self._values[operand].astype(_raw(dtype)).view(dtype)
 
     def write(self, name: str, value: Array, where: Array | None = None) -> None:
-        """The low bits of `value`, extended by its sign if it has one, where the predicate `where` holds."""
+        """Write the low bits of `value`, extended by its sign if it has one, where the predicate `where` holds."""
         if name == "_":
             return
         held = self._dtypes[name]
@@ -186,7 +186,7 @@ def _extended(value: Array, held: DType) -> Array:
 
 
 def _constant(number: Any, dtype: DType) -> Array:
-    """A number as an operand of `dtype`: floating-point numbers by value, in a type of bits by their own bits."""
+    """Return a constant operand as `dtype`: by value, but floating-point numbers by their bits in a type of bits."""
     if isinstance(number, int) and dtype.kind in "iu":
         return np.array([number % (1 << 8 * dtype.itemsize)], _raw(dtype)).view(dtype)
     if dtype.kind in "iu":

@@ -1,4 +1,4 @@
-"""What PTX instructions compute, by their name: arithmetic, comparisons, and whatever works on bits.
+"""Arithmetic and comparisons of PTX, and other operations on numbers, by the names of instructions.
 
 From the PTX ISA. Approximate instructions give the correctly rounded value, from which the hardware may differ by its
 documented error. A NaN that arithmetic makes has all bits set but the sign, as the hardware's has.
@@ -25,14 +25,14 @@ ROUNDINGS = {"rn": "rn", "rz": "rz", "rm": "rd", "rp": "ru"}
 
 
 def flush(x: Array) -> Array:
-    """Subnormal numbers as zeros of their sign: .ftz, which bf16 and fp64 do not have."""
+    """Replace subnormal numbers by zeros of their sign: .ftz, which bf16 and fp64 do not have."""
     if x.dtype not in (np.float32, np.float16):
         return x
     return np.where(np.abs(x) < np.finfo(x.dtype).smallest_normal, np.copysign(x.dtype.type(0), x), x)
 
 
 def canonical(x: Array) -> Array:
-    """Every NaN with all bits set but the sign."""
+    """Set all bits of every NaN but the sign."""
     nan = np.isnan(x)
     if x.dtype == np.float64 or not nan.any():
         return x
@@ -45,7 +45,7 @@ def _rounding(modifiers: frozenset[str]) -> str:
 
 
 def _floats(operation: str, plain: Function, integers: Function | None = None) -> Maker:
-    """Rounded arithmetic; on integers `integers`."""
+    """Return the maker of a rounded floating-point operation; for integer types it returns `integers`."""
 
     def make(modifiers: frozenset[str], dtype: DType) -> Function | None:
         if not is_float(dtype):
@@ -71,13 +71,13 @@ def _divide(modifiers: frozenset[str], dtype: DType) -> Function | None:
 
 
 def _approximate_quotient(x: Array, y: Array) -> Array:
-    """x · (1/y), where the inverse of |y| > 2^126 is zero."""
+    """Return x · (1/y), where the inverse of |y| > 2^126 is zero."""
     quotient = arithmetic.via_float64(np.divide)(x, y)
     return np.where((np.abs(y) > 2.0**126) & ~np.isinf(y), np.copysign(x * np.float32(0), quotient), quotient)
 
 
 def _extreme(choose: Callable[..., Array]) -> Maker:
-    """min and max, of two or three operands."""
+    """Return the maker of min or max, of two or three operands."""
 
     def make(modifiers: frozenset[str], dtype: DType) -> Function:
         if not is_float(dtype):
@@ -141,7 +141,7 @@ def _saturated(plain: Function, x: Array, y: Array) -> Array:
 
 
 def _by_bits(mask: Callable[[Any, Any], Array], whole: Function) -> Maker:
-    """On floating-point numbers a change of the sign bit."""
+    """Return the maker of a change of the sign bit on floating-point numbers."""
 
     def on_sign(x: Array) -> Array:
         bits = bits_of(np.ascontiguousarray(x))
@@ -195,7 +195,7 @@ def _arithmetic(instruction: Instruction, registers: Registers) -> Array:
 
 
 def _rounded(name: str, modifiers: frozenset[str], function: Function, xs: list[Array]) -> Array:
-    """A floating-point result, with what the modifiers say of subnormal numbers, negative ones and those above 1."""
+    """Apply `function`, and treat subnormal numbers, negative numbers and those above 1 as the modifiers say."""
     ftz = "ftz" in modifiers
     result = function(*(map(flush, xs) if ftz else xs))
     result = limited(modifiers, flush(result) if ftz else result)
@@ -203,20 +203,20 @@ def _rounded(name: str, modifiers: frozenset[str], function: Function, xs: list[
 
 
 def limited(modifiers: frozenset[str], x: Array) -> Array:
-    """.sat: within 0 and 1, NaN as 0; .relu: +0 for what is not above it, NaN as it is."""
+    """Limit `x` by modifiers: .sat to [0, 1], with NaN as 0; .relu to at least +0, with NaN kept."""
     if "sat" in modifiers:
         return np.minimum(np.where(x > 0, x, 0), 1).astype(x.dtype)
     return np.where((x > 0) | np.isnan(x), x, 0).astype(x.dtype) if "relu" in modifiers else x
 
 
 def read_lanes(registers: Registers, operand: Any, dtype: DType) -> Array:
-    """The two numbers in a register, along a last axis, the low half first."""
+    """Read the two numbers that a register holds, along a new last axis, the low half first."""
     whole = registers.read(operand, np.dtype(f"u{2 * dtype.itemsize}"))
     return np.ascontiguousarray(whole)[..., None].view(dtype)
 
 
 def join_lanes(pair: Array) -> Array:
-    """The inverse of `read_lanes`."""
+    """Pack pairs of numbers along the last axis into one register; the inverse of `read_lanes`."""
     joined: Array = np.ascontiguousarray(pair).view(np.dtype(f"u{2 * pair.dtype.itemsize}"))[..., 0]
     return joined
 

@@ -1,4 +1,4 @@
-"""What PTX instructions do with bits: moves, logic, shifts, permutations, comparisons and choices; from the PTX ISA."""
+"""PTX instructions on bits: moves, logic, shifts, permutations, comparisons and choices; from the PTX ISA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRED = TYPES["pred"]
 
 
 def _typed(instruction: Instruction, modifiers: str = "") -> DType:
-    """The type that an instruction ends with; it may have no modifiers but these."""
+    """Return the type at the end of an instruction's name; raise NotImplementedError for modifiers other than these."""
     *found, kind = instruction.suffixes
     if kind not in TYPES or not set(found) <= set(modifiers.split()):
         raise not_interpreted(instruction.text)
@@ -25,7 +25,7 @@ def _typed(instruction: Instruction, modifiers: str = "") -> DType:
 
 
 def _plain(function: Callable[..., Array], modifiers: str = "") -> Handler:
-    """`function` of all operands, in the instruction's type."""
+    """Return a handler that applies `function` to all operands, in the instruction's type."""
 
     def run(instruction: Instruction, registers: Registers) -> Array:
         dtype = _typed(instruction, modifiers)
@@ -35,7 +35,7 @@ def _plain(function: Callable[..., Array], modifiers: str = "") -> Handler:
 
 
 def _move(instruction: Instruction, registers: Registers) -> Any:
-    """A register, a vector packed into one, or the parts of one."""
+    """Move a register, pack a vector into one, or unpack one into parts."""
     dtype = _typed(instruction)
     target, source = instruction.operands
     if isinstance(source, tuple):
@@ -56,7 +56,7 @@ def _packed(parts: tuple[Any, ...], dtype: DType, registers: Registers) -> Array
 
 
 def _shift(left: bool) -> Handler:
-    """shl and shr: the amount is unsigned and stops at the width; a signed number shifts its sign in."""
+    """Execute shl or shr: the amount is unsigned and stops at the width; a signed number shifts its sign in."""
 
     def run(instruction: Instruction, registers: Registers) -> Array:
         dtype = _typed(instruction)
@@ -73,7 +73,7 @@ def _shift(left: bool) -> Handler:
 
 
 def _funnel(instruction: Instruction, registers: Registers) -> Array:
-    """shf.l and shf.r: 64 bits shifted, of which one half stays."""
+    """Execute shf.l or shf.r: 64 bits are shifted, of which one half stays."""
     direction, mode, _ = instruction.suffixes
     low, high, amount = (registers.read(x, U32).astype(np.uint64) for x in instruction.operands[1:])
     amount = amount & np.uint64(31) if mode == "wrap" else np.minimum(amount, np.uint64(32))
@@ -84,7 +84,7 @@ def _funnel(instruction: Instruction, registers: Registers) -> Array:
 
 
 def _any_function_of_three(instruction: Instruction, registers: Registers) -> Array:
-    """lop3: bit i of the table is the result where a, b, c are the bits of i."""
+    """Execute lop3: bit i of the table is the result where a, b, c are the bits of i."""
     *operands, table = instruction.operands[1:]
     a, b, c = (registers.read(x, U32) for x in operands)
     truth = registers.read(table, U32)
@@ -96,7 +96,7 @@ def _any_function_of_three(instruction: Instruction, registers: Registers) -> Ar
 
 
 def _permute(instruction: Instruction, registers: Registers) -> Array:
-    """prmt: each byte is the one of b:a that a nibble of the selector names, or that byte's sign throughout."""
+    """Execute prmt: each byte is the one of b:a that a nibble of the selector names, or that byte's sign throughout."""
     if instruction.suffixes != ("b32",):
         raise not_interpreted(instruction.text)
     a, b, selector = np.broadcast_arrays(*(registers.read(x, U32) for x in instruction.operands[1:]))
@@ -111,7 +111,7 @@ def _permute(instruction: Instruction, registers: Registers) -> Array:
 
 
 def _extract(instruction: Instruction, registers: Registers) -> Array:
-    """bfe: bits from a position on; a signed field is extended by its top bit, or by that of the number beyond it."""
+    """Execute bfe: bits from a position on; a signed field is extended by its top bit, or the number's if beyond."""
     dtype = _typed(instruction)
     width = 8 * dtype.itemsize
     x = registers.read(instruction.operands[1], np.dtype(f"u{dtype.itemsize}")).astype(np.uint64)
@@ -127,7 +127,7 @@ def _extract(instruction: Instruction, registers: Registers) -> Array:
 
 
 def _insert(instruction: Instruction, registers: Registers) -> Array:
-    """bfi: the low bits of a in place of those of b from a position on."""
+    """Execute bfi: put the low bits of a in place of those of b from a position on."""
     dtype = np.dtype(f"u{_typed(instruction).itemsize}")
     a, b = (registers.read(x, dtype).astype(np.uint64) for x in instruction.operands[1:3])
     start, length = (registers.read(x, U32).astype(np.uint64) & np.uint64(255) for x in instruction.operands[3:])
@@ -138,7 +138,7 @@ def _insert(instruction: Instruction, registers: Registers) -> Array:
 
 
 def _ones(count: Array) -> Array:
-    """That many low bits, 64 at most."""
+    """Return words with the lowest `count` bits set, 64 at most."""
     full = np.uint64(2**64 - 1)
     return np.where(count >= 64, full, (np.uint64(1) << np.minimum(count, np.uint64(63))) - np.uint64(1))
 
@@ -168,7 +168,7 @@ _JOINS = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
 def _compare(instruction: Instruction, registers: Registers) -> Any:
-    """setp, of two destinations for two lanes, or for a result and its opposite."""
+    """Execute setp, with two destinations for two lanes, or for a result and its opposite."""
     comparison, *modifiers, kind = instruction.suffixes
     dtype = TYPES.get(kind.removesuffix("x2"))
     joins = [m for m in modifiers if m in _JOINS]
@@ -193,7 +193,7 @@ def _choose(instruction: Instruction, registers: Registers) -> Array:
 
 
 def _nothing(instruction: Instruction, registers: Registers) -> None:
-    """Programs and threads wait for nobody here."""
+    """Do nothing: programs and threads need not wait for each other here."""
 
 
 BITS: dict[str, Handler] = {

@@ -27,7 +27,7 @@ _DIRECTIONS = {"rm": -np.inf, "rp": np.inf}
 
 
 def convert(instruction: Instruction, registers: Registers) -> Any:
-    """The result of a `cvt`; NotImplementedError for one of another form, such as stochastic rounding."""
+    """Perform a `cvt`; raise NotImplementedError for one of another form, such as stochastic rounding."""
     *modifiers, target, source = instruction.suffixes
     result = _converted(frozenset(modifiers), target, source, instruction.operands[1:], registers)
     if result is None:
@@ -86,7 +86,7 @@ def _to_integer(modifiers: frozenset[str], target: DType, x: Array) -> Array:
 
 
 def _to_tf32(x: Array, ties_away: bool) -> Array:
-    """19 of 32 bits; a NaN whose payload is in the others becomes infinite."""
+    """Round fp32 to 19 of its 32 bits; a NaN whose payload is in the others becomes infinite."""
     bits = x.view(np.uint32)
     half = np.uint32(0x1000) if ties_away else np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
     return (bits + half & np.uint32(0xFFFFE000)).view(np.float32)
@@ -95,7 +95,7 @@ def _to_tf32(x: Array, ties_away: bool) -> Array:
 def _to_pair(
     modifiers: frozenset[str], target: str, source: str, operands: tuple[Any, ...], registers: Registers
 ) -> Array | None:
-    """Two numbers in one register: of two fp32 the first is the upper one."""
+    """Pack two numbers in one register: of two fp32 the first is the upper one."""
     if modifiers - {"rn", "rz", "rp", "satfinite", "relu"}:
         return None
     if source == "f32" and len(operands) == 2:
@@ -141,7 +141,7 @@ def _write_narrow(modifiers: frozenset[str], pair: Array, dtype: DType) -> Array
 
 
 def _codes(pair: Array, dtype: DType) -> Array:
-    """Rounded to nearest, the largest number for all beyond it; a NaN is one in fp8, else the largest number too."""
+    """Round to nearest codes, saturating at the largest number; a NaN stays one in fp8, else it becomes the largest."""
     if dtype in (E4M3, E5M2):
         rounded = round_float(pair, dtype)
         return np.where(np.isnan(pair), 0x7F, rounded.view(np.uint8)).astype(np.uint8)
@@ -150,7 +150,7 @@ def _codes(pair: Array, dtype: DType) -> Array:
 
 
 def _exponents(pair: Array, up: bool) -> Array:
-    """fp32 magnitudes as biased exponents, rounded up or down; NaN is 255, and everything else 254 at most."""
+    """Return fp32 magnitudes as biased exponents, rounded up or down; NaN is 255, all else is 254 at most."""
     bits = np.ascontiguousarray(pair).view(np.uint32) & np.uint32(0x7FFFFFFF)
     exponent, rest = bits >> np.uint32(23), bits & np.uint32(0x7FFFFF)
     above = rest > np.where(exponent == 0, 0x400000, 0)

@@ -31,7 +31,7 @@ class _Use:
 
 @dataclass
 class _Bytes:
-    """Of every byte from `start` on: which use loaded it first and last, stored it last, and changed it last."""
+    """For every byte from `start` on, the uses that loaded it first and last, stored it last, and changed it last."""
 
     start: int
     loaded_first: Array
@@ -57,7 +57,7 @@ class Races:
     _before: dict[int, set[int]] = field(default_factory=dict)
 
     def loads(self, program: tuple[int, ...], place: Place | None, tensor: Given, offset: Array) -> None:
-        """A program loads the bytes at these offsets in a tensor."""
+        """Record that a program loads the bytes at these offsets in a tensor, and report races."""
         memory, where, number = self._used(program, place, tensor, offset)
         self._check(memory.changed[where], number, where, tensor, "stores what", "loads")
         new = where[memory.loaded_first[where] == NOBODY]
@@ -66,7 +66,7 @@ class Races:
     def stores(
         self, program: tuple[int, ...], place: Place | None, tensor: Given, offset: Array, new: Array, atomic: bool
     ) -> None:
-        """A program is about to store the bytes `new`, or with `atomic` to update what is there."""
+        """Record that a program is about to store the bytes `new`, or to update memory if `atomic`; report races."""
         memory, where, number = self._used(program, place, tensor, offset)
         if atomic:
             self._synchronise(self._programs[number], memory.start + where)
@@ -91,7 +91,7 @@ class Races:
         return memory, offset + (tensor.start - memory.start), len(self._uses) - 1
 
     def _synchronise(self, program: int, addresses: Array) -> None:
-        """An atomic operation: whoever did one there before has come before."""
+        """Record an atomic operation: programs that did one at these addresses before count as earlier."""
         before = self._before.setdefault(program, set())
         for address in np.unique(addresses & ~3).tolist():
             others = self._atomic.setdefault(address, set())

@@ -1,4 +1,4 @@
-"""The builder that Triton's language layer talks to while Python runs a program whose steps are to be kept."""
+"""The builder that Triton's language layer talks to while Python runs a program and its steps are recorded."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CONSTANT_MODULES = ("triton._C.libtriton.ir", "triton._C.libtriton.interpreter")
 
 
 class Recorder(Compositions):
-    """A builder that computes as another one does, and notes on a tape what it was asked for.
+    """A builder that computes like another one, and records on a tape which operations it was asked for.
 
     Along a path that the program has already gone, it gives the results of then instead.
 
@@ -114,7 +114,7 @@ class Recorder(Compositions):
         return getattr(self, name)
 
     def observe(self, handle: Any, read: Callable[[Any], Any]) -> Any:
-        """The value that Python asks for."""
+        """Return the value that Python asks for, and record it as a guard of the tape."""
         value = self._builder.observe(handle, read)
         if not self._knows((handle,)) or id(handle) in self.constants:
             return value
@@ -137,7 +137,7 @@ class Recorder(Compositions):
         self._path.append(following)
 
     def entered(self, function: Any) -> None:
-        """`function` begins."""
+        """Record that `function` begins, with the current meanings of its global names."""
         if not isinstance(function.__globals__, Namespace):  # its source could not be read, so its names are not known
             self.give_up()
         elif function not in self._tape.functions:
@@ -145,7 +145,7 @@ class Recorder(Compositions):
             self._tape.note(function.__globals__.meanings())
 
     def returned(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """`function` has been called."""
+        """Ignore that `function` has been called; the tape records operations alone."""
 
     def give_up(self) -> None:
         """Note nothing of this program, and of no later one of its kind: Python sees more than the tape can tell."""
@@ -157,7 +157,7 @@ class Recorder(Compositions):
         self._require_one_program()
 
     def _require_one_program(self) -> None:
-        """What follows, such as a print, cannot be taken back: not even this program may run beside others."""
+        """Raise `Conflict` if programs run together: the next operation, such as a print, cannot be undone."""
         if self._builder.memory.speculation is not None:
             raise Conflict
 
@@ -179,7 +179,7 @@ class Recorder(Compositions):
         return self._note(name, method, args, kwargs, operands)
 
     def _known_step(self, name: str) -> Step | None:
-        """The next step, the operation `name`, where the program has been before."""
+        """Return the next step of the program's past, which must be the operation `name`; None where it has no more."""
         if self._past is None:
             return None
         if self._past.goes_on:
@@ -190,7 +190,7 @@ class Recorder(Compositions):
         return None
 
     def _operands(self, values: Iterable[Any]) -> list[Any]:
-        """The handles in `values`, and other objects that the builder made."""
+        """Return the handles in `values`, and other objects that the builder made."""
         found = []
         for value in values:
             if type(value) is TensorHandle or id(value) in self._registers:
@@ -202,7 +202,7 @@ class Recorder(Compositions):
         return found
 
     def _knows(self, operands: Sequence[Any]) -> bool:
-        """Every operand is a constant or in a register; if one is not, nothing is recorded from here on."""
+        """Return whether every operand is a constant or in a register; if one is not, stop recording."""
         if self.recording and not all(id(x) in self._registers or id(x) in self.constants for x in operands):
             self.give_up()
         return self.recording
@@ -220,7 +220,7 @@ class Recorder(Compositions):
         return result
 
     def _computed(self, name: str, method: Any, args: Any, kwargs: Any, operands: list[Any]) -> Any:
-        """What the builder gives; `run` is set."""
+        """Return the builder's result of an operation, and set `run` to a function that computes it from arrays."""
         self._builder.noted.clear()
         result = method(*args, **kwargs)
         self.run = self._builder.function_of(operands, result) or on_arrays(
@@ -229,7 +229,7 @@ class Recorder(Compositions):
         return result
 
     def pure(self, name: str, run: Callable[..., Any], dtype: Any, operands: Sequence[Any]) -> Any:
-        """The operation `name`, which is the function `run` of the arrays of `operands` and nothing else."""
+        """Perform the operation `name`, which is nothing but the function `run` of the arrays of `operands`."""
         inputs: Any = tuple(map(self._registers.get, map(id, operands)))
         constant = None in inputs and self._knows(operands) and all(map(self.constants.__contains__, map(id, operands)))
         if self._past is not None and not constant and (step := self._known_step(name)) is not None:
@@ -295,7 +295,7 @@ class Recorder(Compositions):
         return result
 
     def _register(self, operand: Any) -> int:
-        """The register of an operand; a constant gets one when it is first used."""
+        """Return the register of an operand; a constant gets one when it is first used."""
         found = self._registers.get(id(operand))
         if found is None and (found := self._of_constants.get(id(operand))) is None:
             found = self._of_constants[id(operand)] = self._tape.register(operand.data, operand.dtype)
@@ -303,7 +303,7 @@ class Recorder(Compositions):
 
 
 def _operation(name: str) -> Callable[..., Any]:
-    """The method of a recorder for the builder's operation `name`."""
+    """Return the method of a recorder for the builder's operation `name`."""
 
     def operation(self: Recorder, *args: Any, **kwargs: Any) -> Any:
         return self._perform(name, args, kwargs)
@@ -312,7 +312,7 @@ def _operation(name: str) -> Callable[..., Any]:
 
 
 def _constant(name: str) -> Callable[..., Any]:
-    """The method of a recorder for the builder's constant `name`."""
+    """Return the method of a recorder for the builder's constant `name`."""
 
     def constant(self: Recorder, *args: Any) -> Any:
         return self._constant(getattr(self._builder, name)(*args))
@@ -327,7 +327,7 @@ def _rank(result: Any) -> Any:
 
 
 class Noting(Builder):
-    """The builder `other`, noting the functions that it applies to arrays."""
+    """The builder `other`, extended to note the functions that it applies to arrays."""
 
     __slots__ = ("noted", "other")
 
@@ -342,7 +342,7 @@ class Noting(Builder):
         return result
 
     def function_of(self, operands: list[Any], result: Any) -> Callable[..., Any] | None:
-        """The one function applied to exactly these operands that gave this result; None if there was none."""
+        """Return the one function applied to exactly these operands that gave this result; None if there was none."""
         if len(self.noted) != 1:
             return None
         function, args, returned = self.noted[0]

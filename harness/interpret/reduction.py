@@ -40,7 +40,7 @@ def _patch_reduce_scan(scope: Any) -> None:
 
 
 def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: Any) -> Any:
-    """`tl.reduce`: combine all elements along `axis`, or all elements if it is None."""
+    """Combine all elements along `axis`, or all elements if it is None: `tl.reduce`."""
     tensors = input if isinstance(input, tuple) else (input,)
     axis, keep, ndim = _value(axis), bool(_value(keep_dims)), tensors[0].handle.data.ndim
     axis = None if axis is None else _checked_axis(axis, ndim)
@@ -55,7 +55,7 @@ def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: 
 
 
 def associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **_: Any) -> Any:
-    """`tl.associative_scan`: the running combination along `axis`, from the far end if `reverse`."""
+    """Return the running combination along `axis`, from the far end if `reverse`: `tl.associative_scan`."""
     tensors = input if isinstance(input, tuple) else (input,)
     ndim = tensors[0].handle.data.ndim
     back = _checked_axis(_value(axis), ndim) - ndim
@@ -70,7 +70,7 @@ def associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = Fals
 
 
 def _combined(tree: Callable[[Parts, Combine, On], Parts], combine_fn: Any, tensors: tuple[Any, ...]) -> Parts:
-    """The handles that `tree` makes of tensors; one operation of the builder's if the language is not needed for it."""
+    """Return the handles that `tree` makes of tensors, by a single builder operation if it needs no language."""
     handles = tuple(x.handle for x in tensors)
     operation = interpreter_semantic.builder.create_of_arrays
     if (direct := _direct(combine_fn, tensors)) is not None:
@@ -87,7 +87,7 @@ def _axis_last(ndim: int, axis: int | None, x: Array) -> Array:
 
 
 def _reduced(ndim: int, axis: int | None, keep: bool, x: Array) -> Array:
-    """The only element along the last axis of `x`, in the shape of a result; a scalar has shape [1]."""
+    """Return the only element along the last axis of `x`, in the shape of a result; a scalar has shape [1]."""
     if keep:
         return x.reshape(*x.shape[:-1], *(1,) * (ndim - 1)) if axis is None else np.moveaxis(x, -1, axis - ndim)
     return x if axis is None or ndim == 1 else x[..., 0]
@@ -124,7 +124,7 @@ def _odd(x: Array) -> Array:
 
 
 def _direct(combine_fn: Any, tensors: tuple[Any, ...]) -> Combine | None:
-    """The three functions that nearly every kernel uses, on arrays; None for any other one."""
+    """Return the sum, maximum or minimum that `combine_fn` is, as a function of arrays; None for any other function."""
     standard = tl.standard
     if len(tensors) > 1:
         return None
@@ -138,7 +138,7 @@ def _direct(combine_fn: Any, tensors: tuple[Any, ...]) -> Combine | None:
 
 
 def _by_language(combine_fn: Any, dtypes: tuple[Any, ...]) -> Combine:
-    """`combine_fn` on handles."""
+    """Return `combine_fn` as a function of handles."""
 
     def combine(a: Parts, b: Parts) -> Parts:
         try:

@@ -62,7 +62,7 @@ class _Group:
     parted: dict[int, Array] = field(default_factory=dict)
 
     def part(self, rows: Array, segment: Segment | None) -> _Group:
-        """Those at `rows` go on by themselves."""
+        """Split off the programs at `rows` as a group of their own."""
         parted = {i: self.parted[i][rows] if i in self.parted else rows for i in self.ranks}
         registers, path, ranks, left = list(self.registers), list(self.path), dict(self.ranks), dict(self.left)
         return _Group(self.programs[rows], segment, registers, path, ranks, left, parted)
@@ -80,7 +80,7 @@ class _Group:
 
 
 def _rows(value: Any, rows: Any, rank: Any) -> Any:
-    """Those of some programs; what all have in common has no axis of programs, whatever it was computed from."""
+    """Select the rows of some programs; an array common to all programs has no axis of programs, and stays whole."""
     if isinstance(value, tuple):
         return tuple(_rows(part, rows, r) for part, r in zip(value, rank, strict=True))
     return value[rows] if value.ndim > rank else value
@@ -129,7 +129,7 @@ class Replay:
         return explore(Diverged(path, registers, len(path[-1].steps) if path else 0))
 
     def begin(self) -> Segment | None:
-        """What all programs of the launch do first, as one segment; None as long as that is not known."""
+        """Return the steps with which all programs of the launch begin, as one segment; None while unknown."""
         segment, path = self.tape.root, list[Segment]()
         while segment is not None:
             path.append(segment)

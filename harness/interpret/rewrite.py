@@ -1,4 +1,4 @@
-"""Kernels rewritten so that Python runs them with the compiler's meaning.
+"""Kernels rewritten so that Python runs them with the compiler's semantics.
 
 Assigned numbers become tensors (as Triton's own rewriting does), and beyond it: `and`, `or`, `not` and chained
 comparisons of tensors are logical operations on their elements, where Python would ask for one truth value, `min` and
@@ -49,7 +49,7 @@ def uniform_blocks() -> Iterator[None]:
 
 
 def observed(tensor: Any, read: Callable[[Any], Any]) -> Any:
-    """The value of a scalar, by `bool` or `int`; `AmbiguousTruth` for a block of several values."""
+    """Return the value of a scalar, read by `bool` or `int`; `AmbiguousTruth` for a block of several values."""
     data = tensor.handle.data
     if data.size == 1:
         return interpreter_semantic.builder.observe(tensor.handle, read)
@@ -108,14 +108,14 @@ def _delayed(value: ast.expr) -> ast.Lambda:
 
 
 def _link(left: ast.expr, operation: ast.cmpop, right: ast.expr) -> ast.Compare:
-    """One comparison of a chain, at its own place in the text."""
+    """Return one comparison of a chain, at its own place in the text."""
     link = ast.copy_location(ast.Compare(left, [operation], [right]), left)
     link.end_lineno, link.end_col_offset = right.end_lineno, right.end_col_offset
     return link
 
 
 class Meaning(NamedTuple):
-    """What a name meant; `owner` has a `get` that tells what it means now, None for nothing."""
+    """The value that a name had; `owner.get(name)` gives its current one, or None if it has none."""
 
     owner: Any
     name: str
@@ -149,7 +149,7 @@ class Namespace(dict[str, Any]):
         self._paths = _global_paths(tree)
 
     def meanings(self) -> Iterator[Meaning]:
-        """What every global name in the kernel means now, those of modules down to what is no module."""
+        """Yield the current values of all global names in the kernel, following modules to a value that is none."""
         for path in self._paths:
             owner: Any = self._module
             for name in path:
@@ -163,7 +163,7 @@ class Namespace(dict[str, Any]):
 
 
 def _interpreted(value: Any) -> Any:
-    """A function of Triton's language as it is interpreted, also one that a second copy of its module holds."""
+    """Return the interpreted form of a function of Triton's language, even if a second copy of its module holds it."""
     if id(value) in SUBSTITUTES:
         return SUBSTITUTES[id(value)][1]
     if isinstance(value, FunctionType) and str(value.__module__).startswith("triton.language."):
@@ -172,7 +172,7 @@ def _interpreted(value: Any) -> Any:
 
 
 def _global_paths(tree: ast.AST) -> list[tuple[str, ...]]:
-    """`a.b.c` as (a, b, c), for every name that the tree reads and does not assign."""
+    """Return `a.b.c` as (a, b, c), for every name that the tree reads and does not assign."""
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     local = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     local |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
@@ -189,7 +189,7 @@ def _path(node: ast.AST) -> list[str]:
 
 
 def compile_rewritten(self: Any, tree: ast.Module) -> Any:
-    """Replaces `FunctionRewriter._compile_and_exec`."""
+    """Compile and execute a rewritten kernel; replaces `FunctionRewriter._compile_and_exec`."""
     _indent(tree, getline(self.filename, self.def_file_lineno))
     local = Namespace(self.fn, tree)  # defaults are looked up here, names in the body in the other one
     exec(compile(tree, self.filename, "exec"), Namespace(self.fn, tree), local)
@@ -211,7 +211,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _connect(method: str, absorbing: bool, operands: tuple[Callable[[], Any], ...]) -> Any:
-    """Constants decide at once or drop out, tensors are joined elementwise: the compiler's rule for and and or."""
+    """Join operands of and or or as the compiler does: constants decide at once or drop out, tensors elementwise."""
     joined, value = None, None
     for operand in operands:
         value = operand()
@@ -224,7 +224,7 @@ def _connect(method: str, absorbing: bool, operands: tuple[Callable[[], Any], ..
 
 
 def _counting(*bounds: Any, **_: Any) -> Iterator[Any]:
-    """`range` with tensors of the promoted type of its bounds; the compiler's hints are ignored."""
+    """Count like `range`, with tensors of the promoted type of its bounds; the compiler's hints are ignored."""
     tensors = [interpreter_semantic.to_tensor(bound) for bound in bounds]
     dtype = tensors[0].dtype
     for tensor in tensors:
@@ -241,7 +241,7 @@ def _counting(*bounds: Any, **_: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Iterations:
-    """How often a loop runs from `start` by `step` to what it is called with: all that depends on where it ends."""
+    """The number of iterations of a loop from `start` by `step`, as a function of its end."""
 
     start: int
     step: int
@@ -251,17 +251,17 @@ class Iterations:
 
 
 def counting_with_names(arg1: Any, arg2: Any = None, step: Any = None, **hints: Any) -> Iterator[Any]:
-    """`tl.range`, whose arguments may be passed by name."""
+    """Count like `tl.range`, whose arguments may be passed by name."""
     return _counting(*((0, arg1) if arg2 is None else (arg1, arg2)), 1 if step is None else step)
 
 
 def _truth(value: Any) -> Any:
-    """The condition of a branch or loop; Triton's interpreter takes every larger block for True."""
+    """Return the condition of a branch or loop as a bool; Triton's interpreter takes every larger block for True."""
     return observed(value, bool) if _is_tensor(value) else value
 
 
 def _extreme(name: str, elementwise: str) -> Callable[..., Any]:
-    """`min` or `max` as the compiler has it: elementwise as soon as one operand is a tensor."""
+    """Return `min` or `max` as the compiler has it: elementwise as soon as one operand is a tensor."""
     builtin = getattr(builtins, name)
 
     def extreme(*values: Any) -> Any:
@@ -271,7 +271,7 @@ def _extreme(name: str, elementwise: str) -> Callable[..., Any]:
 
 
 def print_in_every_program(*values: Any, **options: Any) -> None:
-    """`print`, in every program."""
+    """Print in every program."""
     interpreter_semantic.builder.give_up()
     print(*values, **options)
 

@@ -1,4 +1,4 @@
-"""Quick tests of the replaced interpreter at its installation; most on releases of Triton only that nobody has read."""
+"""Quick tests of the installed interpreter; most of them run only on unknown releases of Triton."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _bf16(*values: float) -> torch.Tensor:
 
 
 def checks() -> tuple[Check, ...]:
-    """Rounding, conversions, scalar arguments, several programs and reductions, a launch each."""
+    """Return the checks of rounding, conversions, scalar arguments, several programs and reductions, a launch each."""
     ties = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, 2.0**-134, 3.4e38])
     fp8 = torch.tensor([1.0625, 1.1875, -1000.0, math.inf])
     small = torch.tensor([2.0, -1.0, 3.0, 0.5], dtype=torch.float16)
@@ -91,7 +91,7 @@ def checks() -> tuple[Check, ...]:
 
 
 def differences(chosen: Sequence[Check] | None = None) -> list[str]:
-    """A sentence for every check that fails or raises."""
+    """Return a sentence for every check that fails or raises."""
     wrong = []
     for check in checks() if chosen is None else chosen:
         try:
@@ -105,7 +105,7 @@ def differences(chosen: Sequence[Check] | None = None) -> list[str]:
 
 
 class _Asked:
-    """A builder that notes what it is asked for."""
+    """A builder that notes the names of the operations which it is asked for."""
 
     def __init__(self, builder: Any) -> None:
         self.names: list[str] = []

@@ -1,4 +1,4 @@
-"""Functions of arrays that may have an axis of programs in front of those of one program."""
+"""Functions of arrays that may have a leading axis of programs before the axes of one program."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from lastbit.interpret.lanes import broadcast
 
 
 def programs_of(x: Array, rank: int) -> tuple[int, ...]:
-    """The axes of `x` in front of those of one program."""
+    """Return the sizes of the axes of programs of `x`, which precede the `rank` axes of one program."""
     return x.shape[: x.ndim - rank]
 
 
 def filled(x: Array, shape: tuple[int, ...]) -> Array:
-    """A scalar's value in all of a block."""
+    """Fill a block of `shape` with the value of a scalar."""
     programs = x.shape[:-1]
     return broadcast(x.reshape(programs + (1,) * len(shape)), programs + shape)
 
 
 def alike(rank: int, *arrays: Array) -> list[Array]:
-    """The same arrays, all of them with the axes of programs that any of them has."""
+    """Broadcast all arrays to the axes of programs that any of them has."""
     programs = max((programs_of(x, rank) for x in arrays), key=len)
     return [broadcast(x, programs + x.shape[x.ndim - rank :]) for x in arrays]
 
 
 def histogram(bins: int, data: Array, mask: Array | None = None) -> Array:
-    """How often 0, 1, … `bins` - 1 occur along the last axis; what lies outside counts for nothing."""
+    """Count how often 0, 1, … `bins` - 1 occur along the last axis; values outside count for nothing."""
     data, counted = np.broadcast_arrays(data, True if mask is None else mask)
     counted = counted & (data >= 0) & (data < bins)
     programs = data.shape[:-1]

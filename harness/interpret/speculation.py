@@ -1,4 +1,4 @@
-"""Whether programs that ran together did what they do one after the other: a memory of who touched what.
+"""The check that programs run together gave what they give one after the other: a record of who touched which memory.
 
 In a batch every operation runs for all programs before the next one does. That gives what the sequential run gives
 unless two programs touch the same bytes in different operations, and one of them writes. Then a `Conflict` is raised,
@@ -19,7 +19,7 @@ NOBODY, SEVERAL = 0, -1
 
 
 class Conflict(Exception):
-    """Programs that run together may have given something else than one after the other."""
+    """An error: programs that ran together may have given another result than one after the other."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Speculation:
     _before: list[tuple[Array, Array, Array]] = field(default_factory=list)
 
     def touch(self, tensor: Given, low: Array, high: Array, units: Units, writes: bool) -> None:
-        """An operation of the programs `now` is about to touch `tensor`.
+        """Record that an operation of the programs `now` is about to touch `tensor`.
 
         `low` and `high` are the lowest and highest byte of each program, from the tensor's first on (low > high for
         none); `units` gives all of them. Raises `Conflict`.
@@ -80,11 +80,11 @@ class Speculation:
             raise Conflict
 
     def save(self, memory: Array, index: Array) -> None:
-        """What memory holds at these indices is about to be overwritten."""
+        """Save the memory at these indices, which is about to be overwritten."""
         self._before.append((memory, index, memory[index]))
 
     def undo(self) -> None:
-        """Give memory the bytes that it had before."""
+        """Restore the memory that was saved before it was overwritten."""
         for memory, index, before in reversed(self._before):
             memory[index] = before
 
@@ -101,7 +101,7 @@ Units = Callable[[], tuple[Array, Array]]
 
 
 def _disjoint(low: Array, high: Array) -> bool:
-    """No program's range overlaps another one's."""
+    """Return whether no program's range overlaps another one's."""
     order = np.argsort(low)
     return bool((np.maximum.accumulate(high[order])[:-1] < low[order][1:]).all())
 

@@ -1,4 +1,4 @@
-"""Programs run again without Triton's language layer, from what that layer asked the builder for the first time.
+"""Programs run again without Triton's language layer, from a record of the operations it asked the builder for.
 
 Triton's language layer sees types and constants, never values: with the compiler, values do not exist yet. So the
 operations that a kernel asks for follow from its constants, the types of its arguments, and the few values that Python
@@ -61,7 +61,7 @@ class Guard:
     varies: bool
 
     def values(self, registers: list[Any]) -> list[Any]:
-        """Of every program; a single one if it is that of all."""
+        """Return the value in every program; a single one if it is common to all."""
         return list(map(self.read, registers[self.register].reshape(-1).tolist()))
 
 
@@ -82,14 +82,14 @@ class Segment:
     parts: Sequence[Segment] = ()
 
     def close(self, guard: Guard | None) -> None:
-        """No more steps will come."""
+        """End the segment: no more steps follow."""
         self.guard = guard
         self.common = [(s.run, s.inputs, s.output) for s in self.steps if not s.varies]
         self.own = [(s.run, s.inputs, s.output) for s in self.steps if s.varies]
 
     @cached_property
     def together(self) -> Together:
-        """What programs that run together do here."""
+        """The steps of this segment as programs run them together."""
         return Together.of([step for step in self.steps if step.varies], self.guard)
 
 
@@ -113,7 +113,7 @@ class Together:
 
     @staticmethod
     def of(steps: Sequence[Step], guard: Guard | None) -> Together:
-        """The steps before `guard`, without those that run once in a launch.
+        """Make the steps before `guard` ready for programs that run together, without those that run once in a launch.
 
         Where a program ends, and no other way can begin, nobody asks again for what was computed: registers are emptied
         after their last use.
@@ -135,7 +135,7 @@ class Together:
 
 
 def _advancing(steps: Sequence[Step]) -> Callable[[Step], Step]:
-    """Lets an access to memory add up its addresses by itself, if it has a faster way."""
+    """Let an access to memory add up its addresses by itself, if it has a faster way."""
     sums = {step.output: step for step in steps if step.name == "create_addptr"}
 
     def advancing(step: Step) -> Step:
@@ -148,7 +148,7 @@ def _advancing(steps: Sequence[Step]) -> Callable[[Step], Step]:
 
 
 def _needed(steps: Sequence[Step], asked: set[int]) -> list[Step]:
-    """The steps that have an effect, or whose result is read or asked for."""
+    """Return the steps that have an effect, or whose result is read or asked for."""
     read = set(asked)
     kept = []
     for step in reversed(steps):
@@ -159,7 +159,7 @@ def _needed(steps: Sequence[Step], asked: set[int]) -> list[Step]:
 
 
 def _peak(runnable: Sequence[tuple[Any, Any, int, tuple[int, ...]]], sizes: Mapping[int, int]) -> int:
-    """The most bytes that results of these sizes hold at once."""
+    """Return the most bytes that results of these sizes occupy at once."""
     held = most = 0
     for _, _, output, done in runnable:
         held += sizes.get(output, 0)
@@ -169,7 +169,7 @@ def _peak(runnable: Sequence[tuple[Any, Any, int, tuple[int, ...]]], sizes: Mapp
 
 
 class Trust(IntEnum):
-    """How it is known that programs which run together do what they do one after the other; tried in this order."""
+    """The ways to establish that programs run together give what they give one after the other; tried in this order."""
 
     RANGES = 0
     BYTES = 1
@@ -178,7 +178,7 @@ class Trust(IntEnum):
 
 @dataclass
 class Tape:
-    """All that is known of a kernel with certain constants and types of arguments.
+    """The record of a kernel with certain constants and types of arguments.
 
     Attributes:
         registers: what they hold before a program runs: constants, and None. The first are the launch's arguments.
@@ -207,14 +207,14 @@ class Tape:
     _meanings: dict[tuple[int, str, int], Meaning] = field(default_factory=dict)
 
     def register(self, value: Any, dtype: Any) -> int:
-        """The number of a new register."""
+        """Add a register, and return its number."""
         self.registers.append(value)
         self.dtypes.append(dtype)
         self.bytes += BYTES_OF_STEP + getattr(value, "nbytes", 0)
         return len(self.registers) - 1
 
     def add(self, path: Sequence[Segment], known: int, seen: Any) -> None:
-        """A program went along `path`. `known` segments of it are old; the next one follows the value `seen`."""
+        """Add the path of a program: its first `known` segments are old, and the next one follows the value `seen`."""
         if self.bytes > LARGEST:
             self.refuse()
         elif not known:
@@ -225,7 +225,7 @@ class Tape:
         self.later_bytes = max(self.later_bytes, sum(segment.together.bytes for segment in later))
 
     def joined(self, path: Sequence[Segment]) -> Segment:
-        """The segments of `path` up to the first value that may differ between programs of a launch, as one."""
+        """Join the segments of `path` up to the first value that may differ between programs of a launch."""
         parts = path[: _first_own(path) + 1]
         key = tuple(map(id, parts))
         if key not in self._joined:
@@ -239,21 +239,21 @@ class Tape:
         self.refused, self.root, self.registers, self.dtypes, self.bytes = True, None, [], [], 0
 
     def note(self, meanings: Iterable[Meaning]) -> None:
-        """The tape holds as long as these names mean the same."""
+        """Add names to those whose meaning must not change if the tape is to stay valid."""
         self._meanings |= {(id(x.owner), x.name, id(x.value)): x for x in meanings}
 
     def valid(self) -> bool:
-        """No global name that the functions use has another meaning now."""
+        """Return whether no global name that the functions use has another meaning now."""
         return all(owner.get(name) is value for owner, name, value in self._meanings.values())
 
 
 def _first_own(path: Sequence[Segment]) -> int:
-    """The segment after which Python asks for a value that may differ between programs of a launch; or the last."""
+    """Return the index of the segment before the first value that may differ between programs, or of the last one."""
     return next(i for i, s in enumerate(path) if s.guard is None or s.guard.varies)
 
 
 class Tapes:
-    """The tapes of this process, those used last, up to `limit` bytes."""
+    """The tapes of this process, most recently used last, up to `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -262,7 +262,7 @@ class Tapes:
         self._bytes = 0
 
     def find(self, key: Any, dtypes: Sequence[Any]) -> Tape:
-        """The tape of `key`, a new one for arguments of these types if there is none that holds."""
+        """Return the tape of `key`; a new one for arguments of these types if there is none that is valid."""
         if self._tapes:
             self._count(next(reversed(self._tapes)))  # nothing else has grown since it was found
         found = self._tapes.get(key)

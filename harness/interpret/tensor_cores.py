@@ -35,12 +35,12 @@ def tensor_cores(model: TensorCores = HOPPER) -> Iterator[None]:
 
 
 def requested(a: Array, d: Array) -> TensorCores | None:
-    """The model by which factors like `a` are to be multiplied and added to `d`; None for any order."""
+    """Return the model by which factors like `a` are multiplied and added to `d`; None for any order."""
     return _model if a.dtype in (BFLOAT16, np.float16) and d.dtype == np.float32 else None
 
 
 def dot(model: TensorCores, a: Array, b: Array, d: Array) -> Array:
-    """a [..., M, K] @ b [..., K, N] + d [..., M, N]."""
+    """Return a [..., M, K] @ b [..., K, N] + d [..., M, N], added as the model's tensor cores add."""
     (left, left_exponents), (right, right_exponents) = _factors(a), _factors(b)
     total = d.astype(np.float64)
     for start in range(0, a.shape[-1], model.products):
@@ -58,7 +58,7 @@ def dot(model: TensorCores, a: Array, b: Array, d: Array) -> Array:
 
 
 def _factors(x: Array) -> tuple[Array, Array]:
-    """fp64 values and exponents; subnormal numbers have that of the smallest normal one."""
+    """Return fp64 values and exponents; subnormal numbers have that of the smallest normal one."""
     wide = x.astype(np.float64)
     return wide, _exponent(wide, -14 if x.dtype == np.float16 else -126)
 
@@ -68,7 +68,7 @@ def _exponent(x: Array, least: int) -> Array:
 
 
 def _cut(total: Array) -> Array:
-    """The first 24 bits, as fp64."""
+    """Truncate each number to its first 24 bits; the result is fp64."""
     nearest = total.astype(np.float32)
     cut = np.where(np.isinf(nearest), nearest, round_float(total, nearest.dtype, toward_zero=True))
     return cut.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Launches of interpreted programs as torch.compile shall see them: one step each, like launches of compiled ones."""
+"""Launches of interpreted programs as torch.compile is to see them: one opaque step each, like compiled kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lastbit.interpret import installed
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Dynamo does not trace what interprets a program: it would put other arithmetic in its place."""
+    """Keep Dynamo from tracing code that interprets a program: it would put other arithmetic in its place."""
     if not installed():
         yield
         return

@@ -1,4 +1,4 @@
-"""Whoever watches what interpreted kernels do: told of every launch and of every operation that is made of others.
+"""Watchers of interpreted kernels: they see every launch, and every operation that is composed of others.
 
 A watcher puts a builder of its own in the place of the interpreter's while a launch runs. Programs are run one by one
 then, each by Python.
@@ -15,13 +15,13 @@ from lastbit.interpret.order import one_by_one
 
 
 class Watcher(Protocol):
-    """What is told of launches."""
+    """A watcher of launches and of composed operations."""
 
     def launch(self, function: Any, arguments: Mapping[str, Any]) -> AbstractContextManager[object]:
-        """The context in which the programs of a launch run; `arguments` are the kernel's, as it sees them."""
+        """Return the context in which the programs of a launch run; `arguments` are the kernel's, as it sees them."""
 
     def operation(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What `function(*args, **kwargs)` returns: an operation of the language that is made of several others."""
+        """Return `function(*args, **kwargs)`, an operation of the language that is composed of several others."""
 
 
 _watcher: Watcher | None = None
@@ -40,12 +40,12 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 
 def watched_launch(function: Any, arguments: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[object]:
-    """The context in which the programs of a launch are to run."""
+    """Return the context in which the programs of a launch are to run."""
     return nullcontext() if _watcher is None else _watcher.launch(function, arguments())
 
 
 def as_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, an operation of the language, reported to the watcher as one."""
+    """Return `function`, an operation of the language, such that the watcher sees it as one."""
 
     @wraps(function)
     def operation(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a kernel process says, read as what it is: data of a stranger.
+"""The answers of kernel processes, read as data of a stranger.
 
 Every field is looked at before it is used: names from tables, numbers within bounds, texts cut.
 """
@@ -40,11 +40,11 @@ _DTYPES = {
 
 
 class Unreadable(LastbitError):
-    """An answer that no kernel process of lastbit gives."""
+    """An error: an answer that no kernel process of lastbit gives."""
 
 
 class Raised(LastbitError):
-    """What a kernel raised in its process.
+    """The error that a kernel raised in its process.
 
     Attributes:
         kind: the name of its type.
@@ -75,7 +75,7 @@ class Result:
 
 
 def parsed(text: bytes, number: str) -> Mapping[str, Any]:
-    """The fields of an answer to the message with a number that nobody knew before.
+    """Return the fields of an answer to the message of this `number`, which nobody could know before.
 
     Raises:
         Unreadable: it is no JSON object, or answers something else.
@@ -98,7 +98,7 @@ def parsed(text: bytes, number: str) -> Mapping[str, Any]:
 
 
 def results_of(answer: Mapping[str, Any]) -> tuple[list[Result], int]:
-    """The tensors that were returned, and the bytes that they take, each at its place."""
+    """Return the tensors of an answer, each at the place where it is expected, and the bytes that they take."""
     results = list(_list(answer.get("returned"), _result))
     if len({result.name for result in results}) < len(results):
         raise Unreadable("the kernel process names a result twice")
@@ -129,7 +129,7 @@ def _result(given: object) -> Result:
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether a tensor takes as many elements of memory as it has, in whatever order of dimensions."""
+    """Return whether a tensor takes as many elements of memory as it has, in whatever order of dimensions."""
     if len(shape) != len(strides):
         return False
     reach = 1
@@ -141,7 +141,7 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def device_of(given: object) -> torch.device:
-    """A device that torch may know, be it there or not."""
+    """Return a device that torch may know, whether or not it exists."""
     kind, _, index = name_of(given).partition(":")
     if kind not in ("cpu", "meta", "cuda", "xpu", "hpu", "mps", "npu") or (index and not index.isdecimal()):
         raise Unreadable("the kernel returned a tensor on a device that lastbit does not know")
@@ -149,7 +149,7 @@ def device_of(given: object) -> torch.device:
 
 
 def findings(given: object) -> tuple[Finding, ...]:
-    """Findings of kinds that a call can have."""
+    """Return findings of the kinds that a call can have."""
     return tuple(_finding(*map(text_of, fields)) for fields in rows(given, 3))
 
 
@@ -160,17 +160,17 @@ def _finding(kind: str, name: str, sentence: str) -> Finding:
 
 
 def pairs(given: object) -> tuple[tuple[str, str], ...]:
-    """Pairs of names."""
+    """Return pairs of names."""
     return _list(given, lambda pair: _pair(_list(pair, name_of, most=2)))
 
 
 def listed(given: object) -> tuple[dict[str, Any], ...]:
-    """A list of named fields."""
+    """Return a list of mappings from names to fields."""
     return _list(given, _mapping)
 
 
 def warnings(given: object) -> tuple[tuple[Any, ...], ...]:
-    """Warnings: a text, or a text, the name of a tensor and two devices."""
+    """Return warnings, each of them a text, or a text, the name of a tensor and two devices."""
     found = _list(given, lambda row: _list(row, lambda part: part, most=4))
     if any(len(row) not in (1, 4) for row in found):
         raise Unreadable("the kernel process gave a warning that is none")
@@ -178,7 +178,7 @@ def warnings(given: object) -> tuple[tuple[Any, ...], ...]:
 
 
 def rows(given: object, length: int) -> tuple[tuple[Any, ...], ...]:
-    """A list of lists of so many fields."""
+    """Return a list of lists of `length` fields each."""
     found = _list(given, lambda row: _list(row, lambda part: part, most=length))
     if any(len(row) != length for row in found):
         raise Unreadable("the kernel process gave a list of another length")
@@ -186,7 +186,7 @@ def rows(given: object, length: int) -> tuple[tuple[Any, ...], ...]:
 
 
 def texts(given: object) -> dict[str, str]:
-    """Name → name."""
+    """Return name → name."""
     return {name_of(name): name_of(value) for name, value in _mapping(given).items()}
 
 
@@ -196,17 +196,17 @@ def long_texts(given: object) -> dict[str, str]:
 
 
 def names(given: object) -> tuple[str, ...]:
-    """A list of names."""
+    """Return a list of names."""
     return _list(given, name_of)
 
 
 def sentences(given: object) -> tuple[str, ...]:
-    """A list of texts."""
+    """Return a list of texts."""
     return _list(given, text_of)
 
 
 def poisons(given: object) -> dict[str, Poison]:
-    """Result → what memory was filled with."""
+    """Return name of a result → the poisons that its memory was filled with."""
     return {name_of(name): _poison(value) for name, value in _mapping(given).items()}
 
 
@@ -221,21 +221,21 @@ def _number_of_canary(given: object) -> int:
 
 
 def flag(given: object) -> bool:
-    """True or False."""
+    """Return True or False."""
     if not isinstance(given, bool):
         raise Unreadable("the kernel process gave something else than yes or no")
     return given
 
 
 def integer(given: object, least: int, most: int) -> int:
-    """An integer within bounds."""
+    """Return an integer within bounds."""
     if not isinstance(given, int) or isinstance(given, bool) or not least <= given <= most:
         raise Unreadable("the kernel process gave a number out of bounds")
     return given
 
 
 def text_of(given: object) -> str:
-    """A text, cut where it is long."""
+    """Return a text, cut where it is long, with escapes for characters that cannot be printed."""
     if not isinstance(given, str):
         raise Unreadable("the kernel process gave something else than a text")
     shown = (c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in given[:_TEXT])
@@ -243,7 +243,7 @@ def text_of(given: object) -> str:
 
 
 def name_of(given: object) -> str:
-    """A name, cut where it is long."""
+    """Return a name, cut where it is long."""
     return text_of(given)[:_NAME]
 
 

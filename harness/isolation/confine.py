@@ -1,4 +1,4 @@
-"""A process gives up all that a kernel does not need, before it loads the kernel's code.
+"""The confinement of a process: it gives up all that a kernel does not need, before it loads the kernel's code.
 
 Every measure is taken where the system has it; what it lacks is told, and stops nothing. It is no sandbox against code
 that attacks the operating system.
@@ -68,7 +68,7 @@ def confine(
 
 
 def _own_views(most: Limits, folder: Path, device_type: str) -> dict[str, str]:
-    """Which view of the system this process has not to itself, and why; empty for those that it has.
+    """Return name of a view of the system → why this process does not have it to itself; empty for those that it has.
 
     From here on it is a child of its guardian.
     """
@@ -90,7 +90,7 @@ def _settle_in(folder: Path, cache: Path) -> None:
 def _give_up_rights(
     user: int, own: Sequence[Path], readable: Sequence[Path], *, landlocked: bool
 ) -> tuple[Measure, ...]:
-    """A user of its own where root starts it, and no capabilities."""
+    """Become a user of its own, where root started the process, and give up all capabilities."""
     if os.geteuid():
         return _same_user("lastbit does not run as root")
     open_to_all = privileges.readable_by_all([*files.python_folders(), *readable, *(path.parent for path in own)])
@@ -123,7 +123,7 @@ def _view(name: str, refused: str, instead: str) -> Measure:
 
 
 def _instead(name: str, abi: int) -> str:
-    """What Landlock does where a process has no namespace of its own; empty if nothing."""
+    """Return the restriction of Landlock that stands in for a missing namespace; empty if there is none."""
     if name == "network" and abi >= _SINCE_TCP:
         return "Landlock: no TCP"
     if name == namespaces.PROCESSES and abi >= _SINCE_SCOPES:

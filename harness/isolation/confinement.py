@@ -1,4 +1,4 @@
-"""What a kernel process is kept from, and what this system has no means for: for a reader and for programs."""
+"""The restrictions of a kernel process, and those that this system has no means for: for a reader and for programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Measure:
-    """One thing that a kernel process is kept from.
+    """One restriction of a kernel process.
 
     Attributes:
         name: in a word or two, such as `network`.
@@ -23,7 +23,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Confinement:
-    """Everything that a kernel process was kept from before its kernel's code was loaded."""
+    """All measures that were taken before a kernel's code was loaded, whether or not they hold."""
 
     measures: tuple[Measure, ...] = ()
 
@@ -41,7 +41,7 @@ class Confinement:
         return self.holds + (f"; not {self.lacks}" if self.lacks else "") or "nothing"
 
     def has(self, name: str) -> bool:
-        """Whether the measure of that name holds."""
+        """Return whether the measure of that name holds."""
         return any(measure.name == name and measure.holds for measure in self.measures)
 
     @property
@@ -51,6 +51,6 @@ class Confinement:
 
     @staticmethod
     def from_json(fields: Mapping[str, Mapping[str, bool | str]]) -> Confinement:
-        """What `as_json` gave, from a process that had not loaded a kernel yet."""
+        """Return the confinement that `as_json` wrote, in a process that had not loaded a kernel yet."""
         measures = (Measure(name, bool(field["holds"]), str(field["how"])) for name, field in fields.items())
         return Confinement(tuple(measures))

@@ -1,4 +1,4 @@
-"""Kernels in the judge: what their files declare, without a line of these having run there."""
+"""Kernels in the judge, as their files declare them, without a line of these files having run there."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Kernels:
 
     @contextmanager
     def pair(self, kernel: Kernel, timeout: float) -> Iterator[Pair]:
-        """The processes for an item of a kernel, which they have loaded.
+        """Yield a pair of processes for an item of a kernel, which have loaded it.
 
         Raises:
             LastbitError: they cannot load it now.
@@ -105,7 +105,7 @@ class Kernels:
 
     @contextmanager
     def of_file(self, path: Path, role: Role, timeout: float) -> Iterator[tuple[Kernel, Pair]]:
-        """The kernel of a file in a role, as the file declares it, and its processes for an item.
+        """Yield the kernel of a file in a role, as the file declares it, and its processes for an item.
 
         Raises:
             LastbitError: the file ends the process that loads it, or raises, or no kernel in it has the role.
@@ -123,13 +123,13 @@ class Kernels:
                 del self._asked[path]
 
     def begin(self) -> None:
-        """Be up when this returns, so that the first kernel does not wait."""
+        """Start the server and wait until it is up, so that the first kernel does not wait."""
         self.server.start(Start(device_type=self.device_type)).end()
 
     def run(
         self, path: Path, function: Callable[..., object], arguments: Mapping[str, Any], timeout: float
     ) -> Mapping[str, Any]:
-        """What a function of a module of lastbit says of a file in a process of its own: the data of a stranger.
+        """Call a function of a module of lastbit in a process for a file; return its answer, the data of a stranger.
 
         Raises:
             LastbitError: it ended the process, or raised, or took longer than so many seconds.
@@ -140,7 +140,7 @@ class Kernels:
             return next(iter(answers.listed(answer.get("returned"))), {})
 
     def asked(self, file: Path) -> KernelProcess:
-        """A process that has loaded a file and answers questions about its kernels, until the server ends."""
+        """Return a process that has loaded a file and answers questions about its kernels, until the server ends."""
         process = self._asked.get(file)
         if process is None or process.over:
             process = self._asked[file] = self.server.start(self._start(file, bare=False))
@@ -163,7 +163,7 @@ class Kernels:
                 self.printed(path.name, process.printed)
 
     def _kernel(self, fields: Mapping[str, Any], files: Mapping[str, Path], timeout: float = _LOADING) -> Kernel:
-        """A kernel as its file declares it; `files` are those that it may come from."""
+        """Return a kernel as its file declares it; `files` are those that it may come from."""
         file = files.get(answers.name_of(fields.get("file")))
         if file is None:
             raise Unreadable("the kernel process names a file that is not of the folder")
@@ -212,7 +212,7 @@ class _Depth:
 
 
 def _loaded(process: KernelProcess, path: Path, timeout: float = _LOADING, **asked: Any) -> Mapping[str, Any]:
-    """Let a process load a file or folder; what it says of it."""
+    """Let a process load a file or folder, and return its answer."""
     try:
         return process.ask({"do": "load", "path": str(path), **asked}, timeout)
     except Raised as error:
@@ -223,7 +223,7 @@ def _loaded(process: KernelProcess, path: Path, timeout: float = _LOADING, **ask
 
 
 def _parameters(given: object) -> tuple[inspect.Parameter, ...] | str:
-    """Parameters of a function: those that it does not need have some default."""
+    """Return the parameters of a function; those that it can do without have some default."""
     if isinstance(given, str):
         return answers.text_of(given)
     return tuple(_parameter(fields) for fields in answers.rows(given, 3))

@@ -22,12 +22,12 @@ ALLOWED = frozenset(
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a fork server is started with. `/proc/PID/environ` shows it to all that it forks, whatever they unset."""
+    """Return a fork server's environment. `/proc/PID/environ` shows it to all that it forks, whatever they unset."""
     return {name: value for name, value in environ.items() if name in ALLOWED}
 
 
 def own_environment(folder: Path, cache: Path) -> dict[str, str]:
-    """What a kernel process has besides: every folder that a program would write to by itself lies in its own."""
+    """Return variables of a kernel process by which every program writes to folders of that process by default."""
     return {
         **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), str(folder)),
         **dict.fromkeys(("USER", "LOGNAME"), "user"),  # torch asks for a name, and its user may have none

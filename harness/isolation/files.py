@@ -1,4 +1,4 @@
-"""Which files a kernel process can read and write."""
+"""The files that a kernel process can read and write."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ACCELERATORS = ("nvidia*", "kfd", "dri")
 
 @cache
 def python_folders() -> list[Path]:
-    """Where Python and what is installed lie, and packages that this process has imported when it asks first."""
+    """Return where Python and installed packages lie, and packages that this process has imported when first asked."""
     found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *filter(_is_installed, sys.path)}
     for name, module in list(sys.modules.items()):
         if "." not in name:
@@ -40,7 +40,7 @@ def python_folders() -> list[Path]:
 
 
 def _is_installed(folder: str) -> bool:
-    """Whether an installer has put packages into a folder, as `pip install --target` does: a checkout is none.
+    """Return whether an installer has put packages into a folder, as `pip install --target` does: a checkout is none.
 
     What this user may not look into is none, either.
     """
@@ -49,12 +49,12 @@ def _is_installed(folder: str) -> bool:
 
 
 def accelerators() -> list[Path]:
-    """The device files of GPUs."""
+    """Return the device files of GPUs."""
     return [path for pattern in _ACCELERATORS for path in sorted(Path("/dev").glob(pattern))]
 
 
 def rules(own: Sequence[Path], readable: Sequence[Path], device_type: str, *, shared_memory: bool) -> landlock.Rules:
-    """What Landlock is to allow: `own` to write, and what programs need to read.
+    """Return what Landlock is to allow: `own` to write, and what programs need to read.
 
     `shared_memory`: `/dev/shm` is the process's own.
     """

@@ -25,7 +25,7 @@ def remove(folder: Path) -> None:
 
 
 def cache_of(file: Path, caches: Path) -> Path:
-    """The folder below `caches` for what the kernels of a file compile; a file has it for itself.
+    """Make the folder below `caches` for what the kernels of a file compile, one for each file, and return it.
 
     The user of kernel processes gets to it, but sees no other one.
 

@@ -19,7 +19,7 @@ from lastbit.isolation.processes import end_descendants
 
 
 class _Told(Exception):
-    """The guardian was asked to end the kernel process."""
+    """The signal that asks the guardian to end the kernel process, as an exception."""
 
 
 def guarded(own_processes: bool, prepare: Callable[[], None]) -> None:
@@ -70,7 +70,7 @@ def _guard(child: int, status: int, *, alone: bool) -> NoReturn:
 
 
 def _told(status: int) -> int:
-    """How the kernel process ended, as the first process of its namespace says, which somebody may have ended."""
+    """Return how the kernel process ended, by the first process of its namespace, which somebody may have ended."""
     said = os.read(status, 8)
     return int.from_bytes(said, "little") if said else signal.SIGKILL
 
@@ -80,14 +80,14 @@ def _tell(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _wait_first(kernel_process: int, status: int) -> NoReturn:
-    """What the first process of a namespace does: wait for all, and say how the kernel process ended."""
+    """Wait for all processes of a namespace, as its first process, and report how the kernel process ended."""
     with suppress(BaseException):
         os.write(status, _waited(kernel_process).to_bytes(8, "little"))
     os._exit(0)
 
 
 def _waited(child: int) -> int:
-    """How the child ended, after having waited for all others that ended before."""
+    """Return how the child ended, after waiting for all others that ended before it."""
     while True:
         ended, status = os.waitpid(-1, 0)
         if ended == child:
@@ -111,7 +111,7 @@ def _end_like(status: int) -> NoReturn:
 
 
 def _forget_descriptors(kept: int) -> None:
-    """Whoever waits for the other end of a socket or pipe waits for the kernel process alone."""
+    """Close sockets and pipes: whoever waits for their other end shall wait for the kernel process alone."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nothing, standard)

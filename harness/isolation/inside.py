@@ -36,14 +36,14 @@ Message = Mapping[str, Any]
 
 
 class Work:
-    """What a judge asks of a kernel process: to load kernels, and to call one of them."""
+    """The requests of a judge that a kernel process serves: to load kernels, and to call one of them."""
 
     def __init__(self) -> None:
         self._kernels: dict[str, Kernel] = {}
         self._held: Mapping[str, Tensor] = {}
 
     def load(self, message: Message) -> dict[str, Any]:
-        """Load a folder or a file of one, or the kernel of a file that has a role; what it declares."""
+        """Load a folder or a file of one, or the kernel of a file that has a role; return their declarations."""
         Withheld.begin()
         if "role" in message:
             return self._load_in_role(Path(message["path"]), role_of(message["role"]))
@@ -60,17 +60,17 @@ class Work:
         return {"kernels": [{**_declared(kernel), "file": path.name}], "plain": plain_name(kernel)}
 
     def run(self, message: Message) -> dict[str, Any]:
-        """What a function of a module of lastbit returns here, an object of JSON."""
+        """Call a function of a module of lastbit, and return its result, an object of JSON."""
         function: Callable[..., dict[str, Any]] = getattr(import_module(message["module"]), message["function"])
         return {"returned": [function(**message["arguments"])]}
 
     def depth(self, message: Message) -> dict[str, Any]:
-        """The height of the summation tree of a kernel for a number of terms."""
+        """Return the height of the summation tree of a kernel for a number of terms."""
         depth = self._kernels[message["kernel"]].depth
         return {"depth": None if depth is None else int(depth(message["terms"]))}
 
     def call(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
-        """Call a kernel: what it returned, and what else there is to say of the call."""
+        """Call a kernel; return its results, and everything else that is known of the call."""
         guards = [Guarded(t["name"], placed(words, t), words, t["start"]) for t, words in tensors]
         call, later = self._kernels[message["kernel"]].call, bool(message["later"])
         self._held = self._held if later else {}
@@ -82,7 +82,7 @@ class Work:
         return performed.named, said
 
     def follow(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
-        """Call a kernel once more and follow it on residues: these, by result, and the operations that have none."""
+        """Call a kernel once more on residues; return these by result, and the operations that have none."""
         guards = [Guarded(t["name"], placed(words, t), words, t["start"]) for t, words in tensors]
         handed = {guarded.name: twin(guarded, guarded.words) for guarded in guards}
         kernel = self._kernels[message["kernel"]]
@@ -109,7 +109,7 @@ class Work:
 
 
 def _warning(warning: Warning) -> list[str]:
-    """A warning as data: its text, and of one about a device the name of the tensor and both devices."""
+    """Return a warning as data: its text, and of one about a device the name of the tensor and both devices."""
     if isinstance(warning, PlacementWarning):
         return [str(warning), warning.name, str(warning.source), str(warning.target)]
     return [str(warning)]
@@ -148,7 +148,7 @@ def _findings(findings: Sequence[Finding]) -> list[list[str]]:
 
 
 def _declared(kernel: Kernel) -> dict[str, Any]:
-    """What a kernel declares, as data; `parameters` are its own and whether it needs them, or why nobody knows."""
+    """Return a kernel's declaration as data; `parameters` are its own and which it needs, or why nobody knows."""
     return {
         "name": kernel.name,
         "op": kernel.op,

@@ -1,4 +1,4 @@
-"""The judge's side of a call: inputs are copied to a kernel process, and what comes back is made one's own."""
+"""The judge's side of a call: inputs are copied to a kernel process, and results to memory of the judge alone."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ class Pair:
 
     @property
     def over(self) -> bool:
-        """One of them has ended: nothing more can be asked."""
+        """Whether one of them has ended, so that nothing more can be asked."""
         return self.guarded.over or self.bare.over
 
     def begin(self) -> None:
-        """A case begins."""
+        """Begin a case: free the blocks of the last one, and start its clock."""
         self.blocks.begin()
         self.latest = time.monotonic() + self.timeout
 
     def ask(self, process: KernelProcess, message: Mapping[str, Any], blocks: Sequence[Block]) -> Mapping[str, Any]:
-        """What a kernel process answers to a message about memory in some blocks."""
+        """Send a message about memory in some blocks to a kernel process, and return its answer."""
         new = {b.number: b for b in blocks if b.number not in process.known}
         gone = process.known - self.blocks.numbers()
         process.known = (process.known - gone) | new.keys()
@@ -83,7 +83,7 @@ class Pair:
             raise ended.within(self.timeout) from None
 
     def end(self) -> None:
-        """End both."""
+        """End both processes."""
         self.guarded.end()
         self.bare.end()
 
@@ -131,7 +131,7 @@ class Isolated:
         results: Mapping[str, tuple[int, ...]],
         constants: Sequence[float],
     ) -> Followed:
-        """What its process says that a kernel computes, on residues; nothing where it says what means nothing.
+        """Return the residues that a kernel computes, as its process says, without those that are not sound.
 
         `results` are their shapes.
         """
@@ -158,7 +158,7 @@ class Isolated:
         message: Mapping[str, Any],
         shapes: Mapping[str, tuple[int, ...]] | None,
     ) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
-        """Return what a process answers to a call, and what it returned; what it did to inputs is done to these.
+        """Return the answer of a process to a call, and its results; its changes of inputs are made to these `inputs`.
 
         Raises:
             KernelError: that has other `shapes`, where these are known.
@@ -185,7 +185,7 @@ class Isolated:
         blocks: Sequence[Block],
         shapes: Mapping[str, tuple[int, ...]] | None,
     ) -> tuple[Mapping[str, Any], Block]:
-        """The answer to a call, and the memory that its results were copied to."""
+        """Return the answer to a call, and the memory that its results were copied to."""
         into = self._results(_FIRST_RESULTS)
         _wait(self.device)
         try:
@@ -215,7 +215,7 @@ class Isolated:
 
 
 def _how(asked: Asked) -> dict[str, Any]:
-    """What a kernel process needs to know of a call."""
+    """Return the fields of a call that a kernel process needs."""
     return {
         "params": dict(asked.params),
         "results": list(asked.results),
@@ -231,7 +231,7 @@ def _how(asked: Asked) -> dict[str, Any]:
 
 
 def _warning(words: tuple[Any, ...]) -> Warning:
-    """A warning of the kernel's, as it would have been here."""
+    """Return a warning of the kernel's, as it would have been in this process."""
     if len(words) == 1:
         return UserWarning(answers.text_of(words[0]))
     _, name, *devices = words
@@ -240,7 +240,7 @@ def _warning(words: tuple[Any, ...]) -> Warning:
 
 
 def _performed(answer: Mapping[str, Any], named: dict[str, Tensor], inputs: Inputs, asked: Asked) -> Performed:
-    """What came of a call: of what its process said, what it could know."""
+    """Return what is known of a call: of its process's answer, only facts that this process can know."""
     if missing := [name for name in asked.results if name not in named]:
         raise KernelError(f"the kernel returned {sorted(named)}, which lacks the result {missing[0]!r}")
     results = (*asked.results, *(name for name in named if name in asked.may_return))
@@ -262,7 +262,7 @@ def _performed(answer: Mapping[str, Any], named: dict[str, Tensor], inputs: Inpu
 
 @dataclass(frozen=True)
 class _Said:
-    """What a process said of a tensor."""
+    """A statement of a kernel process about a tensor."""
 
     kind: str
     tensor: str
@@ -275,7 +275,7 @@ def _said(answer: Mapping[str, Any], what: str) -> tuple[_Said, ...]:
 
 
 def _described(guarded: Guarded, block: Block) -> dict[str, Any]:
-    """What a kernel process needs of a tensor to make it; nothing of where its values come from."""
+    """Return the description from which a kernel process makes a tensor, without where its values come from."""
     tensor = guarded.tensor
     return {
         "name": guarded.name,
@@ -290,13 +290,13 @@ def _described(guarded: Guarded, block: Block) -> dict[str, Any]:
 
 
 def _there(guarded: Guarded, block: Block) -> Tensor:
-    """Where the words of an input lie in its block: as far from an aligned address as the judge's own."""
+    """Return the words of an input in its block: as far from an aligned address as the judge's own."""
     start = guarded.words.data_ptr() % ALIGNMENT // 8
     return block.words[start : start + guarded.words.numel()]
 
 
 def _own(result: Result, into: Block) -> Tensor:
-    """A result in memory of this process alone."""
+    """Copy a result to memory of this process alone."""
     if result.at < 0:
         return _empty(result)
     there = torch.tensor([], dtype=result.dtype, device=into.words.device)
@@ -312,6 +312,6 @@ def _empty(result: Result) -> Tensor:
 
 
 def _wait(device: torch.device) -> None:
-    """Let what was copied be there before another process is told of it."""
+    """Wait until copies are complete, before another process is told of them."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

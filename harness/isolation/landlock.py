@@ -44,7 +44,7 @@ class _Beneath(ctypes.Structure):
 
 
 def version() -> int:
-    """The ABI of this system's Landlock; 0 if it has none."""
+    """Return the ABI version of this system's Landlock; 0 if it has none."""
     try:
         return syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_CREATE_VERSION))
     except OSError:
@@ -52,7 +52,7 @@ def version() -> int:
 
 
 class Rules:
-    """What stays allowed when `enforce` is called. It refuses everything else that its version knows.
+    """The rights that remain after `enforce`, which refuses everything else that its version knows.
 
     `abstract_sockets`: whether those of other processes can be reached, where the network is another's business.
     """
@@ -84,6 +84,6 @@ class Rules:
             syscall(_ADD, self._set, ctypes.c_int(_PATH_BENEATH), ctypes.byref(rule), ctypes.c_uint32(0))
 
     def enforce(self) -> None:
-        """From now on, for good. The process must have given up new privileges, or have CAP_SYS_ADMIN."""
+        """Refuse from now on, for good. The process must have given up new privileges, or have CAP_SYS_ADMIN."""
         syscall(_RESTRICT, self._set, ctypes.c_uint32(0))
         os.close(self._set)

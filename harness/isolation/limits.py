@@ -1,4 +1,4 @@
-"""How much a kernel process may use, and the part of it that the system itself enforces."""
+"""Limits of what a kernel process may use, and the part of them that the system itself enforces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MB, GB = 1 << 20, 1 << 30
 
 
 def _memory() -> int:
-    """8 GB, or half of what the machine has where that is less: the other half is the judge's.
+    """Return 8 GB, or half of the machine's memory if that is less: the other half is the judge's.
 
     A process with torch and Triton has 0.26 GB of its own before it does anything, a compiler it starts 0.3 GB, and
     the largest case of the design, interpreted, makes intermediates of 1 GB. Inputs and results are not counted: they
@@ -20,13 +20,13 @@ def _memory() -> int:
 
 
 def _processes() -> int:
-    """Threads count as processes: torch has one per core for each of two pools, a compiler some dozens in all."""
+    """Return the limit of processes and threads: torch has one per core for each of two pools, a compiler dozens."""
     return 128 + 4 * (os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a kernel process and all that it starts may use.
+    """Limits of a kernel process and all that it starts.
 
     Attributes:
         memory: bytes, besides what the judge shares with it. Each process is held to it by the system on the CPU, and
@@ -76,7 +76,7 @@ def apply(limits: Limits, device_type: str) -> None:
 
 
 def _end_first() -> None:
-    """Where the machine's memory runs out, this process is to end and not its judge."""
+    """Ask the system to end this process, and not its judge, where the machine's memory runs out."""
     try:
         with open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")

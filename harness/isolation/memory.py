@@ -1,4 +1,4 @@
-"""Memory of the judge that kernel processes have, too: files without a name, or memory of a device.
+"""Memory that the judge shares with kernel processes: files without a name, or memory of a device.
 
 What a judge looks at and what it keeps lies elsewhere. It copies inputs there before a call, and what it finds there
 after the call to memory of its own: whoever writes there later changes nothing.
@@ -25,7 +25,7 @@ _numbers = itertools.count(1)
 
 @dataclass(eq=False)
 class Block:
-    """Memory that is shared whole.
+    """A piece of memory that is shared whole.
 
     Attributes:
         number: what the judge and its kernel processes call it.
@@ -45,12 +45,12 @@ class Block:
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """What a kernel process needs to map it, beside the descriptor."""
+        """The fields that a kernel process needs to map the block, beside the descriptor."""
         return {"number": self.number, "bytes": self.nbytes, "cuda": self.handle}
 
 
 def fresh(device: torch.device, size: int) -> Block:
-    """Memory of at least `size` bytes that no kernel process has ever had, or can still have."""
+    """Return memory of at least `size` bytes that no kernel process has ever had, or can still have."""
     if device.type == "cpu":
         return _of_file(size)
     torch.cuda.empty_cache()  # and what was given to one before goes back to the device
@@ -76,7 +76,7 @@ def _of_file(size: int) -> Block:
 
 
 def _of_device(device: torch.device, size: int, pool: object) -> Block:
-    """Memory in a segment of its own, since another process that opens a part of a segment has all of it."""
+    """Allocate a segment of device memory: another process that opens a part of a segment has all of it."""
     size = -(-max(size, _LEAST_SEGMENT) // _SEGMENTS) * _SEGMENTS
     with torch.cuda.use_mem_pool(pool, device):  # type: ignore[arg-type]
         words = torch.zeros(size // 8, dtype=torch.int64, device=device)
@@ -88,7 +88,7 @@ _LEAST_SEGMENT, _SEGMENTS = 10 << 20, 2 << 20  # bytes from which torch's alloca
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes of memory that a device has."""
+    """Return how many bytes of memory a device has."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -103,16 +103,16 @@ class Blocks:
     pools: dict[torch.device, object] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Another case begins: whatever the last one had is free; what it had no use for is given back."""
+        """Begin another case: free the blocks of the last one, and give back those that it did not use."""
         self.free = list(self.used.values())
         self.used = {}
 
     def of(self, words: Tensor) -> Block:
-        """The block for the memory of a tensor; the same one each time in a case."""
+        """Return the block for the memory of a tensor; the same one each time in a case."""
         return self.sized(words.data_ptr(), words.device, words.nbytes + _ROOM)
 
     def sized(self, key: int, device: torch.device, size: int) -> Block:
-        """The block by a key, which has `size` bytes or more."""
+        """Return the block of a key, with `size` bytes or more."""
         block = self.used.get(key)
         if block is None or block.nbytes < size or block.words.device != device:
             fitting = [
@@ -132,11 +132,11 @@ class Blocks:
 
     @property
     def nbytes(self) -> int:
-        """Of all blocks that there are."""
+        """Bytes of all blocks."""
         return sum(block.nbytes for block in (*self.used.values(), *self.free))
 
     def numbers(self) -> set[int]:
-        """Of all blocks that there are."""
+        """Return the numbers of all blocks."""
         return {block.number for block in (*self.used.values(), *self.free)}
 
 

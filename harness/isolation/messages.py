@@ -1,4 +1,4 @@
-"""How messages lie in a stream: their length in four bytes, then JSON."""
+"""The form of messages in a stream: their length in four bytes, then JSON."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LENGTH = struct.Struct("!I")
 
 
 def missing(begun: bytearray) -> int:
-    """How many bytes to read next of a message that begins with its length."""
+    """Return how many bytes to read next of a message that begins with its length."""
     if len(begun) < LENGTH.size:
         return LENGTH.size - len(begun)
     return min(int(LENGTH.unpack_from(begun)[0]), LONGEST_ANSWER + 1) + LENGTH.size - len(begun)
 
 
 def is_whole(begun: bytearray) -> bool:
-    """Whether it is all of a message."""
+    """Return whether these bytes are all of a message."""
     return len(begun) >= LENGTH.size and missing(begun) == 0
 
 
@@ -34,7 +34,7 @@ def send(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[in
 
 
 def received(connection: socket.socket) -> bytes:
-    """The next message; the other end is trusted to finish what it began."""
+    """Return the next message; the other end is trusted to finish what it began."""
     head = _exactly(connection, LENGTH.size)
     return _exactly(connection, LENGTH.unpack(head)[0])
 

@@ -25,7 +25,7 @@ _MOST_FILES = 1 << 15  # in a folder of a kernel process
 
 
 def own_namespaces(wanted: Mapping[str, int]) -> dict[str, str]:
-    """Which of these the system refuses, and why. That of processes begins with the next child.
+    """Enter namespaces; return which of them the system refuses, and why. That of processes begins with the next child.
 
     Who is not root gets all or none, with a user namespace, in which the user is the same one.
     """
@@ -54,7 +54,7 @@ def _as_user(wanted: Mapping[str, int]) -> dict[str, str]:
 
 
 def own_mounts(folder: Path, size: int) -> dict[str, str]:
-    """In the first process of a namespace of processes: `/proc` shows these alone, and `/dev/shm` and `folder` are new.
+    """Mount a `/proc` of this namespace of processes, whose first process this is, and new `/dev/shm` and `folder`.
 
     Both are in memory, of limited size, and go with the process. What the system refuses and why, as `own_namespaces`
     says it.

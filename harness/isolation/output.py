@@ -1,4 +1,4 @@
-"""What a kernel process prints: read so that it need not wait, kept up to a bound, and escaped."""
+"""The output of a kernel process: read so that it need not wait, kept up to a bound, and escaped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Output:
         return self._descriptor
 
     def read(self) -> bool:
-        """Take some of what is there; whether more may come.
+        """Read some of what has arrived; return whether more may come.
 
         Only some: who prints without an end must not keep the reader from looking at the clock.
         """
@@ -39,7 +39,7 @@ class Output:
         return bool(piece)
 
     def close(self) -> str:
-        """What was printed until now, with escapes for characters that would command a terminal."""
+        """Close the pipe, and return what was printed, with escapes for characters that would command a terminal."""
         for _ in range(_HELD // _PIECE + 1):
             self.read()
         os.close(self._descriptor)

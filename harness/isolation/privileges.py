@@ -1,4 +1,4 @@
-"""What a process may do because of who it is: user, groups, capabilities."""
+"""The rights of a process by its identity: user, groups, capabilities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USERS = range(61184, 65520)
 
 
 def shield() -> None:
-    """No other process of the same user can read this one's memory and environment, or stop it as a debugger.
+    """Keep other processes of the same user from reading this one's memory or environment, and from debugging it.
 
     Judges call it before they start kernel processes. Root's processes are shielded from other users anyway.
     """
@@ -25,7 +25,7 @@ def shield() -> None:
 
 
 def readable_by_all(paths: Iterable[Path]) -> bool:
-    """Whether a user without rights of its own gets to these places, as far as they are there."""
+    """Return whether a user without rights of its own gets to these places, as far as they exist."""
     return all(
         _passable(folder) for path in paths if path.exists() for folder in (path.resolve(), *path.resolve().parents)
     )
@@ -36,7 +36,7 @@ def _passable(path: Path) -> bool:
 
 
 def user_of(folder: Path) -> int:
-    """A user for root to become, who shall have this folder and nothing else: the same one for the same folder."""
+    """Return a user for root to become, who shall have this folder and nothing else: always the same for a folder."""
     return USERS[folder.stat().st_ino % len(USERS)]
 
 
@@ -62,7 +62,9 @@ def become(user: int | None, groups: Sequence[int], *, keep_reading: bool) -> No
 
 
 def _drop_bounding(kept: Sequence[int]) -> None:
-    """A program that the process starts cannot have them again. Who may not drop them, has none to give up."""
+    """Drop all capabilities but `kept`, so that no program that the process starts can have them again. Who may not
+    drop them has none to give up.
+    """
     with suppress(OSError):
         for capability in range(64):
             if capability not in kept:
@@ -70,13 +72,13 @@ def _drop_bounding(kept: Sequence[int]) -> None:
 
 
 def groups_of(devices: Iterable[Path]) -> list[int]:
-    """The groups that devices belong to which not everybody may use."""
+    """Return the groups of those devices that not everybody may use."""
     found = [device.stat() for device in devices if device.is_char_device()]
     return sorted({state.st_gid for state in found if not state.st_mode & stat.S_IWOTH and state.st_gid})
 
 
 def settle() -> None:
-    """After a change of the user, which has undone both: end with the guardian, and be open to itself.
+    """Set anew what a change of the user has undone: end with the guardian, and be open to itself.
 
     Drivers look at `/proc/self`, which a process that is shielded cannot.
     """

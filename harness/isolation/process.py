@@ -52,7 +52,7 @@ class KernelProcessEnded(LastbitError):
         self.code, self.signal, self.limit, self.used = code, signal, limit, used
 
     def within(self, limit: float) -> KernelProcessEnded:
-        """The same, where the seconds that it had were the rest of a case that had so many."""
+        """Return this error with `limit`, the seconds of the whole case, in place of those that were left of it."""
         return self if self.limit is None else KernelProcessEnded(limit=limit, used=self.used)
 
 
@@ -67,7 +67,7 @@ def _sentence(code: int | None, number: int | None, limit: float | None) -> str:
 
 @dataclass(frozen=True)
 class Start:
-    """What a kernel process is to be.
+    """The properties of a kernel process that is to be started.
 
     Attributes:
         bare: nothing of lastbit is to be seen in it.
@@ -131,7 +131,7 @@ class ForkServer:
         atexit.register(self.close)
 
     def start(self, start: Start) -> KernelProcess:
-        """A new kernel process, in an empty folder of its own.
+        """Start a kernel process, in an empty folder of its own.
 
         Raises:
             LastbitError: the server does not start, or not this process.
@@ -154,7 +154,7 @@ class ForkServer:
         return KernelProcess(self, int(pid), ours, Output(reading), folder, start)
 
     def ended(self, pid: int, patience: float) -> int | None:
-        """End a kernel process and what it started: how it ended by itself within some seconds, None if it did not."""
+        """End a kernel process and all it started; return how it ended by itself within `patience` seconds, or None."""
         if self._socket is None:  # it has ended, and all kernel processes with it
             return None
         try:
@@ -185,7 +185,7 @@ class ForkServer:
         return self._heard(message, fds)
 
     def _heard(self, message: Mapping[str, Any] | None = None, fds: Sequence[int] = ()) -> Mapping[str, Any]:
-        """What the server says, if there is a message after it has got that."""
+        """Send a message to the server, if there is one, and return its next answer."""
         assert self._socket is not None and self._process is not None
         self._socket.settimeout(_GRACE + 40)
         try:
@@ -226,11 +226,11 @@ class KernelProcess:
 
     @property
     def over(self) -> bool:
-        """It has ended."""
+        """Whether it has ended."""
         return self._over is not None
 
     def ask(self, message: Mapping[str, Any], timeout: float, fds: Sequence[int] = ()) -> Mapping[str, Any]:
-        """What the process answers within so many seconds.
+        """Send a message to the process, and return its answer within `timeout` seconds.
 
         Raises:
             KernelProcessEnded: it does not; it is there no more.
@@ -257,7 +257,7 @@ class KernelProcess:
             self._over = self._ended(None, patient=False)
 
     def _answer(self, timeout: float) -> bytes:
-        """The next message of the process, whose output is read meanwhile."""
+        """Return the next message of the process, whose output is read meanwhile."""
         latest, found = time.monotonic() + timeout, bytearray()
         self._socket.settimeout(0)
         waiting = select.poll()
@@ -276,14 +276,14 @@ class KernelProcess:
         raise self._ended(timeout)
 
     def _part(self, found: bytearray) -> bytes:
-        """What there is of a message, nothing if no more comes of it or it is too long."""
+        """Return the available bytes of a message; none if no more of it comes, or it is too long."""
         with suppress(OSError):
             if len(found) <= LONGEST_ANSWER:
                 return self._socket.recv(missing(found))
         return b""
 
     def _ended(self, limit: float | None, *, patient: bool = True) -> KernelProcessEnded:
-        """End the process, and say how it ended; who is patient lets it end itself, for it has begun to."""
+        """End the process, and return how it ended; who is patient lets it end itself, for it has begun to."""
         self._socket.close()
         status = self._server.ended(self._pid, patience=_PARTING if limit is None and patient else 0.0)
         self.printed = self._output.close()
@@ -296,6 +296,6 @@ class KernelProcess:
 
 
 def _how(status: int) -> tuple[int | None, int | None]:
-    """The exit code or the signal of a status of `os.waitpid`."""
+    """Return the exit code or the signal of a status of `os.waitpid`; the other one is None."""
     code = os.waitstatus_to_exitcode(status)
     return (code, None) if code >= 0 else (None, -code)

@@ -15,12 +15,12 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Family:
-    """Which processes there are, by their parents."""
+    """The processes of one moment, by their parents."""
 
     children: Mapping[int, Sequence[int]]
 
     def descendants(self, pid: int) -> list[int]:
-        """Every process below this one, parents before their children."""
+        """Return every process below this one, parents before their children."""
         found = list(self.children.get(pid, ()))
         for process in found:  # grows while it is read
             found += self.children.get(process, ())
@@ -28,7 +28,7 @@ class Family:
 
 
 def family() -> Family:
-    """The processes of this moment, without dead ones that nobody has waited for."""
+    """Return the processes of this moment, without dead ones that nobody has waited for."""
     children: dict[int, list[int]] = defaultdict(list)
     for process, parent in _parents():
         children[parent].append(process)

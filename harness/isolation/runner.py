@@ -1,4 +1,4 @@
-"""What a kernel process does: it takes messages, maps memory, calls a function and copies what that returns.
+"""The work of a kernel process: it takes messages, maps memory, calls a function and copies its results.
 
 It imports nothing of lastbit, so that a *bare* kernel process can run the text of this file, where nothing of lastbit
 is to be seen but what the kernel's own file imports.
@@ -53,7 +53,7 @@ class Channel:
         self._socket.sendall(_LENGTH.pack(len(text)) + text)
 
     def receive(self) -> tuple[Any, list[int]]:
-        """The next message and its descriptors; None and none at the end."""
+        """Return the next message and its descriptors; None and none at the end."""
         head, fds, _, _ = socket.recv_fds(self._socket, _LENGTH.size, _MOST_FDS)
         head += self._exactly(_LENGTH.size - len(head)) if head else b""
         if len(head) < _LENGTH.size:
@@ -72,7 +72,7 @@ class Channel:
 
 
 class Handle(ctypes.Structure):
-    """By which the driver of CUDA lets another process have memory of a device."""
+    """The handle by which the driver of CUDA lets another process have memory of a device."""
 
     _fields_ = [("reserved", ctypes.c_ubyte * 64)]
 
@@ -85,7 +85,7 @@ def driver(name: str, *arguments: object) -> None:
 
 
 def exported(address: int) -> tuple[str, int]:
-    """By what another process opens the segment that holds an address, and where in it the address is."""
+    """Return the handle by which another process opens the segment of an address, and the address's offset in it."""
     handle, base, size = Handle(), ctypes.c_uint64(), ctypes.c_size_t()
     driver("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
     driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
@@ -135,7 +135,7 @@ class Mapped:
                 self._blocks[block["number"]] = Opened(block["bytes"], *block["cuda"])
 
     def words(self, place: Message) -> Tensor:
-        """A tensor of int64 over the bytes of a place, in a storage that has these bytes alone."""
+        """Return a tensor of int64 over the bytes of a place, in a storage that has these bytes alone."""
         block, offset, size = self._blocks[place["memory"]], place["offset"], place["bytes"]
         if isinstance(block, mmap.mmap):
             return torch.frombuffer(block, dtype=torch.int64, count=size // 8, offset=offset)
@@ -149,7 +149,7 @@ class Mapped:
             block.close()
 
     def whole(self, number: int) -> Tensor:
-        """A tensor of int64 over all of a block."""
+        """Return a tensor of int64 over all of a block."""
         return self.words({"memory": number, "offset": 0, "bytes": self.size(number)})
 
     def size(self, number: int) -> int:
@@ -157,7 +157,7 @@ class Mapped:
 
 
 class Results:
-    """What a call returned, until it was copied where the judge wants it."""
+    """The results of a call, until they are copied where the judge wants them."""
 
     def __init__(self, memory: Mapped, named: Mapping[str, Tensor]) -> None:
         self._memory, self._bytes = memory, 0
@@ -175,7 +175,7 @@ class Results:
                 self._bytes += -(-size // ALIGNMENT) * ALIGNMENT
 
     def copied(self, into: int) -> Message:
-        """Copy everything to memory `into` if it is large enough; what there is to copy."""
+        """Copy all results to memory `into` if it is large enough; return their description."""
         done = self._bytes <= self._memory.size(into)
         if done and self._bytes:
             words = self._memory.words({"memory": into, "offset": 0, "bytes": self._bytes})
@@ -189,7 +189,7 @@ class Results:
 
 
 def placed(words: Tensor, tensor: Message) -> Tensor:
-    """The tensor that a message describes, at its place among the words; no view, as autograd sees it."""
+    """Return the tensor that a message describes, at its place among the words; no view, as autograd sees it."""
     made = torch.tensor([], dtype=getattr(torch, tensor["dtype"]), device=words.device)
     return made.set_(words.untyped_storage(), tensor["start"], tensor["shape"], tensor["strides"])
 
@@ -259,7 +259,7 @@ def called_in_thread(call: Callable[[], Any], device: str) -> Any:
 
 
 def is_lost(device: str) -> bool:
-    """Whether a device can no longer be used, as after an illegal access to memory."""
+    """Return whether a device can no longer be used, as after an illegal access to memory."""
     try:
         if device != "cpu":
             torch.accelerator.synchronize(torch.device(device))
@@ -269,7 +269,7 @@ def is_lost(device: str) -> bool:
 
 
 def raised(error: BaseException, lost: bool) -> Message:
-    """An exception as data; with `lost`, nothing more can be asked."""
+    """Return an exception as data; with `lost`, nothing more can be asked."""
     try:
         text = str(error)
     except Exception:
@@ -316,7 +316,7 @@ def serve(connection: socket.socket, work: object, memory: Mapped | None = None)
 
 
 def executed(path: Path) -> ModuleType:
-    """The module that a file makes, which can import its siblings meanwhile."""
+    """Execute a file as a module, which can import its siblings meanwhile, and return it."""
     spec = importlib.util.spec_from_file_location(f"kernel_file_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

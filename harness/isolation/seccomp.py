@@ -35,7 +35,7 @@ _CLONE3 = 435  # its flags lie in memory, where no filter looks; libraries go ba
 
 @dataclass(frozen=True)
 class _Architecture:
-    """How Linux counts on an architecture: its own number, those of three calls by name, and of others.
+    """The numbers of Linux on an architecture: of itself, of three calls by name, and of others.
 
     The others: more about keys, inotify and fanotify, files by handle, debugging and memory of other processes,
     performance counters, BPF, userfaultfd, namespaces, mounts, chroot, modules, kexec, swap, accounting, quotas,
@@ -82,7 +82,7 @@ def new_session_keyring() -> None:
 
 
 def enforce() -> str:
-    """Refuse calls for good, also in what this process starts; why it cannot be, or an empty text.
+    """Refuse calls for good, also in all that this process starts; return why that cannot be, or an empty text.
 
     The process must have given up new privileges, or have CAP_SYS_ADMIN.
     """
@@ -101,7 +101,7 @@ def enforce() -> str:
 
 
 def _program(of: _Architecture) -> Iterator[bytes]:
-    """The instructions, each of which says by how many it goes on where a comparison holds, and where not."""
+    """Yield the instructions; a comparison skips so many of them where it holds, and so many where it does not."""
     refuse, unknown = _RETURN, _ERRNO | errno.EPERM
     yield _instruction(_LOAD, _ARCHITECTURE)
     yield _instruction(_EQUAL, of.audit, 1, 0)

@@ -59,7 +59,7 @@ Program = tuple[Any, dict[str, Any]]
 
 
 def forked(descriptor: int) -> Program | None:
-    """Fork what the judge asks for: returns in each kernel process with what that shall execute, at the end None."""
+    """Fork what the judge asks for; return in each kernel process the program that it executes, at the end None."""
     shield()
     _prepare()
     connection = socket.socket(fileno=descriptor)
@@ -114,7 +114,7 @@ def _ended(pid: int, running: dict[int, str], patience: float) -> int | None:
 
 
 def _waited(pid: int, patience: float) -> int | None:
-    """The status of a child that ends within some seconds."""
+    """Wait some seconds for a child to end, and return its status; None if it has not ended."""
     latest, pause = time.monotonic() + patience, _PAUSE
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -127,7 +127,7 @@ def _waited(pid: int, patience: float) -> int | None:
 
 
 def _kernel_process(asked: Mapping[str, Any], fds: list[int], parent: int) -> Program:
-    """Make this new process one of its own, and say what it shall execute."""
+    """Set up this new process as a kernel process, and return the program that it shall execute."""
     own, output = fds
     _die_with(parent)
     with open(os.devnull, "rb") as nothing:
@@ -186,7 +186,7 @@ may import lastbit from there, where it is not installed.
 
 
 def _bare(connection: socket.socket) -> Program:
-    """The text of the runner, in a process that forgets lastbit."""
+    """Make this process forget lastbit, and return the text of the runner as its program."""
     texts = [Path(__file__).with_name(f"{name}.py").read_text() for name in ("runner", "timed")]
     texts = [text.replace("from __future__ import annotations\n", "") for text in texts]  # this file's holds for them
     text = "\n\n".join([_FORGET, *texts, "memory = Mapped()\nserve(connection, Timed(Bare(), memory), memory)\n"])

@@ -1,4 +1,4 @@
-"""The calls of Linux that Python 3.11 has no function for, and what their numbers mean."""
+"""Calls of Linux that Python 3.11 has no function for, and the numbers that they take."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class _CapabilityWords(ctypes.Structure):
 
 
 def prctl(option: int, *arguments: int) -> None:
-    """Raises OSError if the system refuses."""
+    """Call `prctl`; raise OSError if the system refuses."""
     words = [ctypes.c_ulong(word) for word in (*arguments, 0, 0, 0, 0)[:4]]
     _checked(_libc.prctl(option, *words))
 
 
 def unshare(flags: int) -> None:
-    """Raises OSError if the system refuses."""
+    """Call `unshare`; raise OSError if the system refuses."""
     _checked(_libc.unshare(flags))
 
 
@@ -64,7 +64,7 @@ def set_capabilities(*kept: int) -> None:
 
 
 def syscall(number: int, *arguments: object) -> int:
-    """A system call by its number, which for those before 424 depends on the architecture.
+    """Make a system call by its number, which for those before 424 depends on the architecture.
 
     Raises OSError if the system refuses.
     """

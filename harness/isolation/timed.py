@@ -1,4 +1,4 @@
-"""What a kernel process does to be timed: a call on inputs that come with the message to go.
+"""Timed calls in a kernel process, on inputs that come with the message to go.
 
 A kernel process runs the text of this file after that of `runner`, of which it uses `alone` and `called`. Nothing here
 has a say in the time or in the verdict: the judge stops its own clock when it has read results in its own memory, and
@@ -20,7 +20,7 @@ Said = Mapping[str, Any]
 
 
 class Timed:
-    """What a bare kernel process does, and calls that are timed.
+    """The requests that a bare kernel process serves, and calls that are timed.
 
     `bare` loads kernels and calls one; `memory` is that of the judge.
     """
@@ -53,7 +53,7 @@ class Prepared:
         self._device, self._results = torch.device(message["device"]), placed_in(message["results"], into)
 
     def called(self, inputs: Tensor) -> Said:
-        """Make the call, and wait for it; how many results had to be copied to where they are to lie."""
+        """Make the call, and wait for it; return how many results had to be copied to where they are to lie."""
         arguments, copied = placed_in(self._message["arguments"], inputs), 0
         with Offers({(tuple(t.shape), t.dtype): t for t in self._results.values()}):
             returned = called(partial(self._call, **arguments), self._message)
@@ -74,12 +74,12 @@ def placed_in(tensors: list[Said], words: Tensor) -> dict[str, Tensor]:
 
 
 def same(result: Tensor, place: Tensor) -> bool:
-    """Whether a result lies at its place already."""
+    """Return whether a result lies at its place already."""
     return result.data_ptr() == place.data_ptr() and result.stride() == place.stride()
 
 
 def nothing(**arguments: object) -> None:
-    """A kernel that does nothing: what its calls take is what the procedure takes."""
+    """Do nothing, as a kernel: the time that its calls take is that of the procedure itself."""
 
 
 class Offers:
@@ -103,7 +103,7 @@ class Offers:
             setattr(where, name, self._own[name])
 
     def _functions(self) -> tuple[tuple[Any, str, Call], ...]:
-        """Where each function of torch is, and what takes its place; one of tensors gets the tensor first."""
+        """Return each function of torch that is replaced: its owner, its name, and its substitute."""
 
         def new_empty(tensor: Tensor, *size: Any, **options: Any) -> Any:
             return self._new_empty(tensor, *size, **options)
@@ -142,7 +142,7 @@ class Offers:
         return self._own["new_empty"](tensor, *size, **kind, **options) if found is None else found
 
     def _taken(self, size: Any, dtype: torch.dtype, device: Any) -> Tensor | None:
-        """Memory of a result of that size, which nobody has asked for in this call."""
+        """Return the memory of a result of that size that nobody has asked for in this call; None if there is none."""
         size = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
         found = self.now.get((size, dtype))
         if found is None or torch.device(device).type != found.device.type:

@@ -1,4 +1,4 @@
-"""The judge's watch over kernel processes: what limits of the system do not bound, or only for one process.
+"""The judge's watch over kernel processes, for limits that the system does not enforce, or only for one process.
 
 One thread looks at all of them every now and then; without any it sleeps. It tells a guardian to end its kernel
 process, with which all that this has started ends, and keeps what the process was ended for.
@@ -76,7 +76,7 @@ class Watch:
         return watched
 
     def over(self, watched: Watched) -> None:
-        """Do not look at it any more."""
+        """Stop watching a kernel process."""
         with self._changed:
             self._watched.remove(watched)
             os.close(watched.handle)
@@ -146,7 +146,7 @@ class _Usage:
 
 
 def _usage(pid: int) -> _Usage | None:
-    """Bytes that a process has in memory, and its threads; None once it has ended.
+    """Return the bytes that a process has in memory, and its threads; None once it has ended.
 
     What it has of its parent's counts as private until it is written, so the guardian, which writes nothing, is what
     a process had at first.

@@ -115,7 +115,7 @@ def test_everything_as_json(list_: List) -> None:
 
 
 def test_an_entry_without_facts_is_a_line(list_: List) -> None:
-    assert "  contiguous       Row-major.\n" in list_("layouts")
+    assert "  contiguous       Place elements in row-major order.\n" in list_("layouts")
 
 
 @pytest.mark.parametrize(
