@@ -49,7 +49,7 @@ LARGE_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True)
 class Variant:
-    """What a group fixes: dtype of the logits, and the range of V, which chooses the block of a kernel."""
+    """The fixed facts of a group: dtype of the logits, and the range of V, which chooses the block of a kernel."""
 
     dtype: str
     narrow: int
@@ -68,7 +68,7 @@ VARIANTS = (
 
 
 def choices(variant: Variant, accepts: frozenset[str], most: int) -> dict[str, tuple[Option, ...]]:
-    """What the tensors and parameters that a kernel accepts choose from, where logits may have `most` elements."""
+    """Map each tensor and parameter that a kernel accepts to its options, where logits may have `most` elements."""
     layouts = layouts_like(min(most // variant.wide, 2), 64)
     found: dict[str, tuple[Option, ...]] = tensor_choices("logits", (variant.dtype,), _LOGITS[variant.dtype], layouts)
     found |= tensor_choices("labels", ("int64", "int32"), _LABELS, layouts_like(64))
@@ -85,7 +85,7 @@ def choices(variant: Variant, accepts: frozenset[str], most: int) -> dict[str, t
 
 @st.composite
 def drawn(draw: st.DrawFn, variant: Variant, most: int, chosen: Chosen) -> tuple[list[TensorSpec], dict[str, Any]]:
-    """Logits and labels, and the parameters that were chosen."""
+    """Draw logits and labels, and return them with the parameters that were chosen."""
     classes = draw(widths_with(chosen["logits columns % 16"], variant.narrow, variant.wide, 16))
     rows = draw(st.integers(least_rows(chosen)[0], max(least_rows(chosen)[0], most // classes)))
     tensors = [chosen_tensor("logits", chosen, (rows, classes)), chosen_tensor("labels", chosen, (rows,), classes)]
@@ -97,7 +97,7 @@ def drawn(draw: st.DrawFn, variant: Variant, most: int, chosen: Chosen) -> tuple
 
 
 def real_logits(*, small: bool) -> Iterator[tuple[list[TensorSpec], dict[str, Any]]]:
-    """Logits and labels of the vocabularies of the table, few of whose rows and classes a CPU sees."""
+    """Yield logits and labels of the vocabularies of the table, cut to few rows and classes for a CPU."""
     for number, shape in enumerate(_SHAPES):
         rows, classes = (2, 600 - number) if small else (shape["rows"], shape["classes"])
         params = {name: shape[name] for name in ("softcap",) if name in shape}

@@ -15,13 +15,13 @@ _FOLDER = Path(__file__).parent / "edges"
 
 
 def edges(op: str, accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Those edges of `op` that a kernel with the parameters `accepts` can take; `small` leaves out the large ones."""
+    """Yield the edges of `op` that a kernel with the parameters `accepts` can take; `small` omits the large ones."""
     for path in [_FOLDER / f"{op}.txt"] + ([] if small else [_FOLDER / f"{op}.large.txt"]):
         yield from (case for case in cases_in(path) if case.names <= accepts)
 
 
 def cases_in(path: Path) -> Iterator[Case]:
-    """The cases of a file, a line each."""
+    """Yield the cases of a file, a line each."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             yield parse_case(line)

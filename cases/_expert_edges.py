@@ -43,12 +43,12 @@ class Edge:
     adapters: bool = True
 
     def pairs(self) -> Iterator[TensorSpec]:
-        """Ids and weights of the experts of each token."""
+        """Yield ids and weights of the experts of each token."""
         yield TensorSpec("expert_ids", self.ids_dtype, self.size.pairs, regime=self.ids)
         yield TensorSpec("routing_weights", "fp32", self.size.pairs, regime="quarters")
 
     def weights(self, regimes: Regimes) -> Iterator[TensorSpec]:
-        """Base weights, as numbers or as codes with their scales, and adapters if there are any."""
+        """Yield base weights, as numbers or as codes with their scales, and adapters if there are any."""
         for name, shape in self.size.matrices().items():
             if not self.scheme:
                 yield TensorSpec(name, self.dtype, shape, regime=regimes[name][0])
@@ -67,7 +67,7 @@ class Edge:
             yield TensorSpec(name.replace("proj", "zero"), "int8", grouped, regime="below_16")
 
     def case(self, op: str, tensors: list[TensorSpec], seed: int) -> Case:
-        """The case of these tensors, with what is not usual about them."""
+        """Make the case of these tensors, and change what the edge changes."""
         scaling: dict[str, Param] = {"scaling": 2.0} if self.adapters else {}
         return Case(op, tuple(map(self._changed, tensors)), {**scaling, **self.params}, seed)
 
@@ -194,10 +194,10 @@ LARGE_PROPERTIES = (
 
 
 def properties(*, small: bool) -> tuple[Edge, ...]:
-    """Those for a CPU, or for an accelerator."""
+    """Return the cases for properties on a CPU, or on an accelerator."""
     return PROPERTIES if small else LARGE_PROPERTIES
 
 
 def edges(*, small: bool) -> tuple[Edge, ...]:
-    """The edges for a CPU, or all."""
+    """Return the edges for a CPU, or all."""
     return EDGES if small else (*EDGES, *LARGE_EDGES)

@@ -1,4 +1,4 @@
-"""What groups of cases of experts fix: dtype, kind of values, shards, scheme of the base weights, adapters or none."""
+"""Fixed facts of groups of cases of experts: dtype, kind of values, shards, scheme of base weights, adapters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Codes:
-    """How base weights are stored.
+    """The storage of base weights as codes.
 
     Attributes:
         dtype, per_element: of the codes, and how many share an element.
@@ -36,7 +36,7 @@ QUANTIZED: Mapping[str, Codes] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """What a group of cases fixes: dtype of the activations, kind of values, ways to shard, scheme of base weights.
+    """The fixed facts of a group: dtype of the activations, kind of values, ways to shard, scheme of base weights.
 
     Without adapters a layer is a plain mixture of experts.
     """
@@ -53,7 +53,7 @@ class Variant:
 
     @property
     def multiple(self) -> int:
-        """What the hidden and intermediate dimensions must be multiples of."""
+        """The divisor that the hidden and intermediate dimensions must have."""
         return min(self.codes.groups, default=1) if self.codes else 1
 
     def __str__(self) -> str:
@@ -61,18 +61,18 @@ class Variant:
 
 
 def has_adapters(accepts: frozenset[str]) -> bool:
-    """Whether a kernel with these parameters takes adapters."""
+    """Check whether a kernel with these parameters takes adapters."""
     return "gate_lora_a" in accepts
 
 
 def variants(accepts: frozenset[str]) -> Iterator[Variant]:
-    """The variants for a kernel with these parameters, with adapters if it takes them."""
+    """Yield the variants for a kernel with these parameters, with adapters if it takes them."""
     for variant in _variants(accepts):
         yield replace(variant, adapters=has_adapters(accepts))
 
 
 def plain_variants(accepts: frozenset[str]) -> list[Variant]:
-    """The same without adapters; nothing for a kernel that takes none anyway."""
+    """List the variants without adapters; nothing for a kernel that takes no adapters anyway."""
     return [replace(v, adapters=False) for v in _variants(accepts)] if has_adapters(accepts) else []
 
 

@@ -94,12 +94,12 @@ class Sizes:
         return self.tokens, self.slots
 
     def matrices(self) -> dict[str, tuple[int, int, int]]:
-        """Shapes of the base weights."""
+        """Map the base weights to their shapes."""
         up = (self.experts, self.intermediate, self.hidden)
         return {"gate_proj": up, "up_proj": up, "down_proj": (self.experts, self.hidden, self.intermediate)}
 
     def adapters(self) -> dict[str, tuple[int, int, int]]:
-        """Shapes of the adapters."""
+        """Map the adapters to their shapes."""
         shapes: dict[str, tuple[int, int, int]] = {}
         for name, (experts, outputs, inputs) in self.matrices().items():
             shapes[name.replace("proj", "lora_a")] = (experts, self.rank, inputs)
@@ -109,7 +109,7 @@ class Sizes:
 
 @st.composite
 def sizes(draw: st.DrawFn, variant: Variant, chosen: Chosen, *, small: bool) -> Sizes:
-    """Sizes that the shards divide, and with them the groups of codes."""
+    """Draw sizes that the shards divide, and with them the groups of codes."""
     hidden, intermediate, rank, tokens, experts = (96, 64, 16, 24, 4) if small else (2048, 1024, 64, 64, 8)
     if variant.kind == "balanced" or variant.scheme:  # of random numbers and codes, longer dots decide nothing
         hidden, intermediate = min(hidden, 256), min(intermediate, 256)
@@ -133,7 +133,7 @@ def sizes(draw: st.DrawFn, variant: Variant, chosen: Chosen, *, small: bool) -> 
 
 
 def real_sizes(*, small: bool) -> Iterator[Sizes]:
-    """The layers of real models with eight experts at most; `small` takes a 64th of each dimension."""
+    """Yield the layers of real models with eight experts at most; `small` takes a 64th of each dimension."""
     for shape in SHAPES:
         cut = 64 if small else 1
         yield Sizes(
@@ -147,7 +147,7 @@ def real_sizes(*, small: bool) -> Iterator[Sizes]:
 
 
 def choices(variant: Variant, regimes: Regimes, scalings: tuple[float, ...], limits: tuple[float, ...] = ()) -> Choices:
-    """What the tensors and parameters of a layer choose from; `limits` are those of SwiGLU."""
+    """Map each tensor and parameter of a layer to its options; `limits` are those of SwiGLU."""
     dtype, codes = variant.dtype, variant.codes
     found: dict[str, tuple[Option, ...]] = {}
     found |= tensor_choices("x", (dtype,), regimes["x"], _ROWS)
@@ -173,17 +173,17 @@ def choices(variant: Variant, regimes: Regimes, scalings: tuple[float, ...], lim
 
 @st.composite
 def any_of(draw: st.DrawFn, own: Choices) -> Chosen:
-    """An option of each choice."""
+    """Draw an option of each choice."""
     return {choice: draw(st.sampled_from(options)) for choice, options in own.items()}
 
 
 def chosen_params(chosen: Chosen) -> dict[str, Any]:
-    """Scaling, how many shards there are where there are several, and the limit of SwiGLU; None leaves one out."""
+    """Return scaling, the number of shards if there are several, and the limit of SwiGLU; None leaves one out."""
     return {name: chosen.get(name) for name in ("scaling", "shards", "swiglu_limit")}
 
 
 def routing(size: Sizes, chosen: Chosen) -> tuple[list[TensorSpec], dict[str, Param]]:
-    """Ids and weights of the experts of each token, and the first expert where it is not number 0.
+    """Make ids and weights of the experts of each token, and the first expert where it is not number 0.
 
     Where there is a first expert, as many others come before it, which are elsewhere.
     """
@@ -196,7 +196,7 @@ def routing(size: Sizes, chosen: Chosen) -> tuple[list[TensorSpec], dict[str, Pa
 
 @st.composite
 def weights(draw: st.DrawFn, size: Sizes, variant: Variant, chosen: Chosen) -> list[TensorSpec]:
-    """Base weights, as numbers in any layout or as codes; adapters, if any; scales and zero points.
+    """Draw base weights, as numbers in any layout or as codes; adapters, if any; scales and zero points.
 
     No shard cuts a group.
     """
@@ -219,12 +219,12 @@ def weights(draw: st.DrawFn, size: Sizes, variant: Variant, chosen: Chosen) -> l
 
 
 def real_routing(size: Sizes, kind: str) -> Iterator[TensorSpec]:
-    """Uniform routing of a real layer, with weights in (-1, 1), or of one sign."""
+    """Yield uniform routing of a real layer, with weights in (-1, 1), or of one sign."""
     yield TensorSpec("expert_ids", "int64", size.pairs, regime=f"below_{size.experts}")
     yield TensorSpec("routing_weights", "fp32", size.pairs, regime="one_sign" if kind == "one_sign" else "uniform")
 
 
 def real_weights(size: Sizes, regimes: Regimes, *, adapters: bool) -> Iterator[TensorSpec]:
-    """Weights of a real layer, not quantized."""
+    """Yield weights of a real layer, not quantized."""
     for name, shape in (size.matrices() | (size.adapters() if adapters else {})).items():
         yield TensorSpec(name, "bf16", shape, regime=regimes[name][0])

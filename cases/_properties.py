@@ -16,11 +16,11 @@ _FOLDER = Path(__file__).parent / "properties"
 
 
 def properties(op: str, accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """The group of the lines of `op` that a kernel with the parameters `accepts` can take, if there is one."""
+    """Yield the group of the lines of `op` that a kernel with the parameters `accepts` can take, if any."""
     return group_of(cases_in(_FOLDER / (f"{op}.txt" if small else f"{op}.large.txt")), accepts)
 
 
 def group_of(cases: Iterable[Case], accepts: frozenset[str]) -> Iterator[Group]:
-    """The group of those of the cases that a kernel with the parameters `accepts` can take, if there is one."""
+    """Yield the group of the cases that a kernel with the parameters `accepts` can take, if any."""
     if own := tuple(case for case in cases if case.names <= accepts):
         yield Group("properties", examples=own, properties=True)

@@ -8,12 +8,12 @@ _REGIMES = ("normal", "rows", "outlier", "lattice", "zero_rows", "subnormal", "h
 
 
 def peers(ranks: int) -> tuple[str, ...]:
-    """Names of the tensors of the other ranks."""
+    """Name the tensors of the other ranks."""
     return tuple(f"peer_{number}" for number in range(1, ranks))
 
 
 def rank_choices(ranks: int, dtype: str, rows: int) -> dict[str, tuple[Option, ...]]:
-    """What x and its first peer choose from; the other peers are like that."""
+    """Map x and its first peer to their options; the other peers are like that one."""
     found: dict[str, tuple[Option, ...]] = {}
     for name in ("x", "peer_1"):
         found |= tensor_choices(name, (dtype,), _REGIMES, row_layouts(rows))
@@ -21,7 +21,7 @@ def rank_choices(ranks: int, dtype: str, rows: int) -> dict[str, tuple[Option, .
 
 
 def rank_tensors(ranks: int, chosen: Chosen, shape: tuple[int, ...]) -> list[TensorSpec]:
-    """The tensors of all ranks as chosen."""
+    """Make the tensors of all ranks as chosen."""
     first = chosen_tensor("peer_1", chosen, shape)
     others = [TensorSpec(name, first.dtype, shape, first.strides, first.offset, first.regime) for name in peers(ranks)]
     return [chosen_tensor("x", chosen, shape), *others]

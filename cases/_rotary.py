@@ -1,4 +1,4 @@
-"""What cases of rotary embeddings share: tables and positions, and the shapes of real models."""
+"""Shared parts of cases of rotary embeddings: tables and positions, and the shapes of real models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADS = ("normal", "rows", "tiny", "outlier", "lattice", "pow2", "subnormal", "l
 
 
 def rotary_choices(table: str, rows: int) -> dict[str, tuple[Option, ...]]:
-    """What the tables and the positions of tokens choose from."""
+    """Map the tables and the positions of tokens to their options."""
     found: dict[str, tuple[Option, ...]] = {}
     for name in ("cos", "sin"):
         found |= tensor_choices(name, (table,), _TABLES, row_layouts(2))
@@ -39,7 +39,7 @@ def rotary_choices(table: str, rows: int) -> dict[str, tuple[Option, ...]]:
 
 @dataclass(frozen=True)
 class Heads:
-    """What a case of rotary embeddings has: shapes of q, and tables with positions."""
+    """The tensors of a case of rotary embeddings: shapes of q, and tables with positions."""
 
     shape: tuple[int, ...]
     tables: list[TensorSpec]
@@ -47,7 +47,7 @@ class Heads:
 
 @st.composite
 def heads(draw: st.DrawFn, chosen: Chosen, narrow: int, wide: int, most: int) -> Heads:
-    """Heads of which from 2 · `narrow` to 2 · `wide` columns are rotated and some, often none, are not."""
+    """Draw heads with 2 · `narrow` to 2 · `wide` columns that are rotated, and some, often none, that are not."""
     half = draw(st.integers(narrow, wide))
     rest = draw(st.one_of(st.just(0), st.integers(1, 2 * half + 1)))
     width = 2 * half + rest
@@ -60,20 +60,20 @@ def heads(draw: st.DrawFn, chosen: Chosen, narrow: int, wide: int, most: int) ->
 
 
 def real_shapes(most: int | None) -> list[tuple[Mapping[str, Any], int]]:
-    """Every shape of the table, with as many of its tokens as have `most` elements of q, or all of them."""
+    """List every shape of the table, with as many of its tokens as have `most` elements of q, or all of them."""
     counts = (shape["tokens"] if most is None else most // (shape["heads"] * shape["width"]) for shape in _SHAPES)
     return [(shape, max(2, min(count, shape["tokens"]))) for shape, count in zip(_SHAPES, counts, strict=True)]
 
 
 def real_heads(shape: Mapping[str, Any], name: str, tokens: int, dtype: str) -> TensorSpec:
-    """q or k of a real model, with the strides that it has there."""
+    """Make q or k of a real model, with the strides that it has there."""
     count = shape["heads"] if name == "q" else shape["kv_heads"]
     strides = tuple(shape[f"{name}_strides"]) if f"{name}_strides" in shape else None
     return TensorSpec(name, dtype, (tokens, count, shape["width"]), strides, shape.get(f"{name}_offset", 0))
 
 
 def real_tables(shape: Mapping[str, Any], tokens: int, dtype: str) -> list[TensorSpec]:
-    """Cosines and sines side by side, as one tensor of caches holds them, and positions."""
+    """Place cosines and sines side by side, as one tensor of caches holds them, and add positions."""
     half, rows = shape["rotary_dim"] // 2, 2 * tokens + 3
     cos = TensorSpec("cos", dtype, (rows, half), (2 * half, 1), 0, "uniform")
     sin = TensorSpec("sin", dtype, (rows, half), (2 * half, 1), half, "uniform")

@@ -17,7 +17,7 @@ _LARGE_ELEMENTS = 1 << 21
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors `accepts`; `small` cuts them."""
+    """Yield the groups for a kernel that takes the tensors `accepts`; `small` cuts them."""
     yield Group("edges", examples=tuple(edges("all_reduce", accepts, small=small)))
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     for dtype, ranks in _GROUPS:

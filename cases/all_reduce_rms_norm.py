@@ -29,7 +29,7 @@ _LARGE_ELEMENTS = 1 << 21
 
 @dataclass(frozen=True)
 class _Options:
-    """What a group fixes; without a weight and residual for a kernel that takes none."""
+    """The fixed facts of a group; without a weight and residual for a kernel that takes none."""
 
     ranks: int
     dtype: str
@@ -49,7 +49,7 @@ _GROUPS = (_Options(2, "bf16", "bf16", True), _Options(4, "bf16", "fp32", True),
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("edges", examples=tuple(edges("all_reduce_rms_norm", accepts, small=small)))
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     for options in dict.fromkeys(o.without(accepts) for o in _GROUPS if accepts.issuperset(peers(o.ranks))):

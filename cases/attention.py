@@ -32,7 +32,7 @@ _MOST_QUERIES, _MOST_KEYS = 10, 40
 
 @dataclass(frozen=True)
 class _Options:
-    """What a group fixes: the dtype, whether there are sinks, and the range of the width of a head."""
+    """The fixed facts of a group: the dtype, whether there are sinks, and the range of the width of a head."""
 
     dtype: str
     sinks: bool
@@ -50,7 +50,7 @@ _GROUPS = (
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts sequences and heads."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts their sizes."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=tuple(edges("attention", accepts, small=small)))
     yield from properties("attention", accepts, small=small)
@@ -88,7 +88,7 @@ def _cases(draw: st.DrawFn, options: _Options, chosen: Chosen) -> Case:
 
 
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """The heads of every model of the table, and the last queries of a sequence."""
+    """Yield the heads of every model of the table, with the last queries of a sequence."""
     for seed, shape in enumerate(_SHAPES):
         heads, groups = shape["heads"], shape["key_heads"]
         if small:

@@ -41,7 +41,7 @@ _LARGE_ELEMENTS = 1 << 22
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=(*_smallest(accepts), *edges("completion_mask", accepts, small=small)))
     yield from properties("completion_mask", accepts, small=small)
@@ -52,7 +52,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 
 
 def _choices(dtype: str, short: int, long: int, rows: int, accepts: frozenset[str]) -> Choices:
-    """What the cases of a group choose from, where there may be that many rows."""
+    """Map the tensors and parameters of a group to their options, where there may be that many rows."""
     return {
         **tensor_choices("ids", (dtype,), ("sequences_N",), layouts_like(min(rows, 2), 64)),
         **tensor_choices("eos_ids", ("int64",), ("counting", "below_N", "lookalikes_N"), layouts_like(64)),
@@ -72,12 +72,12 @@ def _cases(draw: st.DrawFn, short: int, long: int, most: int, accepts: frozenset
 
 
 def _rows(fewest: int, most: int) -> st.SearchStrategy[int]:
-    """Few rows in half of the cases, which fill no program or a part of the last one."""
+    """Draw few rows in half of the cases, which fill no program or a part of the last one."""
     return st.one_of(st.integers(fewest, min(most, 17)), st.integers(fewest, most))
 
 
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Every shape of the table, truncated rows kept and masked."""
+    """Yield every shape of the table, truncated rows kept and masked."""
     turns = itertools.product(_SHAPES, (False, True))
     for seed, (shape, mask_truncated) in enumerate(turns):
         length, ends = shape["length"], shape["eos_ids"]
@@ -88,7 +88,7 @@ def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
 
 
 def _smallest(accepts: frozenset[str]) -> Iterator[Case]:
-    """The smallest and empty shapes, and those beside a block of a kernel, with several kinds of rows each."""
+    """Yield the smallest and empty shapes, and those beside a block of a kernel, with several kinds of rows each."""
     turns = itertools.product(_SMALLEST, (False, True), range(2))
     for seed, ((rows, length), mask_truncated, turn) in enumerate(turns):
         ids = TensorSpec("ids", _DTYPES[turn % 2], (rows, length), regime="sequences_2")

@@ -16,7 +16,7 @@ _REDUCTIONS = (None, "sum", "mean")
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts rows and classes."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts rows and classes."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=tuple(edges("cross_entropy", accepts, small=small)))
     yield from properties("cross_entropy", accepts, small=small)
@@ -41,7 +41,7 @@ def _cases(draw: st.DrawFn, variant: Variant, most: int, chosen: Chosen) -> Case
 
 
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Every vocabulary of the table, half of them with a mean."""
+    """Yield every vocabulary of the table, half of them with a mean."""
     for seed, (tensors, params) in enumerate(real_logits(small=small)):
         params |= {"reduction": "mean"} if seed % 2 and "reduction" in accepts else {}
         if (case := Case("cross_entropy", tuple(tensors), params, seed)).names <= accepts:

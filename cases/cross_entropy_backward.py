@@ -17,7 +17,7 @@ _SAVED = ("normal", "gates", "special")
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts rows and classes."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts rows and classes."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=tuple(edges("cross_entropy_backward", accepts, small=small)))
     yield from properties("cross_entropy_backward", accepts, small=small)
@@ -45,7 +45,7 @@ def _cases(draw: st.DrawFn, variant: Variant, saved: bool, most: int, chosen: Ch
 
 
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Every vocabulary of the table, with the gradient of a mean: one number for all rows."""
+    """Yield every vocabulary of the table, with the gradient of a mean: one number for all rows."""
     for seed, (tensors, params) in enumerate(real_logits(small=small)):
         rows = tensors[0].shape[:1]
         tensors.append(TensorSpec("grad_output", "fp32", rows, (0,), regime="ones"))

@@ -49,7 +49,7 @@ _EPS = (1e-5, 1e-6, 1e-12, 1e-3)
 
 @dataclass(frozen=True)
 class Options:
-    """What a group of cases fixes: dtypes, options, and the range of the size of a group of columns.
+    """The fixed facts of a group: dtypes, options, and the range of the size of a group of columns.
 
     Attributes:
         x, weight: dtypes; x's is also that of z and dy, the weight's also that of the bias.
@@ -69,7 +69,7 @@ class Options:
     several: bool = False
 
     def without(self, accepts: frozenset[str]) -> Options | None:
-        """The options that are left for a kernel with these parameters; None if it lacks what defines them."""
+        """Reduce the options to those of a kernel with these parameters; None if it lacks what defines them."""
         if not _norm_is_accepted(self.norm, accepts) or (self.several and "group_size" not in accepts):
             return None
         gate = self.gate if "z" in accepts else "none"
@@ -90,12 +90,12 @@ class Options:
         return chosen
 
     def layouts(self, most: int) -> tuple[str, ...]:
-        """Layouts of tensors of rows with `most` elements."""
+        """Return the layouts of tensors of rows with `most` elements."""
         return row_layouts(most // (self.sizes[1] * (_MOST_GROUPS if self.several else 1)))
 
     @property
     def residues(self) -> Choices:
-        """What the number of columns leaves when divided by 64; groups of columns decide that for themselves."""
+        """The remainders of the number of columns modulo 64; none if groups of columns determine it."""
         return {} if self.several else {"x columns % 64": residues(*self.sizes)}
 
     def __str__(self) -> str:
@@ -132,7 +132,7 @@ _LARGE_ELEMENTS = 1 << 22
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, most=most if small else None)))
     yield Group("edges", examples=tuple(edges("layer_norm_gated", accepts, small=small)))
@@ -147,7 +147,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 
 
 def _choices(options: Options, most: int) -> Choices:
-    """What the cases of a group choose from, where x has about `most` elements at most."""
+    """Map the tensors and parameters of a group to their options, where x has about `most` elements at most."""
     layouts, vectors = options.layouts(most), layouts_like(64)
     return {
         **tensor_choices("x", (options.x,), _ACTIVATIONS, layouts),
@@ -161,7 +161,7 @@ def _choices(options: Options, most: int) -> Choices:
 
 @st.composite
 def shape_of(draw: st.DrawFn, options: Options, most: int, chosen: Chosen) -> tuple[tuple[int, ...], int]:
-    """The shape of x, of about `most` elements at most, and the number of groups of columns."""
+    """Draw the shape of x, of about `most` elements at most, and the number of groups of columns."""
     residue = chosen.get("x columns % 64")
     size = draw(widths(*options.sizes) if residue is None else widths_with(residue, *options.sizes))
     count = draw(st.integers(2, _MOST_GROUPS)) if options.several else 1
@@ -183,12 +183,12 @@ def _cases(draw: st.DrawFn, options: Options, most: int, chosen: Chosen) -> Case
 
 
 def _norm_is_accepted(norm: str, accepts: frozenset[str]) -> bool:
-    """LayerNorm is for kernels that take a bias: those that take none normalize by the root mean square."""
+    """Check whether a kernel takes the norm: LayerNorm is for kernels that take a bias, the others are RMSNorm."""
     return ("bias" if norm == "layer" else "is_rms_norm") in accepts
 
 
 def _real_shapes(accepts: frozenset[str], *, most: int | None) -> Iterator[Case]:
-    """Every shape of the table once in bf16, gated where the kernel can."""
+    """Yield every shape of the table once in bf16, gated where the kernel can."""
     for seed, shape in enumerate(SHAPES):
         norm, gate = "rms" if shape["rms"] else "layer", "after" if shape["before"] else "before"
         several = "group" in shape

@@ -92,7 +92,7 @@ _LARGE_ELEMENTS = 1 << 20
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, most=most if small else None)))
     yield Group("edges", examples=tuple(edges("layer_norm_gated_backward", accepts, small=small)))
@@ -107,7 +107,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 def _groups(
     prefix: str, table: Sequence[Options], regimes: Mapping[str, Regimes], accepts: frozenset[str], most: int
 ) -> Iterator[Group]:
-    """A group for each options that are left; `regimes` are those for each place of the gate."""
+    """Yield a group for each options that are left; `regimes` are those for each place of the gate."""
     for options in dict.fromkeys(o for options in table if (o := _without(options, accepts)) is not None):
         recompute = "recompute_output" in accepts and options.gate != "before"
         choices = _choices(options, most, regimes[options.gate], recompute=recompute)
@@ -115,7 +115,7 @@ def _groups(
 
 
 def _without(options: Options, accepts: frozenset[str]) -> Options | None:
-    """What is left of the options for the gradients, whose kernels learn norm and groups from the statistics."""
+    """Reduce the options to those of the gradients, whose kernels learn norm and groups from the statistics."""
     if options.norm == "layer" and "mean" not in accepts:
         return None
     left = options.without(accepts | {"is_rms_norm", "group_size", "bias"})
@@ -123,7 +123,7 @@ def _without(options: Options, accepts: frozenset[str]) -> Options | None:
 
 
 def _choices(options: Options, most: int, regimes: Regimes, *, recompute: bool) -> Choices:
-    """What the cases of a group choose from, where x has about `most` elements at most."""
+    """Map the tensors and parameters of a group to their options, where x has about `most` elements at most."""
     names = {"x": options.x, "dy": options.x, "weight": options.weight, "rstd": "fp32"}
     names |= {"mean": "fp32"} if options.norm == "layer" else {}
     names |= {"bias": options.weight} if options.bias else {}
@@ -153,14 +153,14 @@ def _cases(draw: st.DrawFn, options: Options, most: int, chosen: Chosen) -> Case
 
 
 def _statistics(name: str, shape: tuple[int, ...], groups: int, regime: str) -> TensorSpec:
-    """Statistics as the forward pass stores them: number g · M + m for group g of row m, where there are M rows."""
+    """Place statistics as the forward pass stores them: number g · M + m for group g of row m, of M rows."""
     rows = shape[:-1]
     strides = tuple(math.prod(rows[dim + 1 :]) for dim in range(len(rows)))
     return TensorSpec(name, "fp32", (*rows, groups), (*strides, math.prod(rows)), regime=regime)
 
 
 def _latents(accepts: frozenset[str]) -> Iterator[Case]:
-    """Ordinary numbers in fp32 without a gate, whose sigmoid would leave every element some room."""
+    """Yield ordinary numbers in fp32 without a gate, whose sigmoid would leave every element some room."""
     for seed, (rows, width, groups, norm) in enumerate(_LATENTS):
         if norm == "layer" and "mean" not in accepts:
             continue
@@ -172,7 +172,7 @@ def _latents(accepts: frozenset[str]) -> Iterator[Case]:
 
 
 def _real_shapes(accepts: frozenset[str], *, most: int | None) -> Iterator[Case]:
-    """Every shape of the table once in bf16, gated where the kernel can, of one sign and random in turn.
+    """Yield every shape of the table once in bf16, gated where the kernel can, of one sign and random in turn.
 
     Among the random ones, the regimes of x take turns. The statistics are not those of x.
     """

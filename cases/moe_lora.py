@@ -41,7 +41,7 @@ _REGIMES = {"exact": EXACT, "balanced": BALANCED, "one_sign": ONE_SIGN}
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small, adapters=has_adapters(accepts))))
     yield Group("edges", examples=tuple(_edges(accepts, edges(small=small))))
     yield from group_of(_edges(accepts, properties(small=small)), accepts)
@@ -58,7 +58,7 @@ def _choices(variant: Variant, accepts: frozenset[str]) -> Choices:
 
 @st.composite
 def _plain(draw: st.DrawFn, plain: Sequence[Variant], accepts: frozenset[str], small: bool) -> Case:
-    """Of any of the variants, none of which has adapters."""
+    """Draw a case of any of the variants, none of which has adapters."""
     variant = draw(st.sampled_from(plain))
     return draw(_cases(variant, small, draw(any_of(_choices(variant, accepts)))))
 
@@ -73,7 +73,7 @@ def _cases(draw: st.DrawFn, variant: Variant, small: bool, chosen: Chosen) -> Ca
 
 
 def _real_layers(*, small: bool, adapters: bool) -> Iterator[Case]:
-    """The layer of every model of the table once, exact and of one sign in turn."""
+    """Yield the layer of every model of the table once, exact and of one sign in turn."""
     for seed, size in enumerate(real_sizes(small=small)):
         kind = REAL_KINDS[seed % 2]
         regimes = _REGIMES[kind]
@@ -83,7 +83,7 @@ def _real_layers(*, small: bool, adapters: bool) -> Iterator[Case]:
 
 
 def _edges(accepts: frozenset[str], chosen: tuple[Edge, ...]) -> Iterator[Case]:
-    """The edges that a kernel with these parameters can take."""
+    """Yield the edges that a kernel with these parameters can take."""
     for seed, edge in enumerate(chosen):
         regimes = _REGIMES[edge.kind]
         x = TensorSpec("x", edge.dtype, (edge.size.tokens, edge.size.hidden), regime=regimes["x"][0])

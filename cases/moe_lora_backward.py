@@ -64,7 +64,7 @@ _REGIMES: dict[str, Regimes] = {
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small, adapters=has_adapters(accepts))))
     yield Group("edges", examples=tuple(_edges(accepts, edges(small=small))))
     yield from group_of(_edges(accepts, properties(small=small)), accepts)
@@ -75,7 +75,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 
 
 def _choices(variant: Variant, accepts: frozenset[str]) -> Choices:
-    """What the cases of a group choose from; gradients that are there before have one regime, or there are none."""
+    """Map tensors and parameters to their options; previous gradients have one regime, or there are none."""
     regimes, dtype = _REGIMES[variant.kind], variant.dtype
     limits = _LIMITS[variant.kind] if "swiglu_limit" in accepts else ()
     found = {**choices(variant, regimes, SCALINGS[variant.kind], limits)}
@@ -89,7 +89,7 @@ def _choices(variant: Variant, accepts: frozenset[str]) -> Choices:
 
 @st.composite
 def _plain(draw: st.DrawFn, plain: Sequence[Variant], accepts: frozenset[str], small: bool) -> Case:
-    """Of any of the variants, none of which has adapters."""
+    """Draw a case of any of the variants, none of which has adapters."""
     variant = draw(st.sampled_from(plain))
     return draw(_cases(variant, small, draw(any_of(_choices(variant, accepts)))))
 
@@ -108,19 +108,19 @@ def _cases(draw: st.DrawFn, variant: Variant, small: bool, chosen: Chosen) -> Ca
 
 
 def _saved(size: Sizes) -> dict[str, tuple[int, int, int]]:
-    """Shapes of what the forward pass saved."""
+    """Map the tensors that the forward pass saved to their shapes."""
     return dict.fromkeys(_SAVED, (*size.pairs, size.intermediate))
 
 
 def _old(size: Sizes, dtype: str, regimes: Regimes, before: str) -> Iterator[TensorSpec]:
-    """Gradients that are there before, of the kind that was chosen for the first of them."""
+    """Yield previous gradients, of the kind that was chosen for the first of them."""
     kind = regimes[_FIRST_OLD].index(before)
     for name, shape in size.adapters().items():
         yield TensorSpec(f"old_{name}", dtype, shape, regime=regimes[f"old_{name}"][kind])
 
 
 def _real_layers(*, small: bool, adapters: bool) -> Iterator[Case]:
-    """The layer of every model of the table once, exact and of one sign in turn."""
+    """Yield the layer of every model of the table once, exact and of one sign in turn."""
     for seed, size in enumerate(real_sizes(small=small)):
         kind = REAL_KINDS[seed % 2]
         regimes = _REGIMES[kind]
@@ -133,7 +133,7 @@ def _real_layers(*, small: bool, adapters: bool) -> Iterator[Case]:
 
 
 def _edges(accepts: frozenset[str], chosen: tuple[Edge, ...]) -> Iterator[Case]:
-    """The edges that a kernel with these parameters can take."""
+    """Yield the edges that a kernel with these parameters can take."""
     for seed, edge in enumerate(chosen):
         regimes = _REGIMES[edge.kind]
         shapes = dict.fromkeys(("x", "grad_output"), (edge.size.tokens, edge.size.hidden)) | _saved(edge.size)

@@ -21,7 +21,7 @@ _NORMED = ("Llama", "Qwen3-32B", "GLM")  # heads as Qwen3-8B, Qwen3-32B and GLM-
 
 @dataclass(frozen=True)
 class _Options:
-    """What a group fixes: dtypes of x, weight and tables, how pairs lie, and the range of R / 2."""
+    """The fixed facts of a group: dtypes of x, weight and tables, how pairs lie, and the range of R / 2."""
 
     x: str
     weight: str | None
@@ -46,7 +46,7 @@ _GROUPS = (
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the tokens."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the tokens."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=tuple(edges("qk_norm_rope", accepts, small=small)))
     yield from properties("qk_norm_rope", accepts, small=small)
@@ -77,7 +77,7 @@ def _cases(draw: st.DrawFn, options: _Options, accepts: frozenset[str], most: in
 
 
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Shapes of the table of rotary embeddings whose models have norms, or siblings that do; q and k in turns."""
+    """Yield shapes of the rotary table whose models, or their siblings, have norms; q and k in turns."""
     normed = [pair for pair in real_shapes(_SMALL_ELEMENTS if small else None) if pair[0]["model"].startswith(_NORMED)]
     for seed, (shape, tokens) in enumerate(normed):
         if shape["interleaved"] and "interleaved" not in accepts:

@@ -50,7 +50,7 @@ _LARGE_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True)
 class _Options:
-    """What a group fixes: dtypes of x and codes, and what has a scale: the tensor, a row, or so many columns."""
+    """The fixed facts of a group: dtypes of x and codes, and what shares a scale: a tensor, a row, or some columns."""
 
     x: str
     dtypes: tuple[str, ...]
@@ -60,7 +60,7 @@ class _Options:
 
     @property
     def group(self) -> int:
-        """How many columns of x are drawn at a time."""
+        """The number of columns of x that are drawn at a time."""
         return self.scale if isinstance(self.scale, int) else 1
 
     @property
@@ -83,7 +83,7 @@ _GROUPS = (
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=tuple(edges("quantize", accepts, small=small)))
     yield from properties("quantize", accepts, small=small)
@@ -97,7 +97,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 
 
 def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
-    """What the cases of a group choose from, where x may have that many rows."""
+    """Map the tensors and parameters of a group to their options, where x may have that many rows."""
     found: dict[str, tuple[Option, ...]] = tensor_choices("x", (options.x,), _ACTIVATIONS, row_layouts(rows))
     found |= {"dtype": options.dtypes}
     if options.group == 1:
@@ -131,7 +131,7 @@ def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Cas
 
 
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Every shape of the table in bf16: groups of 128 columns, rows in int8, and one scale for all, in turn."""
+    """Yield every shape of the table in bf16: groups of 128 columns, rows in int8, and one scale for all, in turn."""
     kinds: tuple[dict[str, Any], ...]
     kinds = ({"dtype": "e4m3", "group_size": 128, "least_amax": 1e-10}, {"dtype": "int8"}, {"dtype": "e4m3"})
     for seed, (shape, kind) in enumerate(zip(_SHAPES, itertools.cycle(kinds), strict=False)):

@@ -65,7 +65,7 @@ _EPS = (1e-6, 1e-5, 1e-12, 1e-3)
 
 @dataclass(frozen=True)
 class _Options:
-    """What a group fixes: dtypes of x and weight, residual or not, quantisation, and the range of N."""
+    """The fixed facts of a group: dtypes of x and weight, residual or not, quantisation, and the range of N."""
 
     x: str
     weight: str | None
@@ -75,7 +75,7 @@ class _Options:
     wide: int
 
     def without(self, accepts: frozenset[str]) -> _Options | None:
-        """The options that are left for a kernel with these parameters, None if it lacks what it needs."""
+        """Reduce the options to those of a kernel with these parameters; None if it lacks a weight that they need."""
         if self.weight is not None and "weight" not in accepts:
             return None
         quant = self.quant if "quant" in accepts else None
@@ -108,7 +108,7 @@ _LARGE_ELEMENTS = 1 << 22
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=tuple(edges("rms_norm", accepts, small=small)))
     yield from properties("rms_norm", accepts, small=small)
@@ -120,7 +120,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 
 
 def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
-    """What the cases of a group choose from, where x may have that many rows."""
+    """Map the tensors and parameters of a group to their options, where x may have that many rows."""
     layouts = row_layouts(rows)
     found: dict[str, tuple[Option, ...]] = tensor_choices("x", (options.x,), _ACTIVATIONS, layouts)
     if options.weight is not None:
@@ -159,7 +159,7 @@ def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Cas
 
 
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Every shape of the table once in bf16, every second one with a residual."""
+    """Yield every shape of the table once in bf16, every second one with a residual."""
     for seed, (shape, residual) in enumerate(zip(_SHAPES["rms_norm"], itertools.cycle((False, True)), strict=False)):
         dtype, width = "bf16", shape["width"]
         rows = cut_rows(shape["rows"], width, _SMALL_ELEMENTS) if small else tuple(shape["rows"])

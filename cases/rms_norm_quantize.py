@@ -31,7 +31,7 @@ _LARGE_ELEMENTS = 1 << 21
 
 @dataclass(frozen=True)
 class _Options:
-    """What a group fixes: dtypes of x and weight, residual or not, and what has a scale: tensor, row or columns."""
+    """The fixed facts of a group: dtypes of x and weight, residual or not, and the extent of a scale."""
 
     x: str
     weight: str
@@ -66,7 +66,7 @@ _GROUPS = (
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("edges", examples=tuple(edges("rms_norm_quantize", accepts, small=small)))
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     for options in _GROUPS:

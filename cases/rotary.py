@@ -23,7 +23,7 @@ _LARGE_ELEMENTS = 1 << 21
 
 @dataclass(frozen=True)
 class _Options:
-    """What a group fixes: dtypes of q and the tables, k or not, how pairs lie, and the range of R / 2."""
+    """The fixed facts of a group: dtypes of q and the tables, k or not, how pairs lie, and the range of R / 2."""
 
     q: str
     table: str
@@ -49,7 +49,7 @@ _GROUPS = (
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the tokens."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the tokens."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=tuple(edges("rotary", accepts, small=small)))
     yield from properties("rotary", accepts, small=small)
@@ -64,7 +64,7 @@ def _needed(options: _Options) -> set[str]:
 
 
 def _choices(options: _Options, rows: int) -> Choices:
-    """What the cases of a group choose from, where q may have that many rows."""
+    """Map the tensors of a group to their options, where q may have that many rows."""
     found = tensor_choices("q", (options.q,), HEADS, row_layouts(rows))
     found |= tensor_choices("k", (options.q,), HEADS, row_layouts(rows)) if options.k else {}
     return found | rotary_choices(options.table, rows)
@@ -83,7 +83,7 @@ def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Cas
 
 
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Every shape of the table once in bf16, with tables of either dtype in turns."""
+    """Yield every shape of the table once in bf16, with tables of either dtype in turns."""
     for seed, (shape, tokens) in enumerate(real_shapes(_SMALL_ELEMENTS if small else None)):
         if shape["interleaved"] and "interleaved" not in accepts:
             continue

@@ -54,7 +54,7 @@ _SCALES = (1.0, 0.125, 0.08838834764831845, 3.0)  # of heads of 64 and 128 colum
 
 @dataclass(frozen=True)
 class _Options:
-    """What a group fixes: the dtype of x and of the mask, masks or not, and the range of N."""
+    """The fixed facts of a group: the dtype of x and of the mask, masks or not, and the range of N."""
 
     x: str
     mask: bool
@@ -63,7 +63,7 @@ class _Options:
     wide: int
 
     def fits(self, accepts: frozenset[str]) -> bool:
-        """Whether a kernel with these parameters takes them."""
+        """Check whether a kernel with these parameters takes the options."""
         return ("mask" in accepts or not self.mask) and ("keep" in accepts or not self.keep)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ _LARGE_ELEMENTS = 1 << 22
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=tuple(edges("softmax", accepts, small=small)))
     yield from properties("softmax", accepts, small=small)
@@ -96,7 +96,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 
 
 def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
-    """What the cases of a group choose from, where x may have that many rows."""
+    """Map the tensors and parameters of a group to their options, where x may have that many rows."""
     layouts = row_layouts(rows)
     found: dict[str, tuple[Option, ...]] = tensor_choices("x", (options.x,), _SCORES, layouts)
     if options.mask:
@@ -119,7 +119,7 @@ def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Cas
 
 
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Every shape of the table once, those of attention in turn with each mask and with none."""
+    """Yield every shape of the table once, those of attention in turn with each mask and with none."""
     masks = itertools.cycle(("mask", "keep", ""))
     for seed, shape in enumerate(_SHAPES):
         width = shape["width"]

@@ -50,7 +50,7 @@ _PARAMETERS: dict[str, tuple[Option, ...]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """What a group fixes: dtype, how gate and up are held, the range of I, and whether parameters are left out."""
+    """The fixed facts of a group: dtype, how gate and up are held, the range of I, and parameters left out or not."""
 
     dtype: str
     form: str
@@ -77,12 +77,12 @@ _LARGE_ELEMENTS = 1 << 22
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield from groups_of("swiglu", accepts, small=small)
 
 
 def groups_of(op: str, accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups of the forward pass, or of the gradient, whose cases have dy besides."""
+    """Yield the groups of the forward pass, or of the gradient, whose cases have dy besides."""
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     yield Group("real-shapes", examples=tuple(_real_shapes(op, accepts, small=small)))
     yield Group("edges", examples=tuple(edges(op, accepts, small=small)))
@@ -93,12 +93,12 @@ def groups_of(op: str, accepts: frozenset[str], *, small: bool) -> Iterator[Grou
 
 
 def _taken(form: str, accepts: frozenset[str]) -> bool:
-    """Whether a kernel with these parameters may take the form; one that requires up gets no case without it."""
+    """Check whether a kernel with these parameters may take the form; one that requires up gets no case without it."""
     return {"two": "up", "interleaved": "interleaved", "halves": "x"}[form] in accepts
 
 
 def _choices(op: str, options: Options, accepts: frozenset[str], most: int) -> Choices:
-    """What the cases of a group choose from, where a tensor may have about `most` elements."""
+    """Map the tensors and parameters of a group to their options, where a tensor may have about `most` elements."""
     exact = options.dtype == "fp32"
     layouts = row_layouts(most // options.wide)[: _FEW if exact else None]
     regimes: dict[str, tuple[str, ...]] = {"x": _EXACT if exact else _VALUES}
@@ -133,7 +133,7 @@ def _cases(draw: st.DrawFn, op: str, options: Options, most: int, chosen: Chosen
 
 
 def _real_shapes(op: str, accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Every shape of the table once in bf16, as its model holds gate and up where the kernel can."""
+    """Yield every shape of the table once in bf16, as its model holds gate and up where the kernel can."""
     for seed, shape in enumerate(SHAPES):
         form = shape["form"] if _taken(shape["form"], accepts) else "two" if "up" in accepts else "halves"
         width = shape["width"]

@@ -9,5 +9,5 @@ from lastbit.cases.swiglu import groups_of
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield from groups_of("swiglu_backward", accepts, small=small)

@@ -26,7 +26,7 @@ from lastbit.errors import LastbitError
 
 @dataclass(frozen=True)
 class _Bundle:
-    """What a parameter of a function stands for.
+    """The dataclass that stands for several inputs in a parameter of a function.
 
     Attributes:
         kind: the dataclass.
@@ -44,7 +44,7 @@ class _Bundle:
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
-        """What stands in its place; where it may be left out, every tensor may."""
+        """The parameters in the bundle's place; if the bundle may be left out, so may every tensor."""
         return [p.replace(default=None) for p in self.fields] if self.whole else [*self.fields]
 
     def put_together(self, name: str, arguments: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ class _Bundle:
 def flat(
     function: Callable[..., Any], where: str, tensors: tuple[type, ...] = (), *, error: type[LastbitError]
 ) -> Callable[..., Any]:
-    """The function as it is called with tensors by name: one parameter for each field of its bundles, in their place.
+    """Return a function that is called with tensors by name: one parameter for each field of a bundle, in its place.
 
     Itself if it has no bundle. Parameters without a default come first, as Python wants it. `where` names the function
     in an `error`; `tensors` are types besides torch's that stand for tensors.
@@ -117,7 +117,7 @@ def _bundle(
     tensors: tuple[type, ...],
     error: type[LastbitError],
 ) -> _Bundle | None:
-    """What a parameter stands for, unless that is itself."""
+    """Return the bundle that a parameter stands for; None if the parameter stands for itself."""
     kind = _without_none(_resolved(parameter.annotation, function))
     if not isinstance(kind, type) or not is_dataclass(kind) or kind in tensors:
         return None
@@ -149,7 +149,7 @@ def _is_tensor(kind: Any, others: tuple[type, ...]) -> bool:
 
 
 def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
-    """What an annotation means where the function was written; None for a text that means nothing there."""
+    """Resolve an annotation where the function was written; None for a text that means nothing there."""
     if not isinstance(annotation, str):
         return annotation
     plain = inspect.unwrap(getattr(function, "func", function))
@@ -161,7 +161,7 @@ def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
 
 
 def _without_none(kind: Any) -> Any:
-    """X of `X | None`; anything else is itself."""
+    """Return X of `X | None`; any other annotation is itself."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
     some = [part for part in get_args(kind) if part is not type(None)]

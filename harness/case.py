@@ -45,7 +45,7 @@ _BARE_WORD = re.compile(r"[A-Za-z_]\w*$")
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides of `shape`, in elements."""
+    """Compute row-major strides of `shape`, in elements."""
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
@@ -87,7 +87,7 @@ class TensorSpec:
 
     @property
     def repeats(self) -> bool:
-        """Whether several of its elements share memory, along a stride of 0."""
+        """Whether several elements share memory, along a stride of 0."""
         return self.strides is not None and any(n > 1 and not s for n, s in zip(self.shape, self.strides, strict=True))
 
     @property
@@ -164,11 +164,11 @@ class Case:
         return tuple(t.name for t in self.tensors if t.device)
 
     def gathered(self) -> Case:
-        """The same problem with every tensor on the device of the run."""
+        """Move every tensor to the device of the run."""
         return replace(self, tensors=tuple(replace(t, device="") for t in self.tensors))
 
     def with_regime(self, regime: str) -> Case:
-        """The same problem with the values of every floating-point tensor drawn from `regime`."""
+        """Draw the values of every floating-point tensor from `regime`."""
         floats = (BY_NAME[t.dtype].floating for t in self.tensors)
         redrawn = (replace(t, regime=regime) if f else t for t, f in zip(self.tensors, floats, strict=True))
         return replace(self, tensors=tuple(redrawn))
@@ -203,14 +203,14 @@ class Group:
     properties: bool = False
 
     def left_to_draw(self, cases: int) -> int:
-        """How many cases Hypothesis draws in a run with `cases` per group."""
+        """Return how many cases Hypothesis draws in a run with `cases` per group."""
         if self.strategy is None:
             return 0
         return cases if self.drawn is None else self.drawn
 
 
 def parse_case(line: str) -> Case:
-    """The case that `line` describes; `parse_case(str(case)) == case`.
+    """Parse a case line; `parse_case(str(case)) == case`.
 
     Raises:
         UsageError: the line is not a case; the message shows the offending word.
@@ -245,7 +245,7 @@ def parse_case(line: str) -> Case:
 
 
 def _is_cut(word: str) -> bool:
-    """Whether a word ends before its parenthesis does."""
+    """Check whether a word ends before its parenthesis does."""
     return "(" in word and ")" not in word
 
 
@@ -295,7 +295,7 @@ def _parse_param(text: str, word: str, line: str) -> Param:
 
 
 def _shortened(text: str) -> str:
-    """`text` for a message, which quotes no more of a long line than its ends."""
+    """Shorten `text` for a message, which quotes no more of a long line than its ends."""
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
 
 

@@ -165,7 +165,7 @@ def _unknown(rest: Sequence[str], options: Mapping[str, object]) -> str:
 
 
 def _guarded(command: Callable[[], int]) -> int:
-    """The exit code of a command, whatever it raises."""
+    """Run a command and return its exit code, whatever it raises."""
     received: list[int] = []
     try:
         with _terminable(received):
@@ -191,7 +191,7 @@ def _say(text: str) -> None:
 
 
 def _of_system(error: OSError) -> str:
-    """What the operating system refused, and on which file, if it says so."""
+    """Describe what the operating system refused, and on which file, if it says so."""
     if error.errno is None:  # raised by Python code, which no system refused anything
         return _of_lastbit(error)
     place = "" if error.filename is None else f"{os.fspath(error.filename)!r}: "
@@ -211,7 +211,7 @@ def _write_what_cannot_be_encoded() -> None:
 
 
 def _forget_output() -> None:
-    """Send what standard output still holds nowhere: at its end Python would try to write it, and fail once more."""
+    """Discard what standard output still holds: at its end Python would try to write it, and fail once more."""
     with suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
         return
@@ -263,7 +263,7 @@ class _Overview(_Parser):
 
 
 def make_parser(words: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """The parser of a command line of these words: of the commands that it does not name, it knows nothing more.
+    """Make the parser of a command line of these words; commands that they do not name get no options.
 
     So only the module of the command that runs is imported, and what that imports.
     """

@@ -26,7 +26,7 @@ _EXAMPLE = "'OP x=bf16[1,70] weight=bf16[70] seed=11'"
 
 @dataclass(frozen=True)
 class Asked:
-    """What the words of a command line name.
+    """The paths, names and case that the words of a command line give.
 
     Attributes:
         paths: files and folders of kernels, each once.

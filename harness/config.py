@@ -1,4 +1,4 @@
-"""What a run was asked to do, as data that every worker process reads from the run's folder."""
+"""Settings of a run, as data that every worker process reads from the run's folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_TIMEOUT = 10_000_000
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of one run.
+    """The settings of one run.
 
     Attributes:
         folder: where configuration, logs and records of the run go.
@@ -96,7 +96,7 @@ class Config:
 
     @property
     def races(self) -> bool:
-        """Interpreted kernels are watched for races between programs."""
+        """Whether interpreted kernels are watched for races between programs."""
         return self.sanitize or self.profile == "nightly"
 
     @property
@@ -114,7 +114,7 @@ class Config:
 
     @property
     def anywhere(self) -> Config:
-        """The same settings for a process that has another working directory."""
+        """These settings for a process that has another working directory."""
         return replace(
             self,
             folder=os.path.abspath(self.folder),
@@ -131,7 +131,7 @@ class Config:
 
     @classmethod
     def load(cls, path: Path) -> Config:
-        """The settings that `save` wrote."""
+        """Load the settings that `save` wrote."""
         fields = _with_tuples(json.loads(path.read_text()))
         return cls(**{**fields, "device_plan": DevicePlan(**_with_tuples(fields["device_plan"]))})
 

@@ -33,7 +33,7 @@ _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class Machine:
-    """What torch can run on here.
+    """The devices of this machine, as torch sees them.
 
     Attributes:
         accelerator: type of the accelerator, empty if there is none.
@@ -52,7 +52,7 @@ class Machine:
         return tuple(f"{self.accelerator}:{index}" for index in range(self.count))
 
     def peers(self, device: str) -> tuple[str, ...]:
-        """The other devices of the same type, the next one first."""
+        """Return the other devices of the same type, the next one first."""
         if device not in self.accelerators:
             return ()
         here = self.accelerators.index(device)
@@ -65,7 +65,7 @@ class Machine:
 
 
 def machine(environ: Mapping[str, str] = os.environ) -> Machine:
-    """This machine, as torch sees it now."""
+    """Describe this machine, as torch sees it now."""
     hidden_by = tuple(f"{n}={v}" for n, v in sorted(environ.items()) if n.endswith(_HIDES_DEVICES))
     if not (accelerator := _accelerator()):
         return Machine(hidden_by=hidden_by)
@@ -76,7 +76,7 @@ def machine(environ: Mapping[str, str] = os.environ) -> Machine:
 
 
 def _accelerator() -> str:
-    """Type of the accelerator that is here, empty if there is none."""
+    """Return the type of the accelerator that is here; empty if there is none."""
     import torch
 
     here: torch.device | None = torch.accelerator.current_accelerator(check_available=True)
@@ -84,7 +84,7 @@ def _accelerator() -> str:
 
 
 def indexed(device: torch.device | str) -> torch.device:
-    """The device as tensors on it name it: an accelerator has an index (by default the current one), the cpu none."""
+    """Name a device as its tensors do: an accelerator with an index (by default the current one), the cpu without."""
     import torch
 
     device = torch.device(device)
@@ -123,7 +123,7 @@ def one_thread() -> Iterator[None]:
 
 
 def parse_device(name: str, here: Machine | None = None) -> torch.device:
-    """The torch device of that name, with its index: `cuda` is `cuda:0` where 0 is the current one.
+    """Return the torch device of that name, with its index: `cuda` is `cuda:0` where 0 is the current one.
 
     Raises:
         UsageError: there is no such device on this machine; the message says what there is.
@@ -146,7 +146,7 @@ def _resolved(name: str, here: Machine) -> str:
 
 
 def _is_type(name: str) -> bool:
-    """Whether torch has heard of devices of that type; it learns plugins' types when they are installed."""
+    """Check whether torch knows devices of that type; it learns plugins' types when they are installed."""
     import torch
 
     try:
@@ -184,7 +184,7 @@ class DevicePlan:
 
 
 def plan_devices(text: str, environ: Mapping[str, str] = os.environ, here: Machine | None = None) -> DevicePlan:
-    """The plan for `text`: device names joined by commas, or `auto` for the current accelerator, else the cpu.
+    """Make the plan for `text`: device names joined by commas, or `auto` for the current accelerator, else the cpu.
 
     A device that is named twice runs once, and the plan says so.
 
@@ -219,7 +219,7 @@ def _given(names: list[str], here: Machine) -> dict[str, str]:
 
 
 def _leftovers(devices: tuple[str, ...], environ: Mapping[str, str]) -> Iterator[str]:
-    """What launchers have left in the environment that contradicts these devices without a process group."""
+    """Yield a sentence for each launcher variable that contradicts a run on these devices without process group."""
 
     def ignored(name: str, meaning: str) -> str:
         return f"{name}={environ[name]} {meaning}; lastbit joins no process group and ignores it: unset {name}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Dtype(NamedTuple):
-    """What has to be known of a dtype without torch."""
+    """The facts about a dtype that are needed without torch."""
 
     torch_name: str
     itemsize: int
@@ -36,7 +36,7 @@ BY_NAME: Mapping[str, Dtype] = {
 
 
 def __getattr__(name: str) -> object:
-    """`DTYPES` and `DTYPE_NAMES` when they are first asked for: a case line is read without torch."""
+    """Make `DTYPES` and `DTYPE_NAMES` when they are first asked for: a case line is read without torch."""
     if name not in ("DTYPES", "DTYPE_NAMES"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import torch

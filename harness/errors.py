@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 class LastbitError(Exception):
-    """Something that the user can act on: bad input, a broken kernel or a broken configuration (exit code 2)."""
+    """An error that the user can act on: bad input, a broken kernel or a broken configuration (exit code 2)."""
 
 
 class UsageError(LastbitError):
@@ -60,7 +60,7 @@ MOST_NAMES = 20
 
 
 def unknown(what: str, value: object, known: Iterable[str]) -> UsageError:
-    """A `UsageError` for a name that is not among `known`, with the nearest one suggested."""
+    """Make a `UsageError` for a name that is not among `known`, with the nearest one suggested."""
     return UsageError(no_such(what, value, known))
 
 
@@ -73,7 +73,7 @@ def no_kernel(name: str, known: Iterable[str]) -> UsageError:
 
 
 def no_such(what: str, value: object, known: Iterable[str]) -> str:
-    """The sentence about a name that is not among `known`: suggests the nearest, and of many tells the most alike."""
+    """Make the sentence about an unknown name; it suggests the nearest of `known`, and lists the most similar."""
     names = sorted(known)
     return f"unknown {what} {value!r}{nearest(value, names)} {_known(value, names)}"
 
@@ -85,7 +85,7 @@ def _known(value: object, names: Sequence[str]) -> str:
 
 
 def nearest(value: object, known: Iterable[str]) -> str:
-    """The end of a sentence about a name: the one of `known` that is most like it, if any is."""
+    """End a sentence about a name by suggesting the most similar of the `known` ones, if any is similar."""
     near = get_close_matches(str(value), sorted(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else "."
 

@@ -1,4 +1,4 @@
-"""Where lastbit's own files are, and files that are old or complete, whenever the process is stopped."""
+"""Places of lastbit's own files, and writing of files that stay old or complete, whenever the process is stopped."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Out:
     like: str | Callable[..., Any] = ""
 
     def allocated(self, arguments: Mapping[str, Any]) -> Any:
-        """Memory for the result, contiguous where it is like an input; what torch allocates is guarded in a run.
+        """Allocate memory for the result, contiguous if it is like an input; torch's allocations are guarded in a run.
 
         Raises:
             KernelError: what it is like, or what was allocated for it, is no tensor.
@@ -58,7 +58,7 @@ class Out:
 def checked_outs(
     function: Callable[..., Any], where: str, out: Mapping[str, str | Out], overwritten: Mapping[str, str]
 ) -> dict[str, Out]:
-    """Parameter → what receives a result there; `overwritten` inputs hold other results, and `where` names the kernel.
+    """Map parameters to the results they receive; `overwritten` inputs hold others, and `where` names the kernel.
 
     Raises:
         UsageError: the function has no such parameter, or it is like none that the function always gets, or two
@@ -101,7 +101,7 @@ def _with_like(out: Out, where: str, always: list[str]) -> Out:
 def returning(
     function: Callable[..., Any], overwritten: Mapping[str, str], outs: Mapping[str, Out]
 ) -> Callable[..., Any]:
-    """The function without the parameters of `outs`, which returns the results that are in parameters, too.
+    """Return a function without the parameters of `outs` that also returns the results held in parameters.
 
     `overwritten` maps inputs to the results that they hold afterwards, where that is known. The function is called by
     name; itself if no result is in a parameter. Memory for a result is allocated unless a call names its parameter.
@@ -130,7 +130,7 @@ def returning(
 
 
 def _together(returned: object, there: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The results by name: what the kernel returned, and what is in its parameters.
+    """Combine the returned results and those in parameters, by name.
 
     Raises:
         KernelError: it returned something without a name, or another tensor for what is in a parameter.
@@ -152,7 +152,7 @@ def _together(returned: object, there: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Whether two tensors are the same elements in the same order."""
+    """Check whether two tensors are the same elements in the same order."""
     from torch import Tensor  # the kernel has imported it
 
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):

@@ -192,7 +192,7 @@ def kernel(
 
 
 def _called_by_name(made: Kernel, overwritten: Mapping[str, str], out: Mapping[str, str | Out]) -> Kernel:
-    """The kernel with a function that takes tensors by name and returns every result, whatever its own does."""
+    """Wrap the kernel's function so that it takes tensors by name and returns every result."""
     if not is_names(overwritten.values()):
         example = "{'x': 'output'}, or to ''"
         raise UsageError(f"mutates={overwritten!r} of {made.where} must map inputs to results, such as {example}")
@@ -203,13 +203,13 @@ def _called_by_name(made: Kernel, overwritten: Mapping[str, str], out: Mapping[s
 
 
 def declarations_of(function: object) -> tuple[Kernel, ...]:
-    """The kernels that a function was declared to be with `@kernel`, the innermost first."""
+    """Return the kernels that a function was declared to be with `@kernel`, the innermost first."""
     found: tuple[Kernel, ...] = getattr(function, _ATTRIBUTE, ())
     return found
 
 
 def _name_of(function: object) -> str:
-    """What a function is called; a partial one has the name of what it calls, and an object that of its class."""
+    """Return a function's name; a partial one has that of what it calls, an object that of its class."""
     plain = getattr(function, "func", function)
     return str(getattr(plain, "__name__", type(plain).__name__))
 
@@ -316,7 +316,7 @@ def _of_folder(folder: Path, declared: Iterable[_Declaration], left: Mapping[Pat
 
 
 def _loaded_as_sibling(path: Path) -> bool:
-    """Whether another file of the folder has imported this one already, which declared its kernels."""
+    """Check whether another file of the folder has imported this one already, which declared its kernels."""
     file = getattr(sys.modules.get(path.stem), "__file__", None)
     return file is not None and Path(file).resolve() == path.resolve()
 

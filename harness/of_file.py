@@ -22,7 +22,7 @@ from lastbit.takes import told
 
 @dataclass(frozen=True)
 class Role:
-    """What somebody who does not trust a file says of the kernel in it; see `Kernel`.
+    """The facts about a file's kernel that come from a caller who does not trust the file; see `Kernel`.
 
     Attributes:
         function: its name; empty where the file makes clear which it is.
@@ -38,18 +38,18 @@ class Role:
 
 
 def role_of(fields: Mapping[str, Any]) -> Role:
-    """The role of which `dataclasses.asdict` made JSON."""
+    """Restore the role that `dataclasses.asdict` made into JSON."""
     return Role(**{**fields, "unordered": tuple(fields["unordered"])})
 
 
 def plain_name(kernel: Kernel) -> str:
-    """The name under which the function of a kernel stands in its file, as it is; empty if it is wrapped."""
+    """Return the name under which a kernel's function stands unwrapped in its file; empty if it is wrapped."""
     module = sys.modules.get(str(getattr(kernel.call, "__module__", "")))
     return next((name for name, value in vars(module).items() if value is kernel.call), "") if module else ""
 
 
 def kernel_of_file(path: Path, role: Role) -> Kernel:
-    """The kernel of a file as it is declared, or as its role declares a function without a declaration.
+    """Load the kernel of a file as it is declared, or as its role declares a function without a declaration.
 
     It is the one that the role names, or the one that is declared for the op, or the function called like the op,
     or the only public function that the file defines. The file can import its siblings by name.
@@ -76,7 +76,7 @@ def _in_role(module: ModuleType, own: Sequence[Kernel], role: Role) -> Kernel:
 
 
 def _named(module: ModuleType, own: Sequence[Kernel], role: Role) -> Kernel:
-    """The kernel that the role names: by the name of its declaration, or by that of a function of the file."""
+    """Find the kernel that the role names, by the name of its declaration or of a function of the file."""
     named = [k for k in own if k.name == role.function]
     function = vars(module).get(role.function)
     if not named and callable(function):
@@ -89,7 +89,7 @@ def _named(module: ModuleType, own: Sequence[Kernel], role: Role) -> Kernel:
 
 
 def _only(module: ModuleType, op: str) -> Callable[..., Any]:
-    """The function called like the op, or the only public one."""
+    """Find the function called like the op, or the only public one."""
     public = _public(module)
     if op in public or len(public) == 1:
         return public.get(op) or next(iter(public.values()))
@@ -99,7 +99,7 @@ def _only(module: ModuleType, op: str) -> Callable[..., Any]:
 
 
 def _public(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """The public functions that the file itself defines, by name."""
+    """Map names to the public functions that the file itself defines."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -108,7 +108,7 @@ def _public(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def _declared(function: Callable[..., Any], role: Role) -> Kernel:
-    """What `@kernel` makes of a function with what its role says of it."""
+    """Declare a function with `@kernel` as its role says."""
     declare = kernel(
         role.op,
         contract=role.contract,
@@ -122,7 +122,7 @@ def _declared(function: Callable[..., Any], role: Role) -> Kernel:
 
 
 def _with_results(own: Kernel, role: Role) -> Kernel:
-    """A declared kernel, whose inputs hold the results that its role says they do if the file says nothing."""
+    """Take from the role which inputs hold results if the file says nothing about that."""
     if own.held or not any(role.mutates.values()):
         return own
     made = _declared(inspect.unwrap(own.call), role)
@@ -130,7 +130,7 @@ def _with_results(own: Kernel, role: Role) -> Kernel:
 
 
 def held_to(own: Kernel, role: Role, op: Op) -> tuple[Kernel, tuple[str, ...]]:
-    """The kernel as the caller wants it judged, and a sentence for each thing that its file declares otherwise."""
+    """Return the kernel as the caller wants it judged, and a sentence for each differing declaration in its file."""
     held = {name: result for name, result in own.held.items() if name in role.mutates or name not in op.inputs}
     asked = replace(
         own,
@@ -158,7 +158,7 @@ def _contrary(own: Kernel, asked: Kernel, op: Op) -> Iterator[str]:
 
 
 def _contract(op: Op, text: str) -> str:
-    """The contract by its name, or the text where it is none of the op."""
+    """Return the contract's full name; the text itself if the op has no such contract."""
     try:
         return str(op.contract(text))
     except UsageError:

@@ -43,7 +43,7 @@ class PlacementWarning(UserWarning):
 
 
 def moved(tensors: Mapping[str, Tensor | None], device: torch.device | str) -> dict[str, Tensor | None]:
-    """The tensors on `device`: each as it is if it is there, otherwise a copy and one `PlacementWarning`.
+    """Move tensors to `device`: each as it is if it is there, otherwise as a copy, with one `PlacementWarning`.
 
     To be called from the kernel itself: the warning points to the line that called the kernel.
     """
@@ -75,7 +75,7 @@ class Misplaced:
 
 
 def check(module: torch.nn.Module, device: torch.device | str) -> tuple[Misplaced, ...]:
-    """The parameters and buffers of `module` and its submodules that are not on `device`, parameters first."""
+    """List the parameters and buffers of `module` and its submodules that are not on `device`, parameters first."""
     expected = indexed(device)
     parameters = [Misplaced(n, "parameter", indexed(p.device), expected) for n, p in module.named_parameters()]
     buffers = [Misplaced(n, "buffer", indexed(b.device), expected) for n, b in module.named_buffers()]

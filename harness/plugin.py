@@ -99,7 +99,7 @@ class _Session:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per item of the plan."""
+    """Make one test per item of the plan."""
     if "item" in metafunc.fixturenames:
         plan = _plan(metafunc.config)
         metafunc.parametrize("item", plan.items, ids=[i.id for i in plan.items])
@@ -107,7 +107,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @timed(PLANNING)
 def _plan(config: pytest.Config) -> Plan:
-    """The plan, which is noted, or why there is none."""
+    """Make and note the plan, or note the reason why there is none."""
     import gc
 
     import torch
@@ -138,7 +138,7 @@ def _plan(config: pytest.Config) -> Plan:
 
 
 def _isolated(config: pytest.Config) -> Kernels | None:
-    """What calls kernels in processes of their own, where the run is to do that."""
+    """Start the kernel processes of an isolated run; None if the run calls kernels in this process."""
     if not config.stash[_config].isolate:
         return None
     from lastbit.verify.isolating import kernels_for
@@ -166,7 +166,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def recorder(request: pytest.FixtureRequest) -> Recorder:
-    """The files of this worker process."""
+    """Make the recorder that writes the files of this worker process."""
     from lastbit.reports.records import dump
     from lastbit.verify.recorder import Recorder
 
@@ -176,5 +176,5 @@ def recorder(request: pytest.FixtureRequest) -> Recorder:
 
 @pytest.fixture(scope="session")
 def kernels(request: pytest.FixtureRequest) -> Kernels | None:
-    """What calls the kernels of this worker process, if it does not call them itself."""
+    """Return the kernel processes of this worker; None if it calls kernels itself."""
     return request.config.stash[_kernels]

@@ -1,4 +1,4 @@
-"""What was found of a property of a kernel: whether its bits depend on something that they need not depend on."""
+"""The result of a property of a kernel: whether its bits depend on something that they need not depend on."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PropertyResult:
 
 
 def together(results: Iterable[PropertyResult]) -> dict[str, PropertyResult]:
-    """Property → what results on several cases say of it: the worst of them, with the pairs of all."""
+    """Combine results on several cases by property: the worst of them, with the pairs of all."""
     found: dict[str, PropertyResult] = {}
     for one in results:
         if (before := found.get(one.name)) is not None:
@@ -76,6 +76,6 @@ def together(results: Iterable[PropertyResult]) -> dict[str, PropertyResult]:
 
 
 def _severity(one: PropertyResult) -> tuple[bool, int, bool, int]:
-    """What sorts results of one property, the worst last: what fails the kernel, then what was tried."""
+    """Return a sort key for results of one property, the worst last: what fails the kernel, then what was tried."""
     order = (Outcome.NOT_APPLICABLE, Outcome.HOLDS, Outcome.ERRORED, Outcome.BROKEN)
     return one.fails, order.index(one.outcome), one.excluded, one.elements

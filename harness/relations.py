@@ -1,4 +1,4 @@
-"""What an op promises of two calls: other inputs, and which tensors of both calls are then the same.
+"""Promises of an op about two calls: other inputs, and which tensors of both calls are then the same.
 
     @relation("relabelling", "experts have the same results under other numbers")
     def relabelled(tensors, params, random):
@@ -48,7 +48,7 @@ class NotApplicable(Exception):
 
 
 def same(first: Tensors, second: Tensors) -> Matched:
-    """Every result of both calls as a whole."""
+    """Match every result of both calls as a whole."""
     return {name: (tensor, second[name]) for name, tensor in first.items() if name in second}
 
 
@@ -111,7 +111,7 @@ def relation(
 
 
 def at(names: Iterable[str], first: Any, second: Any = ...) -> Callable[[Tensors, Tensors], Matched]:
-    """What is matched of results of these names: a part of the first call's, and one of the second's, by indices."""
+    """Make a matching that pairs results by name: `first` of the one call with `second` of the other, by indices."""
 
     def matched(one: Tensors, other: Tensors) -> Matched:
         return {name: (one[name][first], other[name][second]) for name in names if name in one and name in other}
@@ -120,18 +120,18 @@ def at(names: Iterable[str], first: Any, second: Any = ...) -> Callable[[Tensors
 
 
 def together(*parts: Callable[[Tensors, Tensors], Matched]) -> Callable[[Tensors, Tensors], Matched]:
-    """What any of several says is matched."""
+    """Combine matchings into one that pairs all that any of them pairs."""
     return lambda first, second: {name: pair for part in parts for name, pair in part(first, second).items()}
 
 
 def shuffled(count: int, random: Random) -> list[int]:
-    """The numbers below `count` in an order that is not their own, where there are two or more."""
+    """Shuffle the numbers below `count`; the order differs from 0, 1, … where there are two or more."""
     order = random.sample(range(count), count)
     return order if order != sorted(order) else order[::-1]
 
 
 def extended(tensor: Tensor, count: int, value: float | None = None, dim: int = 0) -> Tensor:
-    """The tensor with so many more indices along a dimension, which hold a value, or else NaN or integers of ones."""
+    """Add `count` indices along a dimension, filled with a value, or by default with NaN or integers of ones."""
     shape = [*tensor.shape]
     shape[dim] = count
     more = tensor.new_zeros(shape)
@@ -139,7 +139,7 @@ def extended(tensor: Tensor, count: int, value: float | None = None, dim: int = 
 
 
 def poison_of(tensor: Tensor) -> Tensor:
-    """NaN, or integers whose bits are all ones, in the shape of a tensor."""
+    """Make a tensor of NaN, or of integers whose bits are all ones, in the shape of another one."""
     if tensor.is_floating_point():
         return torch.full_like(tensor, torch.nan)
     return torch.zeros_like(tensor) - 1
@@ -150,7 +150,7 @@ _LARGEST_POWER = 100  # of two, below 2^127 where fp32 ends: sums of up to 2^24 
 
 
 def scaled(inputs: tuple[str, ...], results: Mapping[str, int], among: tuple[str, ...] | None = None) -> Relation:
-    """The property `scaling` of an op: inputs times 2^k make results times 2^(k · m), exactly.
+    """Make the property `scaling` of an op: inputs times 2^k make results times 2^(k · m), exactly.
 
         @op(rows=("x", "dy"), relations=(scaled(("dy",), {"dx": 1, "dw": 1}),))
 
@@ -195,7 +195,7 @@ def _check_range(tensors: Tensors) -> None:
 
 
 def _magnitudes(tensor: Tensor) -> tuple[float, float]:
-    """Logarithms to base 2 of the smallest and the largest of the finite numbers that are not zero; 0 without any."""
+    """Return log2 of the smallest and the largest of the finite numbers other than zero; 0 without any."""
     values = (tensor.float() if tensor.element_size() == 1 else tensor).abs()
     counted = values.isfinite() & (values > 0)
     smallest = float(torch.where(counted, values, math.inf).amin())
@@ -220,7 +220,7 @@ def _matching(results: Mapping[str, int], factor: float) -> Callable[[Tensors, T
 
 
 def _rescaled(first: Tensor, second: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """What a result must have become, and what it became, with 0 for both where that is not compared."""
+    """Return the scaled first result and the second result, with 0 in both where they are not compared."""
     if not first.is_floating_point() or (first.shape, first.dtype) != (second.shape, second.dtype):
         return first, second
     kind, before, after = torch.finfo(first.dtype), first.double(), second.double()
@@ -233,5 +233,5 @@ def _rescaled(first: Tensor, second: Tensor, factor: float) -> tuple[Tensor, Ten
 
 
 def _within(values: Tensor, kind: torch.finfo) -> Tensor:
-    """Where values are normal, and not the least that is: a subnormal number may have been rounded to it."""
+    """Mark normal values, but not the least normal one: a subnormal number may have been rounded to it."""
     return (values.abs() > kind.tiny) & (values.abs() <= kind.max)

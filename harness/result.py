@@ -129,7 +129,7 @@ class Comparison:
         return self.bias_sum / self.bias_count if shown else math.nan
 
     def __add__(self, other: Comparison) -> Comparison:
-        """Statistics of both sets of elements together."""
+        """Combine the statistics of both sets of elements."""
         farther = other if _severity(other) > _severity(self) else self
         bins = zip(self.ulp_histogram, other.ulp_histogram, strict=True)
         return Comparison(
@@ -318,19 +318,19 @@ class CaseResult(Judgement):
     declined: bool = False
 
     def judged(self, judgement: Judgement) -> CaseResult:
-        """The same case with another judgement."""
+        """Replace the judgement on this case."""
         return replace(self, **{f.name: getattr(judgement, f.name) for f in fields(Judgement)})
 
     @property
     def strict(self) -> CaseResult:
-        """The same with every notice as a fault."""
+        """This result with every notice as a fault."""
         findings = tuple(replace(finding, notice=False) for finding in self.findings)
         failed = [Verdict.FAILED for _ in self.notices]
         return replace(self, verdict=Verdict.worst(self.verdict, *failed), findings=findings)
 
 
 def told(contract: str, idle: Collection[str]) -> str:
-    """A contract as a reader is told it: without options that change nothing where it is spoken of.
+    """Word a contract for a reader, without options that change nothing here.
 
     >>> told("native_multiply+rounded_sum", ["rounded_sum"])
     'native_multiply'
@@ -339,13 +339,13 @@ def told(contract: str, idle: Collection[str]) -> str:
 
 
 def idle_in(results: Iterable[CaseResult]) -> tuple[str, ...]:
-    """The options of a contract that change nothing in any of the cases that were judged."""
+    """List the options of a contract that change nothing in any of the cases that were judged."""
     judged = [result.idle for result in results if result.stages]
     return tuple(option for option in judged[0] if all(option in each for each in judged)) if judged else ()
 
 
 def simplest(contracts: Sequence[str], claimed: str) -> tuple[str, ...]:
-    """The contracts that differ from the claimed one in no more options than they need to.
+    """Keep the contracts that differ from the claimed one in no more options than they need to.
 
     One is left out if another of them makes some of its changes and no others.
     """

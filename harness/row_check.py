@@ -1,4 +1,4 @@
-"""What the row check measured: rows that latent values explain, and what the others need."""
+"""Measurements of the row check: rows that latent values explain, and the values that other rows need."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Needs:
-    """What rows need that no value within the enclosure of the latent stage explains.
+    """Latent values that rows need although no value within the enclosure of the latent stage explains them.
 
     Attributes:
         rows: those that were searched.
@@ -46,7 +46,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class RowCheck:
-    """How many rows one value of the latent stage explains bit for bit, of those that could be tried.
+    """A count of the rows that one value of the latent stage explains bit for bit, of those that could be tried.
 
     Attributes:
         split: rows of at most 32 columns that two values explain, one for each half of the columns.

@@ -43,7 +43,7 @@ LEAST_DECIDED = 0.01
 
 @dataclass(frozen=True)
 class Decided:
-    """How many elements of a result could not have been otherwise, in one format, over all cases of a run.
+    """A count of the elements of a result that could not have been otherwise, in one format, over all cases of a run.
 
     Attributes:
         numel: elements compared, without constant ones.
@@ -88,7 +88,7 @@ class Undecidable:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which options of a choice the cases had that a kernel was judged on.
+    """The options of a choice in the cases that a kernel was judged on.
 
     Attributes:
         choice: what cases choose, as in `lastbit.inputs.choices`: `x regime`, `eps`.
@@ -109,7 +109,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class NotRun:
-    """Something that was asked for, or exists, and was not run, with the reason.
+    """An item that was asked for, or exists, and was not run, with the reason.
 
     Attributes:
         kernel, device: whose cases they are, where they were planned; empty for what no plan has.
@@ -123,7 +123,7 @@ class NotRun:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often two devices gave the same bits for the same input bits, per kernel and stage."""
+    """The number of results in which two devices gave the same bits for the same input bits, per kernel and stage."""
 
     kernel: str
     stage: str
@@ -134,7 +134,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Spent:
-    """Where the time of a run went.
+    """The time of a run by its parts.
 
     Attributes:
         seconds: part, as in `lastbit.timing` → seconds, over all processes.
@@ -176,18 +176,18 @@ class Run:
     undecidable: tuple[Undecidable, ...] = ()
 
     def subjects(self) -> tuple[tuple[str, str], ...]:
-        """The (kernel, device) pairs of the run, in order of appearance; after a kernel its other revisions, K@REV."""
+        """List the (kernel, device) pairs of the run, in order of appearance; revisions K@REV follow their kernel."""
         found = dict.fromkeys((r.kernel, r.device) for r in self.results)
         names = {kernel: kernel.partition("@") for kernel, _ in found}
         order = list(dict.fromkeys(name for name, _, _ in names.values()))
         return tuple(sorted(found, key=lambda subject: (order.index(names[subject[0]][0]), names[subject[0]][2])))
 
     def of(self, kernel: str, device: str) -> tuple[CaseResult, ...]:
-        """The counted results of one kernel on one device."""
+        """Return the counted results of one kernel on one device."""
         return tuple(r for r in self.results if (r.kernel, r.device) == (kernel, device) and r.counted)
 
     def decided(self, kernel: str, device: str) -> tuple[Decided, ...]:
-        """What the run decided of each result of a kernel on a device, per format."""
+        """Count the decided elements of each result of a kernel on a device, per format."""
         found: dict[tuple[str, str], list[StageResult]] = {}
         for result in self.of(kernel, device):
             for stage in result.stages:
@@ -208,13 +208,14 @@ class Run:
         )
 
     def judged(self, kernel: str, device: str) -> tuple[int, int]:
-        """How many cases of a kernel were judged, and how many were to be: those that it declined besides."""
+        """Count the cases on which a kernel was judged, and with them those that it declined."""
         results = self.of(kernel, device)
         judged = sum(r.verdict not in TURNED_DOWN for r in results)
         return judged, judged + sum(r.declined for r in results)
 
     def verdict(self, kernel: str, device: str) -> Verdict:
-        """FAILED or ERRORED if any case is; INCONCLUSIVE if a contract was never ruled out, or too little was decided.
+        """Return FAILED or ERRORED if any case is; INCONCLUSIVE if a contract was never ruled out, or too little
+        decided.
 
         Too little is `LEAST_DECIDED` of the elements of a result, and `LEAST_JUDGED` of the cases.
         """

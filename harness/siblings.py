@@ -43,7 +43,7 @@ def in_reach(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def _beside(function: Callable[..., Any]) -> Mapping[str, ModuleType]:
-    """The modules of the load of a function, which its own globals know, or those of what it imports."""
+    """Return the modules loaded beside a function's file, from its own globals or those of what it imports."""
     own = getattr(inspect.unwrap(function), "__globals__", {})
     others = (getattr(value, "__globals__", None) for value in list(own.values()))
     known = (scope[_LOADED] for scope in (own, *others) if isinstance(scope, dict) and _LOADED in scope)

@@ -1,4 +1,4 @@
-"""Which names of stages a reference can record, read off its source.
+"""Names of stages that a reference can record, read off its source.
 
 A stage may be absent from a case, so that no evaluation tells whether a name is ever recorded. But a name that a
 reference records is spelled somewhere: by a string, or by an f-string whose parts are, in the function itself or in a
@@ -73,7 +73,7 @@ class StageNames:
 
 @functools.lru_cache(maxsize=64)
 def stage_names(reference: Callable[..., Any]) -> StageNames | None:
-    """The names of stages that a reference can record, or None where its source cannot be read.
+    """Return the names of stages that a reference can record, or None where its source cannot be read.
 
     A reference that has `stage_names` itself, as that of a chain does, says so.
     """
@@ -88,7 +88,7 @@ def stage_names(reference: Callable[..., Any]) -> StageNames | None:
 
 
 class _Unreadable(Exception):
-    """There is no source to read."""
+    """A function whose source cannot be read."""
 
 
 class _Code:
@@ -136,7 +136,7 @@ class _Code:
 
 
 def _tree_of(thing: Any) -> tuple[ast.AST, dict[str, Any]]:
-    """The definition of a function or class, and what the names in it may stand for."""
+    """Parse the definition of a function or class, and collect what the names in it may stand for."""
     if isinstance(thing, type):
         module = sys.modules.get(thing.__module__)
         file = getattr(module, "__file__", None)
@@ -158,7 +158,7 @@ def _tree_of(thing: Any) -> tuple[ast.AST, dict[str, Any]]:
 
 @functools.lru_cache(maxsize=64)
 def _definitions(path: Path, changed: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    """Every function and class of a file, as it was when it `changed`."""
+    """List every function and class of a file, as it was when it `changed`."""
     return [*_defined(ast.parse(path.read_text()))]
 
 
@@ -176,7 +176,7 @@ def _nodes(tree: ast.AST) -> list[ast.AST]:
 
 
 def _recorded(code: _Code) -> StageNames | None:
-    """The names that are given to the recorder, if it is only called, with strings, or handed on under its name."""
+    """Collect the recorded names, if the recorder is only called with strings or handed on under its name."""
     calls: list[ast.Call] = []
     known: set[int] = set()
     for node in code.nodes:
@@ -196,7 +196,7 @@ def _recorded(code: _Code) -> StageNames | None:
 
 
 def _constants(call: ast.Call) -> list[str] | None:
-    """The strings of which one is the first argument, if the source says which."""
+    """Return the strings of which one is the first argument; None if the source does not tell."""
     given = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "name")]
     choices = [c for g in given for c in ((g.body, g.orelse) if isinstance(g, ast.IfExp) else (g,))]
     names = [c.value for c in choices if isinstance(c, ast.Constant) and isinstance(c.value, str)]
@@ -204,7 +204,7 @@ def _constants(call: ast.Call) -> list[str] | None:
 
 
 def _spelled(code: _Code) -> StageNames:
-    """Everything that the strings of the source can spell, but for what is only compared, raised or asked for."""
+    """Collect all names that the strings of the source can spell, except strings only compared or raised."""
     spellings = {s for tree in code.trees for s in _strings(tree, code.parameters)}
     spellings |= {(word,) for constant in code.constants for word in _words(constant)}
     words = frozenset(s[0] for s in spellings if len(s) == 1 and isinstance(s[0], str))
@@ -222,7 +222,7 @@ def _words(constant: Any) -> Iterator[str]:
 
 
 def _strings(node: ast.AST, parameters: Iterable[str]) -> Iterator[Spelling]:
-    """How the strings below a node are spelled; `parameters` are names of which the values are not known."""
+    """Yield the spellings of the strings below a node; `parameters` are names whose values are not known."""
     match node:
         case ast.Raise() | ast.Compare() | ast.Expr(value=ast.Constant()):
             return
@@ -243,7 +243,7 @@ def _strings(node: ast.AST, parameters: Iterable[str]) -> Iterator[Spelling]:
 
 
 def _below(node: ast.AST) -> Iterator[ast.AST]:
-    """What is part of a node, but for decorators, annotations and the pieces of an f-string."""
+    """Yield the children of a node, without decorators, annotations and the pieces of an f-string."""
     left_out: list[ast.AST | None] = []
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         left_out = [*node.decorator_list, getattr(node, "returns", None)]
@@ -255,7 +255,7 @@ def _below(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _joined(node: ast.AST, parameters: Iterable[str]) -> Spelling:
-    """The parts of an f-string, or of strings that are added."""
+    """Split an f-string, or strings that are added, into words and blanks."""
     match node:
         case ast.JoinedStr(values=values):
             return tuple(part for value in values for part in _joined(value, parameters))
@@ -271,7 +271,7 @@ def _joined(node: ast.AST, parameters: Iterable[str]) -> Spelling:
 
 
 def _with_blanks(text: str) -> Spelling:
-    """A string, with blanks where something is put into it."""
+    """Split a string at the places where something is put into it."""
     parts: list[str | Blank] = []
     at = 0
     for blank in _BLANK.finditer(text):

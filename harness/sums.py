@@ -1,4 +1,4 @@
-"""What an op says about a sum of its own, so that the order of its additions can be revealed by probing."""
+"""Declarations of an op about a sum of its own, so that probing can reveal the order of its additions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a kernel takes, as it declares it: layouts, sizes, dtypes and values of parameters. Its cases are drawn inside.
+"""The inputs that a kernel takes, as it declares it: layouts, sizes, dtypes, values of parameters. Cases are drawn
+inside.
 
     @kernel("rms_norm", takes="contiguous")
     @kernel("rms_norm", takes=("contiguous rows", "non-empty"))

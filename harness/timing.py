@@ -1,4 +1,4 @@
-"""Where lastbit's own time goes: seconds by part, counted by a clock, if one listens.
+"""Seconds of lastbit's own time by part, counted by a clock, if one listens.
 
     with listening(Clock()) as clock:
         ...
@@ -91,6 +91,6 @@ def timed(part: str) -> Iterator[None]:
 
 
 def seconds_so_far() -> Mapping[str, float]:
-    """What the clock that listens has counted until now; nothing where none does."""
+    """Return the seconds of each part that the listening clock has counted; nothing without a clock."""
     clock = _clock.get()
     return {} if clock is None else clock.seconds

@@ -18,7 +18,7 @@ _trusted: dict[tuple[torch.device, Hashable], bool] = {}
 
 
 def fuses(tensor: Tensor) -> bool:
-    """Whether kernels are compiled for `tensor`: it is on a GPU, and Triton is installed and does not interpret."""
+    """Check whether kernels are compiled for `tensor`: it is on a GPU, and Triton is there and does not interpret."""
     return tensor.is_cuda and _compiles()
 
 
@@ -32,7 +32,7 @@ def _compiles() -> bool:
 
 
 def trusted(device: torch.device, key: Hashable, work: str, difference: Callable[[], str]) -> bool:
-    """Whether the kernel of `key` may be used on `device`: proven once, or refused once with a RuntimeWarning.
+    """Check whether the kernel of `key` may be used on `device`: proven once, or refused once with a RuntimeWarning.
 
     `difference` runs the kernel and its definition, and says what differs; empty if nothing does. `work` is what the
     kernel does, in words.
@@ -48,7 +48,7 @@ def trusted(device: torch.device, key: Hashable, work: str, difference: Callable
 
 
 def _found(difference: Callable[[], str]) -> str:
-    """What differs, or why that cannot be known."""
+    """Describe the difference, or why it cannot be known; empty if there is none."""
     try:
         return difference()
     except torch.OutOfMemoryError:

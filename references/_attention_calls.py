@@ -1,4 +1,4 @@
-"""What calls of attention take, which keys a query sees, and what attention promises of two calls."""
+"""Relations between calls of attention, the keys that a query sees, and the parameters that calls take."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _sequences(tensors: Tensors, params: Params, random: Random) -> Iterator[Rel
 
 @relation("permutation", "heads in another order have the same bits each")
 def _permutation(tensors: Tensors, params: Params, random: Random) -> Iterator[Related]:
-    """With their keys and values: all queries of a key head stay together."""
+    """Permute the heads of keys, with their values and queries: all queries of a key head stay together."""
     groups, heads = tensors["k"].shape[2], tensors["q"].shape[2]
     if groups < 2:
         raise NotApplicable("the case has one head of keys")
@@ -91,7 +91,7 @@ def check_attention(
 
 
 def is_visible(q: Tensor, k: Tensor, *, causal: bool) -> Tensor:
-    """Which keys each query sees, [T, S]: with `causal` those up to its own, that of the last query being the last.
+    """Mark the keys that each query sees, [T, S]: with `causal` those up to its own, the last key for the last query.
 
     q, k: [..., T, H, D] and [..., S, G, D].
     """
@@ -101,14 +101,14 @@ def is_visible(q: Tensor, k: Tensor, *, causal: bool) -> Tensor:
 
 
 def with_one(visible: Tensor) -> Tensor:
-    """[T, 1 + S]: that of a sink, which every query sees, before the keys."""
+    """Prepend a sink, which every query sees, to the visible keys: [T, 1 + S]."""
     both = visible.new_ones(visible.shape[0], 1 + visible.shape[1])
     both[:, 1:] = visible
     return both
 
 
 def attention_flops(tensors: Mapping[str, Tensor], params: Params) -> int:
-    """Two for each product in the dots of queries with keys that they see, and of weights with values."""
+    """Count two FLOP for each product in the dots of queries with visible keys, and of weights with values."""
     (batch, queries, heads, width), keys = tensors["q"].shape, tensors["k"].shape[1]
     seen = sum(max(0, keys - last) for last in range(queries)) if params.get("causal") else queries * keys
     return 2 * batch * heads * seen * (width + tensors["v"].shape[-1])

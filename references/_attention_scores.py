@@ -15,7 +15,7 @@ ROUNDED = ("products", "scaled", "cap_ratio", "cap_tanh", "capped")
 def scores_of(
     queries: Enclosure, keys: Enclosure, scale: float, cap: float | None, contract: Contract, stage: StageRecorder
 ) -> Enclosure:
-    """Those of queries [B, H, T, D] and keys [B, H, S, D]: [B, H, T, S].
+    """Compute the scores of queries [B, H, T, D] and keys [B, H, S, D]: [B, H, T, S].
 
     Where the root of the scale is a power of two, query and key may be scaled by it exactly.
     """
@@ -38,7 +38,7 @@ def scores_of(
 
 
 def with_sinks(sinks: Enclosure, scores: Enclosure) -> Enclosure:
-    """Rows [B, H, T, N] with one more column, the first one, which is that of a head [H] in all rows."""
+    """Prepend to rows [B, H, T, N] a column with the sink of their head [H]."""
     batch, heads, rows, _ = scores.shape
     return concatenate(sinks[None, :, None, None].expand(batch, heads, rows, 1), scores)
 
@@ -48,7 +48,7 @@ def _is_power_of_two(number: float) -> bool:
 
 
 def _product(first: float, second: float, like: Enclosure) -> Enclosure:
-    """A factor as it reaches a kernel: the product of two is rounded to fp32 as such, or made of two such numbers."""
+    """Enclose the product of two factors as a kernel has it: rounded to fp32 once, or made of two fp32 numbers."""
 
     def fp32(number: float) -> Enclosure:
         return Enclosure.point(like.value.new_tensor(number).float())  # a constant of the formula

@@ -13,5 +13,5 @@ _LOWEST: Mapping[str, float] = {"int8": -128.0}
 
 
 def limited(values: Enclosure, dtype: str) -> Enclosure:
-    """Scaled numbers limited to those that the format has; NaN stays NaN."""
+    """Limit scaled numbers to those that the format has; NaN stays NaN."""
     return clamp(values, _LOWEST.get(dtype, -LARGEST[dtype]), LARGEST[dtype])

@@ -1,4 +1,4 @@
-"""What cross entropy and its gradient share: labels, logits as the softmax sees them, and the weights of smoothing."""
+"""Shared parts of cross entropy and its gradient: labels, scaled logits, and the weights of smoothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Labels:
 
 
 def labels_of(logits: Enclosure, labels: Tensor, ignore_index: int) -> Labels:
-    """The labels of logits [T, V].
+    """Locate the label of each row of logits [T, V].
 
     Raises:
         ValueError: there is not one label per row, or one is neither a class nor `ignore_index`.
@@ -73,7 +73,7 @@ class Scaled:
 
 
 def scaled(logits: Enclosure, logit_scale: float, softcap: float | None, stage: StageRecorder) -> Scaled:
-    """Both products may be fused into the difference with the maximum that follows.
+    """Scale and cap the logits; both products may be fused into the difference with the maximum that follows.
 
     Raises:
         ValueError: a cap that is not positive.
@@ -102,12 +102,12 @@ class Smoothing:
 
 
 def number(value: float, like: Tensor) -> Enclosure:
-    """A number as a kernel has it, [1] in fp32, on the device of a tensor."""
+    """Round a number to fp32, [1], on the device of a tensor."""
     return Enclosure.point(like.new_ones(()).float() * value).reshape(1)
 
 
 def smoothing_of(label_smoothing: float, classes: int, like: Tensor) -> Smoothing:
-    """The parts of a label on the device of a tensor; ValueError for a smoothing that is not from 0 to 1."""
+    """Compute the parts of a smoothed label on the device of a tensor; ValueError if the smoothing is not in [0, 1]."""
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing={label_smoothing} must be from 0 to 1")
     numbers = label_smoothing, 1.0 - label_smoothing, label_smoothing / classes
@@ -116,7 +116,7 @@ def smoothing_of(label_smoothing: float, classes: int, like: Tensor) -> Smoothin
 
 
 def log_probs_of(x: Enclosure, contract: Contract, stage: StageRecorder) -> Enclosure:
-    """The logarithm of the softmax of rows, (x - max(x)) - log(sum(exp(x - max(x)))), as the contract rounds it."""
+    """Compute the log-softmax of rows, (x - max(x)) - log(sum(exp(x - max(x)))), as the contract rounds it."""
     if not contract.has("rounded_log_sum"):
         return stage("log_probs", log_softmax(x))
     shifted = x - amax(x)

@@ -1,4 +1,4 @@
-"""What a mixture of experts promises of two calls, forward and backward: tokens and experts do not know of each other.
+"""Relations between two calls of a mixture of experts, forward and backward: tokens and experts are independent.
 
 Both ops have the same names for the same things, so that each relation serves both: what a call has not is left out.
 """
@@ -52,7 +52,7 @@ def permutation(tensors: Tensors, params: Params, random: Random) -> Iterator[Re
 
 @relation("token order", "neither the order of an expert's tokens nor that of a token's slots changes a bit")
 def token_order(tensors: Tensors, params: Params, random: Random) -> Iterator[Related]:
-    """Results per token where its slots change places; sums over tokens where these do."""
+    """Permute the slots of each token, and the tokens; compare results per token and sums over tokens, respectively."""
     slots = tensors["expert_ids"].shape[1]
     if slots > 1:
         order = slice(None), shuffled(slots, random)
@@ -83,7 +83,7 @@ def other_tokens(tensors: Tensors, params: Params, random: Random) -> Iterator[R
     ids, (first, end) = tensors["expert_ids"], _ids(tensors, params)
 
     def with_others(**parts: Any) -> Tensors:
-        """The tensors with these parts in place of those of the other tokens."""
+        """Replace these parts of the other tokens' tensors."""
         return {n: _with(t, others, parts[n]) if n in parts else t for n, t in tensors.items()}
 
     turned = {n: tensors[n][others].flip(0) for n in values}
@@ -147,7 +147,7 @@ RELATIONS = (
 
 
 def scaling(factor: str, among: tuple[str, ...], results: Mapping[str, int]) -> Relation:
-    """`scaled` by a factor; what is rounded to fp16 on the way may become subnormal there."""
+    """Scale inputs by a factor; values that are rounded to fp16 on the way may become subnormal there."""
     whole = scaled((factor,), results, among=among)
 
     def related(tensors: Tensors, params: Params, random: Random) -> Iterator[Related]:
@@ -169,7 +169,7 @@ SCALING_BACKWARD = scaling(
 
 
 def _ids(tensors: Tensors, params: Params) -> tuple[int, int]:
-    """The first id of an expert here, and the one after the last."""
+    """Return the first id of the experts on this rank, and the one after the last."""
     first = int(params.get("first_expert", 0))
     return first, first + len(tensors["gate_proj"])
 

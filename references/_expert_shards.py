@@ -1,4 +1,4 @@
-"""What a mixture of experts promises of its shards: all but what is a sum over them.
+"""Relations between a mixture of experts and its shards: all results but sums over shards.
 
 A sum over shards is added in fp32 and rounded once, while a kernel returns what it has rounded: of those results two
 calls promise nothing. What a shard has of everything else is a part of the whole.
@@ -24,7 +24,7 @@ _OF_EXPERTS = (*WEIGHTS, *(f"old_{name}" for name in ADAPTERS))
 
 @relation("shards", "what a shard of the layer has of a result has the bits of the whole, sums over shards left out")
 def shards(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Iterator[Related]:
-    """Half of the intermediate dimension; two shards in one call; half of the experts."""
+    """Split the intermediate dimension in half; then into two shards in one call; then the experts in half."""
     experts, width = tensors["gate_proj"].shape[:2]
     numbers = all(tensors[name].is_floating_point() for name in ("gate_proj", "up_proj", "down_proj"))
     if params.get("shards", 1) == 1 and numbers and width % 2 == 0:
@@ -36,7 +36,7 @@ def shards(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Itera
 
 
 def _intermediate(tensors: Tensors, width: int) -> Iterator[Related]:
-    """Results that have a part in each shard: the saved rows, and gradients of matrices that are cut."""
+    """Compare results that have a part in each shard: the saved rows, and gradients of matrices that are cut."""
     for half, part in {"first": slice(width // 2), "second": slice(width // 2, width)}.items():
         rows, columns = (slice(None), part), (..., part)
         cut = {n: t[rows] if n in _ROW_PARTS else t[columns] if n in _COLUMN_PARTS else t for n, t in tensors.items()}
@@ -46,7 +46,7 @@ def _intermediate(tensors: Tensors, width: int) -> Iterator[Related]:
 
 
 def _experts(tensors: Tensors, first: int, experts: int) -> Iterator[Related]:
-    """Results of pairs and tokens all of whose experts are there."""
+    """Compare the results of pairs and tokens whose experts are all there."""
     ids = tensors["expert_ids"]
     for half, part in {"first": slice(experts // 2), "second": slice(experts // 2, experts)}.items():
         start, end = first + part.indices(experts)[0], first + part.indices(experts)[1]

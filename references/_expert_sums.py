@@ -21,13 +21,13 @@ def _of_one_expert(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Mapping
 
 
 def _gate_and_up(terms: Tensor, tuning: float) -> Mapping[str, Any]:
-    """Terms as tokens, times weights of one."""
+    """Place terms as tokens, times weights of one."""
     ones = terms.new_ones(terms.shape[1], terms.shape[1])
     return _of_one_expert(terms, ones, ones, ones)
 
 
 def _down(terms: Tensor, tuning: float) -> Mapping[str, Any]:
-    """Terms as rows of the weight, times an intermediate that is the same everywhere."""
+    """Place terms as rows of the weight, times an intermediate that is constant."""
     hidden, width = terms.shape
     first = terms.new_zeros(width, hidden)
     first[:, 0] = 1.0

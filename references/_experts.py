@@ -28,12 +28,12 @@ ALL = slice(None)
 
 
 def rounded(*stages: str) -> Rounds:
-    """Rounding points at the given stages to the dtype of the activations."""
+    """Round at the given stages to the dtype of the activations."""
     return dict.fromkeys(stages, "x")
 
 
 def adapter_axes(base: Rounds, middle: Rounds, lora: Rounds) -> Mapping[str, Mapping[str, Rounds]]:
-    """The axes of linear maps with adapters: which dots are rounded, given their stages."""
+    """Make the axes of linear maps with adapters: which dots are rounded, given their stages."""
     return {
         "base": {"fp32_base": {}, "rounded_base": base},
         "middle": {"rounded_middle": middle, "fp32_middle": {}},
@@ -42,14 +42,14 @@ def adapter_axes(base: Rounds, middle: Rounds, lora: Rounds) -> Mapping[str, Map
 
 
 def limited(gate: Enclosure, up: Enclosure, limit: float) -> tuple[Enclosure, Enclosure]:
-    """What is activated: min(gate, limit), and up within ±limit."""
+    """Limit the operands of SwiGLU: min(gate, limit), and up clamped to ±limit."""
     return (gate, up) if limit == inf else (clamp(gate, -inf, limit), clamp(up, -limit, limit))
 
 
 def through_limits(
     gradient: Enclosure, value: Enclosure, low: float, high: float, *, was_rounded: bool = True
 ) -> Enclosure:
-    """The gradient of a value that was limited to [low, high], from that of what it became: zero beyond the limits.
+    """Propagate the gradient back through the clamp of a value to [low, high]: zero beyond the limits.
 
     For NaN it is anything from zero to the whole, and at a limit, too, if the value was rounded after it was compared:
     it may have been beyond. A value that was not passes the whole there, as `torch.clamp` up to torch 2.13.
@@ -95,21 +95,21 @@ class Weights:
 
 @remembered
 def _pairs_by_expert(expert_ids: Tensor, first_expert: int, count: int) -> tuple[Groups, Tensor]:
-    """The pairs of each of the experts here, and whether a pair belongs to none of them [T · k, 1]."""
+    """Group the pairs of the experts on this rank, and tell which pairs belong to none of them [T · k, 1]."""
     local = (expert_ids.long() - first_expert).flatten()
     return Groups(local, count), ((local < 0) | (local >= count))[:, None]
 
 
 @remembered
 def _repeated(tokens: Enclosure, slots: int) -> Enclosure:
-    """The row of each pair, from that of its token [T, n]."""
+    """Repeat the row [T, n] of each token for each of its pairs: [T · k, n]."""
     count, width = tokens.shape
     return tokens[:, None].expand(count, slots, width).reshape(count * slots, width)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What all steps of one layer share.
+    """The facts that all steps of one layer share.
 
     Attributes:
         slots: per token, k.
@@ -139,7 +139,7 @@ class Layer:
         contract: Contract,
         stage: StageRecorder,
     ) -> Layer:
-        """The layer with these weights, whose experts have the ids from `first_expert` on.
+        """Make the layer with these weights, whose experts have the ids from `first_expert` on.
 
         Raises:
             ValueError: `shards` does not divide the intermediate dimension, or `scaling` is no finite number of fp32.
@@ -174,44 +174,44 @@ class Layer:
         return [together.reshape(pairs, width, len(shards))[..., p] for p in range(len(shards))]
 
     def pairs(self, tokens: Enclosure) -> Enclosure:
-        """The row of each pair, from that of its token [T, n]; zero where the pair is skipped."""
+        """Repeat the row of each token [T, n] for each of its pairs; zero where the pair is skipped."""
         return _repeated(tokens, self.slots).zero_where(self.skipped)
 
     def saved(self, values: Enclosure) -> Enclosure:
-        """Rows from a saved [T, k, n]; zero where the pair is skipped."""
+        """Flatten a saved [T, k, n] to rows of pairs; zero where the pair is skipped."""
         return values.reshape(-1, values.shape[-1]).zero_where(self.skipped)
 
     def dot(
         self, rows: Enclosure, projection: Projection, kind: Kind, width: int, *, columns: slice = ALL
     ) -> Enclosure:
-        """Each row times part of the columns of the matrix [width, K] of its expert, transposed."""
+        """Multiply each row by part of the columns of the matrix [width, K] of its expert, transposed."""
         weights = Weights((projection,), kind, ALL, columns, transposed=True)
         return grouped_dot(rows, self.groups, weights, width)
 
     def dot_back(
         self, rows: Enclosure, projections: Sequence[Projection], kind: Kind, width: int, *, part: slice = ALL
     ) -> Enclosure:
-        """Each row times part of the rows of the matrices [N, width] of its expert, one on another."""
+        """Multiply each row by part of the rows of the stacked matrices [N, width] of its expert."""
         weights = Weights(tuple(projections), kind, part, ALL, transposed=False)
         return grouped_dot(rows, self.groups, weights, width, len(projections))
 
     def scaled(self, name: str, products: Sequence[Enclosure]) -> list[Enclosure]:
-        """scaling · product, both rounded."""
+        """Compute scaling · product, both rounded."""
         return self.stages(f"{name}_scaled", [p * self.scaling for p in self.stages(f"{name}_lora", products)])
 
     def adapted(self, name: str, bases: Sequence[Enclosure], products: Sequence[Enclosure]) -> list[Enclosure]:
-        """base + scaling · product, of every shard."""
+        """Add the adapters of every shard: base + scaling · product."""
         if self.contract.has("rounded_lora"):
             return [b + s for b, s in zip(bases, self.scaled(name, products), strict=True)]
         return [multiply_add(p, self.scaling, b) for b, p in zip(bases, products, strict=True)]
 
     def by_token(self, shards: Sequence[Enclosure]) -> Enclosure:
-        """The rows of all slots of a token, of every shard, side by side: [T, n, k · P]."""
+        """Put the rows of a token's slots, of every shard, side by side: [T, n, k · P]."""
         width = shards[0].shape[-1]
         return concatenate(*(s.reshape(-1, self.slots, width).transposed for s in shards))
 
     def gate_or_up(self, name: str, rows: Enclosure, projection: Projection) -> Enclosure:
-        """rows · baseᵀ + scaling · (rows · aᵀ) · bᵀ, not yet rounded; the first product alone without an adapter."""
+        """Compute rows · baseᵀ + scaling · (rows · aᵀ) · bᵀ, not yet rounded; rows · baseᵀ without an adapter."""
         base = self.stage(f"{name}_base", self.dot(rows, projection, "base", projection.width))
         if not projection.rank:
             return base
@@ -220,7 +220,7 @@ class Layer:
         return self.adapted(name, [base], [product])[0]
 
     def down(self, rows: Enclosure, projection: Projection) -> tuple[list[Enclosure], list[Enclosure]]:
-        """What each shard adds to the outputs of the experts, and the middle of its adapter if there is one."""
+        """Compute each shard's share of the outputs of the experts, and the middle of its adapter if there is one."""
         bases = [self.dot(rows[ALL, s], projection, "base", projection.width, columns=s) for s in self.shards]
         if not projection.rank:
             return self.stages("expert_output", self.stages("down_base", bases)), []

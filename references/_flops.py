@@ -9,13 +9,13 @@ from lastbit.numerics import Tensor
 
 
 def forward_flops(tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> int:
-    """Those of three projections and their adapters."""
+    """Count the FLOP of three projections and their adapters."""
     pairs, hidden, width, rank = _sizes(tensors, params)
     return 2 * pairs * 3 * (hidden * width + rank * (hidden + width))
 
 
 def backward_flops(tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> int:
-    """Back through three projections, the output of the experts once more, and for each adapter two gradients.
+    """Count FLOP: back through three projections, the experts' output once more, two gradients per adapter.
 
     The adapters are also passed through back, and their middles computed once more.
     """
@@ -27,7 +27,7 @@ def backward_flops(tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> 
 
 
 def _sizes(tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """Pairs whose expert is here, H, I and r."""
+    """Return the number of pairs whose expert is on this rank, H, I and r."""
     experts, width = tensors["gate_proj"].shape[:2]
     first, ids = params.get("first_expert", 0), tensors["expert_ids"]
     pairs = int(((ids >= first) & (ids < first + experts)).sum())

@@ -1,4 +1,4 @@
-"""What a norm over groups of columns promises of two calls: a rank that has some of the groups gives their bits."""
+"""A relation of a norm over groups of columns: a rank that has some of the groups gives their bits."""
 
 from __future__ import annotations
 

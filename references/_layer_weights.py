@@ -46,7 +46,7 @@ class Projection:
 
     @remembered
     def matrices(self, kind: Kind, experts: Tensor) -> Enclosure:
-        """One of the matrices of some experts [G, N, K]; the base is dequantized to the format of the operands."""
+        """Return one of the matrices of some experts [G, N, K]; the base is dequantized to the operands' format."""
         if kind != "base":
             adapter = self.a if kind == "a" else self.b
             assert adapter is not None
@@ -108,13 +108,13 @@ class LayerWeights:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many experts there are, and the intermediate dimension."""
+        """The number of experts, and the intermediate dimension."""
         if self.down_lora_a is not None:
             return self.down_lora_a.shape[0], self.down_lora_a.shape[-1]
         return self.gate_proj.shape[0], self.gate_proj.shape[1]
 
     def projections(self, hidden: int, fmt: Format) -> tuple[Projection, Projection, Projection]:
-        """Gate, up and down, for activations of `hidden` numbers in a format."""
+        """Return gate, up and down, for activations of `hidden` numbers in a format."""
         _, width = self.sizes
         columns = {"gate": hidden, "up": hidden, "down": width}
         gate, up, down = (Projection(columns=k, fmt=fmt, **self._parts(name)) for name, k in columns.items())

@@ -11,7 +11,7 @@ Shapes = Mapping[str, tuple[Tensor | Enclosure | None, tuple[int, ...]]]
 
 
 def width_of(name: str, x: Tensor | Enclosure) -> int:
-    """N of a tensor [..., N]; ValueError if it has no dimension."""
+    """Return N of a tensor [..., N]; ValueError if it has no dimension."""
     if not x.shape:
         raise ValueError(f"{name} has no dimension; it must be [..., N]")
     return x.shape[-1]

@@ -30,7 +30,7 @@ class Tiles:
 
     @classmethod
     def of(cls, scores: Enclosure, visible: Tensor, parts: Sequence[slice]) -> Tiles:
-        """Those of scores [..., N], which are -inf where not `visible` [..., N]."""
+        """Cut scores [..., N] into tiles; scores are -inf where not `visible` [..., N]."""
         maxima: list[Enclosure] = []
         seen: list[Tensor] = []
         for part in parts:
@@ -44,7 +44,7 @@ class Tiles:
 
     @property
     def largest(self) -> Enclosure:
-        """Of the whole row; 0 where nothing is visible."""
+        """The largest score of the whole row; 0 where nothing is visible."""
         return self.maxima[-1]
 
     @property
@@ -54,12 +54,12 @@ class Tiles:
         return reduce(or_, infinite)
 
     def weights(self, scores: Enclosure) -> Enclosure:
-        """exp(x - m) of every column, relative to the maximum after its tile, in the order of the columns."""
+        """Compute exp(x - m) of every column, relative to the maximum after its tile, in the order of the columns."""
         pairs = zip(self.parts, self.maxima, strict=True)
         return self._in_order([shifted_exponential(scores[..., part], largest) for part, largest in pairs])
 
     def counted(self, weights: Enclosure) -> Enclosure:
-        """The weights relative to the largest score of the row, by as many products as there are later tiles."""
+        """Rescale the weights to the largest score of the row, by as many products as there are later tiles."""
         if len(self.parts) == 1:
             return weights
         before = zip(self.seen, self.maxima, self.maxima[1:], strict=False)
@@ -67,7 +67,7 @@ class Tiles:
         return self._in_order(rescaled([weights[..., part] for part in self.parts], factors))
 
     def _in_order(self, tiles: Sequence[Enclosure]) -> Enclosure:
-        """Tiles side by side, in the order of their columns."""
+        """Put tiles side by side, in the order of their columns."""
         if len(tiles) == 1:
             return tiles[0]
         order = sorted(range(len(tiles)), key=lambda number: self.parts[number].start)
@@ -75,7 +75,7 @@ class Tiles:
 
 
 def tiles_of(first: int, count: int, size: int, *, backwards: bool) -> list[slice]:
-    """The columns from `first` to `count` in tiles of a size, and what is before `first` as a tile that comes first."""
+    """Cut the columns from `first` to `count` into tiles; columns before `first` are a tile that comes first."""
     starts = range(first, count, size)
     parts = [slice(start, min(start + size, count)) for start in starts]
     head = [slice(0, first)] if first else []

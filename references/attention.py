@@ -111,14 +111,14 @@ def attention(
 
 
 def _repeated(x: Enclosure, times: int) -> Enclosure:
-    """The keys or values [B, G, S, D] of each head, from those of the heads that share them: [B, G · times, S, D]."""
+    """Repeat the keys or values [B, G, S, D] for the heads that share them: [B, G · times, S, D]."""
     batch, groups, keys, width = x.shape
     each = x.reshape(batch, groups, 1, keys, width).expand(batch, groups, times, keys, width)
     return each.reshape(batch, groups * times, keys, width)
 
 
 def _reached(visible: Tensor, values: Enclosure) -> Tensor:
-    """Which outputs [B, H, T, E] have a term 0 · v with a masked v that is not finite, if such terms are added."""
+    """Mark outputs [B, H, T, E] with a term 0 · v of a masked v that is not finite, if such terms are added."""
     bad = ~(values.lo.isfinite() & values.hi.isfinite())
     return (~visible).double() @ bad.double() > 0
 
@@ -126,7 +126,7 @@ def _reached(visible: Tensor, values: Enclosure) -> Tensor:
 def _normalized(
     rows: Enclosure, seen: Tensor, values: Enclosure, contract: Contract, stage: StageRecorder
 ) -> Enclosure:
-    """From probabilities. Where these are not rounded, they may be divided by their sum before or after the product."""
+    """Compute the output from probabilities; unrounded ones may be divided by their sum before or after the product."""
     first = rows.shape[-1] - values.shape[-2]
     if first and contract.has("rounded_scores") and contract.has("rounded_shift"):
         rows = stage("shifted", rows - amax(rows))
@@ -147,7 +147,7 @@ def _flash(
     contract: Contract,
     stage: StageRecorder,
 ) -> Enclosure:
-    """From weights that are rounded relative to the largest score so far, and divided by their sum at the end."""
+    """Compute the output from weights that are rounded relative to the largest score so far, and divided at the end."""
     late = sinks if sinks is not None and contract.has("late_sink") else None
     first = int(sinks is not None and late is None)
     if first and sinks is not None:
@@ -167,7 +167,7 @@ def _flash(
 
 
 def _parts(first: int, columns: int, contract: Contract) -> list[slice]:
-    """The columns in tiles: all of them where no tile was named that is smaller, and the sink before the first one."""
+    """Cut the columns into tiles, or a single one if the contract names no smaller tile; the sink comes first."""
     smaller = [name for name, size in _TILES.items() if size < columns - first]
     size = next((_TILES[name] for name in smaller if contract.has(name)), columns)
     if size == columns:

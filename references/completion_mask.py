@@ -18,7 +18,7 @@ _PADDING = 7  # columns
 
 @relation("padding", "columns appended after the end of rows change no bit before them")
 def _padding(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Iterator[Related]:
-    """By an id that ends nothing; in rows that have ended, by the one that ends them, as trainers pad."""
+    """Pad by an id that ends nothing; in rows that have ended, by the one that ends them, as trainers pad."""
     ids, ends = tensors["ids"], tensors["eos_ids"]
     if not ids.numel():
         raise NotApplicable("the case has no tokens")

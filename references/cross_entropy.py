@@ -128,7 +128,7 @@ def _check(z_loss: float, reduction: str, count: int | None, contract: Contract)
 
 
 def _from_lse(x: Enclosure, lse: Enclosure, index: Tensor, smoothing: Smoothing | None, z_loss: float) -> Enclosure:
-    """lse - x[label], or with smoothing lse - s / V · sum(x) - (1 - s) · x[label], and z · lse², added in any order.
+    """Compute lse - x[label], or with smoothing lse - s / V · sum(x) - (1 - s) · x[label], and z · lse², in any order.
 
     Or (1 - s) · (lse - x[label]) + (sum(-s / V · x) + s · lse), as Liger has it. Products may be fused with additions.
     """
@@ -145,7 +145,7 @@ def _from_lse(x: Enclosure, lse: Enclosure, index: Tensor, smoothing: Smoothing 
 
 
 def _weighted(loss: Enclosure, smooth: list[Enclosure], smoothing: Smoothing | None, rounding: Rounding) -> Enclosure:
-    """(1 - s) · loss + s / V · smooth_loss, where there is a smooth loss."""
+    """Compute (1 - s) · loss + s / V · smooth_loss, where there is a smooth loss."""
     if smoothing is None:
         return loss
     one = rounding("weighted_loss", fusible_product(smoothing.kept, loss))

@@ -131,7 +131,7 @@ def _difference(
     contract: Contract,
     stage: StageRecorder,
 ) -> Enclosure:
-    """softmax(x) · (1 + 2z · lse) - (1 - s) · onehot - s / V: what is not of the class is subtracted first or last."""
+    """Compute softmax(x) · (1 + 2z · lse) - (1 - s) · onehot - s / V; the class's own terms come first or last."""
     log_probs = None if lse is None else x - lse
     if lse is None and (z_loss or contract.has("from_lse")):
         given = stage("lse", computed := log_sum_exp(x)[..., 0])
@@ -150,12 +150,12 @@ def _difference(
 
 
 def _of_logarithms(log_probs: Enclosure, rows: Labels) -> Enclosure:
-    """softmax(x) - onehot from its logarithm, in which 1 - softmax(x) of the class does not cancel."""
+    """Compute softmax(x) - onehot from its logarithm, in which 1 - softmax(x) of the class does not cancel."""
     return where(rows.onehot, expm1(log_probs), exp(log_probs))
 
 
 def _slopes(x: Scaled, rows: Labels, logit_scale: float, softcap: float | None) -> list[Enclosure]:
-    """dx/dlogits as factors: 1 - tanh², where a kernel may have the tanh of the class from x / cap, and the scale."""
+    """Return dx/dlogits as factors: 1 - tanh², where the tanh of the class may be that of x / cap, and the scale."""
     factors = []
     if softcap is not None and x.squashed is not None:
         slope, again = (multiply_add(-t, t, 1.0) for t in (x.squashed, divide(x.logits, softcap)))
@@ -166,7 +166,7 @@ def _slopes(x: Scaled, rows: Labels, logit_scale: float, softcap: float | None) 
 
 
 def _product(factors: list[Enclosure], count: int | None) -> Enclosure:
-    """The product in any order, divided by `count` at last, or its first or its last factor divided before."""
+    """Multiply in any order, with the division by `count` at last, or of the first or the last factor."""
     if count is None:
         return product_in_any_order(*factors)
     first, last, n = factors[0], factors[-1], float(count)
@@ -178,7 +178,7 @@ def _product(factors: list[Enclosure], count: int | None) -> Enclosure:
 
 
 def _of_log_probs(grad: Enclosure, rows: Labels, smoothing: Smoothing | None, stage: StageRecorder) -> Enclosure:
-    """The gradient of the logarithm of the softmax: -grad · ((1 - s) · onehot + s / V)."""
+    """Compute the gradient with respect to the log-softmax: -grad · ((1 - s) · onehot + s / V)."""
     if smoothing is None:
         return where(rows.onehot, -grad, 0.0)
     one = stage("grad_nll", grad * smoothing.kept)

@@ -124,17 +124,17 @@ def layer_norm_gated(
 
 
 def activated(z: Enclosure, activation: str) -> tuple[Enclosure, ...]:
-    """Factors of the activation: z · sigmoid(z), or sigmoid(z)."""
+    """Return the factors of the activation: z · sigmoid(z), or sigmoid(z)."""
     return (sigmoid(z),) if activation == "sigmoid" else (z, sigmoid(z))
 
 
 def times_gate(x: Enclosure, gate: Enclosure, gating: tuple[Enclosure, ...]) -> Enclosure:
-    """x · act(z), in any order of x and the factors of the activation."""
+    """Compute x · act(z), in any order of x and the factors of the activation."""
     return hull(x * gate, product_in_any_order(x, *gating))
 
 
 def fused_with_gate(value: Enclosure, x: Enclosure, gate: Enclosure, gating: tuple[Enclosure, ...]) -> Enclosure:
-    """`value`, which is x · act(z), or what a compiler makes of it that fuses its last product into what follows."""
+    """Enclose `value`, x · act(z), as a compiler may have it that fuses its last product into the next operation."""
     pairs = [(x, gate), *((x * a, b) for a, b in itertools.permutations(gating, 2))]
     return hull(value, *(fusible_product(a, b) for a, b in pairs))
 
@@ -155,7 +155,7 @@ def check(
 def _scaled(
     normalized: Enclosure, centered: Enclosure, rstd: Enclosure, weight: Enclosure, bias: Enclosure | None
 ) -> Enclosure:
-    """normalized · weight + bias, where (x - mean) · rstd · weight may be multiplied in any order, or fused."""
+    """Compute normalized · weight + bias, with (x - mean) · rstd · weight multiplied in any order, or fused."""
     width = centered.shape[-1]
     value, gain = normalized.in_groups(width), weight.in_groups(width)
     if bias is None:

@@ -30,7 +30,7 @@ from lastbit.relations import scaled
 
 
 def _rows(terms: Tensor, tuning: float) -> Mapping[str, Any]:
-    """Rows that are normalized already, all ones, so that dw and db are the sums of the columns of dy."""
+    """Place terms in dy with rows that are normalized already, all ones: dw and db are sums of the columns of dy."""
     sums, rows = terms.shape
     dy = terms.mT.contiguous()
     ones = terms.new_ones(rows, 1).float()
@@ -117,7 +117,7 @@ def layer_norm_gated_backward(
 
 
 def _group_width(x: Enclosure, rstd: Enclosure, mean: Enclosure | None) -> int:
-    """Columns per group, from the shape of the statistics."""
+    """Return the columns per group, from the shape of the statistics."""
     for name, statistic in {"rstd": rstd, "mean": mean}.items():
         if statistic is None:
             continue
@@ -133,7 +133,7 @@ def _group_width(x: Enclosure, rstd: Enclosure, mean: Enclosure | None) -> int:
 
 
 def times_slope(a: Enclosure, b: Enclosure, gating: tuple[Enclosure, ...]) -> Enclosure:
-    """a · b · act'(z) in any order, with the derivative in every form that is in use.
+    """Compute a · b · act'(z) in any order, with the derivative in every form that is in use.
 
     sigmoid: s · (1 - s), where s = sigmoid(z). `gating` are the factors of act(z): z and s, or s alone.
     """
@@ -147,7 +147,7 @@ def times_slope(a: Enclosure, b: Enclosure, gating: tuple[Enclosure, ...]) -> En
 def _through_scaled_sums(
     daffine: Enclosure, weight: Enclosure, normalized: Enclosure, rstd: Enclosure, stage: StageRecorder
 ) -> Enclosure:
-    """The same without a mean as (rstd / n) · (n · d - normalized · s), where s is the sum of normalized · d."""
+    """Compute the gradient without a mean as (rstd / n) · (n · d - normalized · s), s the sum of normalized · d."""
     width = daffine.shape[-1] // rstd.shape[-1]
     d, normalized = stage("dnormalized", daffine * weight).in_groups(width), normalized.in_groups(width)
     s1 = stage("s1", total_of_products(normalized, d)[..., 0])[..., None]
@@ -164,7 +164,7 @@ def _through_norm(
     centered: bool,
     stage: StageRecorder,
 ) -> Enclosure:
-    """The gradient of what was normalized: (d - (normalized · c1 + c2)) · rstd with d = weight · daffine."""
+    """Compute the norm's input gradient: (d - (normalized · c1 + c2)) · rstd with d = weight · daffine."""
     width = daffine.shape[-1] // rstd.shape[-1]
     d = stage("dnormalized", daffine * weight).in_groups(width)
     factors = daffine.in_groups(width), weight.in_groups(width)

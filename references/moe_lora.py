@@ -121,7 +121,7 @@ def moe_lora(
 def check_layer(
     x: Enclosure, expert_ids: Tensor, routing_weights: Enclosure, weights: LayerWeights, fmt: Format
 ) -> tuple[Projection, Projection, Projection]:
-    """Gate, up and down of a layer with activations in a format; ValueError unless its tensors fit together."""
+    """Return gate, up and down of a layer, with activations in a format; ValueError unless its tensors fit together."""
     rows = {"x": tuple(x.shape), "expert_ids": tuple(expert_ids.shape)}
     matrices = {"gate_proj": weights.gate_proj, **weights.adapters}
     three = {name: tuple(matrix.shape) for name, matrix in matrices.items()}

@@ -40,7 +40,7 @@ _PRODUCTS = ("grad_intermediate", "grad_input_gate", "grad_input_up", "down")
 
 @dataclass(frozen=True)
 class OldGradients:
-    """The gradients of the adapters that were there before, to which the new ones are added."""
+    """The previous gradients of the adapters, to which the new ones are added."""
 
     old_gate_lora_a: Enclosure | None = None
     old_gate_lora_b: Enclosure | None = None
@@ -97,7 +97,7 @@ def moe_lora_backward(
     contract: Contract,
     stage: StageRecorder,
 ) -> None:
-    """The gradients of `moe_lora` for the gradient of its output; base weights are frozen and have none.
+    """Compute the gradients of `moe_lora` from the gradient of its output; base weights are frozen and have none.
 
     x, grad_output: [T, H]; saved_gate, saved_up, intermediate: [T, k, I], as the forward pass gave them; everything
     else as it took them. The gradient of an adapter has its shape and dtype; where `old_…` is given, it is added to
@@ -155,7 +155,7 @@ def moe_lora_backward(
 
 
 def _before(old: OldGradients, adapters: Mapping[str, Tensor]) -> dict[str, Enclosure | None]:
-    """The gradients that were there before, by adapter; ValueError for one that is not of its adapter's shape."""
+    """Return the previous gradients by adapter; ValueError for one that does not have its adapter's shape."""
     before = {name: getattr(old, f"old_{name}") for name in ADAPTERS}
     if given := [name for name, tensor in before.items() if tensor is not None and name not in adapters]:
         raise ValueError(f"old_{given[0]} is given, but there are no adapters")
@@ -193,7 +193,7 @@ def _summed(
 def _through_down(
     layer: Layer, gradient: Callable[..., None], grad_experts: Enclosure, activated: Enclosure, projection: Projection
 ) -> Enclosure:
-    """The gradient of the activated rows, from that of the outputs of the experts."""
+    """Propagate the gradient of the outputs of the experts back to the activated rows."""
     width = activated.shape[-1]
     if not projection.rank:
         base = layer.stage("grad_intermediate_base", layer.dot_back(grad_experts, [projection], "base", width))
@@ -246,7 +246,7 @@ def _through_gate_and_up(
 
 
 def _base_terms(layer: Layer, maps: Mapping[str, tuple[Enclosure, Projection]]) -> list[list[Enclosure]]:
-    """What the base weights add to grad_input, of every shard: two dots if they are rounded, else one over both."""
+    """Compute the base weights' share of grad_input per shard: two dots if they are rounded, else one over both."""
     if layer.contract.has("rounded_base"):
         return [
             layer.stages(f"grad_input_{name}_base", [_base_dot(layer, s, (grad, map_)) for s in layer.shards])
@@ -256,6 +256,6 @@ def _base_terms(layer: Layer, maps: Mapping[str, tuple[Enclosure, Projection]]) 
 
 
 def _base_dot(layer: Layer, shard: slice, *maps: tuple[Enclosure, Projection]) -> Enclosure:
-    """The gradients of a shard times the base weights of their maps, as one dot over all of them."""
+    """Multiply a shard's gradients by the base weights of their maps, as one dot over all of them."""
     rows = concatenate(*(grad[ALL, shard] for grad, _ in maps))
     return layer.dot_back(rows, [map_ for _, map_ in maps], "base", maps[0][1].columns, part=shard)

@@ -74,7 +74,7 @@ def quantize(
     contract: Contract,
     stage: StageRecorder,
 ) -> None:
-    """Codes of x / scale, limited to the largest number of `dtype` (`e4m3`, `e5m2` or `int8`) and rounded to it.
+    """Compute the codes of x / scale, limited to the largest number of `dtype` (`e4m3`, `e5m2` or `int8`).
 
     x: [..., N]; scale: [1], fp32, of the whole tensor. Without it there is one for each row, [..., 1], or for each
     group of `group_size` columns, [..., N / group_size]: amax / largest, where amax = max(max|x|, `least_amax`) and NaN
@@ -112,7 +112,7 @@ def quantize(
 def _found(
     amax: Enclosure, dtype: str, least: float, contract: Contract, over: Quotient, *, ue8m0: bool
 ) -> tuple[Enclosure, Enclosure | None]:
-    """The scale, and largest / amax, unless what is multiplied with follows from the scale."""
+    """Compute the scale, and largest / amax; None for the latter if the multiplier follows from the scale."""
     factor = where(amax > 0.0, over(LARGEST[dtype], amax), 1.0)
     if contract.has("reciprocal_scale"):
         factor = power_of_two_to(factor) if ue8m0 else factor
@@ -126,7 +126,7 @@ def _found(
 
 
 def _scaled(x: Enclosure, scale: Enclosure, factor: Enclosure | None, contract: Contract, over: Quotient) -> Enclosure:
-    """x / scale in the way of the contract."""
+    """Compute x / scale in the way of the contract."""
     if contract.has("quotient"):
         return over(x, scale)
     return x * (over(1.0, scale) if factor is None or contract.has("reciprocal") else factor)

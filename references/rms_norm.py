@@ -116,5 +116,5 @@ def rms_norm(
 
 
 def _quotient_in_any_order(value: Enclosure, root: Enclosure, gain: Enclosure) -> Enclosure:
-    """value / root · gain, with the division first, last, or that of the gain."""
+    """Compute value / root · gain, with the division first, last, or that of the gain."""
     return hull(divide(value, root) * gain, divide(value * gain, root), value * divide(gain, root))

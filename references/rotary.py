@@ -38,7 +38,7 @@ def _permutation(tensors: Tensors, params: Mapping[str, Any], random: Random) ->
 
 
 def _several_tokens(tensors: Tensors) -> int:
-    """The size of the first dimension, that of tokens."""
+    """Return the number of tokens, the size of the first dimension; raise if it is below two."""
     if (count := tensors["q"].shape[0]) < 2:
         raise NotApplicable(f"{count} in the first dimension, that of tokens; two are needed")
     return count
@@ -134,7 +134,7 @@ def rotary(
 
 
 def _rows(table: Enclosure, positions: Tensor) -> Enclosure:
-    """The rows of a table [P, N] at positions [...], for all heads of a token: [..., 1, N]."""
+    """Gather the rows of a table [P, N] at positions [...], for all heads of a token: [..., 1, N]."""
     index = positions.reshape(-1, 1).expand(-1, table.shape[1])
     return gather(table, index, dim=0).reshape(*positions.shape, 1, table.shape[1])
 
@@ -142,7 +142,7 @@ def _rows(table: Enclosure, positions: Tensor) -> Enclosure:
 def _swapped(
     x: Enclosure, cosine: Enclosure, sine: Enclosure, *, interleaved: bool
 ) -> tuple[Enclosure, Enclosure, Enclosure]:
-    """For each column that is rotated: the other number of its pair, -x2 for x1, and its cosine and sine."""
+    """Return for each rotated column the other number of its pair, -x2 for x1, and its cosine and sine."""
     half = cosine.shape[-1]
     if interleaved:
         first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]

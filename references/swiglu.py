@@ -77,7 +77,7 @@ def swiglu(
 
 
 def gate_and_up(x: Enclosure, up: Enclosure | None, *, interleaved: bool) -> tuple[Enclosure, Enclosure]:
-    """The two tensors, or the two halves of one; ValueError for shapes that do not fit."""
+    """Return gate and up: the two tensors, or the two halves of one; ValueError for shapes that do not fit."""
     width = width_of("x", x)
     if up is not None:
         check_shapes({"up": (up, tuple(x.shape))})
@@ -92,7 +92,7 @@ def gate_and_up(x: Enclosure, up: Enclosure | None, *, interleaved: bool) -> tup
 
 
 def joined(gate: Enclosure, up: Enclosure) -> Enclosure:
-    """Gate and up in turn, as an interleaved tensor [..., 2I] holds them."""
+    """Interleave gate and up in a tensor [..., 2I]."""
     return stack(gate, up).joined()
 
 
@@ -124,7 +124,7 @@ class Activated:
 
     @classmethod
     def of(cls, gate: Enclosure, alpha: float, contract: Contract, stage: StageRecorder) -> Activated:
-        """Under `rounded_sigmoid` one operation of torch for each step; else alpha may be multiplied into log2 e."""
+        """Activate the gate: step by step under `rounded_sigmoid`; else alpha may be multiplied into log2 e."""
         scaled = gate if alpha == 1.0 else stage("scaled", gate * alpha)
         power, gating = exp(-scaled), sigmoid(scaled)
         if contract.has("rounded_sigmoid"):
@@ -138,12 +138,12 @@ class Activated:
         return cls(gate, scaled, gating, power + 1.0, stage("silu", silu))
 
     def times(self, other: Enclosure) -> Enclosure:
-        """Its product with a factor, in any order, and the division where it may stand."""
+        """Multiply by a factor, in any order, with the division where it may stand."""
         in_any_order = product_in_any_order(self.gate, self.sigmoid, other)
         return hull(self.silu * other, in_any_order, divide(self.gate * other, self.divisor))
 
 
 def _with_folded_constants(gate: Enclosure, alpha: float) -> tuple[Enclosure, ...]:
-    """-alpha · log2(e) · gate, the two constants multiplied first: in fp32, or before they were rounded to it."""
+    """Compute -alpha · log2(e) · gate, the two constants multiplied first: in fp32, or before rounding to it."""
     in_fp32 = Enclosure.point(gate.value.new_tensor(alpha).float()) * -LOG2_E
     return gate * -LOG2_E * alpha, gate * in_fp32, gate * (-alpha * LOG2_E)

@@ -42,7 +42,7 @@ def swiglu_backward(
     contract: Contract,
     stage: StageRecorder,
 ) -> None:
-    """The gradients of `swiglu` for the gradient dy of its output, from x and up as the forward pass took them.
+    """Compute the gradients of `swiglu` from the gradient dy of its output, and x and up of the forward pass.
 
     dy: [..., I]. With two tensors the results are `grad_gate` and `grad_up`, [..., I]; else `grad_x`, [..., 2I], with
     both where x holds gate and up. A value beyond the limit has a gradient of exactly zero, one at the limit the whole.
@@ -78,7 +78,7 @@ def swiglu_backward(
 
 
 def _in_fp32(activated: Activated, alpha: float, grad_silu: Enclosure) -> Enclosure:
-    """Through silu in fp32: times its slope, or as the sum of the two ways that autograd goes."""
+    """Propagate the gradient through silu in fp32: times its slope, or as the sum of the two ways of autograd."""
     gate, s = activated.gate, activated.sigmoid
     through = product_in_any_order(grad_silu * gate, 1.0 + -s, s)
     summed = multiply_add(through, alpha, grad_silu * s), multiply_add(grad_silu, s, through * alpha)
@@ -88,7 +88,7 @@ def _in_fp32(activated: Activated, alpha: float, grad_silu: Enclosure) -> Enclos
 def _step_by_step(
     activated: Activated, grad_silu: Enclosure, alpha: float, contract: Contract, stage: StageRecorder
 ) -> Enclosure:
-    """Through gate · sigmoid(alpha · gate), as autograd goes: what comes directly, and what through the sigmoid."""
+    """Propagate the gradient through gate · sigmoid(alpha · gate) as autograd does: the direct part plus the rest."""
     gate, s = activated.gate, activated.sigmoid
     direct = stage("direct", grad_silu * s)
     grad_sigmoid = stage("grad_sigmoid", grad_silu * gate)

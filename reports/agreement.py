@@ -1,4 +1,4 @@
-"""What `lastbit agree` found, on a console and as JSON."""
+"""Reports of `lastbit agree`, on a console and as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_NAMES = 3
 
 
 def as_json(found: Agreement) -> str:
-    """The agreement as one JSON object; a float that JSON cannot spell is a string."""
+    """Write the agreement as one JSON object; a float that JSON cannot spell is a string."""
     about = {"version": VERSION, "exit_code": found.exit_code, "says": tuple(sentences(found))}
     return json.dumps(about | encoded(found), indent=1, allow_nan=False, ensure_ascii=False)
 
@@ -70,7 +70,7 @@ def _apart(stage: StageAgreement) -> str:
 
 
 def sentences(found: Agreement) -> Iterator[str]:
-    """Whether the kernels agree, what each keeps, and where these part."""
+    """Yield sentences: whether the kernels agree, the contract of each, and where these part."""
     yield _verdict(found)
     if not found.cases:
         unsaid = tuple(_unsaid(found))
@@ -110,7 +110,7 @@ def _parting(found: Agreement, parting: Parting) -> str:
 
 
 def _does(side: Side, does: Does, parting: Parting) -> str:
-    """What one kernel does at the stage, and under which options."""
+    """Describe what one kernel does at the stage, and under which options."""
     options = f" ({' and '.join(does.options)})" if does.options else ""
     if not does.recorded:
         return f"{side.kernel} has no such stage{options}"
@@ -127,7 +127,7 @@ def _places(found: Agreement, parting: Parting) -> Iterator[str]:
 
 
 def _legal(found: Agreement) -> str:
-    """Both keep one contract; which order each sums in would be named here."""
+    """Describe bits that differ although both kernels keep one contract; orders of sums would be named here."""
     unequal, elements = (sum(getattr(s, what) for s in found.results) for what in ("unequal_elements", "elements"))
     share = f"{100 * unequal / elements:.2g} %"
     freedom = f"Same contract: the bits differ within its freedom, both legal, in {share} of the elements"
@@ -135,7 +135,7 @@ def _legal(found: Agreement) -> str:
 
 
 def _unsaid(found: Agreement) -> Iterator[str]:
-    """Cases that were not compared."""
+    """Yield a sentence for cases that were not compared."""
     for side in found.sides:
         for reason, count in side.unsupported.items():
             yield f"{side.kernel} turned down {plural(count, 'case')}: {reason}."

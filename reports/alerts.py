@@ -1,4 +1,4 @@
-"""What a run says about places in source files: one alert per problem, at the line that is wrong where it is known."""
+"""Alerts of a run at places in source files: one per problem, at the line that is wrong where it is known."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Location:
 
 @dataclass(frozen=True)
 class Alert:
-    """One thing about a kernel.
+    """A problem, doubt or notice about a kernel.
 
     Attributes:
         kind: of the first finding, or `errored` or `inconclusive`.
@@ -65,7 +65,7 @@ class Alert:
 
 
 def alerts(run: Run) -> list[Alert]:
-    """One per problem, in their order, one per kernel that the run left inconclusive, and what it noticed."""
+    """Make an alert per problem, in their order, one per inconclusive kernel, and one per notice."""
     root = repository_root()
     options = run.environment.get("options", "")
     found = (_of_problem(problem, explanation_of(run, problem), options, root) for problem in problems(run))
@@ -73,7 +73,7 @@ def alerts(run: Run) -> list[Alert]:
 
 
 def doubts(run: Run, kernel: str, device: str) -> list[str]:
-    """Why the run left a kernel inconclusive, and what to do about it."""
+    """List the reasons why the run left a kernel inconclusive, and what to do about them."""
     own = replace(
         run,
         results=tuple(r for r in run.results if (r.kernel, r.device) == (kernel, device)),
@@ -104,13 +104,13 @@ def _of_problem(problem: Problem, explanation: Explanation | None, options: str,
 
 
 def _stage(explanation: Explanation | None) -> str:
-    """The stage that the line which is wrong stands for; empty if nothing says so."""
+    """Name the stage that the wrong line computes; empty if that is unknown."""
     culprit = explanation.culprit if explanation is not None else None
     return culprit.match.stage if culprit is not None and culprit.match is not None else ""
 
 
 def _places(result: CaseResult, explanation: Explanation | None, root: Path) -> Iterator[tuple[str, Location]]:
-    """What there is to look at, and where, the first first: what lies in the repository before what does not."""
+    """Yield the places to look at, the most important first; places in the repository come before others."""
     places = [("the kernel", _place(result, root))]
     if explanation is not None and explanation.culprit is not None:
         places.insert(0, ("the expression that is wrong", place_of(explanation.culprit, root)))
@@ -122,7 +122,7 @@ def _places(result: CaseResult, explanation: Explanation | None, root: Path) -> 
 
 
 def _mention(document: Path, stage: str) -> int:
-    """The first line that names a stage, or the first of all."""
+    """Return the number of the first line that names a stage, or else 1."""
     lines = document.read_text(encoding="utf-8", errors="replace").splitlines() if stage else []
     return next((number for number, line in enumerate(lines, 1) if f"`{stage}`" in line), 1)
 
@@ -163,7 +163,7 @@ def _place(result: CaseResult, root: Path) -> Location:
 
 
 def place_of(step: Step, root: Path) -> Location:
-    """Where a step stands."""
+    """Locate a step in its file."""
     columns = step.column + 1, step.end_column + 1
     return Location(_relative(step.file, root), step.line, step.end_line, *columns, text=step.text, code=step.code)
 
@@ -174,6 +174,6 @@ def _relative(path: str, root: Path) -> str:
 
 
 def repository_root() -> Path:
-    """The folder that holds `.git`, from the working directory up; without one, the working directory."""
+    """Return the folder that holds `.git`, from the working directory up; without one, the working directory."""
     here = Path.cwd().resolve()
     return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)

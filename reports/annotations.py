@@ -11,7 +11,7 @@ from lastbit.run import Run
 
 
 def lines(run: Run) -> str:
-    """One workflow command per problem, worst first; GitHub shows the first ten errors and warnings of a step."""
+    """Write one workflow command per problem, worst first; GitHub shows a step's first ten errors and warnings."""
     commands = [f"::error title=lastbit::{_data(run.broken)}"] if run.broken else []
     commands += [_command(alert) for alert in alerts(run)]
     return "".join(f"{command}\n" for command in commands)

@@ -1,4 +1,4 @@
-"""What `lastbit bench` measured, as Markdown with the ratios first, and as lines of JSON."""
+"""Reports of `lastbit bench`, as Markdown with the ratios first, and as lines of JSON."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ _SCALES = {
 
 
 def as_jsonl(bench: Bench) -> str:
-    """One object per measurement, which says by itself where and how it was taken."""
+    """Write one JSON object per measurement, which says by itself where and how it was taken."""
     about = {**about_of(bench.environment), "command": bench.command}
     rows = ({**asdict(m), "ratio": m.ratio, **about} for m in bench.measurements)
     return "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in rows)
 
 
 def about_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Date, device and versions of a run of the command."""
+    """Collect date, device and versions of a run of the command."""
     device = environment.get("accelerators") or environment.get("devices", "")
     found = {**environment, "device": device, "date": time.strftime("%Y-%m-%d")}
     return {name: found[name] for name in ("date", *_ABOUT) if name in found}
 
 
 def page(bench: Bench) -> str:
-    """The measurements as Markdown: a table per figure."""
+    """Write the measurements as Markdown: a table per figure."""
     blocks = ["# What verifying costs", heading(bench.command, bench.environment)]
     for figure in FIGURES:
         if found := [m for m in bench.measurements if m.figure == figure]:
@@ -76,7 +76,7 @@ def page(bench: Bench) -> str:
 
 
 def heading(command: str, environment: Mapping[str, str]) -> str:
-    """The first sentences of a page: what was measured, and where."""
+    """Write the first sentences of a page: the command, the environment, and how to read figures."""
     about = ", ".join(f"{name} {value}" for name, value in about_of(environment).items())
     return f"{code(command)}: {plain(about)}. Medians, quartiles in brackets."
 
@@ -97,7 +97,7 @@ def _bases(m: Measurement) -> Iterator[str]:
 
 
 def _parts(found: Sequence[Measurement]) -> str:
-    """A row per case: its seconds, and the share of each part."""
+    """Write a table with a row per case: its seconds, and the share of each part."""
     parts = list(dict.fromkeys(m.what for m in found))
     rows = []
     for of in dict.fromkeys(m.of for m in found):
@@ -109,13 +109,13 @@ def _parts(found: Sequence[Measurement]) -> str:
 
 
 def sentence(m: Measurement) -> str:
-    """A measurement on one line."""
+    """Write a measurement on one line."""
     beside = f", {m.ratio:.3g} × {m.against}: {amount(m.base, m.unit)}" if m.base is not None and m.ratio else ""
     return f"{short(m.of)}, {m.figure}: {m.what} {amount(m.value, m.unit)}{beside}"
 
 
 def short(of: str) -> str:
-    """A case line as far as its first tensor, anything else as it is."""
+    """Shorten a case line after its first tensor; other texts keep two words."""
     return " ".join(of.split()[:2])
 
 
@@ -126,7 +126,7 @@ def _ratio(ratio: float | None) -> str:
 
 
 def amount(sample: Sample, unit: str) -> str:
-    """`1.23 ms [1.20, 1.31]`, in the unit that suits the median."""
+    """Format `1.23 ms [1.20, 1.31]`, in the unit that suits the median."""
     scales = _SCALES.get(unit, ((unit, 1.0),))
     name, scale = next((s for s in scales if sample.median >= s[1]), scales[-1])
     low, median, high = (_number(value / scale) for value in (sample.low, sample.median, sample.high))

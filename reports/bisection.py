@@ -32,13 +32,13 @@ COLOURS = {"+++": "bold", "---": "bold", "dif": "bold", "+": "green", "-": "red"
 
 
 def print_extent(what: str, left: int, good: str, bad: str, console: Console) -> None:
-    """One line before the search: how much lies between the ends, and how long it may take."""
+    """Print one line before the search: how much lies between the ends, and how long it may take."""
     runs = 2 + math.ceil(math.log2(left))
     line(console, f"{plural(left, what)} after {good}, up to {bad}: about {plural(runs, 'verification')}")
 
 
 def print_step(criterion: Criterion, step: Step, console: Console) -> None:
-    """One line: the number of the run, what was looked at, what came of it, and how many are left."""
+    """Print one line: the number of the run, the commit or version, its outcome, and how many are left."""
     word, style = MARKS[step.mark]
     text = Text.assemble(f"{step.run or '–':>3}  {step.point.short:<7}  ", (f"{word:<7}", style))
     if step.result:
@@ -50,7 +50,7 @@ def print_step(criterion: Criterion, step: Step, console: Console) -> None:
 
 
 def _outcome(result: CaseResult, criterion: Criterion) -> Text:
-    """The verdict and the figure by which a step was marked."""
+    """Write the verdict and the figure by which a step was marked."""
     metric = criterion.metric or "outside"
     name, _ = FIGURES[metric]
     stage = stage_of(result, criterion.stage)
@@ -60,14 +60,14 @@ def _outcome(result: CaseResult, criterion: Criterion) -> Text:
 
 
 def _written(metric: str, stage: StageResult | None) -> str:
-    """The figure by which a step is marked; `–` where the stage is not seen."""
+    """Format the figure by which a step is marked; `–` where the stage is not seen."""
     if stage is None:
         return "–"
     return "inf" if math.isinf(METRICS[metric](stage.cumulative)) else FIGURES[metric][1](stage)
 
 
 def print_bisection(bisection: Bisection, console: Console, options: str = "") -> None:
-    """Everything that was found; `options` of the command line say where ops are."""
+    """Print the outcome of the search; `options` of the command line say where ops are."""
     line(console)
     _print_culprit(bisection, console)
     _print_figures(bisection, console)
@@ -117,7 +117,7 @@ def _bound(criterion: Criterion) -> str:
 
 
 def _print_figures(bisection: Bisection, console: Console) -> None:
-    """The stage before and after, a row each."""
+    """Print a table of the stage before and after, a row each."""
     head = ("", "", *(name for name, _ in FIGURES.values()), "verdict")
     steps = {"before": bisection.before, "after": bisection.after}
     rows = [head, *(_row(word, step, bisection.criterion.stage) for word, step in steps.items())]
@@ -150,7 +150,7 @@ def _print_change(change: str, console: Console) -> None:
 
 
 def _print_recipe(bisection: Bisection, console: Console, options: str) -> None:
-    """The commands that run the case again as it was after the change."""
+    """Print the commands that run the case again as it was after the change."""
     recipe, result = bisection.recipe, bisection.after.result
     if recipe and result:
         every = " ".join(filter(None, (recipe.options, options)))

@@ -1,4 +1,4 @@
-"""What `lastbit bench FILE` measured, as Markdown with a table per case, and as lines of JSON."""
+"""Reports of `lastbit bench FILE`, as Markdown with a table per case, and as lines of JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MEANING = (
 
 @dataclass(frozen=True)
 class Bounds:
-    """Kernels of files on cases, and what stands beside them."""
+    """Time bounds of kernels from files, and of the kernels of the project beside them."""
 
     roof: Roof | None
     bounds: tuple[Bound, ...]
@@ -37,7 +37,7 @@ class Bounds:
 
 
 def as_jsonl(bench: Bounds) -> str:
-    """One object per kernel and case, which says by itself where and how it was taken."""
+    """Write one JSON object per kernel and case, which says by itself where and how it was taken."""
     about = {**about_of(bench.environment), "command": bench.command}
     roof = None if bench.roof is None else asdict(bench.roof)
     rows = (
@@ -48,7 +48,7 @@ def as_jsonl(bench: Bounds) -> str:
 
 
 def page(bench: Bounds) -> str:
-    """The kernels as Markdown: a table per case, in the order in which they were timed."""
+    """Write the kernels as Markdown: a table per case, in the order in which they were timed."""
     blocks = ["# How fast a kernel is at least", heading(bench.command, bench.environment), _MEANING]
     for of in dict.fromkeys(b.of for b in bench.bounds):
         found = [b for b in bench.bounds if b.of == of]
@@ -69,6 +69,6 @@ def _row(b: Bound, roof: Roof | None) -> Iterator[str]:
 
 
 def sentence(b: Bound, roof: Roof | None) -> str:
-    """A kernel on one line."""
+    """Write a kernel on one line."""
     share = "" if roof is None else f", at least {b.share(roof):.0%} of the roof"
     return f"{b.kernel} {b.verdict}, at most {amount(b.time, 's')}, of which nothing takes {b.overhead:.0%}{share}"

@@ -27,7 +27,7 @@ _NO_DIFFERENCE = frozenset({"records", "device_plan", REVISION})
 
 
 class Fate(StrEnum):
-    """What became of a kernel, worst first."""
+    """The change of a kernel from one run to the other, worst first."""
 
     WORSE = "WORSE"
     DRIFTED = "DRIFTED"
@@ -141,7 +141,7 @@ class KernelChange:
 
     @property
     def telling(self) -> bool:
-        """There is more to tell of the kernel than that it is new, gone or unchanged."""
+        """Whether there is more to tell of the kernel than that it is new, gone or unchanged."""
         return self.worse or self.change not in (Fate.NEW, Fate.GONE, Fate.UNCHANGED)
 
 
@@ -166,7 +166,7 @@ class Changes:
     options: str = ""
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """0 nothing got worse, 1 something did, 2 the second run is broken, 3 there was nothing to compare.
+        """Return 0 if nothing got worse, 1 if something did, 2 if the second run is broken, 3 without a comparison.
 
         `strict` counts figures that drifted for the worse and kernels that are gone as something that got worse.
         """
@@ -178,7 +178,7 @@ class Changes:
 
 
 def compare(base: Run, run: Run, *, names: tuple[str, str] = ("before", "after"), drift: float = DRIFT) -> Changes:
-    """What changed from `base` to `run`; `drift` is the factor beyond which a figure has drifted.
+    """Compare `run` with `base`; `drift` is the factor beyond which a figure has drifted.
 
     A kernel is compared with itself on the device of the same name or, if each run has a single device, across them.
     """
@@ -196,7 +196,7 @@ def compare(base: Run, run: Run, *, names: tuple[str, str] = ("before", "after")
 
 
 def revisions(run: Run, label: str) -> tuple[Run, Run]:
-    """A run of two revisions as two runs: the kernels of `label`, under their own names, and today's."""
+    """Split a run of two revisions into two runs: the kernels of `label`, under their own names, and today's."""
     suffix = f"@{label}"
     base, today = (
         replace(
@@ -214,7 +214,7 @@ def revisions(run: Run, label: str) -> tuple[Run, Run]:
 
 
 def with_base(run: Run) -> tuple[Run, Run | None]:
-    """The run of today's kernels, and that of the revision that was verified beside them, if one was."""
+    """Return the run of today's kernels, and that of the revision verified beside them, if there is one."""
     if label := run.environment.get(REVISION):
         base, today = revisions(run, label)
         return today, base
@@ -222,7 +222,7 @@ def with_base(run: Run) -> tuple[Run, Run | None]:
 
 
 def names_of(base: Run) -> tuple[str, str]:
-    """What to call a run that another is compared with, and that other one."""
+    """Return the names of a run that another is compared with, and of that other run."""
     return base.environment.get(REVISION) or "the base", "this run"
 
 
@@ -251,7 +251,7 @@ def _settings(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[t
 
 
 def _across(base: Run, run: Run) -> tuple[str, str] | None:
-    """The devices of two runs that have one each, if these have different names."""
+    """Return the devices of two runs that have one each, if these have different names."""
     before, after = ({device for _, device in r.subjects()} for r in (base, run))
     if len(before) == len(after) == 1 and before != after:
         return before.pop(), after.pop()
@@ -259,7 +259,7 @@ def _across(base: Run, run: Run) -> tuple[str, str] | None:
 
 
 def _subjects(base: Run, run: Run, across: tuple[str, str] | None) -> Iterator[tuple[str, str, str]]:
-    """Kernel, device before, device after; whichever run has no such kernel has no results of it either."""
+    """Yield kernel, device before, device after; a run without such a kernel has no results of it either."""
     if across:
         kernels = dict.fromkeys(kernel for kernel, _ in (*run.subjects(), *base.subjects()))
         yield from ((kernel, *across) for kernel in kernels)
@@ -290,7 +290,7 @@ def _kernel_change(
 
 
 def _cases(run: Run, kernel: str, device: str) -> dict[str, CaseResult]:
-    """The results of a kernel by case line, those tried while a failure was shrunk included."""
+    """Map case lines to the results of a kernel, those tried while a failure was shrunk included."""
     cases: dict[str, CaseResult] = {}
     for result in run.results:
         if (result.kernel, result.device) == (kernel, device):
@@ -299,7 +299,7 @@ def _cases(run: Run, kernel: str, device: str) -> dict[str, CaseResult]:
 
 
 def _same_inputs(before: CaseResult, after: CaseResult | None) -> bool:
-    """Both have run the case on the same bits; a case whose process died has left no fingerprint of them."""
+    """Check whether both runs had the same input bits; a case whose process died has left no fingerprint."""
     if after is None:
         return False
     return before.fingerprint == after.fingerprint or "" in (before.fingerprint, after.fingerprint)

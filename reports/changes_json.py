@@ -12,7 +12,7 @@ from lastbit.reports.stage_summary import StageSummary
 
 
 def as_json(changes: Changes, *, strict: bool = False) -> str:
-    """The changes as one JSON object; a float that JSON cannot spell is the string `NaN`, `Infinity` or `-Infinity`."""
+    """Write the changes as one JSON object; a float that JSON cannot spell is a string such as `NaN` or `-Infinity`."""
     data = {
         "runs": list(changes.names),
         "exit_code": changes.exit_code(strict=strict),

@@ -75,7 +75,7 @@ def _print_kernel(kernel: KernelChange, changes: Changes, console: Console) -> N
 
 
 def _print_others(changes: Changes, console: Console) -> None:
-    """One paragraph for the kernels of an op that are new, gone or unchanged."""
+    """Print one paragraph for the kernels of an op that are new, gone or unchanged."""
     said = others(changes)
     for change, text in said:
         paragraph(console, Text.assemble((change.value, STYLES[change]), f"  {text}"))

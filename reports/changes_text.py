@@ -27,7 +27,7 @@ MOST_NAMES = 4
 
 
 def summary(changes: Changes) -> str:
-    """`2 kernels worse, 12 unchanged · bits unchanged in 812 of 812 tensors · 784 cases in both`, and what is not."""
+    """Write `2 kernels worse, 12 unchanged · bits unchanged in 812 of 812 tensors · 784 cases in both`, and so on."""
     counts = Counter("new and failing" if _new_and_bad(k) else k.change.value.lower() for k in changes.kernels)
     kernels = ", ".join(f"{count:,} {word}" for word, count in counts.items()) or "none"
     parts = [f"kernels: {kernels}", bits(changes.kernels), paired(changes.kernels, changes.names)]
@@ -35,7 +35,7 @@ def summary(changes: Changes) -> str:
 
 
 def verdict(changes: Changes) -> str:
-    """The one word that comes first."""
+    """Return the one word that comes first."""
     if changes.broken[1]:
         return "BROKEN"
     if any(kernel.worse for kernel in changes.kernels):
@@ -47,7 +47,7 @@ def verdict(changes: Changes) -> str:
 
 
 def about(changes: Changes) -> list[str]:
-    """What a reader must know of the two runs before reading on."""
+    """List the sentences that a reader must know of the two runs before reading on."""
     lines = [f"{name}: {before or '–'} → {after or '–'}" for name, before, after in changes.settings]
     if changes.across:
         lines.append(f"Kernels on {changes.across[0]} are compared with the same kernels on {changes.across[1]}.")
@@ -58,13 +58,13 @@ def about(changes: Changes) -> list[str]:
 
 
 def bits(kernels: tuple[KernelChange, ...]) -> str:
-    """In how many tensors the bits are as before; empty where none could be compared."""
+    """Count the tensors with unchanged bits; empty where none could be compared."""
     tensors, equal = sum(k.tensors for k in kernels), sum(k.equal for k in kernels)
     return f"bits unchanged in {equal:,} of {plural(tensors, 'tensor')}" if tensors else ""
 
 
 def paired(kernels: tuple[KernelChange, ...], names: tuple[str, str]) -> str:
-    """How many cases both runs have, and how many only one of them."""
+    """Count the cases that both runs have, and those that only one of them has."""
     both = [k for k in kernels if k.before and k.after]
     if not both:
         return ""
@@ -78,7 +78,7 @@ def paired(kernels: tuple[KernelChange, ...], names: tuple[str, str]) -> str:
 
 
 def others(changes: Changes) -> list[tuple[Fate, str]]:
-    """One line for each op and change of kernels about which there is no more to tell: new, gone or unchanged."""
+    """Write one line for each op and change of kernels that need no details: new, gone or unchanged."""
     together: dict[tuple[Fate, str], list[KernelChange]] = {}
     for kernel in changes.kernels:
         if not kernel.telling:
@@ -93,18 +93,18 @@ def others(changes: Changes) -> list[tuple[Fate, str]]:
 
 
 def head(kernel: KernelChange) -> str:
-    """`PASSED → FAILED`, `FAILED` if it is so in both, or the verdict in the only run that has the kernel."""
+    """Write `PASSED → FAILED`, `FAILED` for both runs, or the verdict in the only run that has the kernel."""
     sides = [side for side in (kernel.before, kernel.after) if side]
     return _arrow([side.verdict.value for side in sides])
 
 
 def devices(kernel: KernelChange) -> str:
-    """`cpu`, or `cpu → cuda:0`."""
+    """Write `cpu`, or `cpu → cuda:0`."""
     return _arrow([side.device for side in (kernel.before, kernel.after) if side])
 
 
 def notes(kernel: KernelChange, names: tuple[str, str]) -> list[str]:
-    """Sentences about one kernel, most important first."""
+    """Write sentences about one kernel, most important first."""
     before, after = kernel.before, kernel.after
     if before is None or after is None:
         return [f"only in {names[0] if after is None else names[1]}"]
@@ -129,14 +129,14 @@ def notes(kernel: KernelChange, names: tuple[str, str]) -> list[str]:
 
 
 def smallest_worse(kernel: KernelChange) -> CaseResult | None:
-    """The smallest case that got worse, as the second run has it; a case that fails comes before others."""
+    """Return the smallest case that got worse, as the second run has it; a failing case comes before others."""
     worse = [after for _, after in kernel.worse_cases]
     failed = [result for result in worse if result.verdict is Verdict.FAILED]
     return min(failed or worse, key=lambda result: elements(result.case), default=None)
 
 
 def cells(stage: StageChange) -> tuple[str, ...]:
-    """One row under `HEADERS`: `before → after`, or one value where the two read the same."""
+    """Write one row under `HEADERS`: `before → after`, or one value where the two read the same."""
     shown = stage.shown
     both = [summary for summary in (stage.before, stage.after) if summary]
     cases = [f"{s.cases:,}" for s in both]
@@ -161,7 +161,7 @@ def drifts(kernel: KernelChange) -> list[str]:
 
 
 def _drift(stage: StageChange, one: Drift) -> str:
-    """`output bf16: mismatch drifted for the worse, 0.01 % → 1.2 %`."""
+    """Write `output bf16: mismatch drifted for the worse, 0.01 % → 1.2 %`."""
     write = {"mismatch": _percent, "bias": signed}.get(one.figure, error)
     direction = "worse" if one.worse else "better"
     shown = stage.shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    r"""`text` with its escape, such as `\x1b`, in place of every character that cannot be printed, but for `keep`.
+    r"""Replace by an escape such as `\x1b` every character of `text` that cannot be printed, except those of `keep`.
 
     Names and messages come from kernels, cases and files. A control character in one would command the terminal, and
     half of a surrogate pair cannot be written at all.

@@ -1,4 +1,4 @@
-"""What the charts of a run draw: rows that each sum up many cases, so that a page of any run stays small.
+"""Data of the charts of a run: rows that each sum up many cases, so that a page of any run stays small.
 
 The columns are those of `COLUMNS`. A row begins with the number of its subject, a kernel on a device, so that
 a reader's filter can choose among them.
@@ -68,7 +68,7 @@ Subject = tuple[str, str]
 def rows(
     results: Sequence[CaseResult], subjects: Sequence[Subject], summaries: Mapping[Subject, Sequence[StageSummary]]
 ) -> dict[str, Rows]:
-    """The rows of every chart of one op, from its counted results and from the summaries of its stages."""
+    """Compute the rows of every chart of one op, from its counted results and the summaries of its stages."""
     numbers = {subject: number for number, subject in enumerate(subjects)}
     measured = _measured(results, numbers)
     return {
@@ -94,7 +94,7 @@ def _ulps(subject: int, stage: StageSummary) -> Rows:
 
 
 def _measured(results: Iterable[CaseResult], numbers: Mapping[Subject, int]) -> pd.DataFrame:
-    """One row per case and stage that has elements."""
+    """Make a table with one row per case and stage that has elements."""
     found = []
     for result in results:
         subject, shape = numbers[result.kernel, result.device], _extents(result.case)
@@ -108,14 +108,14 @@ def _measured(results: Iterable[CaseResult], numbers: Mapping[Subject, int]) -> 
 
 
 def _extents(case: str) -> tuple[int, int]:
-    """Rows and columns of the first tensor of a case line: everything but its last dimension, and that."""
+    """Return rows and columns of the first tensor of a case line: all dimensions but the last, and the last."""
     match = _SHAPE.search(case)
     *leading, last = [int(size) for size in match[1].split(",")] if match and match[1] else [1]
     return math.prod(leading), last
 
 
 def _shapes(measured: pd.DataFrame) -> Rows:
-    """Median error of the results, and cases, by dtypes and shape of the inputs."""
+    """Compute the median error of the results, and the number of cases, by dtypes and shape of the inputs."""
     table = measured[measured["result"].astype(bool)]  # without a row, pandas would take it for names of columns
     table = table.assign(
         dtype=table["dtypes"],
@@ -129,7 +129,7 @@ def _shapes(measured: pd.DataFrame) -> Rows:
 
 
 def _sizes(measured: pd.DataFrame) -> Rows:
-    """How many cases, by size of the stage and by the error's decimal logarithm."""
+    """Count cases by size of the stage and by the error's decimal logarithm."""
     table = measured.assign(size=measured["numel"].map(_power), error=measured["rel_l2"].map(_error_bin))
     groups = table.groupby(["subject", "stage", "dtype", "size", "error"], sort=False)
     found = groups.agg(outside=("outside", "sum"), cases=("outside", "size"))
@@ -137,7 +137,7 @@ def _sizes(measured: pd.DataFrame) -> Rows:
 
 
 def _power(size: int) -> int:
-    """The least k with 2^k at least `size`; -1 for nothing."""
+    """Return the least k with 2^k at least `size`; -1 for size 0."""
     return (size - 1).bit_length() if size > 0 else -1
 
 
@@ -150,5 +150,5 @@ def _error_bin(value: float) -> float:
 
 
 def _rounded(value: float) -> float | None:
-    """Three digits, which JSON can spell; None for infinity and NaN."""
+    """Round to three digits, which JSON can spell; None for infinity and NaN."""
     return float(f"{value:.3g}") if math.isfinite(value) else None

@@ -53,7 +53,7 @@ _POWER = (
 
 
 def specifications(op: str, stages: Sequence[str], rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
-    """A Vega-Lite specification per chart of an op; `stages` are in the order of its reference."""
+    """Make a Vega-Lite specification per chart of an op; `stages` are in the order of its reference."""
     import altair as alt
 
     dtypes = [dtype for dtype in _DTYPES if any(row[2] == dtype for row in rows["stages"])]
@@ -68,7 +68,7 @@ def specifications(op: str, stages: Sequence[str], rows: Mapping[str, Rows]) -> 
 
 
 def _units(title: str) -> alt.Color:
-    """Colour of an error in units of the format's roundoff, on a logarithmic scale."""
+    """Define the colour of an error in units of the format's roundoff, on a logarithmic scale."""
     import altair as alt
 
     scale = alt.Scale(type="log", domain=[0.1, 1000], clamp=True)

@@ -1,4 +1,4 @@
-"""What a run has judged of what its cases choose from, as a table per op and device, and what it never did."""
+"""Coverage of a run: which options of its cases were judged and which never, as a table per op and device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CoverageTable:
 
 
 def coverage_tables(run: Run) -> list[CoverageTable]:
-    """One table per op and device with a kernel that did not fail, in the order of the run."""
+    """Make one table per op and device with a kernel that did not fail, in the order of the run."""
     ops = {result.kernel: result.op for result in run.results}
     together: dict[tuple[str, str], list[Coverage]] = {}
     verdicts = {subject: run.verdict(*subject) for subject in run.subjects()}
@@ -49,7 +49,7 @@ def coverage_tables(run: Run) -> list[CoverageTable]:
 
 
 def _rows(entries: Sequence[Coverage]) -> Iterator[tuple[str, ...]]:
-    """A row per tensor and dtypes that are alike, then one per parameter."""
+    """Yield a row per tensor and dtypes that are alike, then one per parameter."""
     cells: dict[tuple[str, str], list[str]] = {}
     for (choice, dtype), found in _by_choice(entries).items():
         name, _, what = choice.partition(" ")
@@ -65,7 +65,7 @@ def _rows(entries: Sequence[Coverage]) -> Iterator[tuple[str, ...]]:
 
 
 def _count(entries: Iterable[Coverage]) -> str:
-    """`15/16`: options that every kernel was judged on that takes them, of those that some kernel takes."""
+    """Write `15/16`: options on which every kernel was judged that takes them, of those that some kernel takes."""
     entries = list(entries)
     missing = {option for entry in entries for option in entry.missing}
     taken = {option for entry in entries for option in entry.judged} | missing
@@ -73,7 +73,7 @@ def _count(entries: Iterable[Coverage]) -> str:
 
 
 def _gaps(entries: Sequence[Coverage]) -> Iterator[str]:
-    """What is missing of each choice, and what is turned down of those that a kernel takes a part of."""
+    """Yield the options of each choice that were never judged, or turned down by a kernel that takes others."""
     for (choice, dtype), found in _by_choice(entries).items():
         kernels: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for entry in found:
@@ -87,7 +87,7 @@ def _gaps(entries: Sequence[Coverage]) -> Iterator[str]:
 
 
 def _by_choice(entries: Iterable[Coverage]) -> dict[tuple[str, str], list[Coverage]]:
-    """Choice and dtype → entries of the kernels; where an option has no dtype its choice may have others that do."""
+    """Group the kernels' entries by choice and dtype; the entries of one choice may be with and without dtype."""
     together: dict[tuple[str, str], list[Coverage]] = {}
     for entry in entries:
         together.setdefault((entry.choice, entry.dtype), []).append(entry)

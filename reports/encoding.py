@@ -14,7 +14,7 @@ from typing import Any
 
 
 def encoded(value: Any) -> Any:
-    """`value` in types that JSON has."""
+    """Convert `value` to types that JSON has."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if value is None or isinstance(value, str | int | float):
@@ -29,18 +29,18 @@ def encoded(value: Any) -> Any:
 
 @functools.cache
 def names_of(kind: type) -> tuple[str, ...]:
-    """The names of the fields of a dataclass."""
+    """Return the names of the fields of a dataclass."""
     return tuple(field.name for field in fields(kind))
 
 
 def decoded(hint: Any, value: Any) -> Any:
-    """The inverse of `encoded` for a value of type `hint`; raises ValueError or TypeError if it is none."""
+    """Invert `encoded` for a value of type `hint`; raise ValueError or TypeError if it is none."""
     return _decoder(hint)(value)
 
 
 @functools.cache
 def _decoder(hint: Any) -> Callable[[Any], Any]:
-    """`decoded` for one type, which is looked at once."""
+    """Make `decoded` for one type, which is inspected once."""
     arguments, origin = typing.get_args(hint), typing.get_origin(hint)
     if isinstance(hint, types.UnionType):
         some = _decoder(arguments[0])

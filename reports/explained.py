@@ -1,4 +1,4 @@
-"""What a run explained of a problem: the same words and places in every form of a report."""
+"""Explanations of a run's problems: the same words and places in every form of a report."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MOST_STEPS = 30
 
 
 def explanation_of(run: Run, problem: Problem) -> Explanation | None:
-    """That of one of the cases that show the problem, on the device of the smallest if there is one."""
+    """Return the explanation of one of the cases of the problem, preferably on the device of the smallest."""
     cases = {(result.kernel, result.device, result.case) for result in problem.bad}
     found = [one for one in run.explanations if (one.kernel, one.device, one.case) in cases]
     return min(found, key=lambda one: one.device != problem.smallest.device, default=None)
 
 
 def explanation_fields(explanation: Explanation | None, options: str) -> list[tuple[str, str]]:
-    """Label and text of what there is to say about why a kernel fails, or about why there is nothing."""
+    """List label and text of what is known about why a kernel fails, or about why nothing is."""
     if explanation is None:
         return []
     if said := explanation_lines(explanation, options):
@@ -43,7 +43,8 @@ def explanation_fields(explanation: Explanation | None, options: str) -> list[tu
 def problem_and_why(
     problem: Problem, explanation: Explanation | None, options: str, *, most_sentences: int | None = None
 ) -> list[tuple[str, str]]:
-    """Label and text of all that is said of a problem: what is sure, the line and why, figures, tensors and a command.
+    """List label and text of all that is said of a problem: certain facts, the line and why, figures, tensors, a
+    command.
 
     For `most_sentences` see `problem_fields`.
     """
@@ -56,12 +57,12 @@ def problem_and_why(
 
 
 def shown_steps(explanation: Explanation) -> tuple[Step, ...]:
-    """The last steps on the way of the element that stand in a file."""
+    """Return the last steps on the way of the element that stand in a file."""
     return tuple(step for step in explanation.trace.steps if step.line)[-MOST_STEPS:]
 
 
 def value_of(step: Step) -> str:
-    """`-2.03795147 in fp32`; of several elements the first."""
+    """Write `-2.03795147 in fp32`; of several elements the first."""
     if not step.first:
         return step.dtype
     more = f" and {step.count - 1:,} more" if step.count > 1 and not step.direct else ""
@@ -100,7 +101,7 @@ class SourceLine:
 
 
 def excerpt(step: Step) -> list[SourceLine]:
-    """The lines of a step with some around them; those of the step alone where the file is not what it was."""
+    """Return the lines of a step with some around them; the step's own text where the file has changed."""
     linecache.checkcache(step.file)
     lines = [text.rstrip("\n") for text in linecache.getlines(step.file)]
     if step.line > len(lines) or lines[step.line - 1].strip() != step.code:

@@ -73,17 +73,17 @@ COMPARED: Mapping[Status, str] = {
 
 
 def print_check(report: GoldenReport, console: Console) -> None:
-    """What became of each golden, the worst first."""
+    """Print the outcome of each golden, the worst first."""
     _print(report, console, CHECKED)
 
 
 def print_record(report: GoldenReport, console: Console) -> None:
-    """Which goldens were made, and which were refused."""
+    """Print which goldens were made, and which were refused."""
     _print(report, console, RECORDED)
 
 
 def print_diff(report: GoldenReport, console: Console) -> None:
-    """How two goldens, or two folders of them, differ."""
+    """Print how two goldens, or two folders of them, differ."""
     _print(report, console, COMPARED)
 
 
@@ -129,7 +129,7 @@ def _print_kernel(kernel: KernelOutcome, console: Console, words: Mapping[Status
 
 
 def _print_origin(kernel: KernelOutcome, console: Console) -> None:
-    """What else is not as it was when the golden was made."""
+    """Print the provenance that has changed since the golden was made."""
     before, after = kernel.contracts
     if before and after and before != after:
         _field(console, "contract", f"{before} → {after}")
@@ -143,7 +143,7 @@ def _print_origin(kernel: KernelOutcome, console: Console) -> None:
 
 
 def _shown(value: str) -> str:
-    """An item of provenance; of a git commit, the first digits."""
+    """Format an item of provenance; of a git commit, the first digits."""
     return _COMMIT.sub(r"\1", value) or "unknown"
 
 
@@ -151,7 +151,7 @@ _COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 
 
 def _print_cases(kernel: KernelOutcome, console: Console, options: str) -> None:
-    """The cases that are not the same, the worst and smallest first; of many, the first of each status."""
+    """Print the cases that changed, the worst and smallest first; of many, the first of each status."""
     if explanation := _explanation(kernel):
         _field(console, "explained by", explanation)
     for status in reversed(Status):
@@ -167,7 +167,7 @@ def _print_cases(kernel: KernelOutcome, console: Console, options: str) -> None:
 
 
 def _explanation(kernel: KernelOutcome) -> str:
-    """The contracts that allow every bit of every broken case."""
+    """Name the contracts that allow every bit of every broken case."""
     broken = tuple(case.result for case in kernel.having(Status.BROKEN) if case.result is not None)
     if broken and (names := Problem(broken, len(broken)).kept):
         extent = f"all {len(broken):,} broken cases" if len(broken) > 1 else "the broken case"
@@ -176,7 +176,7 @@ def _explanation(kernel: KernelOutcome) -> str:
 
 
 def _extent(cases: Sequence[CaseOutcome]) -> str:
-    """How much changed, where elements were compared."""
+    """Describe how much changed, where elements were compared."""
     changes = [change for case in cases for change in case.changes if change.compared]
     if not changes:
         return ""
@@ -214,7 +214,7 @@ def _sentence(change: Change) -> str:
 
 
 def _declared(change: Change) -> str:
-    """What is declared of the stage now, if that is not what it was."""
+    """Say whether the stage is declared unordered now, if that has changed."""
     before, after = change.unordered
     if before == after:
         return ""
@@ -222,7 +222,7 @@ def _declared(change: Change) -> str:
 
 
 def _counted(change: Change) -> str:
-    """How many elements changed, as far as the golden tells."""
+    """Count the changed elements, as far as the golden tells."""
     if change.same_bits:
         return "the same bits"
     by = f", by at most {distance(change.max_ulp)} ulp" if change.changed else ""
@@ -235,7 +235,7 @@ def _counted(change: Change) -> str:
 
 
 def _moved(before: Figures, after: Figures) -> str:
-    """The distance from the contract, before and after."""
+    """Describe the distance from the contract, before and after."""
     pairs = (
         ("mismatch", share(before.mismatched, before.numel), share(after.mismatched, after.numel)),
         ("rel. error", error(before.rel_l2), error(after.rel_l2)),

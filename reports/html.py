@@ -38,7 +38,7 @@ LIBRARIES = {"altair": "altair>=5.5", "jinja2": "jinja2", "vl_convert": "vl-conv
 
 
 def page(run: Run, *, base: Run | None = None) -> str:
-    """The run as the text of an HTML page, compared with `base`.
+    """Write the run as the text of an HTML page, compared with `base`.
 
     Raises:
         LastbitError: a library that the page is made with is not installed.
@@ -77,12 +77,12 @@ def _libraries() -> list[Any]:
 
 
 def _hash(script: str) -> str:
-    """What a content security policy calls a script."""
+    """Return the hash by which a content security policy identifies a script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _context(run: Run) -> dict[str, Any]:
-    """Everything that the template shows."""
+    """Collect everything that the template shows."""
     subjects = html_tables.standings(run)
     ops: dict[str, list[Standing]] = {}
     op_of = {result.kernel: result.op for result in run.results}
@@ -137,7 +137,7 @@ def _summaries(found: Sequence[Standing]) -> dict[Subject, list[StageSummary]]:
 
 
 def _headline(verdicts: Sequence[Verdict]) -> str:
-    """`2 of 14 kernels failed, 1 errored`, where a kernel on two devices counts twice."""
+    """Write `2 of 14 kernels failed, 1 errored`, where a kernel on two devices counts twice."""
     if not verdicts:
         return "no kernel"
     counts, of = Counter(verdicts), plural(len(verdicts), "kernel")
@@ -148,7 +148,7 @@ def _headline(verdicts: Sequence[Verdict]) -> str:
 
 
 def _about(run: Run) -> list[str]:
-    """What was run, in a few words."""
+    """List facts about the run: its cases, time, devices and profile."""
     cases = [result for result in run.results if result.counted]
     profile = run.environment.get("profile", "")
     return [
@@ -159,7 +159,7 @@ def _about(run: Run) -> list[str]:
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    """Where the time went and what the verdicts rest on, as label and text; what is unknown is left out."""
+    """List the time spent and the premises of verdicts, as label and text; unknown facts are left out."""
     environment = run.environment
     compared = sum(s.cumulative.numel for r in run.results if r.counted for s in r.stages)
     said = [
@@ -173,7 +173,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _changes(base: Run, run: Run) -> dict[str, Any]:
-    """What changed since another run, worst first."""
+    """Describe the changes since another run, worst first."""
     changes = compare(base, run, names=names_of(base))
     return {
         "name": changes.names[0],
@@ -204,7 +204,7 @@ def _changed(kernel: KernelChange, changes: Changes) -> dict[str, Any]:
 def _op(
     op: str, summaries: Mapping[Subject, Sequence[StageSummary]], run: Run, subjects: Mapping[Subject, Standing]
 ) -> Any:
-    """Table and charts of one op."""
+    """Make the table and charts of one op."""
     traced = {key: traced_stages(run, *key) for key in summaries}
     results = [result for key in summaries for result in subjects[key].cases]
     rows = chart_data.rows(results, list(subjects), summaries)
@@ -218,7 +218,7 @@ def _op(
 
 
 def _subjects(run: Run, subjects: Mapping[Subject, Standing]) -> list[dict[str, str]]:
-    """What a filter looks at, for the rows of charts."""
+    """List the attributes by which a filter selects the subjects of charts' rows."""
     first = {(r.kernel, r.device): r for r in reversed(run.results)}
     return [
         {
@@ -235,7 +235,7 @@ def _subjects(run: Run, subjects: Mapping[Subject, Standing]) -> list[dict[str, 
 def _choices(
     run: Run, subjects: Mapping[Subject, Standing], stages: Sequence[tuple[str, Subject, StageSummary]]
 ) -> dict[str, list[str]]:
-    """What each filter can be set to; one that could be set to a single thing is left out."""
+    """List the settings of each filter; a filter with a single setting is left out."""
     found = {one.verdict for one in subjects.values()} | {stage.verdict for _, _, stage in stages}
     dtypes = {d for r in run.results for d in r.dtypes.split("/")} | {stage.dtype for _, _, stage in stages}
     choices = {
@@ -249,6 +249,6 @@ def _choices(
 
 
 def _json(value: Any) -> str:
-    """JSON that may stand inside a script element, whatever the strings in it hold."""
+    """Write JSON that may stand inside a script element, whatever strings it holds."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""One finding of the HTML report: what is sure and where comes first, its numbers and its other cases behind that."""
+"""One finding of the HTML report: certain facts and places come first, its numbers and other cases behind them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def finding(problem: Problem, run: Run, anchors: Collection[str]) -> dict[str, A
 
 
 def _by_label(fields: Iterable[Field]) -> dict[str, list[str]]:
-    """The texts of each label, to which those without one belong that follow it."""
+    """Group the texts by label; a text without a label belongs to the label before it."""
     said: dict[str, list[str]] = {}
     label = ""
     for name, text in fields:
@@ -100,7 +100,7 @@ def _fields(said: Iterable[tuple[str, Sequence[str]]]) -> list[Field]:
 
 
 def _gist(problem: Problem, said: dict[str, list[str]]) -> Words:
-    """What is wrong in one line, as words and whether to stress them: contracts, an error or the first sentence."""
+    """Summarize the problem on one line, as words and whether to stress them: contracts, an error or a sentence."""
     result = problem.smallest
     if kept := problem.kept:
         claimed = set(problem.claimed.split("+"))
@@ -115,7 +115,7 @@ def _gist(problem: Problem, said: dict[str, list[str]]) -> Words:
 
 
 def _options(contract: str, known: Collection[str]) -> Words:
-    """The options of a contract; those that are not `known` make the difference."""
+    """Split a contract into its options, and stress those that are not `known`."""
     words: Words = []
     for option in contract.split("+"):
         words += [("+", False)] * bool(words) + [(option, option not in known)]
@@ -123,7 +123,7 @@ def _options(contract: str, known: Collection[str]) -> Words:
 
 
 def _link(explanation: Explanation | None, problem: Problem, anchors: Collection[str]) -> Field | None:
-    """The stage whose row shows what is wrong, and the name of the row: the culprit's, or else the one that failed."""
+    """Link to the row of the wrong stage: the culprit's, or else the one that failed; return stage and row."""
     if explanation is None:
         return None
     culprit, failing = explanation.culprit, problem.smallest.failing_stage

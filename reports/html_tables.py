@@ -61,7 +61,7 @@ _NEEDLESS_IF_ZERO = ("failed", "errored", "inconclusive", "turned down", "outsid
 
 
 def table(caption: str, columns: Sequence[tuple[str, str]], rows: Sequence[Row]) -> Table:
-    """A table without the columns that would say the same op or device, or that nothing happened, in every row."""
+    """Make a table, and drop columns with the same op or device, or with zeros, in every row."""
 
     def needed(position: int) -> bool:
         found = {row.cells[position].text for row in rows}
@@ -86,7 +86,7 @@ def number(text: str, value: float) -> Cell:
 
 
 def verdict(value: Verdict, short: str = "") -> Cell:
-    """A verdict; one that falls `short` is not green, and says so."""
+    """Make the cell of a verdict; one that falls `short` is not green, and says so."""
     kind = "partly" if short and value is Verdict.PASSED else value.value.lower()
     return Cell(value.value, list(Verdict).index(value) + bool(short) / 2, f"verdict {kind}", short)
 
@@ -127,7 +127,7 @@ def standings(run: Run) -> dict[Subject, Standing]:
 
 
 def _decided(found: Sequence[Decided]) -> Cell:
-    """The share of elements of results that could not have been otherwise."""
+    """Return the share of elements of results that could not have been otherwise."""
     part, whole = sum(d.decided for d in found), sum(d.numel for d in found)
     return number(share(part, whole), part / whole if whole else math.nan)
 
@@ -141,7 +141,7 @@ _DECIDED = ("decided", "elements of its results for which the contract allows ex
 
 
 def ops(subjects: Mapping[str, Sequence[Standing]]) -> Table:
-    """One row per op, each a link to the section of its number."""
+    """Make a table with one row per op, each a link to the section of its number."""
     return Table(
         "The worst verdict on each op",
         (*_named("op, verdict, kernels, cases"), _DECIDED, ("seconds", "")),
@@ -166,7 +166,7 @@ def _op(op: str, href: str, found: Sequence[Standing]) -> Row:
 
 
 def kernels(run: Run, subjects: Mapping[Subject, Standing]) -> Table:
-    """One row per kernel and device, worst first."""
+    """Make a table with one row per kernel and device, worst first."""
     severity = list(Verdict)
     first = {(r.kernel, r.device): r for r in reversed(run.results)}
     worst_first = sorted(subjects.values(), key=lambda one: (-severity.index(one.verdict), not one.short))
@@ -218,7 +218,7 @@ def stages(
     traced: Mapping[Subject, Sequence[TracedStage]],
     meanings: Mapping[str, str],
 ) -> Table:
-    """One row per kernel, device, stage and format, in the order of `summaries`, then those found in the kernel."""
+    """Make a table with one row per kernel, device, stage and format, followed by stages found in kernels."""
     names = "kernel, device, stage, dtype, values, cases, extreme, rel. error, contract, ulp, mismatch, outside, bias"
     rows = []
     for key, found in summaries.items():
@@ -250,12 +250,12 @@ def _stage(op: str, subject: Subject, stage: StageSummary) -> Row:
 
 
 def stage_anchor(kernel: str, device: str, stage: str, dtype: str) -> str:
-    """The name of the row of a stage, for links within the page."""
+    """Return the anchor of a stage's row, for links within the page."""
     return "stage-" + hashlib.sha256(f"{kernel}\x00{device}\x00{stage}\x00{dtype}".encode()).hexdigest()[:12]
 
 
 def _traced(op: str, subject: Subject, stage: TracedStage) -> Row:
-    """What decides nothing has no verdict."""
+    """Make the row of a stage that was seen in a kernel; it decides nothing, so it has no verdict."""
     name, dtype, cases, extreme, found, contract, *rest, values = traced_cells(stage)
     cells = (
         Cell(subject[0], kind="name"),
@@ -277,7 +277,7 @@ def _of_stage(op: str, subject: Subject, dtype: str) -> dict[str, str]:
 
 
 def power(entries: Sequence[Power], ops: Mapping[str, str]) -> Table:
-    """One row per kernel, device, dtypes and alternative; what was never told apart first."""
+    """Make a table with one row per kernel, device, dtypes and alternative; those never told apart come first."""
     ranked = sorted(entries, key=lambda p: (not p.missing, p.separable is False))
     return table(
         "Which other contracts the run could tell from a kernel's own",
@@ -307,7 +307,7 @@ def _power(p: Power, op: str) -> Row:
 
 
 def sensitivity(summaries: Iterable[tuple[str, Subject, StageSummary]]) -> Table:
-    """One row per op, kernel, device, stage and format: how much of it the contract decides, least first."""
+    """Make a table with one row per op, kernel, device, stage and format: the share that the contract decides."""
     ranked = sorted((s for s in summaries if s[2].total.numel), key=lambda s: s[2].total.decided / s[2].total.numel)
     return table(
         "How much of each stage the contract decides",
@@ -337,7 +337,7 @@ def _sensitivity(op: str, subject: Subject, stage: StageSummary) -> Row:
 
 
 def coverage(found: CoverageTable) -> Table:
-    """One row per tensor and dtype, and per parameter, of what cases of an op choose from."""
+    """Make a table with one row per tensor and dtype, and per parameter, of the choices of an op's cases."""
     return Table(
         f"Coverage of {found.op} on {found.device}",
         tuple((name, MEANING if name in ("regimes", "layouts", "values") else "") for name in COVERAGE_HEADERS),
@@ -346,7 +346,7 @@ def coverage(found: CoverageTable) -> Table:
 
 
 def agreement(entries: Sequence[Agreement], ops: Mapping[str, str]) -> Table:
-    """One row per kernel, stage and pair of devices; the least equal first."""
+    """Make a table with one row per kernel, stage and pair of devices; the least equal first."""
     ranked = sorted(entries, key=lambda a: a.equal / a.tensors if a.tensors else 1)
     return table(
         "Bits on two devices, for the same input bits",
@@ -368,7 +368,7 @@ def _agreement(a: Agreement, op: str) -> Row:
 
 
 def changes(kernel: KernelChange) -> Table:
-    """One row per stage and format of a kernel that changed from one run to another."""
+    """Make a table with one row per stage and format of a kernel that changed from one run to another."""
     rows = [changes_text.cells(stage) for stage in kernel.stages if not stage.unchanged]
     kinds = ["name", "", *["number"] * (len(changes_text.HEADERS) - 2)]
     return Table(
@@ -379,7 +379,7 @@ def changes(kernel: KernelChange) -> Table:
 
 
 def asked(found: properties.PropertyTable) -> Table:
-    """One row per kernel of an op: a word for each property that was asked of its bits."""
+    """Make a table with one row per kernel of an op: a word for each property that was asked of its bits."""
     return Table(
         f"Properties of the bits of {found.op}",
         tuple((name, "") for name in found.headers),

@@ -1,4 +1,4 @@
-"""What `lastbit invariance` found, on a console and as JSON."""
+"""Reports of `lastbit invariance`, on a console and as JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HEADERS = ("property", "outcome", "pairs", "where", "elements", "rows", "ulp", 
 
 
 def print_invariance(found: Invariance, console: Console, options: str = "") -> None:
-    """One kernel: a table of its properties, and the first pair of calls of each that is broken."""
+    """Print a table of a kernel's properties, and the first pair of calls of each that is broken."""
     head = Text.assemble((found.kernel, "bold"), f" on {found.device}  contract {found.contract} of {found.op}")
     line(console, head.append(f"  {plural(len(found.cases), 'case')}"))
     shown = [one for one in found.properties.values() if one.outcome is not Outcome.NOT_APPLICABLE]
@@ -66,7 +66,7 @@ def _row(one: PropertyResult) -> tuple[Text, ...]:
 
 
 def _not_applicable(found: Invariance) -> Iterator[tuple[str, list[str]]]:
-    """Reasons why properties mean nothing, and which."""
+    """Yield reasons why properties are not applicable, and their names."""
     together: dict[str, list[str]] = {}
     for one in found.properties.values():
         if one.outcome is Outcome.NOT_APPLICABLE:
@@ -75,7 +75,7 @@ def _not_applicable(found: Invariance) -> Iterator[tuple[str, list[str]]]:
 
 
 def _print_pair(found: Invariance, one: PropertyResult, console: Console, options: str) -> None:
-    """Two calls whose bits differ, as lines to paste, and the command that makes them again."""
+    """Print two calls whose bits differ, as lines to paste, and the command that makes them again."""
     illegal = "; these bits are not legal: the contract excludes them" if one.excluded else ""
     line(console, f"  {one.name}, the first pair that differs{illegal}:", "bold red" if one.fails else "bold")
     line(console, f"    {one.first}")
@@ -88,7 +88,7 @@ def _print_pair(found: Invariance, one: PropertyResult, console: Console, option
 
 
 def print_overview(found: Sequence[Invariance], console: Console) -> None:
-    """Several kernels beside the properties that were asked of them, a table per op."""
+    """Print several kernels beside the properties that were asked of them, a table per op."""
     for table in property_tables([Found(one.op, one.kernel, one.device, one.properties) for one in found]):
         line(console, f"Properties of kernels of {table.op}", "bold")
         rows = [
@@ -105,12 +105,12 @@ def _cell(one: PropertyResult | None) -> Text:
 
 
 def as_json(found: Sequence[Invariance]) -> str:
-    """What was found as one JSON object; a float that JSON cannot spell is the string `Infinity`."""
+    """Write the results as one JSON object; a float that JSON cannot spell is the string `Infinity`."""
     data = {"format": FORMAT, "kernels": [_document(one) for one in found]}
     return json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False)
 
 
 def _document(found: Invariance) -> dict[str, Any]:
-    """A kernel: of each property what all cases say, and what each of them does."""
+    """Encode a kernel: each property over all cases, and in each of them."""
     each = [{**encoded(one), "fails": one.fails} for one in found.properties.values()]
     return {**encoded(found), "properties": each, "exit_code": found.exit_code}

@@ -1,4 +1,4 @@
-"""What `lastbit judge` found of a file: a line of JSON for a program, or a few lines for a reader."""
+"""Reports of `lastbit judge` on a file: a line of JSON for a program, or a few lines for a reader."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _WIDTH = 10  # of labels
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of the document."""
+    """Load the JSON Schema of the document."""
     loaded: dict[str, Any] = json.loads((BUILT_IN / "reports" / "schemas" / "judge-1.json").read_text())
     return loaded
 
 
 def document(found: FileVerdict) -> dict[str, Any]:
-    """The verdict on a file in types that JSON has, as the schema says."""
+    """Encode the verdict on a file in types that JSON has, as the schema says."""
     made: dict[str, Any] = encoded(found)
     return made
 
 
 def as_json_line(found: FileVerdict) -> str:
-    """The document on one line."""
+    """Write the document on one line."""
     return json.dumps(document(found), allow_nan=False)
 
 
 def print_judged(found: FileVerdict, console: Console) -> None:
-    """The verdict, the first finding, the line that is to blame, and what to do next."""
+    """Print the verdict, the first finding, the line that is to blame, and what to do next."""
     kernel = f":{found.kernel}" if found.kernel else ""
     judged = found.verdict in (Verdict.PASSED, Verdict.INCONCLUSIVE, Verdict.FAILED)  # else no contract was looked at
     contract = f"contract {told(found.contract, found.idle)} of " if judged else ""
@@ -60,7 +60,7 @@ def print_judged(found: FileVerdict, console: Console) -> None:
 
 
 def _fields(found: FileVerdict) -> Iterator[tuple[str, str]]:
-    """Label and text of each line below the verdict."""
+    """List label and text of each line below the verdict."""
     if sum(found.cases.values()):
         counted = tally(Verdict(verdict) for verdict, count in found.cases.items() for _ in range(count))
         left = found.planned - sum(found.cases.values())
@@ -91,7 +91,7 @@ def _fields(found: FileVerdict) -> Iterator[tuple[str, str]]:
 
 
 def _speed(time: CallTime) -> Iterator[str]:
-    """What is said of a call's time, on one line."""
+    """Yield remarks on a call's time, for one line."""
     yield f"at most {_seconds(time.seconds)} on {short(time.case)}, of which nothing takes {_seconds(time.overhead)}"
     if time.roof is not None:
         yield f"at least {time.roof:.0%} of the roof"

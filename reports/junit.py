@@ -35,7 +35,7 @@ class _TestCase:
 
 
 def document(run: Run) -> str:
-    """The run as the text of an XML document.
+    """Write the run as the text of an XML document.
 
     A kernel fails the group of cases in which it fails, and a test case of its own if the run left it inconclusive. A
     group is skipped if no case of it was decided.
@@ -96,7 +96,7 @@ def _cases(run: Run, op: str, device: str) -> Iterator[_TestCase]:
 
 
 def _group(results: Sequence[CaseResult], run: Run) -> _TestCase:
-    """How a kernel did on one group of cases."""
+    """Make the test case of a kernel on one group of cases."""
     bad = tuple(result for result in results if result.verdict in BAD)
     if bad:
         return _problem(Problem(bad, sum(result.counted for result in results)), run)
@@ -107,7 +107,7 @@ def _group(results: Sequence[CaseResult], run: Run) -> _TestCase:
 
 
 def _output(results: Sequence[CaseResult], run: Run) -> str:
-    """What was noticed on one group of cases."""
+    """Write the notices on one group of cases."""
     options = run.environment.get("options", "")
     found = noticed(replace(run, results=tuple(results)))
     return "\n".join(f"{entry.sentence}\n{entry.repro(options)}" for entry in found)
@@ -129,7 +129,7 @@ def _problem(problem: Problem, run: Run) -> _TestCase:
 
 
 def _told_apart(run: Run, kernel: str, device: str) -> _TestCase:
-    """Whether the run could tell the kernel's contract from the others of its op."""
+    """Make the test case that passes if the run could tell the kernel's contract from the others of its op."""
     name = f"{kernel}: told from other contracts"
     if run.verdict(kernel, device) is not Verdict.INCONCLUSIVE:
         return _TestCase(name)
@@ -138,7 +138,7 @@ def _told_apart(run: Run, kernel: str, device: str) -> _TestCase:
 
 
 def _whole_run(run: Run) -> Iterator[_TestCase]:
-    """What belongs to no kernel: that the run broke, and what was not run."""
+    """Yield test cases that belong to no kernel: a broken run, and items that were not run."""
     if run.broken:
         yield _TestCase("came to its end", outcome="error", kind="broken", message=run.broken)
     for missing in dict.fromkeys(run.not_run):
@@ -171,5 +171,5 @@ def _of_stage(stage: StageSummary) -> Iterable[tuple[str, str]]:
 
 
 def _legal(text: str) -> str:
-    """`text` without what XML 1.0 does not allow, not even as a character reference (section 2.2)."""
+    """Remove from `text` what XML 1.0 does not allow, not even as a character reference (section 2.2)."""
     return visible(text, keep="\t\n\r")

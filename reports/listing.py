@@ -1,4 +1,4 @@
-"""What `lastbit list` shows, on a console."""
+"""Reports of `lastbit list`, on a console."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEANINGS = {
 
 
 def print_listing(listing: Listing, console: Console) -> None:
-    """Each section under a heading: entries with facts as blocks, and others a line each."""
+    """Print each section under a heading: entries with facts as blocks, and others a line each."""
     for section, entries in listing.items():
         line(console, f"{section.capitalize()}: {len(entries)}", "bold")
         if section in MEANINGS:

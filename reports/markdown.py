@@ -54,7 +54,7 @@ SYMBOLS: Mapping[Verdict, str] = {
 
 
 def page(run: Run, *, base: Run | None = None) -> str:
-    """The run as Markdown of at most `LIMIT` bytes, compared with `base`.
+    """Write the run as Markdown of at most `LIMIT` bytes, compared with `base`.
 
     What has no room is left out as a whole, and the last line says how much that is.
     """
@@ -138,7 +138,7 @@ def _notices(run: Run) -> Iterator[Block]:
 
 
 def _stages(run: Run) -> Iterator[Block]:
-    """The table of every kernel, those that failed first and open."""
+    """Yield the table of every kernel, those that failed first and open."""
     subjects = sorted(run.subjects(), key=lambda subject: run.verdict(*subject) not in BAD)
     if subjects:
         meanings = bullets([f"**{name}**: {plain(meaning)}" for name, meaning in wording.legend(run)])
@@ -172,7 +172,7 @@ def _cells(stage: StageSummary) -> Sequence[str]:
 
 
 def _properties(run: Run) -> Iterator[Block]:
-    """The properties that were asked of the kernels' bits, an op after the other; open where one fails a kernel."""
+    """Yield the properties that were asked of the kernels' bits, op by op; open where one fails a kernel."""
     for found in property_tables(found_in(run)):
         rows = [
             (plain(one.kernel), plain(one.device), *(_word(one.properties.get(name)) for name in found.properties))
@@ -190,7 +190,7 @@ def _word(one: PropertyResult | None) -> str:
 
 
 def _gaps(run: Run) -> Iterator[Block]:
-    """What was not run, and what the run could not have seen."""
+    """Yield what was not run, and the differences that the run could not have seen."""
     not_run = [*wording.first_lines(wording.not_run(run)), *wording.first_lines(wording.turned_down(run))]
     unseen = wording.unseen(run)
     for heading, lines in (("Not run", not_run), ("What this run could not have seen", unseen)):
@@ -199,7 +199,7 @@ def _gaps(run: Run) -> Iterator[Block]:
 
 
 def _coverage(run: Run) -> Iterator[Block]:
-    """What was judged of what cases choose from, an op after the other."""
+    """Yield the coverage of the choices of cases, op by op."""
     for found in coverage_tables(run):
         body = table(COVERAGE_HEADERS, [tuple(map(plain, cells)) for cells in found.rows], left=2)
         gaps = bullets([plain(gap) for gap in wording.first_lines(found.gaps)]) if found.gaps else ""

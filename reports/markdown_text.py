@@ -34,7 +34,7 @@ class Block:
 
 
 def joined(blocks: Sequence[Block], limit: int) -> str:
-    """The blocks, in order, in at most `limit` bytes of UTF-8; a last line says how many of which had no room."""
+    """Join the blocks, in order, in at most `limit` bytes of UTF-8; a last line counts those left out."""
     room = limit - _TAIL
     kept: set[int] = set()
     for number in sorted(range(len(blocks)), key=lambda number: not blocks[number].important):
@@ -51,13 +51,13 @@ def joined(blocks: Sequence[Block], limit: int) -> str:
 
 
 def plain(text: str) -> str:
-    """`text` on one line, showing every character as it is, outside of code."""
+    """Put `text` on one line, showing every character as it is, outside of code."""
     escaped = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", html.escape(_clipped(text), quote=False))
     return re.sub(r"([@#])(?=\w)", rf"\1{_NOTHING}", escaped)
 
 
 def code(text: str) -> str:
-    """`text` on one line as code, also within a table."""
+    """Put `text` on one line as code, also within a table."""
     shown = _clipped(text).replace("|", r"\|")
     fence = "`" * (_longest_run(shown) + 1)
     space = " " if shown.startswith("`") or shown.endswith("`") else ""
@@ -65,13 +65,13 @@ def code(text: str) -> str:
 
 
 def block_of_code(text: str) -> str:
-    """`text` as a block of code, to be copied: it is never clipped."""
+    """Write `text` as a block of code, to be copied: it is never clipped."""
     fence = "`" * max(3, _longest_run(text) + 1)
     return f"{fence}sh\n{visible(text, keep=_LAYOUT)}\n{fence}"
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> str:
-    """A table of cells that are Markdown; the first `left` columns are left-aligned, the others right-aligned."""
+    """Write a table of Markdown cells; the first `left` columns are left-aligned, the others right-aligned."""
     rule = [":--" if number < left else "--:" for number in range(len(headers))]
     return "\n".join(f"| {' | '.join(row)} |" for row in (headers, rule, *rows))
 
@@ -81,22 +81,22 @@ def bullets(lines: Sequence[str]) -> str:
 
 
 def folded(summary: str, body: str) -> str:
-    """`body` behind a line to click on; `summary` is plain text."""
+    """Fold `body` behind a line to click on; `summary` is plain text."""
     return f"<details><summary>{html.escape(_clipped(summary))}</summary>\n\n{body}\n\n</details>"
 
 
 def _clipped(text: str) -> str:
-    """`text` on one line, without characters that control a terminal, cut to `MOST_CHARACTERS`."""
+    """Put `text` on one line, without characters that control a terminal, cut to `MOST_CHARACTERS`."""
     line = visible(" ".join(text.split()))
     rest = len(line) - MOST_CHARACTERS
     return f"{line[:MOST_CHARACTERS]}… ({rest:,} more characters)" if rest > 0 else line
 
 
 def _encodable(text: str) -> str:
-    """`text` with a question mark for half of a surrogate pair, which UTF-8 cannot write."""
+    """Replace in `text` half of a surrogate pair, which UTF-8 cannot write, by a question mark."""
     return text.encode(errors="replace").decode()
 
 
 def _longest_run(text: str) -> int:
-    """Length of the longest run of backticks."""
+    """Return the length of the longest run of backticks."""
     return max(map(len, re.findall("`+", text)), default=0)

@@ -1,4 +1,4 @@
-"""What a run noticed and does not hold against a kernel: one entry per kernel, device and kind of notice."""
+"""Notices of a run, which it does not hold against a kernel: one entry per kernel, device and kind of notice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Noticed:
 
     @property
     def sentence(self) -> str:
-        """In how many cases and rows, and what it is in the smallest of them."""
+        """The number of cases and rows with the notice, and its sentence in the smallest of them."""
         cases = sum(result.counted for result in self.results) or len(self.results)
         rows = sum(result.rows.split for result in self.results if result.rows is not None)
         extent = plural(cases, "case") + (f", {plural(rows, 'row')}" if rows else "")
@@ -31,12 +31,12 @@ class Noticed:
         return f"{self.smallest.kernel} on {self.smallest.device}: {extent}; in the case below, {said}"
 
     def repro(self, options: str) -> str:
-        """The command that runs the smallest case again."""
+        """Return the command that runs the smallest case again."""
         return repro_line(self.smallest, options)
 
 
 def noticed(run: Run) -> list[Noticed]:
-    """Every kind of notice of every kernel on every device, in the order of the run."""
+    """List every kind of notice of every kernel on every device, in the order of the run."""
     together: dict[tuple[str, str, str], list[CaseResult]] = {}
     for result in run.results:
         for kind in dict.fromkeys(notice.kind for notice in result.notices):

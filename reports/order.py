@@ -1,4 +1,4 @@
-"""What `lastbit order` found: for a reader as blocks, lanes and levels, and as JSON."""
+"""Reports of `lastbit order`: for a reader as blocks, lanes and levels, and as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST = 160
 
 
 def print_order(order: Order, console: Console) -> None:
-    """Head, tree, how it was found, and what the kernel declares."""
+    """Print kernel and sum, the tree, how it was found, and the kernel's declarations."""
     about = f" ({order.about})" if order.about else ""
     where = f" on {order.device}: {order.sum} of {order.op}{about}"
     line(console, Text.assemble((order.kernel, "bold"), where))
@@ -52,14 +52,14 @@ def _print_declared(declared: Declared, console: Console) -> None:
 
 
 def how(order: Order) -> str:
-    """How an order was found and checked."""
+    """Describe how an order was found and checked."""
     read = f"read from {order.read}; " if order.read else ""
     checked = f"; checked on {order.checked:,} further triples, {order.contradicted:,} contradicted"
     return f"{read}{order.asked:,} probes in {plural(order.calls, 'call')}{checked if order.checked else ''}"
 
 
 def tree_lines(form: Form) -> Iterator[str]:
-    """A line for each level of a tree, further in the further down."""
+    """Yield a line for each level of a tree, indented by its depth."""
     found = list(_levels(form, "sum", 0))
     yield from found[:_LINES]
     if len(found) > _LINES:
@@ -79,7 +79,7 @@ def _levels(form: Form, name: str, depth: int) -> Iterator[str]:
 
 
 def head(form: Form) -> str:
-    """What a node adds, in a line."""
+    """Describe the operands of a node in a line."""
     if form.kind in ("row", "other"):
         how = "one after the other" if form.kind == "row" else "at once"
         return f"{how}: " + ", ".join(_several(count, part) for count, part in form.parts)
@@ -105,20 +105,20 @@ def _several(count: int, part: Form) -> str:
 
 
 def _named(part: Form, count: int) -> str:
-    """A block has all columns from its first to its last; a lane leaves some to others."""
+    """Name a part: a block has all columns from its first to its last; a lane leaves some to others."""
     if part.kind == "term":
         return "term"
     return "block" if part.span == part.terms else "lane"
 
 
 def _modulus(form: Form) -> str:
-    """Which columns a lane has, where these are those with one remainder."""
+    """Name the columns of a lane, if these are the ones with one remainder."""
     regular = form.span == form.terms and form.part.kind == "chain" and len(form.part.strides) == 1
     return f" (column mod {form.count:,})," if regular and form.part.strides[0][1] == form.count else ","
 
 
 def _places(form: Form) -> str:
-    """Where the parts of a chain begin."""
+    """Describe where the parts of a chain begin."""
     if not form.strides:
         return ", at irregular places"
     (count, distance), *further = form.strides
@@ -130,7 +130,7 @@ def _places(form: Form) -> str:
 
 
 def notation(form: Form, *, longest: int = _LONGEST) -> str:
-    """A form in a line: `chain 4@1024 of pairs 1,2,4 of chain 8@8`; equal trees have equal ones."""
+    """Write a form in a line: `chain 4@1024 of pairs 1,2,4 of chain 8@8`; equal trees have equal ones."""
     text = _notation(form, 0)
     return text if len(text) <= longest else f"{text[:longest]}…"
 
@@ -152,7 +152,7 @@ def _notation(form: Form, depth: int) -> str:
 
 
 def difference(first: Order, second: Order, names: tuple[str, str] = ("", "")) -> str:
-    """How the order of a sum differs in two places, in a sentence."""
+    """Describe how the order of a sum differs in two places, in a sentence."""
     one, other = (name or _called(order, first, second) for name, order in zip(names, (first, second), strict=True))
     lacking = [f"{name} has none: {o.reason}" for name, o in ((one, first), (other, second)) if o.form is None]
     if lacking or first.form is None or second.form is None or first.tree is None or second.tree is None:
@@ -166,7 +166,7 @@ def difference(first: Order, second: Order, names: tuple[str, str] = ("", "")) -
 
 
 def _called(order: Order, first: Order, second: Order) -> str:
-    """What tells an order from the other one."""
+    """Name an order by its first attribute that differs from the other's."""
     for what in ("kernel", "terms", "device", "rows", "dtype"):
         if getattr(first, what) != getattr(second, what):
             value = getattr(order, what)
@@ -175,7 +175,7 @@ def _called(order: Order, first: Order, second: Order) -> str:
 
 
 def _first_difference(a: Form, b: Form) -> tuple[str, Form, Form]:
-    """The first level, from the last addition on, at which two forms differ; where that is."""
+    """Find the first level, from the last addition on, at which two forms differ; return where it is, and both."""
     level = ""
     while a.kind == b.kind and a.strides == b.strides and a.width == b.width and len(a.parts) == len(b.parts) == 1:
         if a.count != b.count or "term" in (a.part.kind, b.part.kind):
@@ -188,7 +188,7 @@ def _first_difference(a: Form, b: Form) -> tuple[str, Form, Form]:
 
 
 def to_json(orders: Sequence[Order]) -> str:
-    """Orders as a document that `from_json` reads."""
+    """Write orders as a document that `from_json` reads."""
     return json.dumps({"schema": SCHEMA, "orders": [_plain(order) for order in orders]})
 
 
@@ -203,7 +203,7 @@ def _plain(order: Order) -> Mapping[str, Any]:
 
 
 def from_json(text: str, source: str) -> list[Order]:
-    """The orders of a document, without their forms.
+    """Read the orders of a document, without their forms.
 
     Raises:
         UsageError: it is none; `source` is named.

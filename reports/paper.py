@@ -36,7 +36,7 @@ class _Console(Console):
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """The console for reports: as wide as the terminal, or `LOG_WIDTH` where there is none."""
+    """Make the console for reports: as wide as the terminal, or `LOG_WIDTH` where there is none."""
     console = _Console(stderr=stderr, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = _Console(stderr=stderr, highlight=False, width=LOG_WIDTH)
@@ -52,13 +52,13 @@ def verdict_word(verdict: Verdict) -> Text:
 
 
 def line(console: Console, text: str | Text = "", style: str = "") -> None:
-    """One line of output, never wrapped, so that it can be copied and its path clicked."""
+    """Print one line of output, never wrapped, so that it can be copied and its path clicked."""
     shown = Text(visible(text, keep=_LAYOUT)) if isinstance(text, str) else _safe(text, console)
     console.print(shown, style=style or None, soft_wrap=True)
 
 
 def paragraph(console: Console, text: Text, *, label: str = "", label_style: str = "") -> None:
-    """`text` after `label`, wrapped to the console and indented by the label's width."""
+    """Print `text` after `label`, wrapped to the console and indented by the label's width."""
     width = max(console.width - len(label), 20)
     for number, part in enumerate(_safe(text, console).wrap(console, width)):
         part.rstrip()
@@ -131,7 +131,7 @@ def _too_wide(widths: Mapping[int, int], console: Console) -> bool:
 
 
 def _safe(text: Text, console: Console) -> Text:
-    """`text` in which nothing commands the terminal; styles stay where they are."""
+    """Escape in `text` what commands the terminal; styles stay where they are."""
     if visible(text.plain, keep=_LAYOUT) == text.plain:
         return text
     characters = ((c, text.get_style_at_offset(console, place)) for place, c in enumerate(text.plain))

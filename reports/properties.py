@@ -18,7 +18,7 @@ MEANING = (
 
 
 def word(one: PropertyResult | None) -> str:
-    """One word for what was found of a property; `–` where it means nothing or was not asked."""
+    """Return one word for the outcome of a property; `–` if it is not applicable or was not asked."""
     if one is None:
         return "–"
     if one.outcome is Outcome.NOT_APPLICABLE:
@@ -30,7 +30,7 @@ def word(one: PropertyResult | None) -> str:
 
 
 def extent(one: PropertyResult) -> str:
-    """Where the bits of a broken property change, how many, how far, and whether they are legal; what was raised."""
+    """Describe a broken property: where bits change, how many, how far, whether legally; or the kernel's exception."""
     if one.outcome is Outcome.ERRORED:
         return one.reason
     rows = f" in {plural(one.rows, 'row')}" if one.rows else ""
@@ -39,13 +39,13 @@ def extent(one: PropertyResult) -> str:
 
 
 def legality(one: PropertyResult) -> str:
-    """Whether the contract allows what both calls of a broken property gave; empty where nobody asked."""
+    """Say whether the contract allows the results of both calls of a broken property; empty if that was not asked."""
     return {None: "", True: "legal", False: "outside the contract"}[one.legal]
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a run found of the properties of one kernel on one device: property → result over all cases."""
+    """The properties of one kernel on one device in a run: property → result over all cases."""
 
     op: str
     kernel: str
@@ -54,7 +54,7 @@ class Found:
 
 
 def found_in(run: Run) -> list[Found]:
-    """The kernels of a run that were asked, in the order of the run."""
+    """List the kernels of a run that were asked for properties, in the order of the run."""
     found = []
     for kernel, device in run.subjects():
         results = run.of(kernel, device)
@@ -77,7 +77,7 @@ class PropertyTable:
 
 
 def property_tables(found: Sequence[Found]) -> Iterator[PropertyTable]:
-    """One table per op, with the properties of which one kernel at least says something."""
+    """Yield one table per op, with the properties that at least one kernel has a word for."""
     for op in dict.fromkeys(one.op for one in found):
         own = tuple(one for one in found if one.op == op)
         names = dict.fromkeys(name for one in own for name in one.properties)
@@ -86,7 +86,7 @@ def property_tables(found: Sequence[Found]) -> Iterator[PropertyTable]:
 
 
 def held(found: Found) -> Iterator[str]:
-    """What holds of a kernel: what it declares, and what it does not; what it declares and no case could ask."""
+    """Yield the properties that hold, declared or not, and the declared ones that no case could ask for."""
     for name, told in (("kept", "holds what it declares"), ("holds", "holds, undeclared")):
         if names := [one.name for one in found.properties.values() if word(one) == name]:
             yield f"{told}: {', '.join(names)}"
@@ -95,19 +95,19 @@ def held(found: Found) -> Iterator[str]:
 
 
 def broken(found: Found) -> Iterator[tuple[str, bool]]:
-    """What is broken, a sentence each, and whether that fails the kernel; what does comes first."""
+    """Yield a sentence for each broken property, and whether it fails the kernel; those that do come first."""
     results = [one for one in found.properties.values() if word(one).lower() in ("broken", "errored")]
     for one in sorted(results, key=lambda one: not one.fails):
         yield f"{one.name} {word(one).lower()}{'' if one.declared else ', undeclared'}: {extent(one)}", one.fails
 
 
 def cell(one: PropertyResult | None) -> tuple[str, str]:
-    """The word for a property, and what is to be said below it."""
+    """Return the word for a property, and the text below it."""
     return word(one), _below(one) if one is not None else ""
 
 
 def _below(one: PropertyResult) -> str:
-    """Where bits change, what was raised, or why what is declared could not be asked."""
+    """Describe where bits change, the kernel's exception, or why a declared property could not be asked."""
     if word(one) == "unasked":
         return one.reason
     return extent(one) if one.outcome in (Outcome.BROKEN, Outcome.ERRORED) else ""

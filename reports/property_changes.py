@@ -23,12 +23,12 @@ class PropertyChange:
 
     @property
     def worse(self) -> bool:
-        """It was lost although the kernel declares it, or declared it, or the contract excludes what it gives now."""
+        """Whether the loss counts: the kernel declares or declared the property, or the new bits are not legal."""
         return self.lost and (self.after.fails or self.before.declared)
 
 
 def properties_changed(before: Iterable[CaseResult], after: Iterable[CaseResult]) -> Iterator[PropertyChange]:
-    """The properties gained and lost, of those that hold in one run and are broken in the other."""
+    """Yield the properties that hold in one run and are broken in the other."""
     old, new = (together(one for result in results for one in result.properties) for results in (before, after))
     for name in old:
         if name in new and {old[name].outcome, new[name].outcome} == {Outcome.HOLDS, Outcome.BROKEN}:
@@ -36,7 +36,7 @@ def properties_changed(before: Iterable[CaseResult], after: Iterable[CaseResult]
 
 
 def sentence(change: PropertyChange) -> str:
-    """`lost: rows, which it declares: changes between 255 and 256 rows, …`, or what was gained."""
+    """Write `lost: rows, which it declares: changes between 255 and 256 rows, …`, or what was gained."""
     one = change.after
     declared = ", which it declares" if one.declared else ", which it declared" if change.before.declared else ""
     return f"lost: {one.name}{declared}: {extent(one)}" if change.lost else f"gained: {one.name}{declared}"

@@ -87,12 +87,12 @@ COLUMNS: Mapping[str, str] = {name: kind for kind, names in _TABLE for name in n
 
 
 def dump(result: CaseResult) -> str:
-    """One result as one line of JSON, without the line break."""
+    """Write one result as one line of JSON, without the line break."""
     return json.dumps(encoded(result), allow_nan=False)
 
 
 def parse(line: bytes, where: str) -> CaseResult:
-    """The result that `dump` made `line` of; `where` names the place for the error.
+    """Restore the result from a line of `dump`; `where` names the place for the error.
 
     Raises:
         LastbitError: the line is malformed.
@@ -115,7 +115,7 @@ _MALFORMED = (ValueError, TypeError, RecursionError)  # the last of JSON that is
 
 
 def load(path: Path) -> list[CaseResult]:
-    """The results of a file of lines that `dump` made.
+    """Load the results of a file of lines that `dump` made.
 
     A last line without its line break is what a worker leaves that died while writing: it is ignored if it is cut off.
 
@@ -129,7 +129,7 @@ def load(path: Path) -> list[CaseResult]:
 
 
 def frame(results: Iterable[CaseResult]) -> pd.DataFrame:
-    """The table described at the top of this module."""
+    """Make the table described at the top of this module."""
     import pandas as pd
 
     rows = [{k: _in_utf8(v) for k, v in row.items()} for result in results for row in _rows(result)]
@@ -153,7 +153,7 @@ def write_rest(run: Run, folder: Path) -> None:
 
 
 def read(folder: Path) -> Run:
-    """The run that `write` left in a folder.
+    """Read the run that `write` left in a folder.
 
     Raises:
         LastbitError: a file is missing or malformed, or there are not as many results as the run had.
@@ -201,7 +201,7 @@ def _rows(result: CaseResult) -> Iterator[dict[str, object]]:
 
 
 def _in_utf8(value: object) -> object:
-    """Text with the escape of half of a surrogate pair, which UTF-8 lacks and an exception's message may hold."""
+    """Escape lone surrogates, which UTF-8 lacks and an exception's message may hold."""
     if not isinstance(value, str) or value.isascii():
         return value
     return value.encode(errors="backslashreplace").decode()

@@ -49,7 +49,7 @@ RULES: Mapping[str, str] = {
 
 
 def document(run: Run) -> str:
-    """The run as the text of a SARIF log with one run."""
+    """Write the run as the text of a SARIF log with one run."""
     found = alerts(run)
     kinds = list(dict.fromkeys(alert.kind for alert in found))
     driver = {"name": "lastbit", "version": run.environment.get("lastbit", ""), "rules": [_rule(k) for k in kinds]}
@@ -77,7 +77,7 @@ def _rule(kind: str) -> dict[str, Any]:
 
 
 def _invocation(run: Run) -> dict[str, Any]:
-    """Whether the run came to its end, and if not, why."""
+    """Say whether the run came to its end, and if not, why."""
     if not run.broken:
         return {"executionSuccessful": True}
     notification = {"level": "error", "message": {"text": run.broken}}
@@ -100,7 +100,7 @@ def _result(alert: Alert, kinds: list[str]) -> dict[str, Any]:
 
 
 def _related(alert: Alert) -> dict[str, Any]:
-    """The other places to look at, if there are any."""
+    """List the other places to look at, if there are any."""
     places = [
         {"id": number, "message": {"text": what}, "physicalLocation": _location(place)}
         for number, (what, place) in enumerate(alert.others, 1)
@@ -110,7 +110,7 @@ def _related(alert: Alert) -> dict[str, Any]:
 
 
 def _code_flow(alert: Alert) -> dict[str, Any]:
-    """The way of the worst element through the kernel, with its values, if it was followed."""
+    """Describe the way of the worst element through the kernel, with its values, if it was followed."""
     explanation, root = alert.explanation, repository_root()
     if explanation is None or not (steps := shown_steps(explanation)):
         return {}
@@ -142,5 +142,5 @@ def _location(place: Location) -> dict[str, Any]:
 
 
 def _fingerprint(alert: Alert) -> str:
-    """The same for the same problem of the same kernel, wherever its line has moved to."""
+    """Hash the alert's key, so that a problem keeps its fingerprint wherever its line moves."""
     return hashlib.sha256("\0".join(alert.key).encode()).hexdigest()[:32]

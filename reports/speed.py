@@ -1,4 +1,4 @@
-"""What `lastbit bench kernels` measured, as Markdown with a table per case, and as lines of JSON."""
+"""Reports of `lastbit bench kernels`, as Markdown with a table per case, and as lines of JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HOW = {
 
 
 def as_jsonl(bench: Speeds) -> str:
-    """One object per kernel and case, which says by itself where and how it was taken."""
+    """Write one JSON object per kernel and case, which says by itself where and how it was taken."""
     about = {**about_of(bench.environment), "command": bench.command}
     roof = None if bench.roof is None else asdict(bench.roof)
     rows = (
@@ -46,12 +46,12 @@ def as_jsonl(bench: Speeds) -> str:
 
 
 def _numeral(value: float | None) -> float | str | None:
-    """JSON has no infinity."""
+    """Spell infinity and NaN as strings, since JSON has no numbers for them."""
     return value if value is None or math.isfinite(value) else str(value)
 
 
 def page(bench: Speeds) -> str:
-    """The kernels as Markdown: a table per case, the fastest first."""
+    """Write the kernels as Markdown: a table per case, the fastest first."""
     used = [text for how, text in _HOW.items() if any(s.how == how for s in bench.speeds)]
     blocks = ["# How fast kernels are", heading(bench.command, bench.environment)]
     if bench.roof is not None:
@@ -76,7 +76,7 @@ def _roof(roof: Roof) -> str:
 
 
 def _about_case(of: str, speeds: Sequence[Speed], roof: Roof | None) -> str:
-    """The whole case line, what its roof is made of, and the case that was judged in its place."""
+    """Describe a case: its line, the traffic and FLOP of its roof, and the case that was judged in its place."""
     traffic, flops = speeds[0].traffic, max(s.flops for s in speeds)
     by_copy, by_matmul = (None, None) if roof is None else roof.bounds(traffic, flops)
     work = [_work(traffic, "B", by_copy, "a copy")]
@@ -88,7 +88,7 @@ def _about_case(of: str, speeds: Sequence[Speed], roof: Roof | None) -> str:
 
 
 def title(of: str, cases: Iterable[str]) -> str:
-    """A case line as far as its first tensor, and what tells it from the other `cases` with the same one.
+    """Shorten a case line to its first tensor, and add what tells it from the other `cases` with the same one.
 
     Of tensors that all of these have, the first that differs stands for all.
     """
@@ -138,6 +138,6 @@ def _one(value: float, unit: str) -> str:
 
 
 def sentence(s: Speed, roof: Roof | None) -> str:
-    """A kernel on one line."""
+    """Write a kernel on one line."""
     share = "" if roof is None else f", {s.share(roof):.0%} of the roof"
     return f"{short(s.of)}: {s.kernel} {s.verdict}, {amount(s.time, 's')} by {s.how}{share}, host {amount(s.host, 's')}"

@@ -62,13 +62,13 @@ class StageChange:
 
     @property
     def unchanged(self) -> bool:
-        """Both runs have the stage, with equal bits in every tensor and nothing else to tell."""
+        """Whether both runs have the stage, with equal bits in every tensor and nothing else to tell."""
         both = self.before is not None and self.after is not None
         return both and self.tensors == self.equal and not self.outside_grew and not self.drifts
 
 
 def paired_stages(pairs: Sequence[Pair], *, drift: float) -> tuple[StageChange, ...]:
-    """The stages of results of the same cases, compared where both results of a pair have the stage."""
+    """Compare the stages of results of the same cases, where both results of a pair have the stage."""
     found = _Stages()
     for first, second in pairs:
         before, after = _by_stage(first), _by_stage(second)
@@ -81,7 +81,7 @@ def paired_stages(pairs: Sequence[Pair], *, drift: float) -> tuple[StageChange, 
 
 
 def separate_stages(before: Iterable[CaseResult], after: Iterable[CaseResult]) -> tuple[StageChange, ...]:
-    """The stages of results that have no case in common: their figures, of which nothing follows."""
+    """List the stages of results without a common case: figures of either run, from which nothing follows."""
     found = _Stages()
     sides = (tuple(before), tuple(after))
     for side, results in enumerate(sides):
@@ -96,7 +96,7 @@ _Key = tuple[str, str]
 
 
 class _Found:
-    """What two runs have of one stage: results cut to it, of cases in which both have it, and of the others."""
+    """The results of two runs on one stage, cut to it: of cases in which both have it, and of the others."""
 
     def __init__(self) -> None:
         self.both: list[Pair] = []
@@ -115,7 +115,7 @@ class _Found:
 
 
 class _Stages:
-    """What two runs have of every stage."""
+    """The results of two runs on every stage."""
 
     def __init__(self) -> None:
         self._found: dict[_Key, _Found] = {}
@@ -124,18 +124,18 @@ class _Stages:
         return self._found.setdefault(key, _Found())
 
     def changes(self, order: Sequence[str], drift: float) -> Iterator[StageChange]:
-        """In `order`, and then by format."""
+        """Yield the stages' changes in `order`, and then by format."""
         for key in sorted(self._found, key=lambda key: (order.index(key[0]), key[1])):
             yield self._found[key].change(drift)
 
 
 def _by_stage(result: CaseResult) -> dict[_Key, CaseResult]:
-    """The result cut to each of its stages."""
+    """Cut the result to each of its stages."""
     return {(stage.name, stage.dtype): replace(result, stages=(stage,)) for stage in result.stages}
 
 
 def _summary(results: Sequence[CaseResult], apart: Sequence[bool] | None = None) -> StageSummary:
-    """The summary of results that are cut to one stage."""
+    """Summarize results that are cut to one stage."""
     return summary_of([(result, result.stages[0]) for result in results], apart)
 
 
@@ -153,7 +153,7 @@ def _drifts(before: StageSummary, after: StageSummary, factor: float) -> Iterato
 
 
 def _apart(first: float, second: float, factor: float) -> bool:
-    """The sizes of two figures differ by more than the factor, or just one of them is no number."""
+    """Check whether two figures differ in size by more than the factor, or just one of them is no number."""
     if math.isfinite(first) and math.isfinite(second):
         low, high = sorted((abs(first), abs(second)))
         return high > factor * low

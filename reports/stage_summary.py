@@ -45,7 +45,7 @@ class StageSummary:
 
     @property
     def shown_name(self) -> str:
-        """In parentheses unless it is a result."""
+        """The name, in parentheses unless the stage is a result."""
         return self.name if self.result else f"({self.name})"
 
     @property
@@ -68,7 +68,7 @@ class StageSummary:
 
     @property
     def typical_bias(self) -> float:
-        """Of the median case: one case of few elements would decide a mean."""
+        """The bias of the median case: one case of few elements would decide a mean."""
         return _median(comparison.bias for comparison in self.ordinary)
 
     @property
@@ -82,7 +82,7 @@ def _or_infinite(value: float) -> float:
 
 
 def _median(values: Iterable[float]) -> float:
-    """NaN for none; those that are NaN do not count."""
+    """Return the median without NaN; NaN for no values."""
     known = [value for value in values if not math.isnan(value)]
     return statistics.median(known) if known else math.nan
 
@@ -94,7 +94,7 @@ STAGE_HEADERS = (
 
 
 def stage_cells(stage: StageSummary) -> tuple[str, ...]:
-    """The cells of a stage, under `STAGE_HEADERS`."""
+    """Format the cells of a stage, under `STAGE_HEADERS`."""
     total = stage.total
     return (
         stage.shown_name,
@@ -112,7 +112,7 @@ def stage_cells(stage: StageSummary) -> tuple[str, ...]:
 
 
 def stage_order(results: Iterable[CaseResult]) -> list[str]:
-    """Every stage of these results of one op, in the order of its reference, of which each result shows a part.
+    """List every stage of these results of one op, in the order of its reference, of which each result shows a part.
 
     Where the order depends on the contract, so that results contradict each other, it is that of appearance.
     """
@@ -128,7 +128,7 @@ def stage_order(results: Iterable[CaseResult]) -> list[str]:
 
 
 def stage_summaries(results: Sequence[CaseResult], order: Sequence[str]) -> list[StageSummary]:
-    """Stages of one kernel on one device, in `order` and then by format."""
+    """Summarize the stages of one kernel on one device, in `order` and then by format."""
     found: dict[tuple[str, str], list[Pair]] = {}
     for result in results:
         for stage in result.stages:
@@ -137,7 +137,7 @@ def stage_summaries(results: Sequence[CaseResult], order: Sequence[str]) -> list
 
 
 def summary_of(pairs: Sequence[Pair], apart: Sequence[bool] | None = None) -> StageSummary:
-    """The summary of one stage; `apart` says which cases count as extreme, if they do not say so themselves."""
+    """Summarize one stage; `apart` says which cases count as extreme, if they do not say so themselves."""
     first = pairs[0][1]
     apart = [stage.extreme for _, stage in pairs] if apart is None else apart
     seen = [(stage.cumulative, extreme) for (_, stage), extreme in zip(pairs, apart, strict=True)]
@@ -155,7 +155,7 @@ def summary_of(pairs: Sequence[Pair], apart: Sequence[bool] | None = None) -> St
 
 
 def _stage_verdict(pairs: Sequence[Pair]) -> Verdict:
-    """FAILED if a case has elements outside or a finding at the stage; INCONCLUSIVE if every case is.
+    """Return FAILED if a case has elements outside or a finding at the stage; INCONCLUSIVE if every case is.
 
     A case may have failed besides for what is no value of a stage: see `beside_values`.
     """
@@ -166,7 +166,7 @@ def _stage_verdict(pairs: Sequence[Pair]) -> Verdict:
 
 
 def beside_values(results: Iterable[CaseResult]) -> str:
-    """Why cases failed of whose stages every value is allowed: `2 cases failed for wrote outside`; empty for none."""
+    """Say why cases failed whose stages hold allowed values only: `2 cases failed for wrote outside`; or empty."""
     kinds = Counter[str]()
     for result in results:
         if result.verdict is Verdict.FAILED and not any(_stage_is_wrong(result, stage) for stage in result.stages):
@@ -180,7 +180,7 @@ def _stage_is_wrong(result: CaseResult, stage: StageResult) -> bool:
 
 
 def extremes(results: Sequence[CaseResult]) -> str:
-    """`6 of 65 cases (x huge 4, 2 others): contract up to 1.0e+00, kernel up to 1.0e+00`, and elements that are far.
+    """Write `6 of 65 cases (x huge 4, 2 others): contract up to 1.0e+00, kernel up to 1.0e+00`, and far elements.
 
     Empty if no case is extreme and no element farther than 16 ulp.
     """
@@ -199,7 +199,7 @@ def extremes(results: Sequence[CaseResult]) -> str:
 
 
 def _regimes(cases: Sequence[CaseResult], results: Sequence[CaseResult]) -> str:
-    """` (x huge 4, 2 others)`: the regimes that explain most of these cases and are rare among the other results."""
+    """Write ` (x huge 4, 2 others)`: the regimes that explain most of these cases and are rare among other results."""
     everywhere = Counter(regime for result in results for regime in _regimes_of(result))
     rest, named = [_regimes_of(case) for case in cases], list[str]()
     while rest and len(named) < MOST_REGIMES:
@@ -215,7 +215,7 @@ def _regimes(cases: Sequence[CaseResult], results: Sequence[CaseResult]) -> str:
 
 
 def _regimes_of(result: CaseResult) -> list[str]:
-    """`x huge` for each tensor of the case line that names its regime, without what stands in parentheses."""
+    """Yield `x huge` for each tensor of the case line that names its regime, without what stands in parentheses."""
     parts = (word.partition("=") for word in result.case.split())
     named = ((name, spec.partition(":")[2].partition("(")[0]) for name, _, spec in parts)
     return [f"{name} {regime}" for name, regime in named if regime]

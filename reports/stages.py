@@ -1,4 +1,4 @@
-"""What `lastbit explain --stages` found, on a console."""
+"""Reports of `lastbit explain --stages`, on a console."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEGEND = (
 
 
 def print_stages(found: StageSearch, console: Console) -> None:
-    """The stages in a table, then the first that matters."""
+    """Print the stages in a table, then the first that matters."""
     head = f" on {found.device}  contract {told(found.contract, found.idle)} of {found.op}"
     line(console, Text.assemble((found.kernel, "bold"), head))
     line(console, f"  {found.case}", "dim")
@@ -42,7 +42,7 @@ def print_stages(found: StageSearch, console: Console) -> None:
 
 
 def print_legend(console: Console) -> None:
-    """What the columns mean."""
+    """Print the meaning of each column."""
     for word, meaning in LEGEND:
         paragraph(console, Text(meaning, "dim"), label=f"{word:<9} ", label_style="dim")
 
@@ -60,7 +60,7 @@ def _row(handover: Handover) -> tuple[Text, ...]:
 
 
 def sentences(found: StageSearch) -> Iterator[str]:
-    """What goes wrong first, what would explain it, and what else goes wrong."""
+    """Yield sentences on the first stage that goes wrong, what would explain it, and other wrong stages."""
     yield _first(found)
     if found.suspects:
         yield _explanation(found)
@@ -91,7 +91,7 @@ def _first(found: StageSearch) -> str:
 
 
 def _seen(found: StageSearch) -> str:
-    """Where the results begin to show it, and whether anything goes wrong after that."""
+    """Say where the results begin to show the fault, and whether anything goes wrong after that."""
     names = [h.stage for h in found.handovers]
     at = names.index(found.shown)
     before, shown = found.handovers[at - 1], found.handovers[at]
@@ -103,7 +103,7 @@ def _seen(found: StageSearch) -> str:
 
 
 def _explanation(found: StageSearch) -> str:
-    """The suspects that explain the most."""
+    """Name the suspects that explain the most."""
     wrong, first = found.wrong[0], found.suspects[0]
     explained = wrong - first.left
     extent = "all of it" if explained == wrong else f"{explained:,} of {wrong:,}"
@@ -116,7 +116,7 @@ def _explanation(found: StageSearch) -> str:
 
 
 def _largest_step(handovers: Sequence[Handover]) -> str:
-    """Where the error of the results grows most, although nothing is wrong."""
+    """Name the step at which the error of the results grows most, although nothing is wrong."""
     steps = [(b.error - a.error, a, b) for a, b in itertools.pairwise(handovers)]
     growth, before, after = max(steps, key=lambda step: step[0], default=(0.0, None, None))
     if growth <= 0 or before is None or after is None:

@@ -1,4 +1,4 @@
-"""What a report shows of a run, in numbers and words, whatever it is shown on."""
+"""Summaries of a run that all reports share, in numbers and words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lastbit.run import Run
 
 @dataclass(frozen=True)
 class Problem:
-    """What goes wrong with one kernel at one stage for one cause, on all devices and in all groups of cases.
+    """A fault of one kernel at one stage for one cause, on all devices and in all groups of cases.
 
     Attributes:
         bad: every failed or errored result, in the order of the run, those tried while shrinking included.
@@ -48,7 +48,7 @@ class Problem:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Those of `explained_by`, as a reader is told them."""
+        """The contracts of `explained_by`, as a reader is told them."""
         return tuple(told(name, idle_in(self.bad)) for name in self.explained_by)
 
     @property
@@ -58,7 +58,7 @@ class Problem:
 
     @property
     def severity(self) -> tuple[bool, bool, int, int]:
-        """What sorts problems, the worst last: an error, a wrong result, how many cases, how many elements."""
+        """The sort key of problems, the worst last: an error, a wrong result, how many cases, how many elements."""
         outside = [max(s.cumulative.outside, s.isolated.outside) for r in self.bad for s in r.stages if s.result]
         cases = self.counted(Verdict.FAILED) + self.counted(Verdict.ERRORED)
         return self.smallest.verdict is Verdict.ERRORED, any(outside), cases, sum(outside)
@@ -80,7 +80,7 @@ ORDER = (
 
 
 def problems(run: Run) -> list[Problem]:
-    """One problem per kernel, stage that goes wrong and cause: the worst of every kernel before any second.
+    """List one problem per kernel, wrong stage and cause: the worst of every kernel before any second.
 
     Cases in which nothing but NaN and infinities is wrong have a cause of their own, so that they hide no wrong number.
     """
@@ -106,26 +106,26 @@ def _problem(run: Run, bad: Sequence[CaseResult]) -> Problem:
 
 
 def wrong_stage(result: CaseResult) -> str:
-    """The stage that a reader would look at first; empty for a kernel that raised."""
+    """Name the stage that a reader would look at first; empty for a kernel that raised."""
     if result.failing_stage is not None:
         return result.failing_stage.name
     return result.faults[0].stage if result.faults else ""
 
 
 def elements(case: str) -> int:
-    """Elements of all tensors of a case line."""
+    """Count the elements of all tensors of a case line."""
     shapes = re.findall(r"=\w+\[([\d,]*)\]", case)
     return sum(math.prod(int(size) for size in shape.split(",") if size) for shape in shapes)
 
 
 def tally(verdicts: Iterable[Verdict]) -> str:
-    """`118 passed, 1 failed`; `none` for none."""
+    """Write `118 passed, 1 failed`; `none` for none."""
     counts = Counter(verdicts)
     return ", ".join(f"{counts[v]:,} {v.value.lower()}" for v in Verdict if counts[v]) or "none"
 
 
 def share(part: int, whole: int) -> str:
-    """`0.0004 %`; `–` of nothing."""
+    """Format `0.0004 %`; `–` of nothing."""
     if not whole:
         return "–"
     percent = 100 * part / whole
@@ -133,28 +133,28 @@ def share(part: int, whole: int) -> str:
 
 
 def signed(value: float) -> str:
-    """Two digits and a sign, except for zero; `–` for NaN."""
+    """Format with two digits and a sign, except for zero; `–` for NaN."""
     if math.isnan(value):
         return "–"
     return f"{value:+.2g}" if value else "0"
 
 
 def distance(ulp: float) -> str:
-    """A distance in ulp, which is a whole number; `–` for NaN."""
+    """Format a distance in ulp, which is a whole number; `–` for NaN."""
     if math.isnan(ulp):
         return "–"
     return f"{ulp:,.0f}" if ulp < 1e5 else f"{ulp:.1e}"
 
 
 def error(value: float) -> str:
-    """`3.9e-03`, `0`, or `–` where there was nothing to measure."""
+    """Format `3.9e-03`, `0`, or `–` where there was nothing to measure."""
     if math.isnan(value):
         return "–"
     return f"{value:.1e}" if value else "0"
 
 
 def ulp_bins(histogram: Sequence[int]) -> str:
-    """`1 ulp: 12, 3–4 ulp: 3`: the bins that are not empty, beyond the elements that match; `all match` if none is."""
+    """Write `1 ulp: 12, 3–4 ulp: 3`: the non-empty bins beyond the elements that match; `all match` if none is."""
     starts = [0, *(end + 1 for end in ULP_BINS)]
     names = [str(hi) if lo == hi else f"{lo}–{hi}" for lo, hi in zip(starts, ULP_BINS, strict=False)]
     names.append(f">{ULP_BINS[-1]}")
@@ -163,7 +163,7 @@ def ulp_bins(histogram: Sequence[int]) -> str:
 
 
 def listed(names: Iterable[str], most: int) -> str:
-    """The first `most` names, and how many more there are."""
+    """List the first `most` names, and how many more there are."""
     every = list(names)
     more = f" and {len(every) - most:,} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more
@@ -174,13 +174,13 @@ def plural(count: int, noun: str) -> str:
 
 
 def shown_path(source: str) -> str:
-    """A `file:line`, relative to the working directory if it is below it."""
+    """Make a `file:line` relative to the working directory if it is below it."""
     folder = f"{Path.cwd()}/"
     return source.removeprefix(folder)
 
 
 def repro_line(result: CaseResult, options: str = "") -> str:
-    """The command that runs this case again, with the options of the run that say where kernels and ops are.
+    """Write the command that runs this case again, with the run's options for the places of kernels and ops.
 
     It sanitizes, and asks for properties, where a finding would not be there without. Empty for a group of which no
     case could be made.
@@ -194,6 +194,6 @@ def repro_line(result: CaseResult, options: str = "") -> str:
 
 
 def repro_command(case: str, kernel: str, device: str, properties: Iterable[str] = (), options: str = "") -> str:
-    """The command that runs a case of a kernel again, and asks for these properties."""
+    """Write the command that runs a case of a kernel again, and asks for these properties."""
     asked = [f"--property {shlex.quote(name)}" for name in properties]
     return command("verify", kernel, case, " ".join(filter(None, ["--device", device, *asked, options])))

@@ -48,7 +48,7 @@ class TracedStage:
 
 
 def traced_stages(run: Run, kernel: str, device: str) -> list[TracedStage]:
-    """What was found in a kernel on a device, or else on the CPU for it, in the order of the reference."""
+    """List the stages found in a kernel on a device, or else on the CPU for it, in the order of the reference."""
     alone = (kernel, "cpu") not in run.subjects()
     traces = [t for t in run.traces if t.kernel == kernel and (t.device == device or (alone and t.device == "cpu"))]
     found: dict[tuple[str, str, int, str], list[tuple[Step, StageMatch]]] = {}
@@ -78,7 +78,7 @@ def _traced(kernel: str, seen: Sequence[tuple[Step, StageMatch]]) -> TracedStage
 
 
 def traced_cells(stage: TracedStage) -> tuple[str, ...]:
-    """The cells of such a stage, under `lastbit.reports.stage_summary.STAGE_HEADERS`."""
+    """Format the cells of such a stage, under `lastbit.reports.stage_summary.STAGE_HEADERS`."""
     of = f"{stage.outside:,} of {stage.of:,}" if stage.outside else "0"
     return (
         stage.name,
@@ -96,7 +96,7 @@ def traced_cells(stage: TracedStage) -> tuple[str, ...]:
 
 
 def frame(run: Run) -> pd.DataFrame:
-    """A row for each kernel, stage and line, with the attributes of `TracedStage` as columns."""
+    """Make a table with a row for each kernel, stage and line, and the attributes of `TracedStage` as columns."""
     import pandas as pd
 
     kernels = dict.fromkeys(trace.kernel for trace in run.traces)

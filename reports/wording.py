@@ -1,4 +1,4 @@
-"""What a report says about problems and gaps of a run: the same sentences on a terminal, in a file and in a browser."""
+"""Sentences on problems and gaps of a run, which are the same on a terminal, in a file and in a browser."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def first_lines(lines: Sequence[str]) -> list[str]:
 
 
 def legend(run: Run) -> list[tuple[str, str]]:
-    """Those of `LEGEND` of which the run has something to show."""
+    """List the entries of `LEGEND` that the run has something to show for."""
     stages = [stage for result in run.results for stage in result.stages]
     shown = {
         "extreme": any(stage.extreme for stage in stages),
@@ -63,13 +63,13 @@ def legend(run: Run) -> list[tuple[str, str]]:
 
 
 def problem_groups(problem: Problem) -> str:
-    """`groups a, b and 3 more`; empty if the cases have no group."""
+    """Write `groups a, b and 3 more`; empty if the cases have no group."""
     names = listed(problem.groups, MOST_NAMES)
     return f"group{'s' * (len(problem.groups) > 1)} {names}" if names else ""
 
 
 def problem_fields(problem: Problem, *, most_sentences: int | None = None) -> list[tuple[str, str]]:
-    """Label and text of everything there is to say about a problem but its repro line.
+    """List label and text of everything there is to say about a problem but its repro line.
 
     Each sentence of the smallest case is a field; the label of all but the first is empty. `most_sentences` of them are
     given, and how many more there are.
@@ -103,7 +103,7 @@ def _failure(problem: Problem, most_sentences: int | None) -> list[tuple[str, st
 
 
 def _named_stage(result: CaseResult) -> StageResult | None:
-    """The stage that a finding names, or else the last result."""
+    """Return the stage that a finding names, or else the last result."""
     named = {finding.stage for finding in result.faults}
     stages = [s for s in result.stages if s.name in named] or [s for s in result.stages if s.result]
     return stages[-1] if stages else None
@@ -130,13 +130,13 @@ def _kept(problem: Problem) -> str:
 
 
 def allowed_by(contracts: Sequence[str], extent: str) -> str:
-    """`a or b: each of these contracts of the op allows every bit of EXTENT`."""
+    """Write `a or b: each of these contracts of the op allows every bit of EXTENT`."""
     which = "this contract of the op" if len(contracts) == 1 else "each of these contracts of the op"
     return f"{' or '.join(contracts)}: {which} allows every bit of {extent}"
 
 
 def _extent(problem: Problem) -> str:
-    """How many cases went wrong, where, and why those that raised did."""
+    """Count the cases that went wrong, and say where, and why kernels raised."""
     counts = [(problem.counted(verdict), verdict.value.lower()) for verdict in (Verdict.FAILED, Verdict.ERRORED)]
     wrong = " and ".join(f"{count:,} {word}" for count, word in counts if count)
     devices = listed(dict.fromkeys(r.device for r in problem.bad), MOST_NAMES)
@@ -153,7 +153,7 @@ def _extent(problem: Problem) -> str:
 
 
 def time_spent(run: Run) -> str:
-    """Where the time of a run went, the largest parts first; empty for a run that did not note it."""
+    """Describe where the time of a run went, the largest parts first; empty for a run that did not note it."""
     total = sum(run.spent.seconds.values())
     if not run.spent.processes or not total:
         return ""
@@ -165,12 +165,12 @@ def time_spent(run: Run) -> str:
 
 
 def not_run(run: Run) -> list[str]:
-    """One line for each reason why something that was asked for was not run."""
+    """Write one line for each reason why something that was asked for was not run."""
     return [f"{what}: {reason}" for reason, what in _grouped((n.reason, n.what) for n in run.not_run)]
 
 
 def unverified(run: Run) -> str:
-    """How many kernels were planned and not verified, and how to plan fewer; empty if none was."""
+    """Count the planned kernels that were not verified, and say how to plan fewer; empty if there are none."""
     if not (names := [f"{kernel} on {device}" for kernel, device in run.unverified]):
         return ""
     count = f"{plural(len(names), 'kernel')} {'was' if len(names) == 1 else 'were'} not verified"
@@ -179,7 +179,7 @@ def unverified(run: Run) -> str:
 
 
 def turned_down(run: Run) -> list[str]:
-    """One line for each reason why kernels did not take cases."""
+    """Write one line for each reason why kernels did not take cases."""
     return _by_reason(run, Verdict.UNSUPPORTED, Verdict.SKIPPED)
 
 
@@ -223,7 +223,7 @@ def _to_declare(results: Iterable[CaseResult]) -> str:
 
 
 def undecided(run: Run) -> list[str]:
-    """One line for each result of which a run decided too little, and each reason why cases decided nothing."""
+    """Write one line for each result of which a run decided too little, and each reason why cases decided nothing."""
     lines = []
     for kernel, device in run.subjects():
         judged, planned = run.judged(kernel, device)
@@ -254,7 +254,7 @@ def undecided(run: Run) -> list[str]:
 
 
 def on_cases(run: Run, *subjects: tuple[str, str]) -> str:
-    """` on 2 of 122 cases` after the verdict on kernels that declined the others; empty if none or if they fail."""
+    """Write ` on 2 of 122 cases` after the verdict on kernels that declined the others; empty if none or they fail."""
     verdicts = {run.verdict(*subject) for subject in subjects}
     judged, planned = (
         sum(counts) for counts in zip((0, 0), *(run.judged(*subject) for subject in subjects), strict=True)
@@ -264,7 +264,7 @@ def on_cases(run: Run, *subjects: tuple[str, str]) -> str:
 
 
 def _by_reason(run: Run, *verdicts: Verdict) -> list[str]:
-    """One line for each verdict and reason: how many cases, and of which kernels."""
+    """Write one line for each verdict and reason: how many cases, and of which kernels."""
     together: dict[tuple[str, str], list[str]] = {}
     for result in run.results:
         if result.counted and result.verdict in verdicts:
@@ -276,7 +276,7 @@ def _by_reason(run: Run, *verdicts: Verdict) -> list[str]:
 
 
 def never_told_apart(run: Run) -> list[str]:
-    """One line per kernel, device and dtypes with the contracts that could have been ruled out and were not."""
+    """Write one line per kernel, device and dtypes with the contracts that could have been ruled out and were not."""
     together: dict[str, list[str]] = {}
     for p in run.power:
         if p.missing:
@@ -294,7 +294,7 @@ def unseen(run: Run) -> list[str]:
 
 
 def coinciding(run: Run) -> str:
-    """Pairs of contracts that no input can tell apart, with the dtypes for which that is so; empty for none."""
+    """Name the pairs of contracts that no input can tell apart, with their dtypes; empty if there are none."""
     own = {result.kernel: result.contract for result in run.results}
     idle = {subject: idle_in(run.of(*subject)) for subject in run.subjects()}
     pairs: dict[str, dict[str, None]] = {}
@@ -308,7 +308,7 @@ def coinciding(run: Run) -> str:
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Each first item with the second items that it came with, in order of appearance."""
+    """Group the second items by the first, in order of appearance."""
     together: dict[str, list[str]] = {}
     for key, item in pairs:
         together.setdefault(key, []).append(item)

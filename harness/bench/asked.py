@@ -51,7 +51,7 @@ class TimedProcess(Process):
 
 
 def bound_of(subject: Subject, case: Case, server: ForkServer, effort: Effort) -> Bound:
-    """An upper bound of the time of an isolated kernel on a case, with the verdict on what its calls gave.
+    """Bound from above the time of an isolated kernel on a case, with the verdict on what its calls gave.
 
     Raises:
         UnsupportedCase: the kernel declines the case.
@@ -73,7 +73,7 @@ def bound_of(subject: Subject, case: Case, server: ForkServer, effort: Effort) -
 
 
 def _results(subject: Subject, case: Case) -> tuple[Shaped, ...]:
-    """What the results of a call are like."""
+    """Return name, dtype, shape and strides of each result of a call."""
     inputs = build(drawn(case), subject.device)
     problem = subject.problem(inputs)
     required, optional = tuple(problem.required), tuple(problem.may_return)

@@ -18,7 +18,7 @@ def _copy(source, target, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-de
 
 
 def bare_launch(device: torch.device) -> Callable[[], object]:
-    """A call that launches one program of three arguments and a constant, as most people launch a kernel."""
+    """Make a launch of one program with three arguments and a constant, as most people launch a kernel."""
     source = torch.zeros(_ELEMENTS, device=device)
     target = torch.empty_like(source)
     return lambda: _copy[(1,)](source, target, _ELEMENTS, BLOCK=_ELEMENTS)

@@ -1,4 +1,4 @@
-"""What calls take without the host, and what they take on the host.
+"""Time of calls on the device, without the host, and time of calls on the host.
 
 Calls come in a sequence, each with tensors of its own, so that what one has left in a cache is no use to the next.
 """
@@ -25,7 +25,7 @@ _BURSTS, _BURST = 5, 50  # times that the host is looked at, and most calls then
 
 
 def device_seconds(calls: Sequence[Call], device: torch.device, effort: Effort) -> tuple[str, Sample]:
-    """How a call was timed, and its seconds; every call was made once before.
+    """Time a call without the host; return the method, and the seconds. Every call was made once before.
 
     On CUDA all calls are captured in one graph, which is replayed. Those that cannot be captured, because they wait for
     the device, are timed one by one by `on_device`.
@@ -37,7 +37,7 @@ def device_seconds(calls: Sequence[Call], device: torch.device, effort: Effort) 
 
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph | None:
-    """One graph of all calls, whose results have memory of their own; None where something cannot be captured."""
+    """Capture all calls in one graph, whose results have their own memory; None if something cannot be captured."""
     with suppress(RuntimeError):
         return captured(lambda: [call() for call in calls])[0]
     return None
@@ -61,7 +61,7 @@ def _seconds_of(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def host_seconds(calls: Sequence[Call], device: torch.device, effort: Effort) -> Sample:
-    """Seconds until a call returns, when nobody waits for the device between calls; each was made once before."""
+    """Time a call until it returns, without waiting for the device between calls; each was made once before."""
     turns, settled = cycle(calls), now(device)
     start = settled()
     next(turns)()

@@ -1,4 +1,4 @@
-"""What a verified case costs beside one call of its kernel: time and its parts, memory, and use of the device."""
+"""Cost of a verified case beside one call of its kernel: time and its parts, memory, and use of the device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHOLE = "verify_case"
 
 
 def cost(place: Workplace, line: str, effort: Effort) -> list[Measurement]:
-    """The figures of one case line.
+    """Measure the cost of one case line.
 
     Raises:
         LastbitError: the kernel declines the case, or raises.
@@ -53,7 +53,7 @@ def _verify(subject: Subject, case: Case, *, repeat: bool = True) -> CaseResult:
 
 
 def reseeded(case: Case, number: int) -> Case:
-    """The same problem with other values, for each number others."""
+    """Reseed a case, so that each number gives the same problem other values."""
     return replace(case, seed=(case.seed + number) % 2**63)
 
 
@@ -64,7 +64,7 @@ def _checked(result: CaseResult) -> None:
 
 
 def _verified(subject: Subject, case: Case, whole: Sample, effort: Effort) -> list[Measurement]:
-    """With four calls of the kernel, and with two as in most cases of a run."""
+    """Measure a verified case with four calls of the kernel, and with two as in most cases of a run."""
     name, one = subject.kernel.name, on_device(_one_call(subject, case), subject.device, effort)
     most = _wall(subject, case, effort, repeat=False)
     ways = ((f"{name}, four calls", whole), (f"{name}, two calls", most))
@@ -77,7 +77,7 @@ def _one_call(subject: Subject, case: Case) -> Callable[[], Any]:
 
 
 def _memory(subject: Subject, case: Case) -> Iterator[Measurement]:
-    """The peak of a verified case beside the bytes of its inputs, on an accelerator; raises where there is no end."""
+    """Yield the peak memory of a verified case beside the bytes of its inputs, on an accelerator."""
     inputs = size_of(build(case, subject.device).tensors)
     most = peak_memory(lambda: _checked(_verify(subject, case)), subject.device)
     if most is not None:
@@ -85,7 +85,7 @@ def _memory(subject: Subject, case: Case) -> Iterator[Measurement]:
 
 
 def _use(subject: Subject, case: Case, whole: Sample) -> Iterator[Measurement]:
-    """How long an accelerator works during a verified case, and how many operations it does."""
+    """Measure how long an accelerator works during a verified case, and how many operations it does."""
     if subject.device.type == "cpu":
         return
     activities = set(torch.profiler.supported_activities()) - {ProfilerActivity.CPU}
@@ -99,7 +99,7 @@ def _use(subject: Subject, case: Case, whole: Sample) -> Iterator[Measurement]:
 
 
 def _parts(subject: Subject, case: Case) -> Iterator[Measurement]:
-    """Where the time of a verified case goes, when every part waits for the device."""
+    """Measure the time of each part of a verified case, where every part waits for the device."""
     with listening(Clock(now(subject.device))) as clock:
         _verify(subject, case)
         seconds = clock.seconds

@@ -1,4 +1,4 @@
-"""How fast a kernel is that nobody trusts: an upper bound, by the clock of the judge, of calls in a kernel process.
+"""Speed of a kernel that nobody trusts: an upper bound, by the clock of the judge, of calls in a kernel process.
 
 The time of a call is from the message to go until the judge has read results in its own memory. It has everything in
 it: all streams, messages, the mapping of memory. So it can be too long, and never too short. No times are subtracted
@@ -50,10 +50,10 @@ class Process(Protocol):
     """A kernel process, as far as it is timed."""
 
     def ask(self, message: Message, memory: Mapping[str, Any]) -> Message:
-        """What it answers; it gets the `memory` with the message, and has not had it before."""
+        """Send a message with `memory`, which the process has not had before, and return its answer."""
 
     def memory(self, device: torch.device, size: int) -> Memory:
-        """Memory of at least `size` bytes, which no kernel process ever had."""
+        """Allocate at least `size` bytes that no kernel process has ever had."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Made:
 
 
 def bound(timed: Timed, empty: Process, effort: Effort) -> Bound:
-    """The time of a kernel, with the verdict on what it gave meanwhile; `empty` is a process that has loaded none."""
+    """Time a kernel, and judge what it gave meanwhile; `empty` is a process that has loaded no kernel."""
     unlike = [one_call(timed, threaded=True), one_call(timed, frames=FRAMES)]  # the first compiles
     count = _count(timed, one_call(timed).taken.seconds, effort)
     made = [one_call(timed) for _ in range(count)]
@@ -138,7 +138,7 @@ def one_call(timed: Timed, process: Process | None = None, *, threaded: bool = F
 
 
 def _prepared(timed: Timed, inputs: Layout, results: Layout, *, empty: bool) -> dict[str, Any]:
-    """The message that says everything about a call but the values."""
+    """Make the message that announces a call: everything but the values."""
     return {
         "do": "prepare",
         "kernel": None if empty else timed.subject.kernel.name,
@@ -150,7 +150,7 @@ def _prepared(timed: Timed, inputs: Layout, results: Layout, *, empty: bool) -> 
 
 
 def judged(timed: Timed, made: Sequence[Made], unlike: Sequence[Made] = ()) -> list[Judgement]:
-    """Judgements of calls: all, or as many as have few enough elements, drawn now; up to the first that fails.
+    """Judge the calls: all, or as many as have few enough elements, drawn now; up to the first that fails.
 
     Calls that are `unlike` those that are timed are judged first.
     """
@@ -166,7 +166,7 @@ def judged(timed: Timed, made: Sequence[Made], unlike: Sequence[Made] = ()) -> l
 
 
 def _judged(timed: Timed, made: Made) -> Judgement:
-    """Of one call, whose inputs are made again from its seed."""
+    """Judge one call, whose inputs are made again from its seed."""
     subject = timed.subject
     tensors = build(made.case, timed.device).tensors
     problem = Problem(subject.op, subject.contract, tensors, dict(made.case.params), subject.bounds)
@@ -182,7 +182,7 @@ def flush(device: torch.device) -> None:
 
 
 def _count(timed: Timed, seconds: float, effort: Effort) -> int:
-    """How many calls are timed: as many as take long enough, of those whose results fit into memory."""
+    """Choose the number of timed calls: enough to last long, and few enough that their results fit into memory."""
     wanted = int((2 * effort.rounds + 1) * _SHARE * effort.seconds / max(seconds, 1e-7))
     memory = _MEMORY_ON_CPU if timed.device.type == "cpu" else _MEMORY
     fitting = memory // max(1, sum(result.room for result in timed.results))

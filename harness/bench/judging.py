@@ -1,4 +1,4 @@
-"""What judging costs: `compare` beside a copy and `assert_close`, `assert_contract` beside `assert_close`."""
+"""Cost of judging: `compare` beside a copy and `assert_close`, `assert_contract` beside `assert_close`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CLOSE = "assert_close"
 
 
 def comparing(place: Workplace, of: str, effort: Effort) -> list[Measurement]:
-    """`compare` on a block of random values in bf16, by time and by bytes that it must read per second.
+    """Measure `compare` on a block of random values in bf16, by time and by bytes that it must read per second.
 
     A copy reads and writes: the bytes that it moves are twice those that it copies.
     """
@@ -52,7 +52,7 @@ def comparing(place: Workplace, of: str, effort: Effort) -> list[Measurement]:
 
 
 def _block(rows: int, device: torch.device) -> tuple[Tensor, Enclosure]:
-    """Random values in bf16, and an enclosure in which some of them are decided."""
+    """Make random values in bf16, and an enclosure in which some of them are decided."""
     exact = torch.randn(rows, _WIDTH, dtype=torch.float64, device=device)
     ends = [(exact * factor).bfloat16().double() for factor in (1.0, 1 - 2**-10, 1 + 2**-10)]
     value, inner, outer = ends
@@ -60,7 +60,7 @@ def _block(rows: int, device: torch.device) -> tuple[Tensor, Enclosure]:
 
 
 def asserting(place: Workplace, line: str, effort: Effort) -> list[Measurement]:
-    """`assert_contract` on the result of another implementation than the first kernel, or on its own if there is none.
+    """Measure `assert_contract` on the result of another implementation than the first kernel, or on its own.
 
     Raises:
         UsageError: no kernel takes the case.
@@ -95,7 +95,7 @@ def _asserted(
 
 
 def _beside_its_clone(actual: Any, effort: Effort) -> Sample:
-    """Seconds of `assert_close` on a result, a tensor or a mapping, and its clone."""
+    """Time `assert_close` on a result, a tensor or a mapping, and its clone."""
     named = under_any_name(actual)
     other = {name: tensor.clone() for name, tensor in named.items()}
     return wall(lambda number: assert_close(named, other), effort)

@@ -1,4 +1,4 @@
-"""What a plain test does: random tensors, one call of the kernel, one of an eager implementation, `assert_close`.
+"""A plain test: random tensors, one call of the kernel, one of an eager implementation, `assert_close`.
 
 As a program, `python -m lastbit.bench.plain` times plain tests where lastbit's interpreter is not installed: Triton
 interprets as it does by itself. It reads a pickled request from its standard input, and its last line is JSON.
@@ -30,7 +30,7 @@ from lastbit.verify.run import environment_for
 
 
 def plain_test(kernel: Kernel, eager: Kernel, case: Case, device: torch.device) -> Callable[[], None]:
-    """A function that does one plain test; integers are those of the case, and that values differ is no error."""
+    """Make a function that does one plain test; integers are those of the case, and differing values raise nothing."""
     built = build(case, device).tensors
     integers = {t.name: built[t.name] for t in case.tensors if not t.torch_dtype.is_floating_point}
 
@@ -53,13 +53,13 @@ def _values(spec: TensorSpec, integers: Mapping[str, Tensor], device: torch.devi
 
 
 def _results(returned: Any) -> dict[str, Tensor]:
-    """Results by name, those of 8 bits in fp32, which `assert_close` can compare."""
+    """Name the results, and convert those of 8 bits to fp32, which `assert_close` can compare."""
     named = under_any_name(returned)
     return {name: t.float() if t.is_floating_point() and t.itemsize == 1 else t for name, t in named.items()}
 
 
 def seconds_of(tests: Sequence[Callable[[], object]], rounds: int, now: Callable[[], float]) -> tuple[float, ...]:
-    """Seconds of each round over the tests."""
+    """Time each round over the tests, in seconds."""
     taken = []
     for _ in range(rounds):
         start = now()
@@ -79,7 +79,7 @@ class Plain:
 
 
 def plain(kernel: Kernel, eager: Kernel, cases: Sequence[Case], device: torch.device, rounds: int) -> Plain:
-    """Plain tests of the cases, warm: each was done once before."""
+    """Time plain tests of the cases, warm: each was done once before."""
     tests, raised = [], []
     for case in cases:
         test = plain_test(kernel, eager, case, device)
@@ -94,7 +94,7 @@ def plain(kernel: Kernel, eager: Kernel, cases: Sequence[Case], device: torch.de
 
 @dataclass(frozen=True)
 class Request:
-    """What `plain` takes, for a process that loads the kernels for itself."""
+    """A request for `plain`, to a process that loads the kernels for itself."""
 
     config: Config
     kernel: str
@@ -104,7 +104,7 @@ class Request:
 
 
 def plain_under_stock_interpreter(request: Request) -> Plain:
-    """Plain tests on the CPU in a process in which lastbit's interpreter is not installed.
+    """Time plain tests on the CPU in a process in which lastbit's interpreter is not installed.
 
     Raises:
         LastbitError: the process ended early.

@@ -1,4 +1,4 @@
-"""How many cases of an op are verified in a second, beside plain tests of the same cases."""
+"""Rate of verifying: cases of an op per second, beside plain tests of the same cases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNIT = "cases/s"
 
 
 def rate(place: Workplace, op: str, effort: Effort) -> list[Measurement]:
-    """Cases per second of the op's first kernel, warm, beside plain tests and those under the stock interpreter."""
+    """Measure cases per second of the op's first kernel, warm, beside plain tests and the stock interpreter."""
     subject = next(subject for subject in place.subjects.values() if subject.op.name == op)
     drawn = _drawn(place, subject, effort)
     eager = next((eager_for(place, subject, case) for group in drawn for case in group.examples), None)
@@ -40,7 +40,7 @@ def rate(place: Workplace, op: str, effort: Effort) -> list[Measurement]:
 
 
 def _drawn(place: Workplace, subject: Subject, effort: Effort) -> list[Group]:
-    """Groups spread over those that the op generates, with the first cases of a run of each."""
+    """Choose groups spread over those that the op generates, and draw the first cases of each."""
     kernel = subject.kernel
     made = groups_of(place.project, kernel, small=place.config.small)
     generated = [replace(group, examples=()) for group in made if group.strategy is not None]
@@ -50,7 +50,7 @@ def _drawn(place: Workplace, subject: Subject, effort: Effort) -> list[Group]:
 
 
 def _accepted(subject: Subject, eager: Subject | None, groups: Iterable[Group]) -> list[Group]:
-    """The groups without cases that a kernel does not take; all others were verified once, as a warm-up."""
+    """Drop cases that a kernel does not take; all others are verified once, as a warm-up."""
     kernels = [s.kernel for s in (subject, eager) if s is not None]
     kept = []
     for group in groups:
@@ -69,7 +69,7 @@ def _verify(subject: Subject, group: Group) -> list[CaseResult]:
 def _bases(
     place: Workplace, subject: Subject, eager: Subject, cases: Sequence[Case], effort: Effort
 ) -> Iterator[tuple[str, Sample]]:
-    """The rates of plain tests: in this process, and on the CPU under Triton's own interpreter."""
+    """Yield the rates of plain tests: in this process, and on the CPU under Triton's own interpreter."""
     own, other, device = subject.kernel, eager.kernel, subject.device
     found = {f"plain test with {other.name}": plain(own, other, cases, device, effort.rounds)}
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""How a time or a peak of memory is taken.
+"""Samples of a time, and peaks of memory.
 
 A wall time is that of `torch.utils.benchmark.Timer`, which warms up, repeats, and waits for the device. A time on an
 accelerator is that of `triton.testing.do_bench`: events of the device around a call, with its L2 cache flushed before.
@@ -24,7 +24,7 @@ _CACHE = 4 << 20  # bytes, more than the L2 cache of a core holds
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured.
+    """The amount of measuring: repetitions, cases and rounds.
 
     Attributes:
         seconds: that repetitions of one call take, at least; on an accelerator a tenth.
@@ -42,14 +42,14 @@ QUICK = Effort(seconds=0.1, groups=1, cases=2, rounds=1)
 
 
 def wall(call: Callable[[int], object], effort: Effort) -> Sample:
-    """Seconds of `call(number)` until the device has done it all; `number` counts up, so that each call may differ."""
+    """Time `call(number)` in seconds until the device has finished; `number` counts up, so that calls may differ."""
     known, threads = {"call": call, "numbers": count()}, torch.get_num_threads()
     timer = Timer("call(next(numbers))", globals=known, num_threads=threads)
     return Sample.of(timer.blocked_autorange(min_run_time=effort.seconds).times)
 
 
 def on_device(call: Callable[[], object], device: torch.device, effort: Effort) -> Sample:
-    """Seconds of `call()` on an accelerator, with a cold L2 cache; its wall time on the CPU."""
+    """Time `call()` in seconds on an accelerator, with a cold L2 cache; its wall time on the CPU."""
     if device.type == "cpu":
         return wall(lambda number: call(), effort)
     from triton.testing import do_bench
@@ -59,7 +59,7 @@ def on_device(call: Callable[[], object], device: torch.device, effort: Effort) 
 
 
 def in_turn(make: Callable[[int], Mapping[str, Tensor]], device: torch.device) -> Iterator[Mapping[str, Tensor]]:
-    """Tensors of `make(number)` in turn, for ever: on the CPU as many as exceed the L2 cache of a core, if 64 do.
+    """Yield tensors of `make(number)` in turn, for ever: on the CPU so many that they exceed a core's L2 cache.
 
     On an accelerator there is one of them, because `on_device` flushes the cache.
     """
@@ -71,12 +71,12 @@ def in_turn(make: Callable[[int], Mapping[str, Tensor]], device: torch.device) -
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of all elements."""
+    """Count the bytes of all elements."""
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def peak_memory(call: Callable[[], object], device: torch.device) -> int | None:
-    """The most bytes that tensors took on an accelerator during a call, with those that were there before.
+    """Return the peak bytes of tensors on an accelerator during a call, with those that were there before.
 
     On the CPU the call is made, and the answer is None.
     """
@@ -92,7 +92,7 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int | None:
 
 
 def now(device: torch.device) -> Callable[[], float]:
-    """A clock that waits until the device has done what it was told."""
+    """Make a clock that waits until the device has finished its work."""
 
     def settled() -> float:
         if device.type != "cpu":

@@ -1,4 +1,4 @@
-"""How fast kernels are on a case, and whether they are right: every kernel of the op on the same tensors."""
+"""Speed and verdict of kernels on a case: every kernel of the op on the same tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CACHE = 4 << 20  # bytes of a core's L2 cache, at most
 
 
 def roof(place: Workplace, effort: Effort) -> Roof:
-    """What a copy and a matrix product in bf16 take on the device of the configuration."""
+    """Measure a copy and a matrix product in bf16 on the device of the configuration."""
     device = torch.device(*place.config.devices)
     cpu = device.type == "cpu"
     size, side = (_COPY_ON_CPU, _SIDE_ON_CPU) if cpu else (_COPY, _SIDE)
@@ -51,7 +51,7 @@ def roof(place: Workplace, effort: Effort) -> Roof:
 
 
 def _copied(size: int, device: torch.device, effort: Effort) -> Sample:
-    """Bytes per second of `copy_`, which a driver may do by other means than a kernel, or `neg`: the faster one."""
+    """Measure bytes per second of `copy_`, which a driver may do without a kernel, or `neg`: the faster one."""
     source = torch.zeros(size, dtype=torch.uint8, device=device).random_().view(torch.bfloat16)
     target = torch.empty_like(source)
     ways: tuple[Callable[[], object], ...] = (lambda: target.copy_(source), lambda: torch.neg(source, out=target))
@@ -59,20 +59,20 @@ def _copied(size: int, device: torch.device, effort: Effort) -> Sample:
 
 
 def _multiplied(side: int, device: torch.device, effort: Effort) -> Sample:
-    """FLOP per second."""
+    """Measure FLOP per second of a square matrix product in bf16."""
     a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
     return on_device(lambda: torch.matmul(a, b), device, effort).rate(2 * side**3)
 
 
 def takers(place: Workplace, line: str) -> list[str]:
-    """The kernels of the plan whose signature takes the case, in order."""
+    """List the kernels of the plan whose signature takes the case, in order."""
     case = parse_case(line)
     subjects = place.subjects.items()
     return [name for name, s in subjects if s.op.name == case.op and not unsupported(s.kernel, case)]
 
 
 def speed(place: Workplace, line: str, name: str, effort: Effort) -> Speed:
-    """One kernel on one case: first judged, then timed.
+    """Judge, then time one kernel on one case.
 
     Raises:
         UnsupportedCase: the kernel declines the case.
@@ -87,7 +87,7 @@ def speed(place: Workplace, line: str, name: str, effort: Effort) -> Speed:
 
 
 def _judged(place: Workplace, subject: Subject, case: Case) -> Case:
-    """The case itself, or if it is too large the first of the project's smaller ones with the same names."""
+    """Return the case to judge: itself, or if it is too large a smaller one of the project with the same names."""
     if sum(t.numel for t in case.tensors) <= _LARGEST:
         return case
     for smaller in bench_cases(place.project, subject.device, _JUDGED):
@@ -97,7 +97,7 @@ def _judged(place: Workplace, subject: Subject, case: Case) -> Case:
 
 
 def _result(subject: Subject, case: Case) -> CaseResult:
-    """The verdict of the kernel on a case, and what is wrong; no other contract is tried."""
+    """Judge the kernel on a case; no other contract is tried."""
     result: CaseResult = verify_case(subject, case, repeat=True, settled=None)
     give_back(subject.device)
     if result.verdict in TURNED_DOWN:
@@ -129,7 +129,7 @@ def _ready(case: Case, device: torch.device) -> _Ready:
 
 
 def _sets(case: Case, device: torch.device) -> list[Tensors]:
-    """As many sets as exceed the L2 cache several times, if `_MOST_SETS` do; two at least of what is not huge."""
+    """Make sets of tensors that exceed the L2 cache several times, at most `_MOST_SETS`; two of all but huge ones."""
     guards = build(case, device).guards
     first = {guarded.name: guarded.tensor for guarded in guards}
     size = max(1, size_of(first))
@@ -138,7 +138,7 @@ def _sets(case: Case, device: torch.device) -> list[Tensors]:
 
 
 def _cache(device: torch.device) -> int:
-    """Bytes of the L2 cache."""
+    """Return the bytes of the L2 cache."""
     return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else _CACHE
 
 
@@ -178,13 +178,13 @@ def _timed(subject: Subject, ready: _Ready, effort: Effort, result: CaseResult, 
 
 
 def _copied_in_place(tensor: Tensor) -> Tensor:
-    """The same elements in a copy of all of their memory, with the same strides and offset."""
+    """Copy all of a tensor's memory, and view the copy with the same strides and offset."""
     memory = tensor.untyped_storage().clone()
     return tensor.new_empty(0).set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _apart(results: dict[str, Tensor], ready: _Ready) -> float | None:
-    """How far results are from those of the first kernel of the case: see `Speed.apart`."""
+    """Measure the distance of results from those of the first kernel of the case: see `Speed.apart`."""
     if not ready.first:
         ready.first.update({name: tensor.clone() for name, tensor in results.items()})
         return None
@@ -193,7 +193,7 @@ def _apart(results: dict[str, Tensor], ready: _Ready) -> float | None:
 
 
 def _distance(own: Tensor, first: Tensor) -> float:
-    """‖own − first‖ / ‖first‖, infinite where it is not finite or has another shape; if first is zero, no quotient."""
+    """Compute ‖own − first‖ / ‖first‖, or ‖own‖ if first is zero; infinite if not finite or of another shape."""
     if own.shape != first.shape:
         return math.inf
     difference, size = float((own.float() - first.float()).norm()), float(first.float().norm())
@@ -202,5 +202,5 @@ def _distance(own: Tensor, first: Tensor) -> float:
 
 
 def _flops(op: Op, ready: _Ready) -> int:
-    """What the op declares of the case."""
+    """Return the floating-point operations that the op declares for the case."""
     return 0 if op.flops is None else int(op.flops(ready.sets[0], ready.case.params))

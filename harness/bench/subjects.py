@@ -1,4 +1,4 @@
-"""Which cases and kernels are measured: case files of the project, and for each case the first kernel that takes it."""
+"""Cases and kernels to measure: case files of the project, and for each case the first kernel that takes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lastbit.verify.project import Project
 
 
 def case_lines(place: Workplace, file: str) -> list[str]:
-    """The lines that the configuration names, or else those of cases/bench/KIND/`file` of the project's folders.
+    """List the lines that the configuration names, or else those of cases/bench/KIND/`file` of the project's folders.
 
     KIND is `cpu` or `accelerator`. Ops that the configuration leaves out are left out.
     """
@@ -25,7 +25,7 @@ def case_lines(place: Workplace, file: str) -> list[str]:
 
 
 def bench_cases(project: Project, device: torch.device, file: str) -> Iterator[Case]:
-    """The cases of a file for devices of that kind, of all folders of the project.
+    """Yield the cases of a file for devices of that kind, of all folders of the project.
 
     Raises:
         UsageError: a line is malformed, or of an unknown op.
@@ -39,12 +39,12 @@ def bench_cases(project: Project, device: torch.device, file: str) -> Iterator[C
 
 
 def ops_of(place: Workplace) -> list[str]:
-    """The ops of the plan's kernels, in order."""
+    """List the ops of the plan's kernels, in order."""
     return list(dict.fromkeys(subject.op.name for subject in place.subjects.values()))
 
 
 def subject_for(place: Workplace, case: Case) -> Subject:
-    """The first kernel of the plan that takes the case.
+    """Return the first kernel of the plan that takes the case.
 
     Raises:
         UsageError: none does.
@@ -56,7 +56,7 @@ def subject_for(place: Workplace, case: Case) -> Subject:
 
 
 def eager_for(place: Workplace, subject: Subject, case: Case) -> Subject | None:
-    """Another implementation to compare with: the first of the op from another file, of the same contract if it can be.
+    """Find another implementation to compare with: the first in another file, of the same contract if possible.
 
     It need not be a kernel that the configuration chose.
     """

@@ -30,7 +30,7 @@ WITNESSES = 1024
 
 @dataclass(frozen=True)
 class Shaped:
-    """What a tensor of every call is like; strides are in elements."""
+    """The name, dtype, shape and strides, in elements, of a tensor that every call has."""
 
     name: str
     dtype: torch.dtype
@@ -39,7 +39,7 @@ class Shaped:
 
     @property
     def elements(self) -> int:
-        """From its first element to the end of its last one."""
+        """The elements from the tensor's first to the end of its last one."""
         return extent(self.shape, self.strides)
 
     @property
@@ -49,13 +49,13 @@ class Shaped:
 
 
 def contiguous(name: str, dtype: torch.dtype, shape: Sequence[int]) -> Shaped:
-    """A tensor whose elements lie one after the other."""
+    """Describe a tensor whose elements lie one after the other."""
     return Shaped(name, dtype, tuple(shape), contiguous_strides(tuple(shape)))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tensors of a call lie in memory: name → first byte."""
+    """The places of a call's tensors in memory: name → first byte."""
 
     tensors: tuple[Shaped, ...]
     starts: Mapping[str, int]
@@ -82,7 +82,7 @@ class Layout:
 
     @property
     def as_json(self) -> list[dict[str, Any]]:
-        """What a kernel process needs to find them."""
+        """The tensors' places and types, for a kernel process to find them."""
         return [
             {
                 "name": t.name,
@@ -96,7 +96,7 @@ class Layout:
 
 
 def shapes_of(case: Case) -> tuple[Shaped, ...]:
-    """What the inputs of a case are like."""
+    """Describe the inputs of a case."""
     return tuple(Shaped(t.name, t.torch_dtype, t.shape, t.element_strides) for t in case.tensors)
 
 
@@ -121,7 +121,7 @@ class Witness:
     found: Tensor
 
     def late(self, words: Tensor) -> int:
-        """How many of these words are others in a later copy."""
+        """Count the words that differ in a later copy."""
         return int((words[self.places] != self.found).sum())
 
 
@@ -137,7 +137,7 @@ def places_in(layout: Layout, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Taken:
-    """What came of a call.
+    """The outcome of a call.
 
     Attributes:
         seconds: from the message to go until the judge had drawn words of the results.

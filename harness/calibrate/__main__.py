@@ -39,7 +39,7 @@ def _figure(measurement: Measurement, value: float) -> str:
 
 
 def _guarded(name: str) -> int:
-    """The exit code of `main`, 2 where it raised: 1 says that a premise does not hold."""
+    """Return the exit code of `main`; 2 if it raised, since 1 says that a premise does not hold."""
     try:
         return main(name)
     except Exception:

@@ -1,4 +1,4 @@
-"""Which premises cover a device before anything has been measured on it."""
+"""Premises that cover a device before anything has been measured on it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from lastbit.numerics import BY_CAPABILITY, LOOSEST, Premises, TensorCores
 
 
 def documented_premises(device: torch.device) -> Premises:
-    """The documented premises of `device`; where none covers it, the loosest ones that are here."""
+    """Return the documented premises of `device`; if none covers it, the loosest ones that are here."""
     cores, dots = _dots(device)
     return Premises(device=f"documented primitives, {dots}", tensor_cores=cores)
 
 
 def _dots(device: torch.device) -> tuple[TensorCores | None, str]:
-    """What may compute dots, and what to say of it."""
+    """Return the tensor cores whose bound holds for the device's dots, None on the CPU, and a description."""
     if device.type == "cpu":
         return None, "dots in any order, rounded"
     if device.type != "cuda" or torch.version.hip:

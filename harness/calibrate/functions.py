@@ -37,7 +37,7 @@ Way = Callable[[Tensor], Tensor]
 
 @dataclass
 class Found:
-    """What was seen of one way: the largest relative error, and how many special values lie outside."""
+    """The errors of one way: the largest relative one, and how many special values lie outside."""
 
     worst: float = 0.0
     at: float = 0.0
@@ -57,7 +57,7 @@ def functions(device: torch.device, size: int) -> Iterator[Measurement]:
 
 
 def ways(name: str) -> dict[str, Way]:
-    """The ways to compute a function: what each is called → it."""
+    """Map names to the ways to compute a function: torch, `tl` and libdevice, as far as they have it."""
     own: Way = getattr(torch, name)
     found = {f"torch.{name}": own}
     if name in BY_TL:
@@ -68,7 +68,7 @@ def ways(name: str) -> dict[str, Way]:
 
 
 def measured(name: str, of: dict[str, Way], device: torch.device, size: int) -> dict[str, Found]:
-    """What is seen of each way to compute a function."""
+    """Measure the error of each way to compute a function."""
     exact: Way = getattr(torch, name)
     found = {way: Found() for way in of}
     for x in arguments(device, size):
@@ -92,7 +92,7 @@ def measured(name: str, of: dict[str, Way], device: torch.device, size: int) -> 
 
 
 def arguments(device: torch.device, size: int) -> Iterator[Tensor]:
-    """Numbers of fp32 by their bits, a block at a time: all of them, or `size` that are equally far apart."""
+    """Yield numbers of fp32 by their bits, in blocks: all of them, or `size` that are equally far apart."""
     step = max(1, EVERY // size) | 1  # odd, so that the last bits differ
     for first in range(0, EVERY, _TOGETHER * step):
         last = min(EVERY, first + _TOGETHER * step)
@@ -101,7 +101,7 @@ def arguments(device: torch.device, size: int) -> Iterator[Tensor]:
 
 
 def _outside(actual: Tensor, allowed: Enclosure) -> Tensor:
-    """Which results an enclosure excludes."""
+    """Mark the results that an enclosure excludes."""
     lo, hi = allowed.lo, allowed.hi
     unknown = torch.isneginf(lo) & torch.isposinf(hi)
     return ~(((actual >= lo) & (actual <= hi)) | (actual.isnan() & lo.isnan()) | unknown)

@@ -112,28 +112,28 @@ def _dot_kernel(a_ptr, b_ptr, c_ptr, K, M: tl.constexpr, N: tl.constexpr, BLOCK:
 
 
 def apply(op: str, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """`op` of every element of `x` (fp32, contiguous), stored as `dtype`; an op that is not known copies."""
+    """Apply `op` to every element of `x` (fp32, contiguous), stored as `dtype`; an op that is not known copies."""
     y = torch.empty_like(x, dtype=dtype)
     _launch(_unary_kernel, triton.cdiv(x.numel(), _BLOCK), x, y, x.numel(), OP=op, BLOCK=_BLOCK)
     return y
 
 
 def libdevice_function(op: str, x: Tensor) -> Tensor:
-    """The function of libdevice of that name of every element of `x` (fp32, contiguous)."""
+    """Apply the function of libdevice of that name to every element of `x` (fp32, contiguous)."""
     y = torch.empty_like(x)
     _launch(_libdevice_kernel, triton.cdiv(x.numel(), _BLOCK), x, y, x.numel(), OP=op, BLOCK=_BLOCK)
     return y
 
 
 def sums_of_squares(x: Tensor) -> Tensor:
-    """Sum of squares of each row of `x` [rows, n], in fp32, one program per row."""
+    """Sum the squares of each row of `x` [rows, n], in fp32, one program per row."""
     y = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
     _launch(_row_sum_kernel, x.shape[0], x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
     return y
 
 
 def dot(a: Tensor, b: Tensor, block: int = 64) -> Tensor:
-    """a [64, K] @ b [K, 64] accumulated in fp32, `block` terms after another; K is a multiple of that."""
+    """Multiply a [64, K] by b [K, 64] in fp32, `block` terms after another; K is a multiple of `block`."""
     c = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
     _launch(_dot_kernel, 1, a, b, c, a.shape[1], M=a.shape[0], N=b.shape[1], BLOCK=block)
     return c

@@ -84,7 +84,7 @@ def _sums_and_dots(device: torch.device) -> Iterator[Measurement]:
 
 
 def _truncation(device: torch.device, dtype: torch.dtype, depth: int) -> Measurement:
-    """Error of a dot whose first product is 1 and all others so small that adding them one by one loses each."""
+    """Measure the error of a dot of one product 1 and many so small that adding each to the sum loses it."""
     worst = 0.0
     for exponent in range(-13, -9):
         factor = torch.full((64, depth), 2.0**exponent * 1.875, dtype=dtype, device=device)
@@ -101,7 +101,7 @@ def _truncation(device: torch.device, dtype: torch.dtype, depth: int) -> Measure
 
 
 def _walked(device: torch.device, dtype: torch.dtype, order: int) -> Measurement:
-    """Share of elements outside of the bound of an order and its depth."""
+    """Measure the share of elements outside of the bound of an order and its depth."""
     generator, length, outside = torch.Generator().manual_seed(order), 2048, []
     sharp = replace(documented_premises(device), order=order, depth=lambda n: order + -(-n // order))
     for a, b in _losing(length, generator):
@@ -115,7 +115,7 @@ def _walked(device: torch.device, dtype: torch.dtype, order: int) -> Measurement
 
 
 def _losing(length: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Random factors, of both signs and of one; and with a large product first, last, or first and taken back last."""
+    """Yield random factors, of both signs and of one; with a large product first, last, or first and taken back."""
     a, b = torch.randn(64, length, generator=generator), torch.randn(length, 64, generator=generator)
     yield a, b
     yield a.abs(), b.abs()
@@ -127,7 +127,7 @@ def _losing(length: int, generator: torch.Generator) -> Iterator[tuple[Tensor, T
 
 
 def _significands(device: torch.device, size: int) -> tuple[Tensor, bool]:
-    """fp32 numbers in [1, 4), all of them where `size` allows; 1/sqrt repeats from there on."""
+    """List fp32 numbers in [1, 4), all of them where `size` allows; 1/sqrt repeats from there on."""
     count = 1 << 24
     step = max(1, count // size)
     positions = torch.arange(0, count, step, device=device, dtype=torch.int32) + 0x3F800000

@@ -1,4 +1,4 @@
-"""Where measured premises are kept: one JSON file per device, Triton version and mode.
+"""The store of measured premises: one JSON file per device, Triton version and mode.
 
 Triton is not imported here: whoever reads premises may not know yet whether it is to compile or to interpret.
 """
@@ -25,7 +25,7 @@ SUBNORMAL_PRODUCTS = "an fp32 product may be subnormal"
 
 @dataclass(frozen=True)
 class Measurement:
-    """One premise and what was found.
+    """The measured figure of one premise.
 
     Attributes:
         premise: what is claimed.
@@ -47,7 +47,7 @@ class Measurement:
 
 
 def device_name(device: torch.device) -> str:
-    """The device as figures are kept for it: its model, and how Triton runs kernels there."""
+    """Name the device as its figures are filed: its model, and how Triton runs kernels there."""
     if device.type == "cpu":
         return f"{platform.machine()} CPU, triton {_triton()} interpreted"
     return f"{torch.get_device_module(device).get_device_name(device)}, triton {_triton()}"
@@ -61,7 +61,7 @@ def _triton() -> str:
 
 
 def folder() -> Path:
-    """The user's folder for measured premises."""
+    """Return the user's folder for measured premises."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "lastbit" / "premises"
 
@@ -76,7 +76,7 @@ def save(device: torch.device, measurements: Iterable[Measurement]) -> Path:
 
 
 def load_premises(device: torch.device) -> Premises:
-    """The premises of `device`: measured bounds where it has been calibrated, documented ones otherwise.
+    """Load the premises of `device`: measured bounds where it has been calibrated, documented ones otherwise.
 
     A measured figure replaces the documented bound if every significand was tried, or if it is larger. How tensor cores
     add is not measured: it is looked up by the kind of GPU.
@@ -98,7 +98,7 @@ def load_premises(device: torch.device) -> Premises:
 
 
 def _measured_bounds(found: Sequence[Measurement], source: str) -> dict[str, Bound]:
-    """The figures that replace documented ones."""
+    """Select the measured figures that replace documented ones."""
     documented = {primitive: bound.relative for primitive, bound in DOCUMENTED.items()}
     documented["rsqrt"] = Premises().inverse_root  # measured in all the ways to compute it
     bounds: dict[str, Bound] = {}

@@ -1,1 +1,1 @@
-"""One call of a kernel, in whatever process it runs: what it is given, and what is seen of it there."""
+"""One call of a kernel, in any process: its request, and what is seen of it there."""

@@ -17,7 +17,7 @@ Results = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One call.
+    """One call: its results, its exception and its warnings.
 
     Attributes:
         results: copies of what it returned, by name; none where it raised.
@@ -35,7 +35,7 @@ class Attempt:
 
 
 def attempted(call: Results, tensors: Mapping[str, Tensor]) -> Attempt:
-    """The call, in which every warning counts."""
+    """Call the kernel and record results, error and every warning."""
     with guarded_allocations(0) as allocations, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def why_it_waits(call: Callable[[], object]) -> str:
-    """What torch says of a call that waits for the device; empty if the call does not.
+    """Return torch's message on a call that waits for the device; empty if the call does not.
 
     A capture that such a call breaks leaves the allocator in disorder, so this is asked before.
     """
@@ -29,7 +29,7 @@ def why_it_waits(call: Callable[[], object]) -> str:
 
 
 def captured(call: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-    """A graph of a call, and what the call returned: a replay writes to that memory, which the graph owns.
+    """Capture a call in a CUDA graph; return the graph, and the call's value in memory that the graph owns.
 
     Raises what the call raises, and `RuntimeError` where something cannot be captured.
     """

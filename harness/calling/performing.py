@@ -1,4 +1,4 @@
-"""One call of a kernel, and what the process in which it runs can see of it.
+"""One call of a kernel, and everything that the process in which it runs can see of it.
 
 Nothing here knows what the results must be: who asks for a call judges it.
 """
@@ -33,7 +33,7 @@ INPUT = "input "
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call is to be.
+    """A request for a call.
 
     Attributes:
         params: the parameters of the case.
@@ -59,12 +59,12 @@ class Asked:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the kernel is called with beside tensors."""
+        """The arguments of the call other than tensors."""
         return {**self.params, "stages": self.stages} if self.stages else dict(self.params)
 
 
 class Said(Protocol):
-    """Something that a kernel must not do to a tensor."""
+    """A misuse of a tensor by a kernel, as its process reports it."""
 
     @property
     def kind(self) -> str: ...
@@ -76,7 +76,7 @@ class Said(Protocol):
 
 @dataclass(frozen=True)
 class Performed:
-    """What came of a call, as far as its process can see.
+    """The outcome of a call, as far as its process can see.
 
     Attributes:
         named: what the kernel returned, by name: other objects than its own, which it may hold on to.
@@ -150,7 +150,7 @@ def perform(
 
 @dataclass(frozen=True)
 class Returned:
-    """What a kernel returned, and what else it did: to the process, in its programs."""
+    """The return value of a kernel, and its side effects on the process and in its programs."""
 
     value: object
     findings: list[Finding]
@@ -174,13 +174,13 @@ def returned_by(
 def results_of(
     call: Callable[..., object], asked: Asked, device: torch.device, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The results alone, for tensors that may be on any device."""
+    """Call and return the named results, for tensors that may be on any device."""
     named = named_results(returned_by(call, tensors, asked.arguments, device).value, asked.results, asked.may_return)
     return {name: named[name] for name in (*asked.results, *(n for n in named if n in asked.may_return))}
 
 
 def _fault(fault: Fault, handed: Mapping[str, Tensor]) -> Finding:
-    """A fault of an interpreted program, with the case's names of tensors where they are known."""
+    """Word a fault of an interpreted program with the case's names of tensors where they are known."""
     named = next((name for name, tensor in handed.items() if _covers(tensor, fault.start)), fault.tensor)
     other = next((name for name, tensor in handed.items() if _covers(tensor, fault.address)), named)
     there = "" if other == named else f", where input {other} is, which the launch was not given"
@@ -193,13 +193,13 @@ def _covers(tensor: Tensor, address: int) -> bool:
 
 
 def _within(guards: Sequence[Guarded], tensor: Tensor) -> bool:
-    """Whether a tensor lies in the allocation of an input."""
+    """Check whether a tensor lies in the allocation of an input."""
     memory = tensor.untyped_storage().data_ptr()
     return any(memory == guarded.words.untyped_storage().data_ptr() for guarded in guards)
 
 
 def _shared(named: Mapping[str, Tensor], guards: Sequence[Guarded]) -> list[tuple[str, str]]:
-    """Pairs of a returned tensor and another one, or an `input NAME`, that share memory."""
+    """List pairs of a returned tensor and another one, or an `input NAME`, that share memory."""
     guarded = {f"{INPUT}{g.name}": g.tensor for g in guards}
     return [(a, b) for a, b in overlaps({**named, **guarded}) if a in named]
 
@@ -233,7 +233,7 @@ def under_any_name(returned: Any) -> dict[str, Any]:
 
 
 def named_results(returned: object, results: tuple[str, ...], may_return: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """The kernel's return value as a mapping from stages to tensors.
+    """Map the kernel's return value from stages to tensors.
 
     Given by order, they are `results`, which it must hold, or these and `may_return`.
     """
@@ -258,7 +258,7 @@ def _described(returned: object) -> str:
 
 
 def _expected(results: tuple[str, ...]) -> str:
-    """What a kernel must return, and what to declare where it returns none of it but writes it somewhere."""
+    """Describe the return value that a kernel must give, and the declarations for one that only writes its results."""
     if len(results) == 1:
         returned, held = f"a tensor or {{{results[0]!r}: tensor}}", f"mutates={{'INPUT': {results[0]!r}}}"
     else:

@@ -1,4 +1,4 @@
-"""What a kernel shares with all code of its process, and must leave as it was: folder, defaults of torch, arithmetic.
+"""State of the process that a kernel must leave as it was: folder, defaults of torch, arithmetic.
 
 The number of threads and the environment are put back as well, without a word, because libraries set them when they are
 first used.
@@ -24,7 +24,7 @@ ARITHMETIC = "floating-point arithmetic"
 
 @dataclass(frozen=True)
 class _Aspect:
-    """One thing that is the same for the whole process; a change of one without a name is nobody's fault."""
+    """A setting of the whole process; a change of a setting without a name is nobody's fault."""
 
     name: str
     read: Callable[[], Any]
@@ -32,7 +32,7 @@ class _Aspect:
 
 
 def _folder() -> str:
-    """The working directory, an empty string if it was removed."""
+    """Return the working directory; an empty string if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:

@@ -28,7 +28,7 @@ def chain(
     latent_of: str = "",
     presets: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Op:
-    """The op that computes the parts one after the other.
+    """Make the op that computes the parts one after the other.
 
     Its inputs, parameters, axes and stages are those of the parts, less the inputs that are taken and what is fixed.
     Stages and options keep their names where only one part has them; otherwise the label of the part and an underscore

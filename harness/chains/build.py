@@ -25,7 +25,7 @@ def made(
     presets: Mapping[str, tuple[str, ...]],
     origin: tuple[str, str],
 ) -> Op:
-    """The op; `origin` is the place where the chain is declared, and the name of that module."""
+    """Make the op of a chain; `origin` is the place of its declaration, and the name of that module."""
     where = f"chain {name} ({origin[0]})"
     check_word(where, "name of a chain", name)
     chain = _Chain(where, links_of(where, parts), shared, returned)
@@ -74,7 +74,7 @@ class _Chain:
                 raise OpError(f"{self.where}: {no_such('stage in returned, which no part takes:', stage, taken)}")
 
     def giver(self, number: int, stage: str) -> tuple[Link, str]:
-        """The part before that number that records a stage, and its own name of it.
+        """Find the part before that number that records a stage, and the part's own name of it.
 
         Raises:
             OpError: there is none.
@@ -110,7 +110,7 @@ class _Chain:
                 raise OpError(f"{self.where}: {no_such('name in shared, which two parts have:', name, owners)}")
 
     def inputs(self) -> dict[str, bool]:
-        """Input → whether a case must have it; those first that it must."""
+        """Map inputs to whether a case must have them; required ones come first."""
         found: dict[str, bool] = {}
         for link in self.links:
             for own in link.inputs:
@@ -118,7 +118,7 @@ class _Chain:
         return {name: needed for needed in (True, False) for name, n in found.items() if n is needed}
 
     def params(self) -> dict[str, Any]:
-        """Parameter → default; one that some part needs has none."""
+        """Map parameters to defaults; one that some part needs has none."""
         found: dict[str, Any] = {}
         for link in self.links:
             for own in link.params:
@@ -131,17 +131,17 @@ class _Chain:
         return found
 
     def of_inputs(self, what: str) -> frozenset[str]:
-        """The inputs that an attribute of the parts' ops names."""
+        """Collect the inputs that an attribute of the parts' ops names, such as `rows`."""
         named = [(link, getattr(link.op, what)) for link in self.links]
         return frozenset(link.name(own) for link, names in named for own in link.inputs if own in names)
 
     def rows(self) -> frozenset[str]:
-        """The inputs of independent rows; none where a part has none, or takes a stage that all of its rows share."""
+        """Return the inputs of independent rows; none if a part has none, or takes a stage that its rows share."""
         independent = all(link.op.rows and link.op.rows.issuperset(link.part.takes) for link in self.links)
         return self.of_inputs("rows") if independent else frozenset()
 
     def rounded_to(self, link: Link, own: str) -> str | None:
-        """What a stage that is passed on is rounded to in every contract: an input of the chain or a format.
+        """Return the target to which a stage that is passed on is rounded in every contract: an input or a format.
 
         Raises:
             OpError: that depends on the contract.
@@ -155,7 +155,7 @@ class _Chain:
         return None if target is None else self.target(link, target)
 
     def target(self, link: Link, own: str) -> str:
-        """What a rounding point of a part is in the chain: an input or a format."""
+        """Translate the target of a part's rounding point to an input of the chain or a format."""
         if own in link.part.takes:
             giver, stage = self.giver(self.links.index(link), link.part.takes[own])
             return self.rounded_to(giver, stage) or _FP32
@@ -164,7 +164,7 @@ class _Chain:
         return link.name(own) if own in link.op.inputs else own
 
     def stand_ins(self) -> dict[str, str]:
-        """Optional input → what its dtype is where a case lacks it, unless that is the first input's."""
+        """Map optional inputs to what stands in for their dtype, where that is not the first input."""
         first = next(iter(self.inputs()))
         found = {
             link.name(own): self.target(link, link.op.stand_ins.get(own, link.op.inputs[0]))
@@ -178,7 +178,7 @@ class _Chain:
         return {link.stage(own): self.target(link, target) for own, target in rounds.items()}
 
     def passed(self) -> dict[str, Passed]:
-        """The stages that are passed on."""
+        """Collect the stages that are passed on."""
         found = {}
         for number, link in enumerate(self.links):
             for stage in link.part.takes.values():
@@ -187,13 +187,13 @@ class _Chain:
         return found
 
     def rounds(self) -> dict[str, str]:
-        """The rounding points of every contract; those of stages that are only passed on are in their axes."""
+        """Collect the rounding points of every contract; stages that are only passed on have theirs in their axes."""
         every = {stage: to for link in self.links for stage, to in self._of_part(link, link.op.rounds).items()}
         passed = self.passed()
         return {stage: to for stage, to in every.items() if stage not in passed or passed[stage].returned}
 
     def axes(self) -> dict[str, dict[str, dict[str, str]]]:
-        """Those of the parts, each followed by one for each of its stages that is rounded and passed on."""
+        """Collect the axes of the parts, each followed by one for each of its stages that is rounded and passed on."""
         found: dict[str, dict[str, dict[str, str]]] = {}
         for axis, options in (pair for link in self.links for pair in self._axes_of(link)):
             if axis in found:
@@ -214,16 +214,16 @@ class _Chain:
         return frozenset(filter(self._is_result, names))
 
     def returns(self) -> tuple[str, ...]:
-        """Those of the parts, the last part's first."""
+        """List the results of the parts in the order of their `returns`, the last part's first."""
         names = (link.stage(own) for link in reversed(self.links) for own in link.op.returns)
         return tuple(filter(self._is_result, names))
 
     def _is_result(self, name: str) -> bool:
-        """Whether a result of a part is one of the chain, too."""
+        """Check whether a result of a part is one of the chain, too."""
         return name not in self.passed() or name in self.returned
 
     def latent(self, label: str) -> Latent | None:
-        """The `Latent` of the part with that label, or of the only part that has one."""
+        """Return the `Latent` of the part with that label, or of the only part that has one."""
         having = {link.label: link for link in self.links if link.op.latent is not None}
         if label and label not in having:
             raise OpError(f"{self.where}: {no_such('part with a Latent:', label, having)}")

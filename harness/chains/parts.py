@@ -55,11 +55,11 @@ class Link:
         return stage_names(self.op.reference)
 
     def stage(self, own: str) -> str:
-        """What a stage of the op is called in the chain."""
+        """Name a stage of the op in the chain."""
         return f"{self.label}_{own}" if any(names is not None and own in names for names, _ in self.others) else own
 
     def own_stage(self, name: str) -> str | None:
-        """The op's own name of a stage of the chain, if it is the op's."""
+        """Return the op's own name of a stage of the chain; None if the stage is not the op's."""
         found = (
             own for own in (name, name.removeprefix(f"{self.label}_")) if self._has(own) and self.stage(own) == name
         )
@@ -74,11 +74,11 @@ class Link:
         return tuple(map(self.stage, self.known.known)) if self.known is not None else ()
 
     def word(self, own: str) -> str:
-        """What an axis or an option of the op is called in the chain; one without a name has none there."""
+        """Name an axis or an option of the op in the chain; one without a name stays without."""
         return f"{self.label}_{own}" if own and any(own in words for _, words in self.others) else own
 
     def option(self, own: str) -> str:
-        """What an option is called in the chain.
+        """Name an option of the op in the chain.
 
         Raises:
             OpError: the op does not have it.
@@ -89,7 +89,7 @@ class Link:
         return self.word(own)
 
     def name(self, own: str) -> str:
-        """What an input or parameter is called in the chain."""
+        """Name an input or parameter of the op in the chain."""
         return self.part.renamed.get(own, own)
 
     @property
@@ -99,16 +99,16 @@ class Link:
 
     @property
     def params(self) -> list[str]:
-        """The same of parameters."""
+        """The parameters of the op that are parameters of the chain."""
         return [name for name in self.op.params if name not in self.part.fixed]
 
     def needs(self, own: str) -> bool:
-        """Whether an input or parameter cannot be left out."""
+        """Check whether an input or parameter is required."""
         return own not in self.op.optional if own in self.op.inputs else self.op.params[own] is REQUIRED
 
 
 def links_of(where: str, parts: Sequence[Part]) -> tuple[Link, ...]:
-    """The parts in their chain.
+    """Link the parts to their chain, and check them.
 
     Raises:
         OpError: what a part declares is not the op's, or two parts have one label.
@@ -128,7 +128,7 @@ def links_of(where: str, parts: Sequence[Part]) -> tuple[Link, ...]:
 
 
 def _words(op: Op) -> frozenset[str]:
-    """The names of the op's axes and of their options."""
+    """Return the names of the op's axes and of their options."""
     return frozenset([*op.axes, *(option for choices in op.axes.values() for option in choices)])
 
 

@@ -85,7 +85,7 @@ class ChainReference:
         return value
 
     def stage_names(self) -> StageNames | None:
-        """The names of stages that it can record, or None where the source of a part cannot be read."""
+        """Return the names of stages that the chain can record; None if the source of a part cannot be read."""
         known = [(link, stage_names(link.op.reference)) for link in self.links]
         words = frozenset(link.stage(word) for link, names in known if names is not None for word in names.words)
         spellings = [s for link, names in known if names is not None for t in names.spellings for s in _ways(link, t)]
@@ -93,7 +93,7 @@ class ChainReference:
 
     @cached_property
     def codes(self) -> dict[CodeType, dict[str, str]]:
-        """Code of a part's reference → what its inputs are in the chain; what is in two parts is left out."""
+        """The code of each part's reference → its variables' inputs in the chain; code of two parts is left out."""
         found = [(code, link, names) for link in self.links for code, names in reference_codes(link.op).items()]
         once = [one for one in found if [code for code, _, _ in found].count(one[0]) == 1]
         return {
@@ -103,7 +103,7 @@ class ChainReference:
 
 
 def _ways(link: Link, spelling: Any) -> tuple[Any, Any]:
-    """A spelling as it is, and behind the label of its part."""
+    """Return a spelling as it is, and with the label of its part in front."""
     return spelling, (f"{link.label}_", *spelling)
 
 
@@ -115,7 +115,7 @@ class PartContract:
     contract: Contract
 
     def has(self, option: str) -> bool:
-        """Whether the contract has an option of the part."""
+        """Check whether the contract has an option of the part."""
         return self.contract.has(self.link.option(option))
 
 
@@ -140,7 +140,7 @@ class PartRecorder:
         return found
 
     def format_of(self, name: str) -> Format:
-        """The format of an input of the part."""
+        """Return the format of an input of the part."""
         taken = self.link.part.takes.get(name)
         if taken is None:
             return self.recorder.format_of(self.link.name(name))
@@ -149,7 +149,7 @@ class PartRecorder:
 
 
 def reference_codes(op: Op) -> Mapping[CodeType, Mapping[str, str]]:
-    """The code of each function in which the op is written → the variables there that are its inputs.
+    """Map the code of each function of an op's reference to its variables that are inputs of the op.
 
     One function, as it was written; those of its parts for an op that is made of others.
     """

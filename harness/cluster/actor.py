@@ -41,7 +41,7 @@ class Actor:
         self._thread = ThreadPoolExecutor(1)
 
     def where(self) -> str:
-        """The node, process and accelerator, as Ray calls them."""
+        """Return node, process and accelerator, as Ray calls them, in JSON."""
         import ray
 
         context = ray.get_runtime_context()
@@ -138,7 +138,7 @@ class Actor:
 
 
 def _tried(device: Any) -> str:
-    """The name of a device on which something was done; an error if it cannot be used."""
+    """Compute on the device and return its name; raise if it cannot be used."""
     import torch
 
     from lastbit.calibrate import load_premises
@@ -157,14 +157,14 @@ def _premises(device: Any) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """What results depend on in this process; of lastbit the code, too, which may be that of a checkout."""
+    """Return the versions of this process on which results depend, and a hash of lastbit's code."""
     from lastbit.verify.run import versions
 
     return {**versions(), "lastbit_code": code_hash()}
 
 
 def code_hash() -> str:
-    """A hash of the code of lastbit that a process runs."""
+    """Hash the code of lastbit that this process runs."""
     found = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         found.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())

@@ -17,7 +17,7 @@ from lastbit.verify.run import workers_for
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that is connected, and what of it a run uses.
+    """A cluster that is connected, and its kinds of devices that a run uses.
 
     Attributes:
         config: with the devices of the cluster.
@@ -33,7 +33,7 @@ class Cluster:
 
 @contextmanager
 def on_cluster(config: Config, address: str, device: str, workers: int | None) -> Iterator[Cluster]:
-    """The cluster at an address, or one on this machine, for the run of a configuration on what --device says.
+    """Connect to the cluster at an address, or start one here, and plan a configuration's run on the given devices.
 
     Raises:
         UsageError: the cluster lacks the device, or Ray is missing.
@@ -48,7 +48,7 @@ def on_cluster(config: Config, address: str, device: str, workers: int | None) -
 
 
 def _lacking(device: str, has: Sequence[Kind], nodes: Sequence[Node]) -> Iterator[NotRun]:
-    """What a cluster has not, or has and lastbit cannot ask for."""
+    """Yield the devices that a cluster lacks, or has without lastbit being able to ask for them."""
     if all(kind.type == "cpu" for kind in has):
         yield NotRun("every kernel on an accelerator", "the cluster has none; the CPU runs Triton interpreted")
     if device == ANY and all(kind.type != "cpu" for kind in has):

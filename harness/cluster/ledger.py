@@ -56,7 +56,7 @@ class Attempt:
 
     @property
     def bad(self) -> bool:
-        """Whether a case of it failed."""
+        """Whether a case of the item failed."""
         return any(result.verdict in BAD for result in self.results)
 
     @property
@@ -69,7 +69,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an item.
+    """The outcome of an item.
 
     Attributes:
         left: how many of its cases were not run because its kernel had failed.
@@ -121,14 +121,14 @@ class Ledger:
         return len(self.settled) == len(self.items)
 
     def next(self, actor: Hashable, now: float) -> int | None:
-        """The place of the item that an actor without work is to run; None if there is none for it now."""
+        """Assign an idle actor the place of its next item; None if there is none for it now."""
         place = next(self._candidates(actor, now), None)
         if place is not None:
             self.attempts[actor] = Attempt(place, now, now)
         return place
 
     def _candidates(self, actor: Hashable, now: float) -> Iterator[int]:
-        """What it has begun, what nobody has, what another would come to later, and what another is slow with."""
+        """Yield places by priority: the actor's own rest, the queue, another's rest from its end, slow items."""
         own = self._rest.setdefault(actor, deque())
         if not own and self._queue:
             own.extend(self._queue.popleft())
@@ -142,13 +142,13 @@ class Ledger:
         yield from (a.place for a in sorted(alone, key=lambda a: a.began) if now - a.began >= SLOW)
 
     def failed(self, place: int) -> set[tuple[str, str]]:
-        """The kernels that have failed in other items than this one."""
+        """Return kernel and device of each failure in items other than this one."""
         found = {other for other, outcome in self.settled.items() if outcome.bad}
         found |= {attempt.place for attempt in self.attempts.values() if attempt.bad}
         return {(self.items[other].kernel, self.items[other].device) for other in found - {place}}
 
     def hear(self, actor: Hashable, event: Sequence[Any], now: float) -> bool:
-        """Take note of an event of `lastbit.cluster.stream`; whether the actor is without work now."""
+        """Take note of an event of `lastbit.cluster.stream`; return whether the actor is without work now."""
         attempt = self.attempts[actor]
         attempt.heard = now
         match event:
@@ -178,7 +178,7 @@ class Ledger:
             self._tell(result)
 
     def overdue(self, now: float) -> list[Hashable]:
-        """The actors that have said nothing for too long; while nobody asked, nobody may have listened either."""
+        """Return the actors that have been silent for too long; time in which nobody listened does not count."""
         if (absent := now - self._looked) > GRACE / 2:
             for attempt in self.attempts.values():
                 attempt.heard += absent
@@ -187,7 +187,7 @@ class Ledger:
         return [actor for actor, a in self.attempts.items() if now - a.heard > patience[a.under_way is not None]]
 
     def lose(self, actor: Hashable, now: float, *, by_kernel: bool = True) -> str:
-        """Take note that an actor is gone; what becomes of its item, empty if nothing has to.
+        """Take note that an actor is gone; say what becomes of its item, or return an empty text if nothing has to.
 
         `by_kernel` is False where something else is known to have ended it.
         """
@@ -225,7 +225,7 @@ class Ledger:
         return UnderWay(attempt.under_way, died=True, hung=bool(attempt.trace), trace=trace)
 
     def outcomes(self) -> list[Outcome]:
-        """What came of the items, and of those without an outcome the longest run that there is."""
+        """Return the outcomes of all items; of unfinished ones that of the longest run."""
         longest = dict(self._longest)
         for attempt in self.attempts.values():
             if attempt.place not in longest or len(attempt.results) >= len(longest[attempt.place].results):
@@ -235,17 +235,17 @@ class Ledger:
         return [found[place] for place in sorted(found)]
 
     def rest(self) -> dict[Key, int]:
-        """Items that were not finished because their kernel had failed → how many cases were not run."""
+        """Map items that were not finished, because their kernel had failed, to the number of cases not run."""
         left = ((self.items[place], outcome.left) for place, outcome in self.settled.items() if outcome.left)
         return {(item.kernel, item.device, item.group): cases for item, cases in left}
 
     def given_up(self) -> dict[Key, str]:
-        """Items that were given up → why."""
+        """Map items that were given up to the reason."""
         found = ((self.items[place], outcome.given_up) for place, outcome in self.settled.items() if outcome.given_up)
         return {(item.kernel, item.device, item.group): reason for item, reason in found}
 
 
 def _so_far(attempt: Attempt) -> Outcome:
-    """What there is of a run that was not finished, and the case that it was in, for which nothing is the reason."""
+    """Return the partial outcome of an unfinished run, and its current case, for whose end there is no reason yet."""
     under_way = UnderWay(attempt.under_way, died=False) if attempt.under_way else None
     return Outcome(tuple(attempt.results), attempt.left, under_way)

@@ -30,7 +30,7 @@ _STORE = 100 << 20  # bytes of shared memory for objects: results are small
 
 @dataclass(frozen=True)
 class Heard:
-    """Something that came from an actor, or became of it.
+    """A message from an actor, or an event that befell it.
 
     `placed`: where it is. `ready`: what `Actor.start` returns. `failed`: why that raised. `events`: a batch of those of
     `lastbit.cluster.stream`. `gone`: why there is no such process any more, where it did not fail to start.
@@ -43,7 +43,7 @@ class Heard:
 
 
 class Pool(Protocol):
-    """Actors, by numbers."""
+    """The actors of a cluster, each known by a handle."""
 
     def start(self, kind: Kind) -> Hashable:
         """Start an actor for a kind of device, as soon as there is room for it."""
@@ -55,12 +55,12 @@ class Pool(Protocol):
         """End its process; nothing more is heard of it."""
 
     def hear(self, seconds: float) -> Sequence[Heard]:
-        """What has come, if something comes within so many seconds."""
+        """Return the messages that arrive within so many seconds."""
 
 
 @contextmanager
 def connected(address: str, workers: int | None, folder: Path) -> Iterator[list[Node]]:
-    """The nodes of a cluster that this process is connected to, on each of which actors find `folder`.
+    """Connect to a cluster and yield its nodes, on each of which actors find `folder`.
 
     A cluster that is started here ends with the context.
 
@@ -103,7 +103,7 @@ def _knock(address: str) -> None:
 
 
 def _ray(address: str) -> Any:
-    """The module of Ray, told to send nothing to its makers and to print nothing of other processes."""
+    """Import Ray, set up so that it sends no usage statistics and prints nothing of other processes."""
     if address.startswith(_CLIENT):
         raise UsageError(
             f"--cluster {address}: results cannot be streamed through Ray Client; run lastbit on a node of the "
@@ -122,7 +122,7 @@ def _ray(address: str) -> Any:
 
 
 def _of_a_local_one(workers: int | None, files: str) -> dict[str, Any]:
-    """Options of a cluster on this machine, of as many cores as there are, or as workers that were asked for."""
+    """Make the options of a cluster on this machine, of as many cores as it has, or workers that were asked for."""
     return {
         "address": LOCAL,
         "num_cpus": max(usable_cores(), workers or 1),
@@ -134,7 +134,7 @@ def _of_a_local_one(workers: int | None, files: str) -> dict[str, Any]:
 
 @contextmanager
 def _own_files(address: str) -> Iterator[str]:
-    """A folder for what a cluster on this machine writes; nothing for another cluster."""
+    """Make a folder for the files of a cluster on this machine; an empty path for another cluster."""
     if address != LOCAL:
         yield ""
         return
@@ -241,7 +241,7 @@ class RayPool:
         return Heard(actor, asks, content)
 
     def _without(self, actor: int, error: Exception) -> Heard:
-        """What an error says of an actor."""
+        """Forget an actor's call, and translate its error to a message."""
         one = self._actors[actor]
         one.asked = None
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]

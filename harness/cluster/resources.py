@@ -1,4 +1,4 @@
-"""What a cluster has to run kernels on: nodes, kinds of devices, and how many actors fit."""
+"""Resources of a cluster to run kernels on: nodes, kinds of devices, and how many actors fit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Node:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Node:
-        """From one of `ray.nodes()`."""
+        """Make a node of an entry of `ray.nodes()`."""
         resources = told["Resources"]
         models = [name.removeprefix(_MODEL) for name in resources if name.startswith(_MODEL)]
         return cls(
@@ -72,12 +72,12 @@ class Kind:
 
     @property
     def here(self) -> str:
-        """What an actor calls its device: it sees one GPU."""
+        """The name by which an actor knows its device: it sees one GPU."""
         return "cpu" if self.type == "cpu" else f"{self.type}:0"
 
     @property
     def share(self) -> float:
-        """How much of a GPU an actor takes."""
+        """The share of a GPU that an actor takes."""
         if self.type == "cpu":
             return 0.0
         return math.floor(_SHARES / math.ceil(self.actors / self.count)) / _SHARES
@@ -88,7 +88,7 @@ class Kind:
 
 
 def kinds_of(nodes: Sequence[Node], workers: int | None, most: int | None = None) -> list[Kind]:
-    """Every kind of device of these nodes, with `workers` actors each, or as many as the devices call for.
+    """List every kind of device of these nodes, with `workers` actors each, or as many as the devices call for.
 
     On a CPU that is one for each core, but at most `most`.
     """
@@ -106,7 +106,7 @@ def kinds_of(nodes: Sequence[Node], workers: int | None, most: int | None = None
 
 
 def chosen(text: str, has: Sequence[Kind]) -> list[Kind]:
-    """The kinds that --device means on a cluster that has these.
+    """Return the kinds that --device means on a cluster that has these.
 
     A type of device (`cuda`) stands for all kinds of that type, `any` for all kinds, `auto` for the GPUs, or the CPU.
 
@@ -127,7 +127,7 @@ def chosen(text: str, has: Sequence[Kind]) -> list[Kind]:
 
 
 def side_by_side(kinds: Sequence[Kind], cores: int) -> list[Kind]:
-    """The kinds with no more actors than there are cores for all of them, but one each; those of GPUs come first."""
+    """Limit each kind's actors so that all together fit the cores, but at least one each; GPUs are served first."""
     free = cores - sum(kind.type == "cpu" for kind in kinds)
     found: dict[str, Kind] = {}
     for kind in sorted(kinds, key=lambda kind: kind.type == "cpu"):
@@ -140,7 +140,7 @@ def side_by_side(kinds: Sequence[Kind], cores: int) -> list[Kind]:
 
 
 def device_plan(text: str, kinds: Sequence[Kind]) -> DevicePlan:
-    """The plan of a run on these kinds of devices."""
+    """Make the device plan of a run on these kinds of devices."""
     why = (
         f"from --device {text} on the cluster: {kind}, {kind.actors} actor{'s' * (kind.actors > 1)}" for kind in kinds
     )

@@ -32,7 +32,7 @@ _PAUSE = 0.2  # seconds between two looks at actors that say nothing
 
 @dataclass(frozen=True)
 class Worked:
-    """What the teams of a run did, to be put together when their actors have ended."""
+    """The results of a run's teams, to be put together when their actors have ended."""
 
     cluster: Cluster
     teams: tuple[Team, ...]
@@ -41,7 +41,7 @@ class Worked:
 
     @property
     def planned(self) -> bool:
-        """Whether it is known what was to be done."""
+        """Whether the plan of every team is known."""
         return all(team.ledger or team.stuck for team in self.teams)
 
     @property
@@ -96,7 +96,7 @@ def work_on(
 
 @contextmanager
 def _interruption() -> Iterator[Event]:
-    """Whether there was an interruption from the keyboard: one that comes within a call of Ray may be lost there."""
+    """Yield an event that is set by an interruption from the keyboard, which a call of Ray might swallow."""
     noticed, handler = Event(), signal.getsignal(signal.SIGINT)
 
     def notice(number: int, frame: FrameType | None) -> None:
@@ -151,7 +151,7 @@ def _say_who_waits(teams: Sequence[Team]) -> None:
 
 
 def _environment(cluster: Cluster, teams: Sequence[Team]) -> dict[str, str]:
-    """What results depend on: versions as the first actor has them, and where others differ from it."""
+    """Describe the environment of results: versions on the first actor, and where others differ from it."""
     told = [(team.kind, node, one) for team in teams for node, one in team.told.items()]
     first: Mapping[str, str] = told[0][2]["versions"] if told else {}
     names = dict.fromkeys(f"{kind.device}: {one['device']}" for kind, _, one in told if one["device"])
@@ -172,6 +172,6 @@ def _environment(cluster: Cluster, teams: Sequence[Team]) -> dict[str, str]:
 
 
 def _described(cluster: Cluster) -> str:
-    """`local: 1 node; cpu (2 cores)`."""
+    """Describe a cluster: `local: 1 node; cpu (2 cores)`."""
     count = len(cluster.nodes)
     return f"{cluster.address}: {count} node{'s' * (count != 1)}; {', '.join(map(str, cluster.kinds))}"

@@ -1,4 +1,4 @@
-"""What an actor tells of an item while it runs: events, in order, in batches that whoever runs the campaign takes.
+"""Events of an item while an actor runs it, in order, in batches that the process of the run takes.
 
 An event is a list: its name, and what belongs to it. `begins` comes with the note of a case, and nothing of the case
 happens before it was taken. `waits` stops the clock of the case. `result` comes with a line of
@@ -44,7 +44,7 @@ class Failed:
         self._known = set(known)
 
     def add(self, kernel: str, device: str) -> None:
-        """Nothing: whoever is told of the result knows."""
+        """Do nothing: whoever is told of the result knows."""
 
     def has(self, kernel: str, device: str) -> bool:
         return (kernel, device) in self._known
@@ -73,7 +73,7 @@ class Stream:
         self._events: SimpleQueue[tuple[list[Any], Event]] = SimpleQueue()
 
     def verify_on(self, device: torch.device) -> Verify:
-        """How a case is verified there: an accelerator is shared with other actors of the node."""
+        """Return the function that verifies a case here: an accelerator is shared with other actors of the node."""
         if device.type == "cpu":
             return directly
         self._folder.mkdir(exist_ok=True)
@@ -111,7 +111,7 @@ class Stream:
         self._tell("done")
 
     def batches(self) -> Iterator[list[list[Any]]]:
-        """The events until the item is done; a batch has been taken when the next one is asked for.
+        """Yield batches of events until the item is done; asking for the next batch confirms the last one.
 
         Where a case takes too long, the process ends after it was told.
         """
@@ -129,7 +129,7 @@ class Stream:
                 one.set()
 
     def _next(self, latest: float) -> tuple[list[list[Any]], list[Event]]:
-        """The events that are there, at least one; `Empty` if none comes until `latest`."""
+        """Return the events that are there, at least one; raise `Empty` if none comes until `latest`."""
         patience = None if latest == float("inf") else max(latest - time.monotonic(), 0.0)
         found = [self._events.get(timeout=patience)]
         while not self._events.empty():
@@ -147,7 +147,7 @@ class Stream:
 
 
 def _lines_under_way(limit: float) -> str:
-    """The lines that the threads of this process are in."""
+    """Return the stack of each thread of this process."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file)
         file.seek(0)

@@ -31,7 +31,7 @@ START = 900.0
 
 @dataclass
 class Campaign:
-    """What all teams of a run have in common.
+    """The settings that all teams of a run share.
 
     Attributes:
         clock: seconds, of which only differences count.
@@ -105,7 +105,7 @@ class Team:
 
     @property
     def there(self) -> tuple[int, int]:
-        """How many actors have a process, and of how many."""
+        """The number of actors that have a process, and the number of actors."""
         return sum(bool(member.where) for member in self._members.values()), len(self._members)
 
     def has(self, actor: Hashable) -> bool:
@@ -201,7 +201,7 @@ class Team:
         return Path(self._all.config.folder, f"{self.kind.device.replace(':', '')}{suffix}")
 
     def _lost(self, actor: Hashable, reason: str, *, by_kernel: bool) -> None:
-        """Another actor takes the place of one that is lost, as long as there is something to do."""
+        """Replace a lost actor as long as there is something to do."""
         assert self.ledger is not None
         member = self._members.pop(actor)
         self._all.pool.kill(actor)
@@ -256,7 +256,7 @@ class Team:
         self._members, self._held = {}, []
 
     def ended(self, log: Path, interrupted: bool) -> tuple[Ended, list[CaseResult]]:
-        """What the team leaves behind, and its results."""
+        """Sum up the team's work when its actors end, and return its results."""
         ledger = self.ledger
         if ledger is None:
             return Ended(self.kind.device, log, (), tuple(self._taken_out()), stop=self.stuck), []
@@ -279,12 +279,12 @@ class Team:
 
     @property
     def stuck(self) -> str:
-        """Why there is no plan, where nobody is left to make one; empty if there is one, or may be."""
+        """The reason why nobody is left to make a plan; empty if there is a plan, or may be."""
         if self.ledger is not None or self._members:
             return ""
         return f"no actor for {self.kind.device} could be started: {'; '.join(self._out.values())}"
 
     @property
     def spent(self) -> Spent:
-        """Where the time of the actors went."""
+        """The time of the actors by its parts."""
         return sum(self._spent.values(), Spent())

@@ -29,7 +29,7 @@ _FOLDERS, _ASKED, _HOMES = "travelled", "asked", "homes.json"
 
 @dataclass(frozen=True)
 class Travelled:
-    """What a run was asked to do, on a node.
+    """The request of a run, on a node.
 
     Attributes:
         config: with the folders as they are called here.
@@ -40,7 +40,7 @@ class Travelled:
     homes: Mapping[str, str]
 
     def at_home(self, text: str) -> str:
-        """A text with its paths as they are called where the run was started."""
+        """Replace paths of the node in a text by those of the machine where the run was started."""
         for here in sorted(self.homes, key=len, reverse=True):
             text = text.replace(here, self.homes[here])
         return text
@@ -48,7 +48,7 @@ class Travelled:
 
 @contextmanager
 def packed(config: Config) -> Iterator[Path]:
-    """The folder that travels for a run; it is gone afterwards.
+    """Pack the folder that travels for a run; it is removed afterwards.
 
     Raises:
         UsageError: a folder that the run names does not exist.
@@ -75,7 +75,7 @@ def packed(config: Config) -> Iterator[Path]:
 
 
 def unpacked(folder: Path, devices: Sequence[str]) -> Travelled:
-    """What `packed` put into a folder that has come to a node, for a process there that has these devices."""
+    """Read on a node the folder that `packed` made, for a process there that has these devices."""
     config = Config.load(folder / _ASKED / "config.json")
     config = replace(
         config,

@@ -82,7 +82,7 @@ def _two(names: Sequence[str]) -> tuple[str, str]:
 
 
 def _with_revisions(config: Config, names: Sequence[str], stack: ExitStack) -> Config:
-    """The configuration with the revisions that the names ask for, in folders that are gone with the stack."""
+    """Add the revisions that the names ask for to the configuration; the stack removes their folders when it closes."""
     labels = dict.fromkeys(label for name in names if (label := name.partition(REVISION_MARK)[2]))
     folders = kernel_folders(config)
     where = {label: stack.enter_context(kernels_at(label, folders, asked=f"@{label}")) for label in labels}
@@ -90,7 +90,7 @@ def _with_revisions(config: Config, names: Sequence[str], stack: ExitStack) -> C
 
 
 def _compared(worker: Worker, device: str, first: str, second: str, most: int) -> Agreement:
-    """What was found, which is no more than an error if a kernel ends the process."""
+    """Compare two kernels in the worker; a kernel that ends the process makes an agreement with an error."""
     try:
         return worker.do(agree_kernels, first, second, most=most)
     except WorkerEnded as ended:

@@ -42,7 +42,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 class _Measures(Protocol):
-    """What the command measures: it keeps what it has found so far, also when it is interrupted."""
+    """The measurements of the command; the results so far are kept, also when it is interrupted."""
 
     stem: str
     failed: list[str]
@@ -51,7 +51,7 @@ class _Measures(Protocol):
         """Measure everything, say how it goes, and keep it."""
 
     def written(self, command: str, environment: Mapping[str, str]) -> tuple[str, str]:
-        """What was found as Markdown and as lines of JSON."""
+        """Return the measurements as Markdown and as lines of JSON."""
 
 
 def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -100,7 +100,7 @@ def _told(what: str, failed: list[str]) -> Iterator[None]:
 
 @dataclass
 class _OfLastbit:
-    """What verifying costs."""
+    """The measurements of the cost of verifying."""
 
     stem: str = "bench"
     found: list[Measurement] = field(default_factory=list)
@@ -136,7 +136,7 @@ class _OfLastbit:
 
 @dataclass
 class _OfKernels:
-    """How fast kernels are."""
+    """The measurements of the speed of kernels."""
 
     stem: str = "kernels"
     roof: Roof | None = None

@@ -52,7 +52,7 @@ def bench_file(options: argparse.Namespace, path: Path) -> int:
 
 @dataclass
 class _Bench:
-    """What was measured so far."""
+    """The measurements so far."""
 
     desk: Desk
     question: Question
@@ -62,7 +62,7 @@ class _Bench:
     failed: list[str] = field(default_factory=list)
 
     def measure(self, path: Path) -> None:
-        """The roof, and the file and what stands beside it on each case."""
+        """Measure the roof, then on each case the file's kernel and the one beside it."""
         from lastbit.bench.speed import roof
 
         self.roof = roof(self.desk, self.effort)
@@ -90,7 +90,7 @@ class _Bench:
             yield bound_of(kernel.subject, case, self.desk.kernels.server, self.effort)
 
     def _beside(self, path: Path, case: Case) -> Iterator[Bound]:
-        """A kernel of the project, or of those that are named behind the file."""
+        """Yield the time of a kernel of the project, or of one that is named behind the file."""
         from lastbit.judges.call_time import beside
 
         if (bound := beside(self.desk, self.question, case, self.effort)) is not None:

@@ -65,7 +65,7 @@ def _bisect(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _config(options: argparse.Namespace) -> Config:
-    """The configuration of every run, checked before the first."""
+    """Make the configuration of every run, and check it before the first."""
     case = parse_case(read_words(options.words).case("bisect"))
     now = {"kernel_folders": ()} if options.package is None else {}  # those of commits need not be here
     config = config_of(options, **now)
@@ -77,7 +77,7 @@ def _config(options: argparse.Namespace) -> Config:
 
 @contextmanager
 def _space(options: argparse.Namespace, config: Config) -> Iterator[Revisions | Versions]:
-    """What is searched, for as long as the context lasts."""
+    """Yield the revisions or versions to search; their folders last as long as the context."""
     if options.package is None:
         folder = options.repository or Path()
         kernels = _one(read_words(options.words).paths, "kernels")
@@ -97,7 +97,7 @@ def _one(given: Sequence[str], otherwise: str) -> str:
 
 
 def _explained(found: Bisection, space: Revisions | Versions) -> Bisection:
-    """With the difference that the culprit made, git's log, and how to get at it again."""
+    """Add the difference that the culprit made, git's log, and commands to get at it again."""
     last = found.culprit or found.after.point
     found = replace(found, recipe=space.recipe(last.name))
     if isinstance(space, Versions):
@@ -106,7 +106,7 @@ def _explained(found: Bisection, space: Revisions | Versions) -> Bisection:
 
 
 def _places(options: argparse.Namespace) -> str:
-    """The options by which a run of one case finds the same ops, and the kernels of a search through versions."""
+    """Spell the options by which a run of one case finds its ops, and the kernels of a search through versions."""
     folders = [("--kernels", path) for path in read_words(options.words).paths if options.package is not None]
     folders += [("--project", folder) for folder in options.project]
     return " ".join(f"{option} {shlex.quote(folder)}" for option, folder in folders)

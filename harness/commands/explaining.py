@@ -1,4 +1,4 @@
-"""Why the kernels of a run fail, found out when its results are there."""
+"""Explanations of why the kernels of a run fail, found when its results are there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ INTERRUPTED = "it was interrupted"
 
 
 def with_explanations(config: Config, run: Run, *, elsewhere: Mapping[str, str] = MappingProxyType({})) -> Run:
-    """The run with why its kernels fail, and with the stages of those that declare none, as far as time allows.
+    """Add to a run why its kernels fail, and the stages of kernels that declare none, as far as time allows.
 
     Of a run whose kernels have processes of their own, failures are explained in confined ones, and no stages are
     looked for. It changes no verdict and raises nothing: what goes wrong is the reason of an explanation. An
@@ -71,14 +71,14 @@ def with_explanations(config: Config, run: Run, *, elsewhere: Mapping[str, str] 
 
 
 def of_run(config: Config, results: Sequence[CaseResult]) -> Config:
-    """The configuration for the cases of some results of a run once more, of kernels of this revision."""
+    """Restrict the configuration to the cases and kernels of some results, without revisions."""
     kernels = tuple(dict.fromkeys(result.kernel for result in results))
     lines = tuple(dict.fromkeys(result.case for result in results))
     return replace(config, ops=(), kernels=kernels, lines=lines, revisions={}, timeout=OF_A_KERNEL)
 
 
 def failures_of(run: Run) -> list[CaseResult]:
-    """What is explained: the smallest failing case of each problem of values of a kernel on a device.
+    """Choose the failures to explain: the smallest failing case of each kernel's problem of values on a device.
 
     There are `MOST_CAUSES` of them at most, and the first of each kernel comes before any second.
     """
@@ -93,7 +93,7 @@ def failures_of(run: Run) -> list[CaseResult]:
 
 
 def wider_of(run: Run, failures: Sequence[CaseResult]) -> dict[Named, CaseResult]:
-    """Failure → the smallest of the same problem in which so many elements are wrong that a line can be named."""
+    """Map each failure to the smallest case of the same problem with enough wrong elements to name a line."""
     found: dict[Named, CaseResult] = {}
     for problem in problems(run):
         for _, bad in _of_values(problem):
@@ -108,7 +108,7 @@ def _named(result: CaseResult) -> Named:
 
 
 def _of_values(problem: Problem) -> Iterator[tuple[str, tuple[CaseResult, ...]]]:
-    """Each device on which values are wrong, and the results that say so."""
+    """Yield each device on which values are wrong, and the results that say so."""
     for device in dict.fromkeys(result.device for result in problem.bad):
         bad = tuple(result for result in problem.bad if result.device == device and _is_of_values(result))
         if bad:
@@ -116,7 +116,7 @@ def _of_values(problem: Problem) -> Iterator[tuple[str, tuple[CaseResult, ...]]]
 
 
 def _is_of_values(result: CaseResult) -> bool:
-    """Whether an element is wrong, of a kernel of this revision."""
+    """Check whether an element is wrong, of a kernel of this revision."""
     wrong = result.verdict is Verdict.FAILED and any(finding.kind in OF_STAGES for finding in result.faults)
     return wrong and REVISION_MARK not in result.kernel
 
@@ -129,7 +129,7 @@ def explained(
     explainer: Callable[[Config], Explainer | ConfinedExplainer] = Explainer,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Explanation]:
-    """Why each of the failures is one, in their order; those for which there is no time say so.
+    """Explain each of the failures, in their order; those for which there is no time say so.
 
     Where no line is sure, that is asked of the case that is `wider`, too.
     """
@@ -148,7 +148,7 @@ def explained(
 
 
 def _explained(process: Explainer | ConfinedExplainer, failure: CaseResult, left: Callable[[], float]) -> Explanation:
-    """Why it is one, as far as the seconds that are left suffice; the process starts before those of the kernel run."""
+    """Explain a failure within the seconds that are left; the process starts before a kernel's time begins."""
     if left() <= 0:
         return unexplained(failure, NO_TIME)
     try:
@@ -163,7 +163,7 @@ def _explained(process: Explainer | ConfinedExplainer, failure: CaseResult, left
 
 
 def _otherwise(found: Explanation) -> str:
-    """What became of a failure when the kernel was run again; what explains that would not explain the failure."""
+    """Say in words what happened when the kernel ran again and did not fail; the failure itself stays unexplained."""
     if found.verdict is Verdict.PASSED:
         return "it passed when it was run again: what it gives is not the same each time"
     return f"it gave nothing to compare when it was run again: {found.reason or found.verdict}"
@@ -174,6 +174,6 @@ def _bug(error: Exception) -> str:
 
 
 def unexplained(failure: CaseResult, reason: str) -> Explanation:
-    """An explanation that says why it is none."""
+    """Make an empty explanation that carries the reason why there is none."""
     names = failure.kernel, failure.op, failure.contract, failure.case, failure.device
     return Explanation.of_nothing(*names, verdict=failure.verdict, reason=reason)

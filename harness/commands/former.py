@@ -50,5 +50,5 @@ def modern(words: Sequence[str]) -> list[str]:
 
 
 def _is_line(word: str) -> bool:
-    """Whether a word is a case, or stands for one in a document."""
+    """Check whether a word is a case, or stands for one in a document."""
     return " " in word or word in ("CASE", "…", "...")

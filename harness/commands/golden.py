@@ -75,7 +75,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def _from(least: int) -> Callable[[str], int]:
-    """What reads a whole number that is not below `least`."""
+    """Make a parser of whole numbers from `least` on."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -163,7 +163,7 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def _folder(options: argparse.Namespace, config: Config) -> Path:
-    """Where the goldens of this kind of device are: below --folder, or beside the kernels or the project."""
+    """Return the folder of goldens for this kind of device: below --folder, or beside the kernels or the project."""
     kernels = map(Path, config.kernel_folders)
     homes = [(path if path.is_dir() else path.parent) / "golden" for path in kernels]
     homes += [Path(folder) / FOLDER for folder in config.projects]
@@ -174,7 +174,7 @@ def _folder(options: argparse.Namespace, config: Config) -> Path:
 def _each(
     options: argparse.Namespace, config: Config, outcome: Callable[[Worker, str, Path], KernelOutcome]
 ) -> list[KernelOutcome]:
-    """The outcome of each kernel, while progress is shown; a file that is broken is an outcome too."""
+    """Collect the outcome of each kernel while showing progress; a broken file is an outcome too."""
     outcomes = []
     with RunProgress() as progress, Worker(config, progress.advance) as worker:
         for kernel in dict.fromkeys(item.kernel for item in worker.do(planned)):
@@ -192,7 +192,7 @@ def _fresh(worker: Worker, kernel: str, path: Path, options: argparse.Namespace)
 
 
 def _left_over(options: argparse.Namespace, config: Config, found: Iterable[KernelOutcome]) -> Iterable[KernelOutcome]:
-    """Goldens of kernels that are no more; not looked for where only some kernels were asked for."""
+    """List goldens whose kernels no longer exist; none if only some kernels were asked for."""
     known = [Path(kernel.path) for kernel in found]
     return () if config.kernels else left_over(_folder(options, config), known, config.devices[0])
 

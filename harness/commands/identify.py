@@ -68,7 +68,7 @@ def _identify(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _identified(worker: Worker, item: Planned, most: int) -> Identification:
-    """What was found out, which is no more than an error if the kernel ends its process."""
+    """Identify the contract of a kernel in the worker; a kernel that ends its process makes an error."""
     try:
         return worker.do(identify_kernel, item.kernel, most=most)
     except WorkerEnded as ended:

@@ -56,7 +56,7 @@ def _invariance(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _asked(worker: Worker, item: Planned, *, quick: bool) -> Invariance:
-    """What was found out; a question that the kernel's process does not survive costs the answer to that alone."""
+    """Ask for each property of a kernel; a question that ends the kernel's process loses only its own answer."""
     results, errors = list[PropertyResult](), dict[str, list[str]]()
     asked = worker.do(askings, item.kernel, quick=quick)
     with doing(f"asking {item.kernel} on {item.device}"):

@@ -88,7 +88,7 @@ def _facts_of(op: Op) -> Mapping[str, tuple[str, ...]]:
 
 
 def _options(choices: Sequence[str] | Mapping[str, object]) -> Iterator[str]:
-    """Names of the options of an axis; one without a name stands for nothing that differs, and is left out."""
+    """Yield the names of the options of an axis; one without a name changes nothing, and is left out."""
     for number, option in enumerate(choices):
         if option:
             yield option if number else f"{option} (default)"
@@ -130,7 +130,7 @@ def _layouts(project: Project, config: Config) -> Iterator[Entry]:
 
 
 def _properties(project: Project, config: Config) -> Iterator[Entry]:
-    """Those of any op first; a name that means something of its own for an op stands there once."""
+    """Yield the properties of the ops, each name once, those of any op first."""
     known: dict[str, str] = {}
     for op in map(project.op, config.ops or sorted(project.ops)):
         for name, one in properties_of(op).items():

@@ -53,7 +53,7 @@ _FILES = {
 
 
 def written(name: str, folder: Path) -> dict[Path, str]:
-    """The files of an op of this name, which are written: all of them, or none.
+    """Write the files of an op of this name, all of them or none, and return their texts by path.
 
     Raises:
         UsageError: the name is none, there is such an op, or one of the files is there.

@@ -48,7 +48,7 @@ def execute_on_cluster(
 
 
 def _followed(cluster: Cluster) -> Worked:
-    """What the actors of a cluster did, whose progress is shown."""
+    """Run the items on the actors of a cluster while showing progress."""
     from lastbit.cluster.run import work_on
 
     with RunProgress() as progress, _actors(cluster.config) as pool:
@@ -65,7 +65,7 @@ def _actors(config: Config) -> Iterator[RayPool]:
 
 
 def _elsewhere(run: Run) -> Mapping[str, str]:
-    """The devices of a run that are not those of this machine → why nothing is explained there."""
+    """Map each device of a run that this machine lacks to the reason why nothing is explained there."""
     devices = dict.fromkeys(result.device for result in run.results if result.device != "cpu")
     names = dict(name.split(": ", 1) for name in run.environment["accelerators"].split(", ") if ": " in name)
     return {
@@ -77,7 +77,7 @@ def _elsewhere(run: Run) -> Mapping[str, str]:
 
 
 def _name_here(device: str) -> str:
-    """The name of an accelerator of this machine."""
+    """Return the name of an accelerator of this machine."""
     import torch
 
     from lastbit.devices import machine

@@ -134,19 +134,19 @@ def _names_lastbit(file: Path) -> bool:
 
 
 def seed(text: str) -> int | None:
-    """A number, or None for one of each case that nobody knows before it runs."""
+    """Parse a number, or `random` as None: a seed for each case that nobody knows before it runs."""
     if text != "random" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor random")
     return None if text == "random" else int(text)
 
 
 def workers_of(options: argparse.Namespace) -> list[str]:
-    """The option -n for pytest, where it was given or the command has a default."""
+    """Return pytest's option -n, if it was given or the command has a default."""
     return [] if options.workers is None else ["-n", options.workers]
 
 
 def _workers(text: str) -> str:
-    """Workers are processes of their own even if there is one, so that a kernel that kills its process ends nothing."""
+    """Parse the number of workers; even one is a process of its own, so that a kernel that ends it ends no run."""
     if text not in ("auto", "logical") and not (text.isdecimal() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of processes from 1 on nor auto")
     return text
@@ -183,7 +183,7 @@ def config_of(options: argparse.Namespace, **changes: Any) -> Config:
 
 
 def _run_folder(given: Path | None) -> Path:
-    """A folder that `Config.save` makes when the run begins, so that bad input leaves none behind."""
+    """Name the run folder, which `Config.save` makes when the run begins, so that bad input leaves none behind."""
     if given is None:
         return Path(RUNS, f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}")
     if given.exists() and any(given.iterdir()):

@@ -74,7 +74,7 @@ def _order(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _orders(options: argparse.Namespace) -> Iterator[Order]:
-    """Every sum of every kernel at every size."""
+    """Yield the order of every sum of every kernel at every size."""
     asked = read_words(options.words).without_case("order")
     config = config_of(options, kernels=tuple(dict.fromkeys(asked.kernels)))
     on_cpu = config.devices[0] == "cpu"
@@ -91,7 +91,7 @@ def _orders(options: argparse.Namespace) -> Iterator[Order]:
 
 
 def _differences(found: Sequence[Order]) -> Iterator[str]:
-    """What differs between neighbouring sizes of a kernel, and between kernels at one size."""
+    """Yield the differences between neighbouring sizes of a kernel, and between kernels at one size."""
     sizes: Callable[[Order], tuple[str, str]] = lambda order: (order.kernel, order.sum)  # noqa: E731
     kernels: Callable[[Order], tuple[str, int]] = lambda order: (order.sum, order.terms)  # noqa: E731
     for key in (sizes, kernels):
@@ -120,7 +120,7 @@ def _read(file: Path) -> list[Order]:
 
 
 def _alike(a: Order, b: Order, first: Sequence[Order], second: Sequence[Order]) -> bool:
-    """Whether two orders are of one sum and size, and of one kernel if both files have that."""
+    """Check whether two orders are of one sum and size, and of one kernel if both files have that."""
     shared = {order.kernel for order in first} & {order.kernel for order in second}
     return (a.sum, a.terms) == (b.sum, b.terms) and (not shared or (a.kernel == b.kernel))
 

@@ -78,14 +78,14 @@ def _pin(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _reason(given: str) -> str:
-    """The reason on one line, without characters that command a terminal."""
+    """Put the reason on one line, without control characters of a terminal."""
     if not (reason := visible(" ".join(given.split()))):
         raise UsageError("--reason is empty; say what was wrong, for whoever sees the case fail again")
     return reason
 
 
 def _smallest(config: Config, kernel: Kernel, case: Case, seconds: float) -> tuple[Case | None, str]:
-    """The smallest tensors on which the kernel fails as on the case, and what it does if that is no wrong value."""
+    """Find the smallest tensors that fail as the case does, or None; say what happened if no value is wrong."""
     if kernel.devices and one_device(config).partition(":")[0] not in kernel.devices:
         raise UsageError(f"kernel {kernel.name!r} is declared for {', '.join(kernel.devices)} only; see --device")
     with Worker(config) as worker:
@@ -99,7 +99,7 @@ def _smallest(config: Config, kernel: Kernel, case: Case, seconds: float) -> tup
 
 
 def _folder(given: Sequence[str]) -> Path:
-    """The project that the case is kept in: the first that is named, or that of the working directory.
+    """Return the project folder that keeps the case: the first that is named, or that of the working directory.
 
     Raises:
         UsageError: there is none, or it is the folder in which lastbit is installed.
@@ -144,7 +144,7 @@ def _kernel(project: Project, names: Sequence[str], case: Case) -> tuple[Kernel,
 
 
 def _origin(kernel: Kernel, contract: str, device: str) -> str:
-    """Where a case comes from, which is the same whenever it is asked for."""
+    """Describe the origin of a case, in words that do not depend on when it is pinned."""
     versions = ", ".join(f"{package} {_version(package)}" for package in ("torch", "triton"))
     return f"{kernel.name} ({contract}) on {device}, {versions}"
 

@@ -64,7 +64,7 @@ def _reference(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def told(found: Tried | None) -> Iterator[str]:
-    """What the trial of a reference showed."""
+    """Yield sentences on the trial of a reference."""
     if found is None:
         yield "the results are rounded once; the function itself rounds more, so that it was not tried"
         return
@@ -77,7 +77,7 @@ def told(found: Tried | None) -> Iterator[str]:
 
 
 def function_of(text: str) -> tuple[Path, str]:
-    """File and name of FILE:FUNCTION.
+    """Split FILE:FUNCTION into file and name.
 
     Raises:
         UsageError: it is not of this form, or there is no such file.
@@ -91,7 +91,7 @@ def function_of(text: str) -> tuple[Path, str]:
 
 
 def loaded(path: Path, name: str) -> Callable[..., Any]:
-    """The function of this name in a file.
+    """Load a file and return the function of this name.
 
     Raises:
         UsageError: there is none.
@@ -104,7 +104,7 @@ def loaded(path: Path, name: str) -> Callable[..., Any]:
 
 
 def written(function: Callable[..., Any], case: Case, source: str, *, steps: bool = True) -> tuple[str, Tried | None]:
-    """The file of the reference that the function becomes, and what became of it where it was tried."""
+    """Write the reference of a function; return its text, and the result of its trial if it was tried."""
     numbers, fixed = _parameters(function, case)
     case = Case(case.op, case.tensors, numbers, case.seed)
     made = write_reference(
@@ -114,7 +114,7 @@ def written(function: Callable[..., Any], case: Case, source: str, *, steps: boo
 
 
 def _parameters(function: Callable[..., Any], case: Case) -> tuple[Mapping[str, float], Mapping[str, object]]:
-    """The numbers that remain parameters of the op, and what the function is traced for once and for all.
+    """Split the parameters into numbers that stay parameters of the op, and values that tracing fixes.
 
     Raises:
         UsageError: the function has no such parameter, or needs one that the example lacks.

@@ -25,7 +25,7 @@ STANDARD_OUTPUT = "-"
 
 @dataclass(frozen=True)
 class _Format:
-    """A kind of report: what its option says, and the text that it makes of a run and the run before it."""
+    """A format of reports: the help of its option, and its text of a run and the run to compare with."""
 
     help: str
     text: Callable[[Run, Run | None], str]
@@ -57,7 +57,7 @@ def add_run_argument(parser: argparse.ArgumentParser, name: str, *, help: str, n
 
 
 def read_run(path: Path) -> Run:
-    """The run in a folder; a file of the folder, such as records.jsonl, stands for it.
+    """Read the run in a folder; a file of the folder, such as records.jsonl, stands for it.
 
     Raises:
         LastbitError: there is no such folder, or it holds no complete run.
@@ -114,13 +114,13 @@ def _check_targets(wanted: Mapping[str, str], *, annotations: bool) -> None:
 
 
 def _runs(options: argparse.Namespace) -> tuple[Run, Run | None]:
-    """The run, and the one that it is compared with: another one, or its own kernels of another revision."""
+    """Read the run and the run to compare with: another one, or its own kernels of another revision."""
     run, base = with_base(read_run(options.run or newest_run()))
     return run, with_base(read_run(options.base))[0] if options.base else base
 
 
 def newest_run(folder: Path = RUNS) -> Path:
-    """The complete run below `folder` that ended last.
+    """Return the complete run below `folder` that ended last.
 
     Raises:
         LastbitError: there is none.

@@ -24,7 +24,7 @@ NOTHING_RUN = 3
 
 
 def worst_code(codes: Iterable[int]) -> int:
-    """The exit code for several kernels: something broken, then findings, then all well; `NOTHING_RUN` for none."""
+    """Return the worst exit code of several kernels: 2 before 1 before 0; `NOTHING_RUN` for none."""
     found = {*codes, NOTHING_RUN}
     return next(code for code in (2, 1, 0, NOTHING_RUN) if code in found)
 
@@ -70,7 +70,7 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
 
 
 def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> Run:
-    """The run with what compute-sanitizer finds in its cases."""
+    """Run the cases again under compute-sanitizer and add its findings to the run."""
     from lastbit.reports.progress import RunProgress
     from lastbit.sanitize.run import chosen_of, sanitized
     from lastbit.verify.assemble import INTERRUPTED
@@ -84,7 +84,7 @@ def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> R
 
 
 def with_why(config: Config, run: Run, *, elsewhere: Mapping[str, str] = MappingProxyType({})) -> Run:
-    """The run with why its kernels fail, where that could be found out, and kept; see `with_explanations`."""
+    """Explain the run's failures where possible, and write what was found to its records; see `with_explanations`."""
     from lastbit.commands.explaining import with_explanations
 
     found = with_explanations(config, run, elsewhere=elsewhere)
@@ -93,7 +93,7 @@ def with_why(config: Config, run: Run, *, elsewhere: Mapping[str, str] = Mapping
 
 
 def import_ahead(*names: str) -> None:
-    """Begin to import what a run needs later, while other processes work; what fails here fails there."""
+    """Begin to import modules that a run needs later, while other processes work; a failure shows at their use."""
 
     def import_all() -> None:
         for name in names:
@@ -124,7 +124,7 @@ def _follow(children: Sequence[runs.Child], results: runs.Results, quiet: bool) 
 
 
 def kept(run: Run, folder: Path, write: Callable[[Run, Path], None] = records.write) -> Run:
-    """The run with its records in `folder`, or broken because they cannot be written."""
+    """Write the records to `folder`, and return the run; marked as broken if they cannot be written."""
     try:
         write(run, folder)
     except OSError as error:

@@ -35,10 +35,10 @@ DEVICE = "cpu"
 
 
 def ordinary_of(run: Run) -> list[CaseResult]:
-    """Where stages are looked for: of the ordinary cases that a kernel passed on the CPU, one for each dtype of the
-    first input of its op, with the fewest parameters and then the fewest elements.
+    """Choose the cases in which stages are looked for: of the ordinary ones that a kernel passed on the CPU, one for
+    each dtype of the first input of its op, with the fewest parameters and then the fewest elements.
 
-    Only of kernels of which no stage was seen but results.
+    Kernels with a visible stage other than results are left out.
     """
     showing = {result.kernel for result in run.results if any(not stage.result for stage in result.stages)}
     found: dict[tuple[str, str], list[tuple[int, int, str, CaseResult]]] = {}
@@ -54,7 +54,7 @@ def ordinary_of(run: Run) -> list[CaseResult]:
 
 
 def is_ordinary(case: Case) -> bool:
-    """Whether its tensors are contiguous, its numbers ordinary, and these neither few nor very many."""
+    """Check whether a case has contiguous tensors and ordinary numbers, neither few nor very many."""
     first, *_ = case.tensors
     contiguous = all(t.strides is None and not t.offset and not t.device for t in case.tensors)
     numbers = [t for t in case.tensors if BY_NAME[t.dtype].floating]
@@ -70,7 +70,7 @@ def traced(
     worker: Callable[..., Worker] = Worker,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[KernelTrace]:
-    """The stages that are found in these cases; none of a kernel in which nothing can be seen."""
+    """Yield the stages that are found in these cases; nothing for a kernel whose stages cannot be seen."""
     if not passed:
         return
     what = f"looking for the stages of {plural(len({result.kernel for result in passed}), 'kernel')}"

@@ -1,1 +1,1 @@
-"""What the bits of a kernel depend on: pairs of calls that must give equal bits if a property holds."""
+"""Properties of a kernel's bits: pairs of calls that must give equal bits if the property holds."""

@@ -38,13 +38,13 @@ def show(basis: Basis, pairs: Pairs) -> None:
 
 
 def _parted(basis: Basis, matched: Matched) -> tuple[Matched, Matched]:
-    """The results that must be equal, and those that the kernel declares as unordered."""
+    """Split the results into those that must be equal and those that the kernel declares as unordered."""
     rest = {name: pair for name, pair in matched.items() if name in basis.kernel.unordered}
     return {name: pair for name, pair in matched.items() if name not in rest}, rest
 
 
 def _calls(basis: Basis) -> Iterator[tuple[str, Tensors]]:
-    """Calls in words, and what they gave."""
+    """Yield each call's description and its results."""
     for number in count(2, 3):
         yield f"call {number} on the same inputs", basis.call(basis.inputs)
         held = [torch.empty(size, dtype=torch.uint8, device=basis.device) for size in _BLOCKS]

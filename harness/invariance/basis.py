@@ -27,7 +27,7 @@ Anew = Callable[[Mapping[str, str]], Tensors]
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """A kernel, and its call on a case, which every other call is compared with.
+    """A kernel and its call on a case, with which every other call is compared.
 
     Attributes:
         kernel, op, device: what is asked.
@@ -68,7 +68,7 @@ class Basis:
         return Random(self.case.seed)
 
     def related(self, related: Related) -> Inputs:
-        """The inputs of a related call: contiguous where their shape is another one, or elements share memory."""
+        """Return the inputs of a related call; contiguous where their shape is new or elements share memory."""
         own = {spec.name: spec for spec in self.case.tensors}
         specs = tuple(_spec(name, tensor, own.get(name)) for name, tensor in related.tensors.items())
         case = replace(self.case, tensors=specs, params={**self.case.params, **related.params})
@@ -84,7 +84,7 @@ def _spec(name: str, tensor: Tensor, own: TensorSpec | None) -> TensorSpec:
 
 
 def contiguous(basis: Basis) -> Basis:
-    """The call on contiguous, aligned copies of the inputs; the basis itself if they are that already."""
+    """Return the basis with contiguous, aligned copies of the inputs; itself if no tensor has strides or an offset."""
     specs = basis.case.tensors
     if all(spec.strides is None and not spec.offset for spec in specs):
         return basis
@@ -95,7 +95,7 @@ def contiguous(basis: Basis) -> Basis:
 
 
 def line_of(inputs: Inputs, device: torch.device) -> str:
-    """The case line that gives these inputs; empty if the values of its regimes and its seed are others."""
+    """Return the case line that builds these inputs; empty if its regimes and seed build other values."""
     try:
         built = build(inputs.case, device)
     except UsageError:  # given values for another number of elements
@@ -106,7 +106,7 @@ def line_of(inputs: Inputs, device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """Elements of a result in which two calls differ; a NaN is as any other NaN, whatever its sign and payload.
+    """Elements of a result in which two calls differ; NaNs are equal, whatever their sign and payload.
 
     Attributes:
         result: its name.
@@ -128,7 +128,7 @@ _MOST_ROWS = 256
 
 
 def difference(matched: Matched) -> Difference | None:
-    """The result of which most elements differ in a bit, or None if every bit is the same."""
+    """Return the difference of the result with the most differing elements; None if all results are bitwise equal."""
     found = [d for name, (a, b) in matched.items() if (d := _difference(name, a, b)) is not None]
     return max(found, key=lambda d: d.elements, default=None)
 

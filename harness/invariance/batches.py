@@ -43,7 +43,7 @@ def _padding(basis: Basis, pairs: Pairs) -> None:
 
 
 def _found(launches: Launches, further: int, *, after: bool) -> dict[str, tuple[Launch, bool]]:
-    """What further rows hold → the launch with them, and whether it changed the rows of the case."""
+    """Map the contents of the further rows to the launch with them, and to whether it changed the rows of the case."""
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of arithmetic on infinities, which is done on purpose
@@ -54,7 +54,7 @@ def _found(launches: Launches, further: int, *, after: bool) -> dict[str, tuple[
 
 
 def _with(launches: Launches, what: str, padded: Tensors, *, after: bool) -> Launch | None:
-    """A launch with further rows, of which it has only those of the case."""
+    """Launch the rows of the case together with further rows, and keep only the rows of the case."""
     further, count = len(next(iter(padded.values()))), launches.count
     rows = joined([launches.tensors, padded] if after else [padded, launches.tensors])
     further_rows = "a row" if further == 1 else f"{further} rows"
@@ -66,7 +66,7 @@ def _with(launches: Launches, what: str, padded: Tensors, *, after: bool) -> Lau
 
 
 def _explained(found: Mapping[str, tuple[Launch, bool]]) -> list[str]:
-    """What the bits change with, from launches with as many further rows, that hold one thing or another."""
+    """Name the cause of changed bits, from launches of one size: the number of rows or the further rows' contents."""
     broken = [what for what, (_, changed) in found.items() if changed]
     launches = [launch for launch, _ in found.values()]
     if broken and len(broken) == len(found) and all(_same_rows(launches[0], other) for other in launches):
@@ -75,14 +75,14 @@ def _explained(found: Mapping[str, tuple[Launch, bool]]) -> list[str]:
 
 
 def _places(to_aligned: int) -> Iterator[tuple[bool, int]]:
-    """Whether further rows come after the rows of the case, and how many."""
+    """Yield whether further rows come after the rows of the case, and how many."""
     yield from ((True, 1), (False, 1))
     if to_aligned > 1:
         yield True, to_aligned
 
 
 def _padded(launches: Launches, further: int) -> Iterator[tuple[str, Tensors]]:
-    """What further rows hold → these rows, for each of the inputs that have rows."""
+    """Yield the contents of further rows in words, and these rows of each input that has rows."""
     shapes = {name: picked(tensor, [0] * further) for name, tensor in launches.tensors.items()}
     yield "zeros", {name: torch.zeros_like(tensor) for name, tensor in shapes.items()}
     last = [launches.count - 1] * further
@@ -94,7 +94,7 @@ def _padded(launches: Launches, further: int) -> Iterator[tuple[str, Tensors]]:
 
 
 def _filled(like: Tensor, what: str) -> Tensor:
-    """A tensor of one value; of the largest number, where its dtype lacks infinity."""
+    """Fill a tensor with one value; with the largest finite number where its dtype lacks infinity."""
     largest = torch.finfo(like.dtype).max
     value = {"NaN": math.nan, "infinities": math.inf}.get(what, largest)
     filled = torch.full(like.shape, value, dtype=torch.float64, device=like.device).to(like.dtype)
@@ -107,7 +107,7 @@ def _same_rows(a: Launch, b: Launch) -> bool:
 
 
 def _changed_sums(launches: Launches, launch: Launch) -> set[str]:
-    """Results without rows that rows of zeros changed.
+    """Name the results without rows that rows of zeros changed.
 
     If they are sums over rows, such rows add nothing in exact arithmetic, but a mean or a count may be meant. So this
     is no pair that must be equal.

@@ -23,7 +23,7 @@ GENERATED = "inductor"
 
 
 def backends(basis: Basis) -> tuple[str, ...]:
-    """What compiles: code is generated on accelerators alone, where it takes seconds."""
+    """Choose the backends of torch.compile; code is generated on accelerators only, where it takes seconds."""
     return (TRACED, GENERATED) if basis.thorough and basis.device.type != "cpu" else (TRACED,)
 
 
@@ -47,7 +47,7 @@ def show(basis: Basis, pairs: Pairs) -> None:
 
 
 def _compiled(basis: Basis, backend: str, dynamic: bool) -> tuple[Tensors, bool]:
-    """The results of a call under torch.compile, and whether any of the function was traced."""
+    """Call the kernel under torch.compile; return its results and whether any of the function was traced."""
     from torch._dynamo.utils import counters
 
     with _traceable(basis):
@@ -57,7 +57,7 @@ def _compiled(basis: Basis, backend: str, dynamic: bool) -> tuple[Tensors, bool]
 
 @contextmanager
 def _traceable(basis: Basis) -> Iterator[None]:
-    """Dynamo has traced nothing before and afterwards, finds the files of a kernel, and leaves its programs alone."""
+    """Clear Dynamo's caches before and after, let it find a kernel's files, and keep it from tracing its programs."""
     import torch._dynamo
     from torch._dynamo import symbolic_convert
     from torch._dynamo.utils import counters

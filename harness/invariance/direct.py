@@ -35,7 +35,7 @@ def called(
     function: Callable[..., Any] | None = None,
     device: torch.device | None = None,
 ) -> Tensors:
-    """Copies of what the kernel gives, or what stands for its function; nothing is left of the call in its inputs."""
+    """Call the kernel, or `function` in its place, and return copies of the results; the inputs are restored."""
     try:
         call, asked = function or basis.kernel.call, Asked(basis.case.params, tuple(basis.results))
         given = results_of(call, asked, device or basis.device, inputs.hand_out())
@@ -45,7 +45,7 @@ def called(
 
 
 def elsewhere(basis: Basis, steps: int = 0) -> Inputs:
-    """The same inputs in other memory, `steps` times 256 bytes further from where an allocation would put them."""
+    """Copy the inputs to other memory, `steps` times 256 bytes beyond where an allocation would put them."""
     tensors = basis.case.tensors
     further = tuple(replace(s, offset=s.offset + steps * ALIGNMENT // s.torch_dtype.itemsize) for s in tensors)
     return holding(replace(basis.case, tensors=further), basis.inputs.tensors, basis.device)
@@ -68,10 +68,10 @@ def _place(inputs: Inputs) -> int:
 
 
 def other_values(basis: Basis) -> Inputs:
-    """Inputs of the same shapes and layouts with the values of another seed."""
+    """Build inputs of the same shapes and layouts with the values of another seed."""
     return build(replace(basis.case, seed=basis.case.seed + 1), basis.device)
 
 
 def said(error: Exception) -> str:
-    """Type and first line of what was raised."""
+    """Return type and first line of an exception."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(": ")

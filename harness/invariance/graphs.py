@@ -32,7 +32,7 @@ class Replay:
     results: dict[str, Tensor]
 
     def on(self, values: Inputs) -> Tensors:
-        """Copies of the results for values that belong in the memory of the inputs."""
+        """Replay the graph on values that belong in the memory of the inputs, and return copies of the results."""
         values.restore()
         self.graph.replay()
         torch.cuda.synchronize()
@@ -57,7 +57,7 @@ def show(basis: Basis, pairs: Pairs) -> None:
 
 
 def _compare_on_other_values(basis: Basis, pairs: Pairs, replay: Replay) -> None:
-    """What a capture keeps of the values that it saw shows on others; then the first ones come back."""
+    """Replay the graph on other values, which shows values kept from the capture; then on the first ones again."""
     there = other_values(basis)
     eager = basis.call(there)
     results = replay.on(refilled(replay.inputs.guards, there.case))
@@ -71,7 +71,7 @@ def _compare_on_other_values(basis: Basis, pairs: Pairs, replay: Replay) -> None
 
 
 def replay_of(basis: Basis, inputs: Inputs) -> Replay:
-    """The call captured; raises `NotApplicable` if it cannot be, with the first line of why."""
+    """Capture the call in a CUDA graph; raise `NotApplicable` with the first line of the reason if that fails."""
     handed = inputs.hand_out()
 
     def call() -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ def _in_place(basis: Basis, pairs: Pairs) -> None:
 
 
 def _alike(basis: Basis, result: str) -> list[str]:
-    """Inputs whose memory can hold a result."""
+    """List the inputs whose memory can hold a result."""
     own, declared = basis.results[result], _NAME in basis.kernel.invariant
     taken = {spec.name for spec in basis.case.tensors if spec.repeats or spec.name in basis.kernel.held}
     return [

@@ -13,7 +13,7 @@ from lastbit.relations import Independent, Tensors
 
 
 def of_independent(things: Independent) -> Property:
-    """The property that each of them has the same bits alone, in any batch and at any place in it."""
+    """Make the property that each of these things has the same bits alone, in any batch and at any place in it."""
 
     def show(basis: Basis, pairs: Pairs) -> None:
         rows.show(as_rows(basis, things), pairs)
@@ -25,7 +25,7 @@ def of_independent(things: Independent) -> Property:
 
 
 def as_rows(basis: Basis, things: Independent) -> Basis:
-    """The same call, of an op with these things as rows, and their results alone."""
+    """Treat these things as the rows of the op, and keep only their results."""
 
     def call(inputs: Inputs) -> Tensors:
         return _of(things, basis.call(inputs))
@@ -38,7 +38,7 @@ def as_rows(basis: Basis, things: Independent) -> Basis:
 
 
 def worded(text: str, name: str) -> str:
-    """A sentence about rows as one about these things; regimes and names in case lines stay."""
+    """Rewrite a sentence about rows as one about these things; regimes and names in case lines stay."""
     one = name.removesuffix("s")
     return re.sub(r"(?<![\w:=])row(s?)(?![\w=\[(])", rf"{one}\1", text)
 

@@ -36,7 +36,7 @@ class Launch:
 
 
 class Launches:
-    """The rows of a case, in launches of some of them.
+    """Launches of some of the rows of a case.
 
     All launches are of contiguous tensors with one leading dimension, as far as the kernel takes that, and so is the
     one of all rows in order that others are compared with.
@@ -69,11 +69,11 @@ class Launches:
             self._flatten()
 
     def launch(self, rows: Numbers, what: str, leading: tuple[int, ...] | None = None) -> Launch | None:
-        """A call on these rows, with these leading dimensions; None, and said, if the kernel does not take it."""
+        """Call the kernel on these rows, in these leading dimensions; None, with a note, if it declines the call."""
         return self.of({name: picked(tensor, rows) for name, tensor in self.tensors.items()}, what, leading)
 
     def of(self, rows: Tensors, what: str, leading: tuple[int, ...] | None = None) -> Launch | None:
-        """A call on rows that need not be those of the case: row input → [rows, …]."""
+        """Call the kernel on any rows, also on rows that the case lacks: input name → tensor [rows, …]."""
         count = len(next(iter(rows.values())))
         shape = (*self._outer, count) if leading is None else leading
         shaped = {name: tensor.reshape(*shape, *tensor.shape[1:]) for name, tensor in rows.items()}
@@ -85,7 +85,7 @@ class Launches:
         return Launch(what, inputs, results, found)
 
     def compare(self, rows: Numbers, what: str, leading: tuple[int, ...] | None = None) -> list[int] | None:
-        """Rows of the case that have other bits in a launch of these rows; None if the kernel does not take it."""
+        """Return the rows of the case with other bits in a launch of these rows; None if the kernel declines it."""
         launch = self.launch(rows, what, leading)
         return None if launch is None else self.compared(launch, rows)
 
@@ -102,7 +102,7 @@ class Launches:
         return changed_rows(matched, rows)
 
     def matched(self, found: Tensors, rows: Numbers) -> Matched:
-        """Rows of the launch of all rows, and the same ones of another launch: [rows, …] or, of vectors, [rows, 1]."""
+        """Pair the rows of the launch of all rows with those of another: [rows, …] or, of vectors, [rows, 1]."""
         return {name: (_wide(picked(self.results[name], rows)), _wide(own)) for name, own in found.items()}
 
     def _flatten(self) -> None:
@@ -129,7 +129,7 @@ class Launches:
 
 
 def changed_rows(matched: Matched, rows: Numbers) -> list[int]:
-    """Which of the rows, as far as there are as many, differ in a result."""
+    """Return the rows that differ in a result; all if shapes or dtypes differ."""
     found: set[int] = set()
     for a, b in matched.values():
         if a.shape != b.shape or a.dtype != b.dtype:
@@ -140,7 +140,7 @@ def changed_rows(matched: Matched, rows: Numbers) -> list[int]:
 
 
 def picked(tensor: Tensor, rows: Numbers) -> Tensor:
-    """Rows of a tensor [rows, …]: a view where they follow each other."""
+    """Select rows of a tensor [rows, …]; a view where they follow each other."""
     if isinstance(rows, range) and rows.step == 1:
         return tensor[rows.start : rows.stop]
     index = torch.tensor(list(rows), device=tensor.device)
@@ -148,13 +148,13 @@ def picked(tensor: Tensor, rows: Numbers) -> Tensor:
 
 
 def joined(parts: Sequence[Tensors]) -> Tensors:
-    """The rows of several launches as those of one."""
+    """Concatenate the rows of several launches."""
     first = parts[0]
     return {n: torch.cat([bits_of(part[n]) for part in parts]).view(tensor.dtype) for n, tensor in first.items()}
 
 
 def _rows_of(result: Tensor, own: Tensor, count: int, leading: tuple[int, ...]) -> Tensor:
-    """A result as [rows, …]; as it is if it has not the shape that it must have."""
+    """Reshape a result to [rows, …]; leave it as it is if its shape is wrong."""
     if tuple(result.shape) != (*leading, *own.shape[1:]):
         return result
     return result.reshape(count, *own.shape[1:])

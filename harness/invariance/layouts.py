@@ -38,7 +38,7 @@ def _layout(basis: Basis, pairs: Pairs) -> None:
 
 
 def _layouts(spec: TensorSpec, basis: Basis) -> list[Layout]:
-    """Other layouts than the contiguous one; what a kernel overwrites cannot have elements that share memory."""
+    """List layouts other than the contiguous one; no element of an overwritten input may share memory."""
     found = [layout for layout in applicable_layouts(spec.shape, spec.dtype) if layout.name != "contiguous"]
     written = spec.name in basis.kernel.mutates
     return [layout for layout in found if not (written and 0 in layout.strides)]
@@ -49,7 +49,7 @@ def _own(spec: TensorSpec) -> Layout:
 
 
 def _equal(plain: Basis, pairs: Pairs, placed: Placed) -> bool:
-    """Whether a call with tensors in these layouts gives the same bits; yes if the kernel does not take it."""
+    """Check whether a call with tensors in these layouts gives the same bits; true if the kernel does not take it."""
     specs = tuple(_placed(spec, placed.get(spec.name)) for spec in plain.case.tensors)
     inputs = holding(replace(plain.case, tensors=specs), plain.inputs.tensors, plain.device)
     what = ", ".join(f"{tensor} {layout.name}" for tensor, layout in placed.items())

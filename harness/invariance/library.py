@@ -1,4 +1,4 @@
-"""Which operation of torch breaks a property of a kernel: the one that gives other bits for the same operands.
+"""Blame for a broken property: the operation of torch that gives other bits for the same operands.
 
 The property is asked again while every operation of torch is watched. What an operation gives follows from its
 operands, and in many a row follows from a row of them: where these are what they were before, the result must be, too.
@@ -95,7 +95,7 @@ class _Watch(TorchDispatchMode):
         self._known: dict[bytes, _Kept] = {}
 
     def of(self, basis: Basis) -> Basis:
-        """The same call, and those that it is compared with, watched."""
+        """Watch the call of the basis, and the calls that are compared with it."""
 
         def call(inputs: Inputs) -> Tensors:
             with self:
@@ -141,7 +141,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _by_row(func: Any, given: Mapping[str, Any], operands: Operands, made: Tensor) -> list[str]:
-    """The operands of which a row, with the others whole, decides that row of the result; none where nobody knows."""
+    """Name the operands whose row i, with the other operands whole, decides row i of the result; none if unknown."""
     name = func.overloadpacket.__name__
     sides = len(next(iter(operands.values())).shape) if operands else 0
     if name in _DOTS:
@@ -165,7 +165,7 @@ def _in_words(first: _Kept, now: _Kept) -> str:
 
 
 def _spelled(value: Any) -> str:
-    """Arguments but for the tensors among them."""
+    """Spell the arguments, except for tensors."""
     if isinstance(value, dict):
         return str({name: _spelled(x) for name, x in value.items()})
     if isinstance(value, (list, tuple)):
@@ -174,7 +174,7 @@ def _spelled(value: Any) -> str:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in a value, however deep in lists and tuples."""
+    """Yield the tensors in a value, however deep in lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Another device of the same kind."""
+"""The property that another device of the same kind gives the same bits."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def show(basis: Basis, pairs: Pairs) -> None:
 
 
 def alike(device: torch.device) -> tuple[torch.device, ...]:
-    """The other devices of the kind that are here, the next one first."""
+    """Return the machine's other devices of the same kind, the next one first."""
     others = map(torch.device, machine().peers(str(device)))
     return tuple(other for other in others if _kind(other) == _kind(device))
 
 
 def _kind(device: torch.device) -> str:
-    """What the maker calls the device; its type where torch does not say."""
+    """Return the maker's name of the device; its type where torch gives no name."""
     name = getattr(torch.get_device_module(device), "get_device_name", None)
     return str(name(device)) if name else device.type
 

@@ -36,7 +36,7 @@ class Broken:
 
 @dataclass(eq=False)
 class Pairs:
-    """What the pairs of calls of a property showed so far.
+    """Findings so far from the pairs of calls of one property.
 
     Attributes:
         left_out: results that are not compared.
@@ -84,9 +84,9 @@ class Pairs:
         return False
 
     def asks(self, found: Difference, basis: Basis, *, shown: bool = False) -> bool:
-        """Whether the contract is asked of a pair that differs, until it excludes bits of one.
+        """Tell whether to ask the contract about a pair that differs; no more once it has excluded bits of one.
 
-        It is of the first few, of those further apart than any before, and of what is shown.
+        Asked about are the first few, pairs further apart than any before, and the pair that is shown.
         """
         few = _JUDGED if basis.thorough else _JUDGED_QUICKLY
         excluded = self.first is not None and self.first.legal is False
@@ -107,7 +107,7 @@ class Pairs:
         return {name: pair for name, pair in matched.items() if name not in self.left_out}
 
     def called(self, basis: Basis, inputs: Inputs, what: str) -> Tensors | None:
-        """The results of a call; None, and said, if the kernel does not take it."""
+        """Return the results of a call; None, with a note, if the kernel does not take it."""
         try:
             return basis.call(inputs)
         except UnsupportedCase as reason:
@@ -122,7 +122,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Property:
-    """Something that the bits of a kernel's results may depend on, or not.
+    """A circumstance that the bits of a kernel's results may depend on, or not.
 
     Attributes:
         name: as kernels declare it.
@@ -140,7 +140,7 @@ class Property:
 
 
 def of_relation(relation: Relation) -> Property:
-    """The property that a relation defines: each of its calls is compared with the first."""
+    """Make a property of a relation; each of the relation's calls is compared with the first call."""
 
     def show(basis: Basis, pairs: Pairs) -> None:
         for related in relation.related(basis.inputs.tensors, basis.case.params, basis.random):
@@ -150,7 +150,7 @@ def of_relation(relation: Relation) -> Property:
 
 
 def compare_related(basis: Basis, pairs: Pairs, related: Related) -> bool:
-    """Make a related call and compare it; whether it is equal, which one is that the kernel does not take."""
+    """Make a related call and compare it; return whether it is equal, which a declined call counts as."""
     if related.first is not None:
         inputs, results = _called(basis, pairs, related.first)
         if results is None:
@@ -163,7 +163,7 @@ def compare_related(basis: Basis, pairs: Pairs, related: Related) -> bool:
 
 
 def _called(basis: Basis, pairs: Pairs, related: Related) -> tuple[Inputs, Tensors | None]:
-    """Inputs and results of a related call; no results if the kernel has no parameter for one of its inputs."""
+    """Return inputs and results of a related call; no results if the kernel lacks a parameter for one of its inputs."""
     inputs = basis.related(related)
     if unknown := sorted(inputs.case.names - basis.case.names - basis.kernel.accepts):
         pairs.skip(related.what, f"the kernel does not take {', '.join(unknown)}")
@@ -172,7 +172,7 @@ def _called(basis: Basis, pairs: Pairs, related: Related) -> tuple[Inputs, Tenso
 
 
 def both(one: Property, other: Property) -> Property:
-    """A property that means two things, of which one may not apply."""
+    """Combine two properties into one; it is not applicable only if neither of the two applies."""
 
     def show(basis: Basis, pairs: Pairs) -> None:
         reasons = []
@@ -198,7 +198,7 @@ def result_of(property: Property, basis: Basis) -> PropertyResult:
 
 
 def _found(property: Property, basis: Basis) -> PropertyResult:
-    """What is found of a property: its pairs of calls are made. What the kernel raises is told, and not raised."""
+    """Make the property's pairs of calls and return its result; an exception of the kernel is reported, not raised."""
     found = PropertyResult(property.name, Outcome.HOLDS, property.name in basis.kernel.invariant)
     left_out = frozenset(() if property.unordered else basis.kernel.unordered) & basis.results.keys()
     pairs = Pairs(left_out)
@@ -238,7 +238,7 @@ def _broken(found: PropertyResult, pairs: Pairs, first: Broken, most: Difference
 
 
 def _said(pairs: Pairs) -> Iterable[str]:
-    """What a reader should know beside the outcome."""
+    """Yield remarks on the outcome: results left out, calls that were not tried, and notes."""
     if pairs.left_out:
         yield f"not compared: {', '.join(sorted(pairs.left_out))}, declared as unordered"
     yield from [*pairs.untried, *pairs.notes]

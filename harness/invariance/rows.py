@@ -75,7 +75,7 @@ class Search:
             self._seen(rows, f"the same rows, {step} places further to the front")
 
     def shapes(self) -> str:
-        """Launch all rows under other leading dimensions; what changes, in words.
+        """Launch all rows under other leading dimensions; return in words what changes.
 
         Not every kernel takes more than two dimensions: one that only looks at them is not asked for nothing.
         """
@@ -89,7 +89,7 @@ class Search:
         return "changes with the shape of the leading dimensions" if changed else ""
 
     def representatives(self) -> list[int]:
-        """A few rows with a change, of as many sizes of launches as there are."""
+        """Choose a few changed rows, from launches of as many different sizes as possible."""
         by_size: dict[int, int] = {}
         for row, size in self.sensitive.items():
             by_size.setdefault(size, row)
@@ -112,7 +112,7 @@ class Search:
 
 
 def _starts(count: int, size: int, most: int, random: Random) -> list[int]:
-    """First rows of launches that cover all rows, or of `most` launches: at the first row, and drawn ones in between.
+    """Choose the first rows of launches that cover all rows, or of `most` launches: row 0, and drawn ones.
 
     Each is drawn from a part of its own, so that launches of several sizes cover other rows.
     """

@@ -6,7 +6,7 @@ import torch
 
 
 def sizes_up_to(count: int, device: torch.device, *, few: bool = False) -> list[int]:
-    """Numbers of rows below `count`, in order: 2^k and its neighbours, and multiples of the number of processors.
+    """List numbers of rows below `count`, in order: 2^k and its neighbours, and multiples of the multiprocessors.
 
     A few are the powers, 3, all rows but one, and the number of processors with the next one.
     """
@@ -20,5 +20,5 @@ def sizes_up_to(count: int, device: torch.device, *, few: bool = False) -> list[
 
 
 def processors(device: torch.device) -> int:
-    """How many multiprocessors a GPU has; 0 for what is none."""
+    """Return the number of multiprocessors of a GPU; 0 for other devices."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0

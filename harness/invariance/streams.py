@@ -20,7 +20,7 @@ _MANY = 10  # calls beside each kind of work where calls may cost seconds
 
 @dataclass(frozen=True)
 class Work:
-    """What a device is kept busy with, for milliseconds.
+    """Matrix products that keep a device busy for milliseconds.
 
     Attributes:
         what: in words that follow "beside".
@@ -63,7 +63,7 @@ def on(stream: torch.Stream) -> Iterator[None]:
 
 @contextmanager
 def busy(work: Work, stream: torch.Stream) -> Iterator[None]:
-    """Work is queued on a stream, and done at the end."""
+    """Queue work on a stream, and wait for it at the end."""
     a, b = work.buffers(stream.device)
     torch.accelerator.synchronize(stream.device)
     with on(stream):
@@ -107,7 +107,7 @@ def _compare(basis: Basis, pairs: Pairs, what: str, inputs: Inputs) -> None:
 
 @contextmanager
 def _late(inputs: Inputs, stream: torch.Stream) -> Iterator[None]:
-    """The inputs are zeros until work that is queued on a stream is done."""
+    """Fill the inputs with zeros, and restore their values only after work that is queued on a stream."""
     for guarded in inputs.guards:
         guarded.words.zero_()
     with busy(PRODUCTS, stream):

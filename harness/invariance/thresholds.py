@@ -1,4 +1,4 @@
-"""What a row's bits change with: numbers of rows, found exactly, places in a launch, and the other rows."""
+"""Causes of changed bits in a row: numbers of rows, found exactly, places in a launch, and the other rows."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Bits = tuple[bytes, ...]
 
 @dataclass(frozen=True)
 class Changes:
-    """What the bits of rows change with.
+    """Causes of changed bits in rows.
 
     Attributes:
-        sentence: that, in words that follow a comma or a colon; empty if nothing was found.
+        sentence: the causes, in words that follow a comma or a colon; empty if nothing was found.
         counted: the largest number of rows known in whose launches rows have other bits than in that of all; 0 if none.
     """
 
@@ -60,7 +60,7 @@ Following = Callable[[int], Bits | None]
 
 
 def of(launches: Launches, rows: Sequence[int]) -> Changes:
-    """What the bits of these rows, which have been seen to change, change with."""
+    """Find the causes of changed bits in rows that are known to change: numbers of rows, places, other rows."""
     sizes = [*sizes_up_to(launches.count, launches.basis.device), launches.count]
     profile = cache(partial(_profile, launches, rows[:_COPIED]))
     known = [one for size in sizes if (one := profile(size)) is not None]
@@ -82,7 +82,7 @@ def of(launches: Launches, rows: Sequence[int]) -> Changes:
 
 
 def _by_size(first: dict[int, Bits], following: Following) -> tuple[list[str], int]:
-    """How the bits of a few rows change with the size of a launch, and the last size before that of all rows."""
+    """Describe how bits change with the size of a launch; return also the last size before that of all rows."""
     counted = max((size for size in first if first[size] != first[max(first)]), default=0)
     if divisor := _divisor(first):
         return [f"changes between multiples of {divisor} rows and other numbers of rows"], counted
@@ -112,7 +112,7 @@ def _profile(launches: Launches, rows: Sequence[int], size: int) -> Profile | No
 
 
 def _together(launches: Launches, rows: Sequence[int], size: int) -> Bits | None:
-    """The bits of rows in launches of `size`, which hold as many of them as fit, each as often as it fits."""
+    """Return the bits of rows in launches of `size` rows, each filled with as many of them as fit, repeated evenly."""
     found: list[bytes] = []
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
@@ -130,7 +130,7 @@ def _bytes(tensors: Sequence[Tensor]) -> bytes:
 
 
 def _unlike_most(rows: Tensor) -> list[int]:
-    """Places whose bits are others than those of most places, as far as two kinds of bits make up most of them."""
+    """Find places whose bits differ from those of most places, if at most two kinds of bits are common."""
     changed = (rows != rows[len(rows) // 2]).any(-1)
     if 2 * int(changed.sum()) > len(rows):  # the place in the middle is one of a few
         changed = (rows != rows[int(changed.int().argmax())]).any(-1)
@@ -139,7 +139,7 @@ def _unlike_most(rows: Tensor) -> list[int]:
 
 
 def _halved(low: int, high: int, following: Following) -> int:
-    """A number of rows at which the bits are those at `low`, and at the next one others; 0 if launches are refused."""
+    """Bisect to a number of rows with the bits of `low` whose successor has others; 0 if launches are refused."""
     start = following(low)
     while high - low > 1:
         middle = (low + high) // 2
@@ -150,7 +150,7 @@ def _halved(low: int, high: int, following: Following) -> int:
 
 
 def _divisor(first: dict[int, Bits]) -> int:
-    """A number whose multiples have some bits and other numbers of rows have others; 0 if there is none."""
+    """Find a divisor whose multiples share some bits while all other numbers of rows share others; 0 if none."""
     for divisor in _DIVISORS:
         multiples = [b for size, b in first.items() if size % divisor == 0]
         others = [b for size, b in first.items() if size % divisor]
@@ -161,7 +161,7 @@ def _divisor(first: dict[int, Bits]) -> int:
 
 
 def _places(profile: Profile, count: int) -> str:
-    """The places of a launch in which rows have other bits than in most."""
+    """Describe the places of a launch at which rows have other bits than at most places."""
     other, size = profile.other, profile.size
     launch = "" if size == count else f" of {size}"
     if other == tuple(range(len(other))):

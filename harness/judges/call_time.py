@@ -1,4 +1,4 @@
-"""How long a call of a kernel takes that has passed, and what came of the calls that were timed."""
+"""Time of a call of a kernel that has passed, and the verdict on the calls that were timed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TIMED = "timed"
 
 
 def with_speed(found: FileVerdict, desk: Desk, subject: Subject, question: Question, repro: Repro) -> FileVerdict:
-    """The document of a kernel that passed with the time of a call, or why there is none.
+    """Add to the document of a kernel that passed the time of a call, or the reason why there is none.
 
     Results of timed calls that are wrong make it FAILED. A kernel that cannot be timed has passed all the same.
     """
@@ -40,7 +40,7 @@ def with_speed(found: FileVerdict, desk: Desk, subject: Subject, question: Quest
 
 
 def _timed(desk: Desk, subject: Subject, question: Question) -> Bound:
-    """The time on the first case that the kernel takes, of the question or of those that are measured."""
+    """Bound the time on the first case that the kernel takes, of the question or of those that are measured."""
     reason = f"no case of {question.op} that is measured is one that the kernel takes; give a 'CASE'"
     for case in _cases(desk, question):
         if not unsupported(subject.kernel, case):
@@ -69,7 +69,7 @@ def _wrong(found: FileVerdict, bound: Bound, repro: Repro) -> FileVerdict:
 
 
 def _beside(time: CallTime, desk: Desk, question: Question) -> tuple[CallTime, str]:
-    """With a kernel of the project, where that is asked for; or why there is none."""
+    """Add the time of a kernel of the project if that is asked for, or the reason why there is none."""
     if not question.beside:
         return time, ""
     try:
@@ -82,7 +82,7 @@ def _beside(time: CallTime, desk: Desk, question: Question) -> tuple[CallTime, s
 
 
 def beside(desk: Desk, question: Question, case: Case, effort: Effort) -> Bound | None:
-    """The time of the first kernel of the project that keeps the contract and takes the case, in processes of its own.
+    """Time the first kernel of the project that keeps the contract and takes the case, in its own processes.
 
     Raises:
         LastbitError: it cannot be timed.
@@ -97,7 +97,7 @@ def beside(desk: Desk, question: Question, case: Case, effort: Effort) -> Bound 
 
 
 def _trusted(desk: Desk, question: Question, case: Case) -> Iterator[Kernel]:
-    """Kernels of the project, or those that the configuration names, that keep the contract and take the case."""
+    """Yield kernels of the project, or those that the configuration names, that keep the contract and take the case."""
     op = desk.project.op(question.op)
     contract = op.contract(question.contract)
     for folder in desk.project.kernel_folders:

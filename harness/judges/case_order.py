@@ -38,7 +38,7 @@ class CaseOrder:
     _known: dict[tuple[object, ...], tuple[Chosen, ...]] = field(default_factory=dict)
 
     def of(self, question: Question, accepts: frozenset[str]) -> tuple[Chosen, ...]:
-        """The cases for a kernel that takes `accepts`, by their number of elements.
+        """List the cases for a kernel that takes `accepts`, by their number of elements.
 
         Where the seed is random, each case gets one that follows from the number drawn for the question, or for this
         call, unless a line lists its values.
@@ -67,7 +67,7 @@ class CaseOrder:
 
 
 def _seed(number: str, place: int) -> int:
-    """The seed of a case, from which nobody finds that of another case."""
+    """Derive the seed of a case, from which nobody finds that of another case."""
     digest = hashlib.sha256(f"{number} {place}".encode()).digest()
     return int.from_bytes(digest) >> (8 * len(digest) - SEED_BITS)
 
@@ -86,5 +86,5 @@ def _of_lines(question: Question) -> tuple[Chosen, ...]:
 
 
 def elements(case: Case) -> int:
-    """Elements of all its tensors: what a case costs, within an op."""
+    """Count the elements of all tensors: the cost of a case, within an op."""
     return sum(tensor.numel for tensor in case.tensors)

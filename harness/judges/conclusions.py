@@ -1,4 +1,4 @@
-"""What the cases of a file say together."""
+"""Conclusions from all cases of a file."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def _of_choice(declined: int, cases: int) -> str:
 
 
 def failure_of(results: Sequence[CaseResult]) -> CaseResult | None:
-    """The cheapest case in which the kernel gave what it must not."""
+    """Return the cheapest failing case; None if none fails."""
     failed = [result for result in results if result.verdict is Verdict.FAILED]
     return min(failed, key=_cost, default=None)
 
 
 def _reason(run: Run, verdict: Verdict, kernel: str, device: str) -> str:
-    """Why there is no verdict on values, where there is none."""
+    """Say why there is no verdict on values; empty if there is one."""
     if verdict is Verdict.INCONCLUSIVE:
         apart = [f"{told(p.alternative, idle_in(run.results))} ({p.dtypes})" for p in run.power if p.missing]
         little = [f"{d.stage} ({d.dtype})" for d in run.decided(kernel, device) if d.missing]
@@ -88,7 +88,7 @@ def _cost(result: CaseResult) -> int:
 
 
 def _findings(results: Sequence[CaseResult], repro: Repro) -> Iterator[CaseFinding]:
-    """One of each kind and stage, from the cheapest case that shows it; those of the cheapest case first."""
+    """Yield one finding of each kind and stage, from the cheapest case that shows it, the cheapest cases first."""
     seen: set[tuple[str, str]] = set()
     for result in sorted((r for r in results if r.verdict in BAD), key=_cost):
         errored = [Finding(ERRORED, "", result.reason)] if result.verdict is Verdict.ERRORED else []
@@ -99,12 +99,12 @@ def _findings(results: Sequence[CaseResult], repro: Repro) -> Iterator[CaseFindi
 
 
 def _is_of_values(result: CaseResult) -> bool:
-    """Whether a result fails for what it is, and not for what the kernel does besides."""
+    """Check whether a result fails for its values, and not for a side effect of the kernel."""
     return result.failing_stage is not None or any(f.kind in (*OF_VALUES, OF_FORMULA) for f in result.faults)
 
 
 def contracts_of(results: Sequence[CaseResult], verdict: Verdict, claimed: str) -> Contracts:
-    """What the results say about the contract that the kernel is held to, and about others."""
+    """Conclude from the results which contracts are kept and ruled out: the claimed one, and others."""
     out = {c for r in results for c, outside in r.ruled_out.items() if outside}
     asked = dict.fromkeys(c for r in results for c in r.ruled_out)
     failed = [r for r in results if r.verdict is Verdict.FAILED and _is_of_values(r)]

@@ -1,4 +1,4 @@
-"""Why kernels of a run fail whose files are loaded in processes of their own alone."""
+"""Explanations of kernels of a run whose files are loaded in processes of their own alone."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ConfinedExplainer:
         return tuple(map(Named, self._config.kernels))
 
     def explain(self, kernel: str, line: str, *, seconds: float) -> Explanation:
-        """Why a kernel fails on a case line; with the reason if its process does not say."""
+        """Explain a kernel's failure on a case line; if its process gives no answer, with that reason."""
         device = self._config.devices[0]
         names = kernel, line.partition(" ")[0], "", line, device
         own = Explanation.of_nothing(*names, verdict=Verdict.FAILED, reason="")
@@ -71,7 +71,7 @@ class ConfinedExplainer:
         return replace(found, device=device, reason="; ".join(filter(None, [found.reason, FOLLOWED])))
 
     def _found(self, kernel: str, line: str, seconds: float) -> Explanation:
-        """What another process says that it found on the CPU."""
+        """Explain the failure on the CPU in another process, whose answer is not trusted."""
         arguments = {
             "kernel": kernel,
             "line": line,
@@ -90,7 +90,7 @@ class ConfinedExplainer:
 def explanation_of_kernel(
     kernel: str, line: str, projects: Sequence[str], kernel_folders: Sequence[str], seconds: float
 ) -> dict[str, Any]:
-    """What `lastbit explain` finds out about a kernel of a folder on the CPU, in types that JSON has."""
+    """Run `lastbit explain` on a kernel of a folder on the CPU; return the explanation in types that JSON has."""
     config = Config(
         folder="",
         device_plan=DevicePlan(),

@@ -15,7 +15,7 @@ from lastbit.result import CaseResult
 
 
 def with_culprit(found: FileVerdict, desk: Desk, question: Question, failure: CaseResult | None) -> FileVerdict:
-    """The document with the line that is to blame, or why there is none, where a failure is to be explained."""
+    """Add to the document the line that is wrong, or why none is found, if a failure is to be explained."""
     if failure is None or not question.explaining:
         return found
     culprit, reason = _looked_for(desk, Path(found.file).resolve(), question, failure)

@@ -1,4 +1,4 @@
-"""Why a kernel of a file fails, found out where its code runs, and told as data that nobody has to trust."""
+"""Explanations of why a kernel of a file fails, found where its code runs, and told as data not to be trusted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOT_FOUND = "the kernel fails, but no line of it was found to be the one that is
 def explanation_of(
     path: str, role: Mapping[str, Any], line: str, projects: Sequence[str], seconds: float
 ) -> dict[str, Any]:
-    """What `lastbit explain` finds out about the kernel of a file on the CPU, in types that JSON has.
+    """Run `lastbit explain` on the kernel of a file on the CPU; return the explanation in types that JSON has.
 
     This process runs the kernel beside its reference, so that nobody may trust it.
     """
@@ -40,7 +40,7 @@ def explanation_of(
 
 
 def read(given: Mapping[str, Any], device: str) -> tuple[Culprit | None, str]:
-    """The line that is wrong, or why there is none, from what another process says that it found.
+    """Read the wrong line, or why there is none, from the answer of a process that nobody has to trust.
 
     It says what it likes: this is no verdict, and the file and line are for a reader.
     """

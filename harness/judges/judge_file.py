@@ -1,4 +1,4 @@
-"""One kernel file, judged: its cases one after the other, and what they say together."""
+"""The judge of one kernel file: it runs cases one after the other, and concludes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PACKAGES = ("lastbit", "torch", "triton")
 
 
 def ready(place: Workplace, question: Question | None) -> None:
-    """Be ready for files: what starts kernel processes is up, and cases of the question were evaluated, one a group."""
+    """Prepare for files: start the server of kernel processes, and evaluate one case of each group of the question."""
     desk = desk_of(place)
     desk.kernels.begin()
     if question is not None:
@@ -53,7 +53,7 @@ def ready(place: Workplace, question: Question | None) -> None:
 
 
 def judge_file(place: Workplace, path: str, question: Question) -> FileVerdict:
-    """The verdict on the kernel of a file, which is loaded in a process of its own.
+    """Judge the kernel of a file, which is loaded in a process of its own.
 
     Raises:
         UsageError: the question names an op, contract, input or case that there is not.
@@ -85,7 +85,7 @@ def _check(desk: Desk, question: Question) -> None:
 def unjudged(
     path: str, question: Question, device: str, *, verdict: Verdict = Verdict.SKIPPED, reason: str = ""
 ) -> FileVerdict:
-    """What is known of a file that was not judged."""
+    """Make the document of a file that was not judged."""
     return FileVerdict(
         file=path,
         sha256=_sha256(Path(path)),
@@ -103,7 +103,7 @@ def unjudged(
 
 
 def _sha256(path: Path) -> str:
-    """Of a file that can be read; empty for any other, which cannot be loaded either."""
+    """Hash a file that can be read; empty for any other, which cannot be loaded either."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
@@ -123,7 +123,7 @@ def _version(package: str) -> str:
 
 
 def _judged(desk: Desk, kernel: Opened, question: Question, empty: FileVerdict) -> FileVerdict:
-    """The verdict on a kernel that is loaded."""
+    """Judge a kernel that is loaded."""
     subject, question = kernel.subject, question.drawn
     empty = replace(empty, kernel=subject.kernel.name, notes=kernel.notes, confinement=kernel.confinement)
     empty = replace(empty, seed=question.seed)
@@ -152,13 +152,13 @@ def _judged(desk: Desk, kernel: Opened, question: Question, empty: FileVerdict) 
 
 
 def _declined(subject: Subject, results: Sequence[CaseResult]) -> int:
-    """How many cases the kernel declined although its signature takes them."""
+    """Count the cases that the kernel declined although its signature takes them."""
     turned = (parse_case(result.case) for result in results if result.verdict is Verdict.UNSUPPORTED and result.counted)
     return sum(not unsupported(subject.kernel, case) for case in turned)
 
 
 def _results(desk: Desk, kernel: Opened, question: Question, chosen: Sequence[Chosen]) -> list[CaseResult]:
-    """The results of the cases, in order, until the kernel's process is gone, or to the first failing one."""
+    """Judge the cases in order, until the process is gone or, with `fail_fast`, to the first failing one."""
     results: list[CaseResult] = []
 
     def watched(attempt: Callable[[], CaseResult]) -> CaseResult:
@@ -168,7 +168,7 @@ def _results(desk: Desk, kernel: Opened, question: Question, chosen: Sequence[Ch
     group_of = {one.case: one.group for one in chosen}
 
     def kind(case: Case) -> object:
-        """What makes a kernel take another path: of these, one in each group is called with other values as well."""
+        """Classify a case by its likely path through the kernel; one per class is also called with other values."""
         return group_of.get(case), kind_of(case), elements(case).bit_length() // _BITS
 
     item = Item(kernel.subject, Group("file"), asked=bool(question.lines))
@@ -185,7 +185,7 @@ def _results(desk: Desk, kernel: Opened, question: Question, chosen: Sequence[Ch
 
 
 def _torch_ops(kernel: Opened, results: Sequence[CaseResult]) -> tuple[tuple[str, ...], CaseResult | None]:
-    """The operators of torch for the whole op on which the kernel depends, and a case that shows it.
+    """Return the operators of torch for the whole op on which the kernel depends, and a case that shows it.
 
     A few of the cases that it passed are drawn when all are over, and tried one after the other.
     """

@@ -58,7 +58,7 @@ class Desk(Workplace):
 
     @cached_property
     def verify(self) -> Verify:
-        """How a case is verified: once more alone, where other judges share the memory that it ran out of."""
+        """The function that verifies a case: once more alone, if it ran out of memory that other judges share."""
         if not self.turns or self.device.type == "cpu":
             return directly
         return SharedDevice(Path(self.turns), self.device).verify
@@ -81,7 +81,7 @@ class Desk(Workplace):
 
     @cached_property
     def roof(self) -> Roof:
-        """What the device does at best, measured once."""
+        """The device's best rates of copies and matrix products, measured once."""
         from lastbit.bench.samples import QUICK
         from lastbit.bench.speed import roof
 
@@ -107,7 +107,7 @@ class Desk(Workplace):
 
 
 def desk_of(place: Workplace) -> Desk:
-    """The workplace as that of a judge, which it must be."""
+    """Cast the workplace to that of a judge, which it must be."""
     assert isinstance(place, Desk)
     return place
 
@@ -122,7 +122,7 @@ def open_desk(config: Config, watch: Watch, tick: Tick, turns: str = "") -> Desk
 
 @dataclass(frozen=True)
 class Opened:
-    """A kernel that is held to what the caller says.
+    """A kernel that is held to the role that the caller gives it.
 
     Attributes:
         isolated: performs its calls.
@@ -135,7 +135,7 @@ class Opened:
 
     @property
     def confinement(self) -> Mapping[str, Held]:
-        """What its process is kept from."""
+        """The limits to which the kernel's process is held."""
         measures = self.isolated.pair.guarded.confinement.measures
         return {measure.name: Held(measure.holds, measure.how) for measure in measures}
 
@@ -162,7 +162,7 @@ class Opened:
 
 @contextmanager
 def opened(desk: Desk, path: Path, question: Question) -> Iterator[Opened]:
-    """The kernel of a file, and its processes for as long as the context is open.
+    """Open the kernel of a file; its processes last as long as the context.
 
     Raises:
         LastbitError: the file cannot be loaded, or has no kernel that could be meant.

@@ -74,7 +74,7 @@ class Judges:
         self._turns.cleanup()
 
     def judge(self, path: str | Path, **asked: Any) -> Future[FileVerdict]:
-        """The verdict on the kernel of a file, in the future; see `Question` for what can be asked.
+        """Judge the kernel of a file, in the future; see `Question` for what can be asked.
 
         The future raises `UsageError` where the question means nothing, such as an op that there is not. Whatever is
         wrong with the file is its verdict.
@@ -83,14 +83,14 @@ class Judges:
         return self._threads.submit(self._judged, str(path), question)
 
     def _warm(self, worker: Worker) -> None:
-        """Let a judge begin before the first file comes; what goes wrong here goes wrong there as well."""
+        """Let a judge begin before the first file comes; a failure here repeats when a file comes."""
         try:
             worker.do(ready, self._usual)
         finally:
             self._idle.put(worker)
 
     def _judged(self, path: str, question: Question) -> FileVerdict:
-        """The verdict of a judge that has nothing to do; where it ends, of the one that takes its place."""
+        """Judge a file with an idle judge; if that judge ends, with the one that takes its place."""
         worker, reason = self._idle.get(), ""
         try:
             for _ in range(_TRIES):
@@ -105,7 +105,7 @@ class Judges:
 
 
 def _configs(devices: Sequence[str], projects: tuple[str, ...], count: int) -> list[Config]:
-    """What each judge works for: one device, all devices in turn. A kernel's own process has a limit of its own."""
+    """Configure each judge for one device, all devices in turn; a kernel's own process has a limit of its own."""
     plans = [DevicePlan((device,), ("of the judge",)) for device in devices]
     configs = [Config(folder="", device_plan=plan, projects=projects, timeout=LONGEST_TIMEOUT) for plan in plans]
     if count < 1:
@@ -114,7 +114,7 @@ def _configs(devices: Sequence[str], projects: tuple[str, ...], count: int) -> l
 
 
 def default_count(devices: Sequence[str], *, speed: bool = False) -> int:
-    """How many judges there are for devices unless somebody says otherwise: as many as a run has workers.
+    """Choose the default number of judges for devices: as many as a run has workers.
 
     Where times are taken, no two judges share a device.
     """
@@ -125,7 +125,7 @@ def default_count(devices: Sequence[str], *, speed: bool = False) -> int:
 
 
 def judge(path: str | Path, *, device: str = "cpu", projects: Sequence[str | Path] = (), **asked: Any) -> FileVerdict:
-    """The verdict on the kernel of one file; a program that has several keeps `Judges`, which start once.
+    """Judge the kernel of one file; a program that has several files keeps `Judges`, which start once.
 
         verdict = lastbit.judge("kernel.py", op="OP", contract="OPTION")
 

@@ -1,4 +1,4 @@
-"""What a caller asks about a kernel file: what it must compute, and how much is done to find out."""
+"""A caller's question about a kernel file: the contract that it must keep, and how much is done to find out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXPLAIN = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked about a file. The contract is the caller's, whatever the file declares.
+    """A question about a kernel file. The contract is the caller's, whatever the file declares.
 
     Attributes:
         op, contract: what the kernel must compute; an axis that the contract does not name takes its default.
@@ -91,13 +91,13 @@ class Question:
 
     @property
     def drawn(self) -> Question:
-        """The same with a number drawn for the seeds of its cases, where they are random and none was drawn before."""
+        """The question with a number drawn for the seeds of its cases, if they are random and have no number."""
         open_ = self.seed == RANDOM and not self.lines
         return replace(self, seed=f"{RANDOM}:{secrets.randbits(SEED_BITS)}") if open_ else self
 
     @property
     def role(self) -> Role:
-        """What it says of the kernel itself."""
+        """The facts about the kernel itself that the question gives."""
         return Role(self.op, self.contract, self.function, self.mutates, self.unordered, self.placement)
 
     @property
@@ -106,7 +106,7 @@ class Question:
         return self.explain if self.explain is not None else 0.0 if self.fail_fast else EXPLAIN
 
     def repro(self, file: str, line: str, device: str) -> str:
-        """The command that asks the same about a file on one case."""
+        """Return the command that asks the same question about a file on one case."""
         return command(
             "judge", case=line, options=shlex.join(["--kernels", file, *self._options(), "--device", device])
         )

@@ -1,4 +1,4 @@
-"""What is regular about a tree: chains, pairs over levels, operations of several terms, and where their parts begin."""
+"""Regular forms of a tree: chains, pairs over levels, operations of several terms, and where their parts begin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lastbit.outcomes.order import TERM, Form, SumTree
 
 
 def form_of(tree: SumTree) -> Form:
-    """The form of a tree. Trees of one form with `strides` at every level are equal."""
+    """Return the form of a tree; trees of one form with `strides` at every level are equal."""
     return _Forms(tree).of_node(tree.nodes - 1)
 
 
@@ -66,7 +66,7 @@ class _Forms:
         return self._known.setdefault(key, Form(kind, terms, span, strides, parts, width))
 
     def _joined(self, node: int) -> Form | _Row:
-        """The form of a node, from those of what it adds."""
+        """Derive the form of a node from the forms of its children."""
         children = self.tree.children[node]
         largest = max(children, key=self.tree.sizes.__getitem__)
         if (row := self._longer(largest, [child for child in children if child != largest])) is not None:
@@ -81,7 +81,7 @@ class _Forms:
         return self._row_of_several(node, *sorted(children, key=self.tree.sizes.__getitem__, reverse=True))
 
     def _row_of_several(self, node: int, largest: int, other: int) -> Form:
-        """Parts of different forms, one after the other: those of the larger child, if it is a row, and the other."""
+        """Append a part of another form to the larger child's row, or put both into a row."""
         before = self.of_node(largest)
         parts = before.parts if before.kind in ("row", "chain") else ((1, before),)
         return self._made(node, "row", (), _counted([*parts, (1, self.of_node(other))]))
@@ -95,7 +95,7 @@ class _Forms:
         return self._made(node, "at once", progression(starts), ((len(starts), form),))
 
     def _longer(self, child: int, others: Sequence[int]) -> _Row | None:
-        """The row that a child begins and the others go on, if they do."""
+        """Extend the row that a child begins by the others; None if they are no parts of it."""
         part = self.of_node(others[0])
         if any(self.of_node(other) is not part for other in others):
             return None
@@ -105,7 +105,7 @@ class _Forms:
         return row
 
     def _row(self, node: int, part: Form, width: int) -> _Row | None:
-        """What a node adds as the beginning of a row of such parts; None if it is none."""
+        """Return the row of such parts that a node is, or begins with its children; None if it is none."""
         found = self._found[node]
         if isinstance(found, _Row):
             return found if found.part is part and found.width == width else None
@@ -116,13 +116,13 @@ class _Forms:
 
 
 def _counted(parts: Sequence[tuple[int, Form]]) -> tuple[tuple[int, Form], ...]:
-    """Parts with how many of each form stand in a row."""
+    """Count how many parts of each form stand in a row."""
     runs = (list(run) for _, run in itertools.groupby(parts, key=lambda part: id(part[1])))
     return tuple((sum(count for count, _ in run), run[0][1]) for run in runs)
 
 
 def progression(starts: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Numbers as (count, distance), the innermost first: 0, 1, 8, 9 are two at distance 1, twice at distance 8.
+    """Write numbers as (count, distance), the innermost first: 0, 1, 8, 9 are two at distance 1, twice at distance 8.
 
     Empty where no such rule holds.
     """

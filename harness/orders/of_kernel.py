@@ -31,7 +31,7 @@ _WHY = "the probe"
 
 @dataclass(frozen=True)
 class Probe:
-    """What is asked of a kernel: one of the sums of its op, with so many terms in so many rows of a dtype."""
+    """A question to a kernel: one of the sums of its op, with so many terms in so many rows of a dtype."""
 
     kernel: str
     sum: str
@@ -66,7 +66,7 @@ def named(place: Workplace) -> tuple[str, ...]:
 
 
 def sums_of(place: Workplace, kernel: str, asked: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Names of the sums of a kernel's op that are asked for; all of them without any.
+    """Return the names of the sums of a kernel's op that are asked for; all of them if none is.
 
     Raises:
         UsageError: there is none of that name, or the op has no sums.
@@ -81,7 +81,7 @@ def sums_of(place: Workplace, kernel: str, asked: tuple[str, ...] = ()) -> tuple
 
 
 def order_of(place: Workplace, probe: Probe) -> Order:
-    """The order in which a kernel adds, as far as it can be revealed.
+    """Reveal the order in which a kernel adds, as far as it can be.
 
     Raises:
         KernelError: the kernel raised.
@@ -107,7 +107,7 @@ def order_of(place: Workplace, probe: Probe) -> Order:
 
 
 def _read(subject: Subject, probe: Probe, found: Order) -> Order:
-    """The order as the first result shows it that does."""
+    """Read the order from the first result that shows it."""
     summed = subject.op.sums[probe.sum]
     if objection := _objection(subject, summed, probe):
         return replace(found, reason=objection)
@@ -133,7 +133,7 @@ def _read(subject: Subject, probe: Probe, found: Order) -> Order:
 
 
 def _blind(reasons: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Why results show nothing, each reason once: reason → names of those results."""
+    """List each reason why results show nothing once, with the names of those results."""
     return tuple(f"{' and '.join(names)}: {reason}" for reason, names in reasons.items())
 
 
@@ -155,7 +155,7 @@ def _ordered(subject: Subject, summed: ProbedSum, found: Order, revealed: Reveal
 
 
 def _objection(subject: Subject, summed: ProbedSum, probe: Probe) -> str:
-    """Why the kernel cannot be called with a probe of the sum; empty if it can."""
+    """Say why the kernel cannot be called with a probe of the sum; empty if it can."""
     kernel, op = subject.kernel, subject.op
     if kernel.devices and subject.device.type not in kernel.devices:
         return f"the kernel is declared for {', '.join(kernel.devices)} only"
@@ -176,7 +176,7 @@ class _Call:
     result: str
 
     def gives(self, probe: Probe) -> bool:
-        """Whether the kernel returns the result."""
+        """Check whether the kernel returns the result."""
         if self.result in self.subject.kernel.stages:
             return True
         terms = torch.zeros(probe.rows, probe.terms, dtype=DTYPES[probe.dtype], device=self.subject.device)
@@ -208,7 +208,7 @@ class _Call:
 
 
 def _declared(subject: Subject, summed: ProbedSum, tree: SumTree) -> Iterator[Declared]:
-    """What the kernel declares of its sums, against the tree."""
+    """Compare what the kernel declares of its sums with the tree."""
     kernel = subject.kernel
     if kernel.depth is not None:
         height = kernel.depth(tree.terms)
@@ -219,7 +219,7 @@ def _declared(subject: Subject, summed: ProbedSum, tree: SumTree) -> Iterator[De
 
 
 def _walked(block: int, tree: SumTree) -> Declared:
-    """Whether one number holds the sum of all terms so far after every so many of them."""
+    """Check whether one number holds the sum of all terms so far after every `block` of them."""
     held = prefixes(tree)
     lacking = next((end for end in range(block, tree.terms, block) if end not in held), None)
     said = f"order={block} says that one number holds the sum of all terms so far after every {block} of them"

@@ -21,7 +21,7 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class NotRevealed(LastbitError):
-    """Why no order can be told."""
+    """The reason why no order can be told."""
 
 
 class NotVisible(NotRevealed):
@@ -30,7 +30,7 @@ class NotVisible(NotRevealed):
 
 @dataclass(eq=False)
 class Probes:
-    """A sum that is asked, and how often it was.
+    """A sum under test, and the number of rows that it was asked for.
 
     Attributes:
         rows: of each call.
@@ -51,12 +51,12 @@ class Probes:
         self.places = self.places or self.rows
 
     def bits(self, terms: Tensor, tuning: float) -> Tensor:
-        """The words of the results [Q, W] for rows of terms [Q, N]."""
+        """Return the words of the results [Q, W] for rows of terms [Q, N]."""
         self.asked += len(terms)
         return torch.cat([self._call(part, tuning) for part in terms.split(self.places)])
 
     def _call(self, terms: Tensor, tuning: float) -> Tensor:
-        """One call with as many rows as every other; those that are not used repeat the first."""
+        """Make one call with the fixed number of rows; rows that are not used repeat the first."""
         self.calls += 1
         count = len(terms)
         if count < self.rows:
@@ -68,11 +68,11 @@ class Probes:
         return words(results.reshape(self.rows, -1))[:count]
 
     def placed(self, triples: Indices, values: Values) -> Tensor:
-        """Rows with the values of a probe at each triple of columns [Q, 3]."""
+        """Make rows with the values of a probe at each triple of columns [Q, 3]."""
         return self.rows_of(triples, [(values.asked, *values.pair)], values.filler)
 
     def rows_of(self, columns: Indices, values: Sequence[Sequence[float]] | Tensor, filler: float) -> Tensor:
-        """Rows with values at columns [Q, C], the same in each row or one line per row, and a filler elsewhere."""
+        """Make rows with values at columns [Q, C], equal in each row or one line per row, and a filler elsewhere."""
         made = torch.full((len(columns), self.terms), filler, dtype=self.dtype, device=self.device)
         there = torch.as_tensor(values, dtype=torch.float64, device=self.device).to(self.dtype)
         made.scatter_(1, torch.from_numpy(columns).to(self.device), there.expand(len(columns), -1).contiguous())
@@ -80,13 +80,13 @@ class Probes:
 
 
 def words(results: Tensor) -> Tensor:
-    """The bits of numbers, as integers; of integers, themselves."""
+    """View numbers as integers of their bits; integers stay as they are."""
     return results.contiguous().view(_WORDS[results.itemsize]) if results.is_floating_point() else results
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """How the results of a probe are read.
+    """A way to read the results of a probe.
 
     Attributes:
         values: of the probe.
@@ -102,7 +102,7 @@ class Reading:
     seen: Tensor | None = None
 
     def ask(self, triples: Indices) -> Truths:
-        """Triples (i, j, k) [Q, 3] → whether i lies in the smallest node that holds j and k.
+        """Ask for triples (i, j, k) [Q, 3] whether i lies in the smallest node that holds j and k.
 
         Raises:
             NotRevealed: a result is neither of the two.
@@ -122,7 +122,7 @@ class Reading:
         return answers
 
     def _witness(self, triples: Tensor) -> Tensor:
-        """For each probe the number of the column that is read."""
+        """Choose for each probe the number of the column that is read."""
         if len(self.columns) == 1:
             return torch.zeros(len(triples), dtype=torch.int64, device=triples.device)
         taken = (triples[:, :, None] == self.columns.to(triples.device)).any(1)
@@ -133,7 +133,7 @@ class Reading:
 
 
 def witnesses(probes: Probes, results: Tensor) -> Tensor:
-    """The columns of results [R, W] to be read: several where a result stands beside each term.
+    """Return the columns of results [R, W] to be read: several where a result stands beside each term.
 
     Raises:
         NotVisible: results stand beside terms, and there are too few.

@@ -30,7 +30,7 @@ _RATIOS = {2.0**20: "fewer bits than fp32 has", 2.0**30: "more bits than fp32 ha
 
 @dataclass(frozen=True)
 class Revealed:
-    """What was found of a sum.
+    """The findings about the order of a sum.
 
     Attributes:
         tree: None where there is none.
@@ -109,7 +109,7 @@ class _Budget:
 
 
 def _unsteady(reading: Reading, random: np.random.Generator) -> tuple[str, ...]:
-    """What results depend on besides their row; if it is the place of a row, only the first is used from then on."""
+    """Say what results depend on besides their row; if it is the place of a row, read only the first from then on."""
     probes, terms = reading.probes, reading.probes.terms
     some = _drawn(terms, 8, random)
     first, again = (_bits(reading, some) for _ in range(2))
@@ -132,7 +132,7 @@ def _bits(reading: Reading, triples: Indices) -> Tensor:
 def _checked(
     reading: Reading, tree: SumTree, random: np.random.Generator, squares: bool, notes: tuple[str, ...]
 ) -> Revealed:
-    """The tree, if further triples agree with it."""
+    """Accept the tree if further random triples agree with it."""
     probes = reading.probes
     triples = np.concatenate([_drawn(tree.terms, _CHECKED, random), _late(tree, random)])
     turns = around(triples)
@@ -163,7 +163,7 @@ def _checked(
 
 
 def _held(reading: Reading, triples: Indices) -> tuple[str, ...]:
-    """In what a sum of signed terms is held, if not in fp32."""
+    """Say in what a sum of signed terms is held, if not in fp32."""
     values = reading.values
     large = values.pair[0] / values.asked
     notes = []
@@ -179,7 +179,7 @@ def _held(reading: Reading, triples: Indices) -> tuple[str, ...]:
 
 
 def _unlike(reading: Reading, tree: SumTree, random: np.random.Generator) -> str:
-    """Why the tree is not all, where results are the sum itself, or a power of two times it: random terms say more.
+    """Say why the tree does not explain sums of random terms, if results are the sum itself or 2^k times it.
 
     A compensated sum keeps what a single small term cannot show.
     """
@@ -211,14 +211,14 @@ def _sentence(triple: Indices, kind: int) -> str:
 
 
 def _drawn(terms: int, count: int, random: np.random.Generator) -> Indices:
-    """Triples of different columns."""
+    """Draw triples of different columns."""
     if not count:
         return np.empty((0, 3), dtype=np.int64)
     return np.array([random.choice(terms, 3, replace=False) for _ in range(count)], dtype=np.int64)
 
 
 def _late(tree: SumTree, random: np.random.Generator) -> Indices:
-    """Triples of terms that meet in small nodes: two from a node, and one that is added to it."""
+    """Draw triples of terms that meet in small nodes: two from a node, and one that is added to it."""
     found = []
     for node in random.integers(tree.terms, tree.nodes, _CHECKED).tolist():
         a, b = random.choice(tree.children[node], 2, replace=False)
@@ -233,7 +233,7 @@ def _late(tree: SumTree, random: np.random.Generator) -> Indices:
 
 
 def _a_term(tree: SumTree, node: int, random: np.random.Generator) -> int:
-    """A term of a node."""
+    """Draw a term below a node."""
     while tree.children[node]:
         node = int(random.choice(tree.children[node]))
     return node

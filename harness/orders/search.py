@@ -32,7 +32,7 @@ the check of the whole tree.
 
 
 def search(terms: int, ask: Ask, seed: int = 0) -> SumTree:
-    """The tree of so many terms, from 2 on. Of answers that no tree explains, it is one that explains some of them."""
+    """Find the tree of so many terms, at least 2; if no tree explains all answers, one that explains some of them."""
     random = np.random.default_rng(seed)
     asking, answers = _tree(np.arange(terms), random), None
     while True:
@@ -43,7 +43,7 @@ def search(terms: int, ask: Ask, seed: int = 0) -> SumTree:
 
 
 def kind_of(answers: Truths) -> Indices:
-    """Of three answers about a triple, each of another one of it [..., 3]: which term comes last.
+    """Tell which term comes last from three answers about a triple, one with each term in front [..., 3].
 
     3 stands for none: all three meet in one node. -1 is what no tree answers.
     """
@@ -54,13 +54,13 @@ def kind_of(answers: Truths) -> Indices:
 
 
 def around(triples: Indices) -> Indices:
-    """Each triple [Q, 3] with each of its terms in front [3 Q, 3]."""
+    """Put each term of each triple [Q, 3] in front once: [3 Q, 3]."""
     turns = triples[:, [[0, 1, 2], [1, 0, 2], [2, 0, 1]]]
     return turns.reshape(-1, 3)
 
 
 def _together(askings: Iterable[Asking[T]]) -> Asking[list[T]]:
-    """What several find that ask at the same time."""
+    """Run several searches side by side, joining their questions into one; return their results in order."""
     live, found = dict(enumerate(askings)), {}
     answers: dict[int, Truths | None] = dict.fromkeys(live)
     while live:
@@ -79,7 +79,7 @@ def _together(askings: Iterable[Asking[T]]) -> Asking[list[T]]:
 
 
 def _tree(terms: Indices, random: np.random.Generator) -> Asking[Node]:
-    """The tree of terms that are all of a node, or those of some of what it adds."""
+    """Find the tree of these terms, which are all or some of the terms of one node."""
     if len(terms) == 1:
         return Node(int(terms[0]))
     pivot = int(random.choice(terms))
@@ -95,7 +95,7 @@ def _tree(terms: Indices, random: np.random.Generator) -> Asking[Node]:
 
 
 def _ranked(pivot: int, others: Indices, random: np.random.Generator) -> Asking[list[Indices]]:
-    """The others by the node in which they meet the pivot, the smallest node first."""
+    """Rank the other terms by the node in which they meet the pivot, the smallest node first."""
     ranks: list[tuple[bool, Indices]] = [(len(others) == 1, others)]
     while not all(done for done, _ in ranks):
         splitters = [None if done else int(random.choice(rank)) for done, rank in ranks]
@@ -116,7 +116,7 @@ def _ends(parts: list[tuple[int, Indices]]) -> Indices:
 
 
 def _split(splitter: int | None, done: bool, rank: Indices, place: Iterable[Indices]) -> list[tuple[bool, Indices]]:
-    """What becomes of a rank whose terms stand below, beside or above a splitter; whether it is done."""
+    """Split a rank into terms below, beside and above the splitter, each with whether it is done."""
     if splitter is None:
         return [(done, rank)]
     at, rest = next(iter(place)), rank[rank != splitter]
@@ -125,14 +125,14 @@ def _split(splitter: int | None, done: bool, rank: Indices, place: Iterable[Indi
 
 
 def _at_once(terms: Indices, random: np.random.Generator) -> Asking[bool]:
-    """Whether all terms seem to be added in one operation."""
+    """Ask whether all terms seem to be added in one operation."""
     drawn = np.array([random.choice(terms, 3, replace=False) for _ in range(_SAMPLED)])
     answers = yield around(np.unique(np.sort(drawn), axis=0))
     return bool((kind_of(answers.reshape(-1, 3)) == 3).all())
 
 
 def _joined(pivot: int, parts: list[Node]) -> Asking[list[bool]]:
-    """Of each part, whether what it adds is added to the pivot at once, in the same node."""
+    """Ask for each part whether its summands are added to the pivot at once, in the same node."""
     several = [number for number, part in enumerate(parts) if part.children]
     joined = [False] * len(parts)
     if several:

@@ -35,7 +35,7 @@ class Node:
 
 
 def numbered(root: Node) -> SumTree:
-    """The tree below a node, numbered as `SumTree` says."""
+    """Assign numbers to the nodes of a tree, in the order that `SumTree` prescribes."""
     nodes = _descendants(root)
     sizes: dict[int, int] = {}
     for node in reversed(nodes):
@@ -51,7 +51,7 @@ def numbered(root: Node) -> SumTree:
 
 
 def _descendants(root: Node) -> list[Node]:
-    """The node and all below it, each after its parent."""
+    """List the node and all nodes below it, each after its parent."""
     found = [root]
     for node in found:
         found.extend(node.children)
@@ -59,7 +59,7 @@ def _descendants(root: Node) -> list[Node]:
 
 
 def tree_of(nested: Any) -> SumTree:
-    """The tree that nested sequences of columns show: `((0, 1), (2, 3))`; three in a sequence are added at once.
+    """Make a tree of nested sequences of columns, as `((0, 1), (2, 3))`; three in a sequence are added at once.
 
     Raises:
         UsageError: the columns are not 0, 1, …, each once.
@@ -72,7 +72,7 @@ def tree_of(nested: Any) -> SumTree:
 
 
 def _node(nested: Any) -> Node:
-    """Without recursion: a chain is as deep as it has terms."""
+    """Make nodes of nested sequences without recursion: a chain is as deep as it has terms."""
     root = Node(0)
     made, left = [(root, nested)], [(root, nested)]
     while left:
@@ -90,7 +90,7 @@ def _node(nested: Any) -> Node:
 
 
 def common(tree: SumTree, a: Indices, b: Indices) -> Indices:
-    """The smallest node that holds both of each pair of nodes."""
+    """Return the smallest common ancestor of each pair of nodes."""
     above = np.array([*tree.parents, tree.nodes - 1])
     a, b = a.copy(), b.copy()
     while (apart := a != b).any():
@@ -101,14 +101,14 @@ def common(tree: SumTree, a: Indices, b: Indices) -> Indices:
 
 
 def within(tree: SumTree, inner: Indices, left: Indices, right: Indices) -> Truths:
-    """Whether `inner` is in the smallest node that holds `left` and `right`, of each triple."""
+    """Check for each triple whether `inner` is in the smallest node that holds `left` and `right`."""
     node = common(tree, left, right)
     held: Truths = common(tree, node, inner) == node
     return held
 
 
 def prefixes(tree: SumTree) -> frozenset[int]:
-    """All b of which a node is the sum of the first b terms."""
+    """Return all b for which a node is the sum of the first b terms."""
     lasts = list(range(tree.nodes))
     for node in range(tree.terms, tree.nodes):
         lasts[node] = max(lasts[child] for child in tree.children[node])
@@ -116,7 +116,7 @@ def prefixes(tree: SumTree) -> frozenset[int]:
 
 
 def added(tree: SumTree, terms: Tensor) -> Tensor:
-    """Terms [..., N] added as the tree says, each sum rounded to their dtype; those of several at once, once."""
+    """Add terms [..., N] as the tree says, each sum rounded to their dtype; sums of several terms are rounded once."""
     values: list[Tensor] = list(terms.unbind(-1))
     for node in range(tree.terms, tree.nodes):
         values.append(_rounded_once([values[child] for child in tree.children[node]]))

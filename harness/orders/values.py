@@ -30,7 +30,7 @@ _ULP = 2.0**-23
 
 @dataclass(frozen=True)
 class Values:
-    """What stands at the three columns of a probe, and elsewhere.
+    """The numbers at the three columns of a probe, and elsewhere.
 
     Attributes:
         asked: at the column of which is asked whether it lies within the node of the two others.
@@ -48,7 +48,7 @@ class Values:
 
 
 def signed_values(dtype: torch.dtype) -> Iterator[tuple[Values, Values]]:
-    """Numbers for signed terms, each with such that nothing swallows, to see whether results show a small term."""
+    """Yield numbers for signed terms, each with a variant in which nothing is lost, to see whether results show it."""
     info = torch.finfo(dtype)
     ranges = [(40, -20), (60, 0), (30, -4)] if info.max > 2.0**64 else [(15, -14), (15, -20), (8, -24)]
     for high, low in ranges:
@@ -58,7 +58,7 @@ def signed_values(dtype: torch.dtype) -> Iterator[tuple[Values, Values]]:
 
 
 def squared_values(large: float, filling: float, terms: int, dtype: torch.dtype, *, cut: bool = False) -> Values | None:
-    """Numbers whose squares are added, with B = `large` and a filler of mantissa `filling`; None if there are none.
+    """Choose numbers to be squared, with B = `large` and a filler of mantissa `filling`; None if there are none.
 
     `cut` is for sums that are cut off and not rounded.
     """
@@ -71,13 +71,13 @@ def squared_values(large: float, filling: float, terms: int, dtype: torch.dtype,
 
 
 def _square_near(low: float, high: float, dtype: torch.dtype) -> float | None:
-    """A number of the dtype whose square is between two numbers."""
+    """Round a number to the dtype whose square is between `low` and `high`; None if there is none."""
     number = _rounded(math.sqrt((low + high) / 2), dtype)
     return number if low < number * number < high else None
 
 
 def mantissas(dtype: torch.dtype) -> torch.Tensor:
-    """All numbers of the dtype from 1 to 2 with `MOST_BITS` bits at most, in fp64."""
+    """List all numbers of the dtype from 1 to 2 with at most `MOST_BITS` bits, in fp64."""
     bits = min(MOST_BITS, 1 - round(math.log2(torch.finfo(dtype).eps)))
     return 1 + torch.arange(1 << (bits - 1), dtype=torch.float64) / (1 << (bits - 1))
 

@@ -1,4 +1,4 @@
-"""How a lost term is seen in the results of a kernel: found on the kernel itself, with sums that have one order only.
+"""Ways to see a lost term in the results of a kernel, found on the kernel itself, with sums that have one order only.
 
 A sum that is larger by one ulp of fp32 seldom changes a result of bf16. So numbers are drawn until some result rounds
 to the other side: B, what stands at the other columns, and a parameter that the op lets follow a tuning. B² + h² and
@@ -31,7 +31,7 @@ _PLACES = 12  # pairs of columns at which a reading must be the same
 
 
 def signed_reading(probes: Probes, random: np.random.Generator) -> Reading:
-    """How a unit between M and -M is read.
+    """Find how to read a unit between M and -M from the results.
 
     Raises:
         NotVisible: no result shows it, or M and -M do not cancel at every two columns.
@@ -52,7 +52,7 @@ def signed_reading(probes: Probes, random: np.random.Generator) -> Reading:
 
 
 def squared_reading(probes: Probes, random: np.random.Generator) -> Reading:
-    """How one ulp of fp32 of a sum of squares is read.
+    """Find how to read one ulp of fp32 of a sum of squares from the results.
 
     Raises:
         NotVisible: of all numbers that were tried none makes it visible, or there are too few columns to read.
@@ -75,7 +75,7 @@ def squared_reading(probes: Probes, random: np.random.Generator) -> Reading:
 
 
 def _drawn(probes: Probes, random: np.random.Generator) -> list[Values]:
-    """Values with fillers of mantissa 1, one for each pair of rows of a call or a few, all with one tuning."""
+    """Draw values with fillers of mantissa 1, one for each pair of rows of a call or a few, all with one tuning."""
     known = mantissas(probes.dtype).numpy()
     least = int(np.ceil(np.log2(np.sqrt(probes.terms))))
     count = max(probes.rows, _LEAST_ROWS) // 2
@@ -86,7 +86,7 @@ def _drawn(probes: Probes, random: np.random.Generator) -> list[Values]:
 
 
 def _visible(probes: Probes, drawn: list[Values], random: np.random.Generator) -> Iterator[Values]:
-    """Those that some result tells apart, with the filler beside which it stands."""
+    """Yield the values that some result tells apart, with the filler beside which it does."""
     if not drawn:
         return
     known, kinds = mantissas(probes.dtype), random.integers(1 << 20, size=(len(drawn), min(probes.terms, _MIXED)))
@@ -108,7 +108,7 @@ def _visible(probes: Probes, drawn: list[Values], random: np.random.Generator) -
 
 
 def _checked(probes: Probes, values: Values, random: np.random.Generator) -> Reading | None:
-    """The reading with these values, if it is the same wherever they stand."""
+    """Return the reading with these values if their answer is the same at all columns; None otherwise."""
     pairs = _pairs(probes.terms, random)
     rows = [probes.rows_of(pairs, [(values.asked, second)], values.filler) for second in (values.pair[0], values.alone)]
     found = probes.bits(torch.cat(rows), values.tuning)
@@ -131,7 +131,7 @@ def _check_every_square(reading: Reading, random: np.random.Generator) -> None:
 
 
 def _cut_or_rounded(reading: Reading, pairs: Indices) -> Reading | None:
-    """The reading with the values for how the sum is shortened: by rounding, unless it loses more than half an ulp."""
+    """Choose the reading's values by how a sum is shortened: cut off, if it loses more than half an ulp, or rounded."""
     probes, values = reading.probes, reading.values
     one = values.filler / 2.0 ** math.floor(math.log2(values.filler))
     larger = squared_values(values.asked, one, probes.terms, probes.dtype, cut=True)
@@ -146,7 +146,7 @@ def _cut_or_rounded(reading: Reading, pairs: Indices) -> Reading | None:
 
 
 def _same(found: Tensor, columns: Tensor, pairs: Indices) -> Tensor | None:
-    """The words at the columns, which are the same in each row but where its own terms stand; None if not."""
+    """Return the words at the columns if all rows agree outside their own terms; None otherwise."""
     read = found[:, columns]
     if len(columns) == 1:
         return read[0] if bool((read == read[0]).all()) else None
@@ -157,19 +157,19 @@ def _same(found: Tensor, columns: Tensor, pairs: Indices) -> Tensor | None:
 
 
 def _pairs(terms: int, random: np.random.Generator) -> Indices:
-    """Pairs of columns; of the first two, none of which the other holds, where there are four."""
+    """Draw pairs of columns, and add the first two and the last two where there are four."""
     drawn = [random.choice(terms, 2, replace=False) for _ in range(_PLACES)]
     ends = [(0, 1), (terms - 2, terms - 1)] if terms > 3 else []
     return np.array([*ends, *drawn], dtype=np.int64)
 
 
 def _every_column(terms: int, random: np.random.Generator) -> Indices:
-    """Pairs in which each column stands twice, so that one whose term counts otherwise is met."""
+    """Draw pairs in which each column stands twice, so that a column whose term counts otherwise is met."""
     shuffled = random.permutation(terms)
     return np.stack([shuffled, np.roll(shuffled, 1)], axis=-1)
 
 
 def _with_third(pairs: Indices, terms: int) -> Indices:
-    """Each pair [Q, 2] behind a column that is neither."""
+    """Put a column that is in neither place before each pair [Q, 2]."""
     third = [next(c for c in range(terms - 1, -1, -1) if c not in pair) for pair in pairs.tolist()]
     return np.concatenate([np.array(third, dtype=np.int64)[:, None], pairs], axis=1)

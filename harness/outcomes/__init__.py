@@ -1,1 +1,1 @@
-"""What the commands besides `verify` found, as data."""
+"""Results of the commands besides `verify`, as data."""

@@ -1,4 +1,4 @@
-"""What `lastbit agree` found: whether two kernels of one op give the same bits, and where and why they do not."""
+"""Results of `lastbit agree`: whether two kernels of one op give the same bits, and where and why they do not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StageAgreement:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two kernels, and what it keeps.
+    """One of the two kernels, and the contracts that it keeps.
 
     Attributes:
         kernel: its name.
@@ -67,7 +67,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Does:
-    """What a kernel does at a stage.
+    """The behaviour of a kernel at a stage.
 
     Attributes:
         contract: the one of its contracts that is nearest to the other kernel's.

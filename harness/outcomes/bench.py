@@ -1,4 +1,4 @@
-"""What `lastbit bench` measures, as data."""
+"""Measurements of `lastbit bench`, as data."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Sample:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Sample:
-        """The quartiles of at least one value."""
+        """Compute the quartiles of at least one value."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0], 1)
         low, median, high = quantiles(values, method="inclusive")
         return cls(low, median, high, len(values))
 
     def rate(self, amount: float) -> Sample:
-        """Amounts per second, where these are the seconds that an amount took."""
+        """Convert the seconds that an amount took into amounts per second."""
         return Sample(amount / self.high, amount / self.median, amount / self.low, self.count)
 
 
@@ -62,7 +62,7 @@ class Measurement:
 
     @property
     def ratio(self) -> float | None:
-        """How many times the base, None where there is none."""
+        """The ratio of the value to the base; None without a base."""
         return self.value.median / self.base.median if self.base is not None and self.base.median else None
 
 

@@ -1,4 +1,4 @@
-"""What `lastbit bisect` found: the commits or versions that were measured, and the first bad one."""
+"""Results of `lastbit bisect`: the commits or versions that were measured, and the first bad one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Figure = Callable[[Comparison], float]
 
 
 def _unless_special(figure: Figure) -> Figure:
-    """Infinite where an element is NaN or infinite and must not be, or the reverse: sums leave such elements out.
+    """Make a figure infinite if an element is NaN or infinite and must not be, or the reverse: sums omit these.
 
     Infinite, too, where elements are too far away for the figure to mean anything.
     """
@@ -30,7 +30,7 @@ METRICS: Mapping[str, Figure] = {
 
 
 class Mark(StrEnum):
-    """What a measurement says about a commit or version; the words are those of `git bisect`."""
+    """The verdict of a measurement on a commit or version, in the words of `git bisect`."""
 
     GOOD = "good"
     BAD = "bad"
@@ -55,7 +55,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Criterion:
-    """When a commit or version counts as bad.
+    """The rule by which a commit or version counts as bad.
 
     Attributes:
         metric: one of `METRICS`; empty for the verdict FAILED.
@@ -74,12 +74,12 @@ class Criterion:
     choice: str = ""
 
     def figure(self, result: CaseResult) -> float:
-        """The size of the figure; NaN where the stage is not seen."""
+        """Return the size of the figure; NaN where the stage is not seen."""
         seen = stage_of(result, self.stage)
         return abs(METRICS[self.metric](seen.cumulative)) if seen else math.nan
 
     def is_bad(self, result: CaseResult) -> bool:
-        """Whether a result counts as bad; only defined where the stage is seen."""
+        """Check whether a result counts as bad; only defined where the stage is seen."""
         if not self.metric:
             return result.verdict is Verdict.FAILED
         figure = self.figure(result)
@@ -89,7 +89,7 @@ class Criterion:
 
 
 def stage_of(result: CaseResult, name: str) -> StageResult | None:
-    """The stage of that name, if the kernel let it be seen."""
+    """Return the stage of that name, if the kernel let it be seen."""
     return next((stage for stage in result.stages if stage.name == name), None)
 
 
@@ -114,7 +114,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a reader gets at a commit or version again.
+    """Instructions by which a reader gets at a commit or version again.
 
     Attributes:
         setup: a command that fetches it into a folder.

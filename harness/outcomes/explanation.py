@@ -1,4 +1,4 @@
-"""What `lastbit explain` found: the line that is wrong, arithmetic to check by hand, and what the errors look like."""
+"""Results of `lastbit explain`: the wrong line, arithmetic to check by hand, and a description of the errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Worked:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a kernel fails on a case.
+    """The explanation of why a kernel fails on a case.
 
     Attributes:
         trace: the way of the worst element, its stages and culprits. Of a kernel on an accelerator it is that of the
@@ -98,7 +98,7 @@ class Explanation:
     def of_nothing(
         cls, kernel: str, op: str, contract: str, case: str, device: str, *, verdict: Verdict, reason: str
     ) -> Explanation:
-        """One that says why it is none."""
+        """Make an empty explanation with the reason why there is none."""
         trace = KernelTrace(kernel, op, contract, case, device, verdict=verdict, reason=reason)
         return cls(kernel, device, case, verdict, trace, reason=reason)
 
@@ -136,7 +136,7 @@ class Explanation:
 
     @property
     def testable(self) -> bool:
-        """It raises, or what fails it first are values; otherwise it writes to an input, say, and the result is right.
+        """Whether a test can show the failure: the kernel raises, or values are wrong and no side effect comes first.
 
         The smallest tensors fail for the first finding. A trace on the same device knows all that are not of values.
         """
@@ -148,7 +148,7 @@ class Explanation:
 
     @property
     def without_vain_test(self) -> Explanation:
-        """The same without a test that would pass."""
+        """The explanation without a test that would pass."""
         return self if self.testable else replace(self, test="")
 
     @property

@@ -1,4 +1,4 @@
-"""What `lastbit judge` says of one kernel file: a document for machines, whose form has a version."""
+"""The result of `lastbit judge` on one kernel file: a document for machines, whose form has a version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOTHING_RUN = 3
 
 @dataclass(frozen=True)
 class CaseFinding:
-    """Something that fails the kernel, in the cheapest case that shows it.
+    """A fault of the kernel, in the cheapest case that shows it.
 
     Attributes:
         kind: of the finding, as in a report; `errored` where the kernel gave nothing that can be judged.
@@ -34,7 +34,7 @@ class CaseFinding:
 
 @dataclass(frozen=True)
 class DecidedShare:
-    """How much of a result could not have been otherwise, over all cases, in one format."""
+    """The share of a result that could not have been otherwise, over all cases, in one format."""
 
     result: str
     dtype: str
@@ -45,7 +45,7 @@ class DecidedShare:
 
 @dataclass(frozen=True)
 class Contracts:
-    """What the cases say about contracts of the op.
+    """Contracts of the op that the cases rule out or confirm.
 
     Attributes:
         keeps: the one that the kernel is held to, if it keeps it; of one that fails, the simplest that allow every bit
@@ -71,7 +71,7 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Held:
-    """Whether the process of the kernel is held to a limit, and how, or why not."""
+    """A limit of the kernel's process: whether it holds, and how, or why not."""
 
     holds: bool
     how: str
@@ -79,7 +79,7 @@ class Held:
 
 @dataclass(frozen=True)
 class CallTime:
-    """How long a call takes, by the judge's clock, where that was asked for.
+    """The time of a call, by the judge's clock, where that was asked for.
 
     Attributes:
         case: the line of the case that was timed.

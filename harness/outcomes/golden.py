@@ -1,4 +1,4 @@
-"""What became of golden files, as data: scalars and indices, never tensors."""
+"""Results of golden files, as data: scalars and indices, never tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Index = tuple[int, ...]
 
 
 class Status(StrEnum):
-    """What became of a golden or of one of its cases, worst last; see `Status.worst`."""
+    """The outcome of a golden or of one of its cases, worst last; see `Status.worst`."""
 
     SAME = "SAME"
     SKIPPED = "SKIPPED"
@@ -36,7 +36,7 @@ REFUSED = frozenset({Status.BROKEN, Status.ERRORED})
 
 @dataclass(frozen=True)
 class Figures:
-    """How far a stage is from its contract: fields of `Comparison`."""
+    """Distances of a stage from its contract: fields of `Comparison`."""
 
     numel: int
     mismatched: int
@@ -60,7 +60,7 @@ class Farthest:
 
 @dataclass(frozen=True)
 class Change:
-    """One stage whose bits are not those of the golden, or are no longer what it is held to.
+    """A stage whose bits differ from the golden's, or no longer keep its contract.
 
     Attributes:
         stage: its name.
@@ -90,13 +90,13 @@ class Change:
 
     @property
     def same_bits(self) -> bool:
-        """Whether only what is declared of the stage is another."""
+        """Whether no bit differs, but only the declaration of the stage."""
         return self.before == self.after and not self.changed and not self.blocks[0]
 
 
 @dataclass(frozen=True)
 class CaseOutcome:
-    """One case of a golden, beside what the kernel does today, or beside another golden.
+    """One case of a golden, beside the kernel's results of today, or beside another golden.
 
     Attributes:
         line: the case.
@@ -123,7 +123,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class KernelOutcome:
-    """One golden file, beside what its kernel does today, or beside another golden.
+    """One golden file, beside the kernel's results of today, or beside another golden.
 
     Attributes:
         path: the file.
@@ -152,7 +152,7 @@ class KernelOutcome:
         return Status.worst([self.own, *(case.status for case in self.cases)])
 
     def having(self, status: Status) -> tuple[CaseOutcome, ...]:
-        """Its cases of that status."""
+        """Return the cases of that status."""
         return tuple(case for case in self.cases if case.status is status)
 
 
@@ -170,7 +170,7 @@ class GoldenReport:
     options: str = ""
 
     def exit_code(self, fine: Collection[Status]) -> int:
-        """0 if every golden has a `fine` status, 1 if not, 2 if one could not be judged, 3 if nothing was run."""
+        """Return 0 if every golden has a `fine` status, 1 if not, 2 if one was not judged, 3 if nothing was run."""
         statuses = {kernel.status for kernel in self.kernels}
         if Status.ERRORED in statuses:
             return 2

@@ -1,4 +1,4 @@
-"""What `lastbit identify` found: which contracts a kernel keeps, and how far it is from the others."""
+"""Results of `lastbit identify`: the contracts that a kernel keeps, and its distance from the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 
 @dataclass(frozen=True)
 class Tally:
-    """One contract against what a kernel gave in some cases.
+    """One contract against a kernel's results in some cases.
 
     Attributes:
         cases: cases in which the contract was tried.
@@ -45,7 +45,7 @@ class Tally:
 
     @property
     def distance(self) -> tuple[float, ...]:
-        """How far the kernel is from it, the smaller the nearer: shares of cases, elements, rows and of the formula."""
+        """The distance of the kernel from the contract: shares of cases, elements, rows and of the formula."""
         shares = (
             (self.undefined, self.cases),
             (self.outside, self.elements),
@@ -56,7 +56,7 @@ class Tally:
 
     @property
     def of_another_formula(self) -> bool:
-        """Its formula alone rules it out."""
+        """Whether the kernel's formula alone rules out the contract."""
         return self.differing > 0 and not self.outside and not self.unexplained and not self.undefined
 
     def __add__(self, other: Tally) -> Tally:
@@ -90,7 +90,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the kernel keeps for one set of dtypes.
+    """The contracts that the kernel keeps for one set of dtypes.
 
     Attributes:
         dtypes: those of the inputs.

@@ -1,4 +1,4 @@
-"""What `lastbit invariance` found: what the bits of a kernel depend on."""
+"""Results of `lastbit invariance`: the circumstances on which the bits of a kernel depend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lastbit.property_result import Outcome, PropertyResult, together
 
 @dataclass(frozen=True)
 class Invariance:
-    """What the bits of one kernel depend on.
+    """The properties of one kernel's bits.
 
     Attributes:
         kernel, op, contract, device: what was asked.
@@ -29,7 +29,7 @@ class Invariance:
 
     @property
     def properties(self) -> Mapping[str, PropertyResult]:
-        """Property → what all cases say of it."""
+        """The result of each property over all cases."""
         return together(self.results)
 
     @property

@@ -1,4 +1,4 @@
-"""What `lastbit list` shows: everything that a command line, a case line or a declaration can name."""
+"""Entries of `lastbit list`: everything that a command line, a case line or a declaration can name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that has a name.
+    """A name, and the facts about it.
 
     Attributes:
         name: as it is written on the command line, in a case line or in a declaration.

@@ -1,4 +1,4 @@
-"""What `lastbit order` found: the tree by which a kernel adds the terms of a sum."""
+"""Results of `lastbit order`: the tree by which a kernel adds the terms of a sum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class SumTree:
-    """In which groups terms are added; which of two summands stands first is no part of it, as it changes no bit.
+    """Groups in which terms are added; the order of two summands is no part of it, as it changes no bit.
 
     Attributes:
         terms: how many; they are the nodes 0, 1, …, in the order of their columns.
@@ -52,7 +52,7 @@ class SumTree:
 
     @cached_property
     def height(self) -> int:
-        """The most additions that a term passes through; what is added at once counts once."""
+        """The most additions that a term passes through; one addition of several terms counts once."""
         heights = [0] * self.nodes
         for node, parent in enumerate(self.parents):
             heights[parent] = max(heights[parent], heights[node] + 1)
@@ -97,7 +97,7 @@ class Form:
 
     @property
     def count(self) -> int:
-        """How many parts there are."""
+        """The number of parts."""
         return sum(count for count, _ in self.parts)
 
 
@@ -106,7 +106,7 @@ TERM = Form("term")
 
 @dataclass(frozen=True)
 class Declared:
-    """What a kernel declares of its sums, against the tree.
+    """A kernel's declaration about its sums, against the tree.
 
     Attributes:
         what: `depth` or `order`.

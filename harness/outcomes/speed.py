@@ -1,4 +1,4 @@
-"""How fast kernels are, as data: what `lastbit bench kernels` measures."""
+"""Speed of kernels, as data: the measurements of `lastbit bench kernels`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLOCK = "clock"
 
 @dataclass(frozen=True)
 class Roof:
-    """What the device does at best, in the same run.
+    """The device's best rates in this run: of a copy and of a matrix product.
 
     Attributes:
         copy: bytes that a copy of a large tensor reads and writes in a second, or its negation if that is faster.
@@ -25,7 +25,7 @@ class Roof:
     matmul: Sample
 
     def bounds(self, traffic: int, flops: int) -> tuple[float, float]:
-        """Seconds of so many bytes at the rate of the copy, and of the FLOP at that of the product."""
+        """Return the seconds of so many bytes at the rate of the copy, and of the FLOP at that of the product."""
         return traffic / self.copy.median, flops / self.matmul.median
 
 
@@ -62,7 +62,7 @@ class Speed:
     apart: float | None = None
 
     def share(self, roof: Roof) -> float:
-        """The least time that the device can take / the time."""
+        """Divide the least time that the device can take by the time."""
         return max(roof.bounds(self.traffic, self.flops)) / self.time.median
 
 
@@ -100,7 +100,7 @@ class Bound:
         return self.empty.median / self.time.median
 
     def share(self, roof: Roof) -> float:
-        """The least time that the device can take / the time."""
+        """Divide the least time that the device can take by the time."""
         return max(roof.bounds(self.traffic, self.flops)) / self.time.median
 
 
@@ -124,6 +124,6 @@ class Speeds:
     environment: Mapping[str, str]
 
     def by_case(self) -> Iterator[tuple[str, Sequence[Speed]]]:
-        """Each case with its kernels, the fastest first."""
+        """Yield each case with its kernels, the fastest first."""
         for of in dict.fromkeys(speed.of for speed in self.speeds):
             yield of, sorted((s for s in self.speeds if s.of == of), key=lambda s: s.time.median)

@@ -1,4 +1,4 @@
-"""What `lastbit explain --stages` found: where a kernel's error begins, stage by stage."""
+"""Results of `lastbit explain --stages`: the stage at which a kernel's error begins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lastbit.row_check import RowCheck
 
 
 class Kind(StrEnum):
-    """What is wrong with a stage, if anything is."""
+    """The kind of fault at a stage, or its absence."""
 
     CLEAN = "clean"
     """Nothing: every element is possible, and every row explained."""

@@ -1,4 +1,4 @@
-"""What `lastbit explain --trace` found: how the worst element of a kernel's result came about, step by step."""
+"""Results of `lastbit explain --trace`: how the worst element of a kernel's result came about, step by step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Element:
 
 @dataclass(frozen=True)
 class Source:
-    """What a step computed from.
+    """An operand of a step.
 
     Attributes:
         name: of an argument, or of an element of a tensor of the case, such as `x[2, 17]`.
@@ -114,7 +114,7 @@ class Step:
 
 @dataclass(frozen=True)
 class KernelTrace:
-    """How one element of what a kernel gave came about.
+    """The steps that led to one element of a kernel's result.
 
     Attributes:
         verdict: of the case as `lastbit verify` judges it.

@@ -20,7 +20,7 @@ from lastbit.verify.inprocess import Workplace
 
 @dataclass(frozen=True)
 class Memory:
-    """An allocation that has a name: that of an input, or of something that the kernel returned."""
+    """A named allocation: that of an input, or of something that the kernel returned."""
 
     name: str
     start: int
@@ -29,7 +29,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Called:
-    """What the calls of a case say themselves.
+    """The results of calling a case under the tool, apart from the tool's own reports.
 
     Attributes:
         memory: allocations with a name.
@@ -63,7 +63,7 @@ def _calls(subject: Subject) -> Iterator[dict[str, Any]]:
 
 
 def _returned(subject: Subject, tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> Mapping[str, object]:
-    """What the kernel returns, by name, when the device has done all that it was told."""
+    """Return the kernel's return values by name, once the device has finished its work."""
     returned = subject.kernel.call(**tensors, **arguments)
     torch.accelerator.synchronize(subject.device)
     return under_any_name(returned)

@@ -13,7 +13,7 @@ from lastbit.sanitize.tool import MOST_REPORTS
 
 
 def findings(tool: str, reports: Sequence[Report], memory: Sequence[Memory]) -> list[Finding]:
-    """One finding for all reports of a tool on one case that are alike but for thread and address."""
+    """Merge reports of a tool on one case into findings; reports that differ in thread and address alone are one."""
     first: dict[object, Report] = {}
     count = Counter[object]()
     for report in reports:
@@ -36,7 +36,7 @@ def _sentence(tool: str, report: Report, memory: Sequence[Memory], count: str) -
 
 
 def _where(report: Report, memory: Sequence[Memory]) -> str:
-    """What the access missed, or where it is."""
+    """Describe in words the allocation that the access missed, or the place of its byte."""
     if report.nearest is not None:
         found = next((m for m in memory if m.start == report.nearest.start), None)
         of = f"{found.name}, an allocation" if found else "the nearest allocation,"
@@ -48,12 +48,12 @@ def _where(report: Report, memory: Sequence[Memory]) -> str:
 
 
 def _plural(nearest: Nearest) -> str:
-    """`1 byte after` where compute-sanitizer writes `1 bytes after`."""
+    """Write `1 byte after` where compute-sanitizer writes `1 bytes after`."""
     return re.sub(r"^1 bytes\b", "1 byte", nearest.distance)
 
 
 def _name(report: Report, memory: Sequence[Memory]) -> str:
-    """The tensor of the allocation that an access missed or lies in; empty for memory without a name."""
+    """Name the tensor of the allocation that an access missed or lies in; empty for memory without a name."""
     start = None if report.nearest is None else report.nearest.start
     found = next((m for m in memory if m.start == start), None) or _inside(report, memory)
     return found.name if found else ""

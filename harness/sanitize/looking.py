@@ -27,7 +27,7 @@ AFTER = "it reports something for an earlier case of the kernel"
 
 @dataclass(frozen=True)
 class Seen:
-    """What one tool made of one case: findings, or why it made nothing of it."""
+    """The result of one tool on one case: findings, or the reason why there are none."""
 
     tool: str
     result: CaseResult
@@ -44,7 +44,7 @@ class Looking:
     tool: str
 
     def at(self, results: Sequence[CaseResult], stop: Event) -> Iterator[Seen]:
-        """What it makes of the case of each result, kernel by kernel, until it is told to stop.
+        """Yield what the tool finds in the case of each result, kernel by kernel, until `stop` is set.
 
         Raises:
             LastbitError: a process did not come to its first case.
@@ -57,7 +57,7 @@ class Looking:
                     yield from (Seen(self.tool, other, reason=AFTER) for other in _others_of_kernel(seen.result, left))
 
     def _until_one_ends_it(self, left: deque[CaseResult], stop: Event) -> Iterator[Seen]:
-        """What one process makes of the cases that are left; it takes at least one, all of one device."""
+        """Yield the findings of one process on the cases that are left; it takes at least one, all of one device."""
         device, log = left[0].device, Path(self.config.folder, f"{self.tool}-{len(left)}.txt")
         config = replace(self.config, device_plan=DevicePlan((device,), ("of the run",)))
         launcher = self.sanitizer.launcher(self.tool, log)
@@ -83,7 +83,7 @@ class Looking:
 
 
 def _called(worker: Worker, result: CaseResult, log: Path) -> tuple[Called, bool]:
-    """What the calls of a case say, and whether they ended the process."""
+    """Call a case in the worker; return its answer, and whether the calls ended the process."""
     try:
         return worker.do(call_bare, result.kernel, result.case), False
     except WorkerEnded as ended:
@@ -93,7 +93,7 @@ def _called(worker: Worker, result: CaseResult, log: Path) -> tuple[Called, bool
 
 
 def _others_of_kernel(result: CaseResult, left: deque[CaseResult]) -> Iterator[CaseResult]:
-    """The next cases, as long as they are of the same kernel; they are taken away."""
+    """Take the next cases from the queue while they are of the same kernel and device."""
     while left and (left[0].kernel, left[0].device) == (result.kernel, result.device):
         yield left.popleft()
 

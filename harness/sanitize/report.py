@@ -1,4 +1,4 @@
-"""What compute-sanitizer found, read from its text.
+"""Reports of compute-sanitizer, read from its text.
 
 ========= Invalid __global__ read of size 4 bytes
 =========     at copy_kernel+0x1d0 in norms.py:12
@@ -29,7 +29,7 @@ _NEAREST = re.compile(
 
 @dataclass(frozen=True)
 class Place:
-    """Where an instruction of a GPU kernel comes from; `file` is empty where nothing says so."""
+    """The source line of an instruction of a GPU kernel; `file` is empty where nothing says it."""
 
     symbol: str
     file: str = ""
@@ -50,7 +50,7 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Report:
-    """One thing that compute-sanitizer found.
+    """A report of compute-sanitizer about one access.
 
     Attributes:
         what: `Invalid __global__ read of size 4 bytes`.
@@ -71,18 +71,18 @@ class Report:
 
 
 def reports(text: str) -> list[Report]:
-    """The reports in what compute-sanitizer wrote; what is not about an access in a GPU kernel is left out."""
+    """Parse the output of compute-sanitizer; reports that are not about an access in a GPU kernel are left out."""
     return [report for block in _blocks(text.splitlines()) if (report := _report(block)) is not None]
 
 
 def remarks(text: str) -> list[str]:
-    """The first lines of what it wrote besides, such as why it could not start."""
+    """Return the first lines of all other output, such as why it could not start."""
     heads = [block[0] for block in _blocks(text.splitlines()) if _report(block) is None]
     return [head for head in heads if head != "COMPUTE-SANITIZER" and "SUMMARY:" not in head]
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Lines without their prefix: one that is not indented, and those below it that are."""
+    """Yield blocks of lines without their prefix: one that is not indented, and the indented ones below it."""
     block: list[str] = []
     for line in lines:
         if not line.startswith(_PREFIX) or not (said := line.removeprefix(_PREFIX)).strip():
@@ -111,7 +111,7 @@ def _report(block: list[str]) -> Report | None:
 
 
 def _hazard(hazard: re.Match[str], lines: list[str]) -> Report | None:
-    """Two threads of a block that race, an access of each in a line."""
+    """Read a race of two threads of a block, whose accesses have a line each."""
     accesses = [match for line in lines if (match := _ACCESS.match(line)) is not None]
     if not accesses:
         return None

@@ -23,7 +23,7 @@ MOST_ELEMENTS = 1 << 20
 
 
 def sanitized(config: Config, sanitizer: Sanitizer, run: Run, tick: Callable[[CaseResult], None]) -> Run:
-    """The run with what the tools found in its results; `tick` is told of each case that a tool has looked at.
+    """Add the tools' findings to the results of a run; `tick` is told of each case that a tool has looked at.
 
     What could not be looked at is listed as not run. A tool that does not start breaks the run, and so does an
     interruption from the keyboard, after which it has what was found until then.
@@ -60,7 +60,7 @@ def sanitized(config: Config, sanitizer: Sanitizer, run: Run, tick: Callable[[Ca
 
 @dataclass(frozen=True)
 class _Looked:
-    """What one tool made of all cases, in how many seconds, and why it did not come to its end."""
+    """The findings of one tool on all cases, its time in seconds, and why it stopped early."""
 
     tool: str
     seen: tuple[Seen, ...]
@@ -72,13 +72,13 @@ class _Looked:
 
 
 def chosen_of(run: Run) -> list[CaseResult]:
-    """The results whose cases are looked at: kernel by kernel, what went wrong first, then the smallest first."""
+    """Order the results to be looked at: kernel by kernel, what went wrong first, then the smallest first."""
     chosen = {_key(r): r for r in run.results if _was_run(r) and _elements(r) <= MOST_ELEMENTS}
     return sorted(chosen.values(), key=lambda r: (r.device, r.op, r.kernel, r.verdict is Verdict.PASSED, _elements(r)))
 
 
 def with_seen(run: Run, seen: Sequence[Seen], *, strict: bool = False) -> Run:
-    """The run with findings in its results, and what was not looked at among what was not run."""
+    """Add the findings to the results of a run, and list what was not looked at as not run."""
     found: dict[tuple[str, str, str], list[Finding]] = {}
     for one in seen:
         found.setdefault(_key(one.result), []).extend(one.findings)
@@ -106,7 +106,7 @@ def _cases(count: int) -> str:
 
 
 def _was_run(result: CaseResult) -> bool:
-    """Whether a kernel was called on CUDA for a case, other than to shrink a failure; one without dtypes is no case."""
+    """Check whether a kernel was called on CUDA for a case that is no step of shrinking; a case has dtypes."""
     ran = result.counted and result.dtypes != "" and result.verdict not in TURNED_DOWN
     return ran and result.device.startswith("cuda")
 

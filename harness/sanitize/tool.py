@@ -41,7 +41,7 @@ class Sanitizer:
     path: str
 
     def launcher(self, tool: str, log: Path) -> list[str]:
-        """The words before a command that make it run under a tool, which writes what it finds to `log`."""
+        """Return the words before a command that run it under a tool, which writes its reports to `log`."""
         options = ["--tool", tool, *TOOLS[tool], "--target-processes", "all", "--launch-timeout", str(_START)]
         options += ["--show-backtrace", "no", "--print-limit", str(MOST_REPORTS), "--log-file", str(log)]
         return [self.path, *options]
@@ -55,7 +55,7 @@ class Sanitizer:
 
 
 def sanitizer_for(config: Config, environ: Mapping[str, str] = os.environ) -> Sanitizer | None:
-    """The compute-sanitizer that a run needs; None where it needs none.
+    """Find the compute-sanitizer that a run needs; None if the run needs none.
 
     Raises:
         UsageError: there is none, or a device is of a type that it does not know.
@@ -67,7 +67,7 @@ def sanitizer_for(config: Config, environ: Mapping[str, str] = os.environ) -> Sa
 
 
 def _found(environ: Mapping[str, str]) -> Sanitizer:
-    """The compute-sanitizer of the CUDA toolkit that CUDA_HOME names, of PATH, or of /usr/local/cuda."""
+    """Find the compute-sanitizer of the CUDA toolkit that CUDA_HOME names, of PATH, or of /usr/local/cuda."""
     found = next(filter(None, (shutil.which(NAME, path=folder) for folder in _folders(environ))), None)
     if found is None:
         raise UsageError(
@@ -79,7 +79,7 @@ def _found(environ: Mapping[str, str]) -> Sanitizer:
 
 
 def _folders(environ: Mapping[str, str]) -> Iterator[str]:
-    """Folders that may hold it, as search paths."""
+    """Yield the folders that may hold compute-sanitizer, as search paths."""
     if home := environ.get("CUDA_HOME"):
         yield str(Path(home, "bin"))
     yield environ.get("PATH", os.defpath)
