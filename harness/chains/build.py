@@ -161,7 +161,7 @@ class _Chain:
             return f"{split_target(self.target(link, own))[0]}:{direction}"
         if own in link.part.takes:
             giver, stage = self.giver(self.links.index(link), link.part.takes[own])
-            return self.rounded_to(giver, stage) or _FP32
+            return split_target(self.rounded_to(giver, stage) or _FP32)[0]
         if own in link.part.fixed:
             return self.target(link, link.op.stand_ins.get(own, link.op.inputs[0]))
         return link.name(own) if own in link.op.inputs else own

@@ -140,9 +140,8 @@ def _trials(op: Op, seen: Sequence[Sample], most: int, claimed: Contract) -> tup
     none of them fits.
     """
     trials = try_all([Variant(op, contract) for contract in op.contracts()], seen) if seen else []
-    own = [Variant.of(op, claimed)] if claimed.directions else []
-    found = {str(claimed): variant for variant in own}
-    claims = try_all(own, seen)
+    found = {str(claimed): Variant.of(op, claimed)} if claimed.directions else {}
+    claims = try_all(list(found.values()), seen)
     made = Search()
     for dtypes, cases in _by_dtypes(seen).items():
         if not any(trial.fits(dtypes) for trial in (*trials, *claims)):
