@@ -11,8 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from lastbit.bundles import flat
@@ -37,6 +36,7 @@ DEFAULT = "default"
 REQUIRED = inspect.Parameter.empty
 """Default of a parameter that has none."""
 
+NO_DIRECTIONS: Mapping[str, Direction] = {}
 Rounds = Mapping[str, str]
 Value = TypeVar("Value")
 
@@ -217,10 +217,12 @@ class Op:
 
         Of one with directions also those that keep them, and such with one of them at another point, or at all.
         """
-        found = [*self.contracts(), *map(partial(self.directed, directions=contract.directions), self.contracts())]
         if self.presets:
             centers = [contract, *map(self._point, self.presets.values())]
             found = [*centers, *(other for center in centers for other in self.alternatives(center))]
+        else:
+            found = [*self.contracts()]
+            found += [self.directed(c, contract.directions) for c in found if contract.directions]
         for way in dict.fromkeys(contract.directions.values()):
             points: list[Collection[str]] = [contract.rounds, *([stage] for stage in contract.rounds)]
             found += [self.directed(contract, dict.fromkeys(stages, way)) for stages in points]
@@ -232,18 +234,13 @@ class Op:
             for option in choices:
                 if option != contract.options[axis]:
                     options = (*contract.options[:axis], option, *contract.options[axis + 1 :])
-                    yield self.directed(self._point(options), contract.directions)
+                    yield self._point(options, contract.directions)
         for stage in contract.directions:
-            others = {other: way for other, way in contract.directions.items() if other != stage}
-            yield self.directed(self._point(contract.options), others)
+            yield self.directed(contract, {other: d for other, d in contract.directions.items() if other != stage})
 
     def directed(self, contract: Contract, directions: Mapping[str, Direction]) -> Contract:
         """The contract of the same options whose rounding points round in these directions, if it has them."""
-        own = self._point(contract.options)
-        now = {stage: way for stage, way in directions.items() if stage in own.rounds}
-        now = {stage: way for stage, way in now.items() if way != split_target(own.rounds[stage])[1]}
-        rounds = {**own.rounds, **{stage: f"{split_target(own.rounds[stage])[0]}:{now[stage]}" for stage in now}}
-        return replace(own, rounds=rounds, directions=now)
+        return self._point(contract.options, directions)
 
     def idle(self, contract: Contract, consulted: Collection[str], stages: Collection[str]) -> tuple[str, ...]:
         """The options of a contract that change nothing where the reference asks for the options `consulted` alone and
@@ -261,11 +258,14 @@ class Op:
         axes = zip(self.axes.values(), contract.options, strict=True)
         return sum("" in choices and option != "" for choices, option in axes) + len(contract.directions)
 
-    def _point(self, options: tuple[str, ...]) -> Contract:
+    def _point(self, options: tuple[str, ...], directions: Mapping[str, Direction] = NO_DIRECTIONS) -> Contract:
         rounds = dict(self.rounds)
         for choices, option in zip(self.axes.values(), options, strict=True):
             rounds |= choices[option]
-        return Contract(options, rounds, self._name(options))
+        own = {stage: split_target(rounds[stage]) for stage in directions if stage in rounds}
+        others = {stage: directions[stage] for stage, (_, way) in own.items() if way != directions[stage]}
+        rounds |= {stage: f"{own[stage][0]}:{way}" for stage, way in others.items()}
+        return Contract(options, rounds, self._name(options), others)
 
     def _name(self, options: tuple[str, ...]) -> str:
         """The nearest preset and what differs from it; empty without presets."""

@@ -62,7 +62,8 @@ def decidable(problem: Problem) -> dict[str, tuple[int, int]]:
         expected, any_numbers = problem.trace.stages[name], constant.stages[name]
         if isinstance(expected, Numbers) and isinstance(any_numbers, Numbers):
             counted = ~_exact(any_numbers)
-            found[name] = int((expected.decided & counted).sum()), int(counted.sum())
+            sharp = expected.decided & ~torch.isnan(expected.enclosure.lo)
+            found[name] = int((sharp & counted).sum()), int(counted.sum())
     return found
 
 
