@@ -79,19 +79,28 @@ def check_contracts(
     presets: Mapping[str, Collection[str]],
     rounds: Mapping[str, str],
     targets: Collection[str],
+    directions: Collection[str],
 ) -> None:
-    """Raise `OpError` unless the contracts of an op can be told apart, and round to one of `targets` each."""
+    """Raise `OpError` unless the contracts of an op can be told apart, and round to one of `targets` each.
+
+    One of `directions` may follow the target, as in `x:zero`.
+    """
     check_axes(where, axes, presets)
     check_presets(where, axes, presets)
     for each in (rounds, *(of_option for choices in axes.values() for of_option in choices.values())):
-        check_targets(where, each, targets)
+        check_targets(where, each, targets, directions)
 
 
-def check_targets(where: str, rounds: Mapping[str, str], known: Collection[str]) -> None:
-    """Raise `OpError` unless every rounding point has the name of an input of numbers, or of a format."""
-    for stage, target in rounds.items():
+def check_targets(where: str, rounds: Mapping[str, str], known: Collection[str], directions: Collection[str]) -> None:
+    """Raise `OpError` unless every rounding point has the name of an input of numbers or of a format, and a direction
+    that there is, if any.
+    """
+    for stage, text in rounds.items():
+        target, colon, direction = text.partition(":")
         if target not in known:
             raise OpError(no_such(f"rounding of {where}: {stage!r} is rounded to", target, known))
+        if colon and direction not in directions:
+            raise OpError(no_such(f"direction of {where}: {stage!r} is rounded", direction, directions))
 
 
 def check_axes(where: str, axes: Mapping[str, Mapping[str, Any]], presets: Mapping[str, Collection[str]]) -> None:

@@ -26,7 +26,7 @@ from lastbit.declared import (
 )
 from lastbit.errors import OpError, UsageError, unknown
 from lastbit.numerics import Enclosure
-from lastbit.numerics.formats import TARGETS, Format
+from lastbit.numerics.formats import DIRECTIONS, TARGETS, Direction, Format, split_target
 from lastbit.relations import Independent, Relation
 from lastbit.sums import ProbedSum
 
@@ -36,6 +36,7 @@ DEFAULT = "default"
 REQUIRED = inspect.Parameter.empty
 """Default of a parameter that has none."""
 
+NO_DIRECTIONS: Mapping[str, Direction] = {}
 Rounds = Mapping[str, str]
 Value = TypeVar("Value")
 
@@ -59,23 +60,26 @@ class StageRecorder(Protocol):
 class Contract:
     """One option per axis, and the rounding points that follow: stage name → name of an input or of a format.
 
-    An input that a case lacks stands for the op's first input; a stage that is not listed stays in fp32. `name` is how
-    it is called where that is not its options joined by `+`.
+    An input that a case lacks stands for the op's first input; a stage that is not listed stays in fp32. Rounding is to
+    nearest unless a direction follows: `x:zero`. `name` is how it is called where that is not its options joined by
+    `+`; the `directions` in which its points round otherwise than the op says, stage → direction, are added to that.
 
-    >>> contract = Contract(("rounded_steps",), {"scaled": "x", "output": "x"})
+    >>> contract = Contract(("rounded_steps",), {"scaled": "x", "output": "x:zero"}, directions={"output": "zero"})
     >>> contract.has("rounded_steps"), str(contract)
-    (True, 'rounded_steps')
+    (True, 'rounded_steps+output:zero')
     """
 
     options: tuple[str, ...]
     rounds: Rounds
     name: str = ""
+    directions: Mapping[str, Direction] = field(default_factory=dict)
 
     def has(self, option: str) -> bool:
         return option in self.options
 
     def __str__(self) -> str:
-        return self.name or joined(self.options)
+        points = [f"{stage}:{self.directions[stage]}" for stage in self.rounds if stage in self.directions]
+        return joined([*([self.name] if self.name else self.options), *points])
 
 
 def joined(options: Iterable[str]) -> str:
@@ -178,14 +182,16 @@ class Op:
     def contract(self, text: str = "") -> Contract:
         """The contract named by options joined with `+`, the first of which may be a preset.
 
-        An axis that is not named takes the option of the preset, or else its first.
+        An axis that is not named takes the option of the preset, or else its first. A word such as `output:zero` is the
+        direction in which a rounding point rounds.
 
         Raises:
-            UsageError: an option is unknown, or two options are of one axis.
+            UsageError: an option or direction is unknown, two are of one axis or point, or a stage is not rounded.
         """
         axis_of = {option: axis for axis, choices in self.axes.items() for option in choices if option}
         start = tuple(next(iter(choices)) for choices in self.axes.values())
         words = [*filter(None, text.removeprefix(DEFAULT).split("+"))]
+        points, words = [w for w in words if ":" in w], [w for w in words if ":" not in w]
         if words and words[0] in self.presets:
             start = self.presets[words.pop(0)]
         named: dict[str, str] = {}
@@ -199,26 +205,42 @@ class Op:
             if axis_of[option] in named:
                 raise UsageError(f"contract {text!r} names two options of the axis {axis_of[option]!r}")
             named[axis_of[option]] = option
-        return self._point(tuple(named.get(axis, own) for axis, own in zip(self.axes, start, strict=True)))
+        found = self._point(tuple(named.get(axis, own) for axis, own in zip(self.axes, start, strict=True)))
+        return self.directed(found, _directions(text, points, found)) if points else found
 
     def contracts(self) -> tuple[Contract, ...]:
         """Every contract of the op: all combinations of the options of its axes."""
         return tuple(self._point(options) for options in itertools.product(*self.axes.values()))
 
     def candidates(self, contract: Contract) -> tuple[Contract, ...]:
-        """What a kernel that breaks `contract` may keep instead: every contract, or those next to it and to presets."""
-        if not self.presets:
-            return self.contracts()
-        centers = [contract, *map(self._point, self.presets.values())]
-        near = [*centers, *(other for center in centers for other in self.alternatives(center))]
-        return tuple({c.options: c for c in near}.values())
+        """What a kernel that breaks `contract` may keep instead: every contract, or those next to it and to presets.
+
+        Of one with directions also those that keep them, and such with one of them at another point, or at all.
+        """
+        if self.presets:
+            centers = [contract, *map(self._point, self.presets.values())]
+            found = [*centers, *(other for center in centers for other in self.alternatives(center))]
+        else:
+            found = [*self.contracts()]
+            found += [self.directed(c, contract.directions) for c in found if contract.directions]
+        for way in dict.fromkeys(contract.directions.values()):
+            points: list[Collection[str]] = [contract.rounds, *([stage] for stage in contract.rounds)]
+            found += [self.directed(contract, dict.fromkeys(stages, way)) for stages in points]
+        return tuple({str(c): c for c in found}.values())
 
     def alternatives(self, contract: Contract) -> Iterator[Contract]:
-        """The contracts that differ from `contract` in exactly one axis."""
+        """The contracts that differ from `contract` in exactly one axis, or in a direction that the op does not say."""
         for axis, choices in enumerate(self.axes.values()):
             for option in choices:
                 if option != contract.options[axis]:
-                    yield self._point((*contract.options[:axis], option, *contract.options[axis + 1 :]))
+                    options = (*contract.options[:axis], option, *contract.options[axis + 1 :])
+                    yield self._point(options, contract.directions)
+        for stage in contract.directions:
+            yield self.directed(contract, {other: d for other, d in contract.directions.items() if other != stage})
+
+    def directed(self, contract: Contract, directions: Mapping[str, Direction]) -> Contract:
+        """The contract of the same options whose rounding points round in these directions, if it has them."""
+        return self._point(contract.options, directions)
 
     def idle(self, contract: Contract, consulted: Collection[str], stages: Collection[str]) -> tuple[str, ...]:
         """The options of a contract that change nothing where the reference asks for the options `consulted` alone and
@@ -232,15 +254,18 @@ class Op:
         )
 
     def deviations(self, contract: Contract) -> int:
-        """In how many axes the contract has another option than one without a name."""
+        """In how many axes the contract has another option than one without a name, and in how many directions."""
         axes = zip(self.axes.values(), contract.options, strict=True)
-        return sum("" in choices and option != "" for choices, option in axes)
+        return sum("" in choices and option != "" for choices, option in axes) + len(contract.directions)
 
-    def _point(self, options: tuple[str, ...]) -> Contract:
+    def _point(self, options: tuple[str, ...], directions: Mapping[str, Direction] = NO_DIRECTIONS) -> Contract:
         rounds = dict(self.rounds)
         for choices, option in zip(self.axes.values(), options, strict=True):
             rounds |= choices[option]
-        return Contract(options, rounds, self._name(options))
+        own = {stage: split_target(rounds[stage]) for stage in directions if stage in rounds}
+        others = {stage: directions[stage] for stage, (_, way) in own.items() if way != directions[stage]}
+        rounds |= {stage: f"{own[stage][0]}:{way}" for stage, way in others.items()}
+        return Contract(options, rounds, self._name(options), others)
 
     def _name(self, options: tuple[str, ...]) -> str:
         """The nearest preset and what differs from it; empty without presets."""
@@ -254,8 +279,25 @@ class Op:
         return "+".join(nearest)
 
 
+def _directions(text: str, points: Collection[str], contract: Contract) -> dict[str, Direction]:
+    """What words such as `output:zero` of a contract's text say; errors as in `Op.contract`."""
+    found: dict[str, Direction] = {}
+    for stage, way in map(split_target, points):
+        if stage not in contract.rounds:
+            raise unknown(f"rounding point in the contract {text!r},", stage, contract.rounds)
+        if way not in DIRECTIONS:
+            raise unknown(f"direction in the contract {text!r},", way, DIRECTIONS)
+        if stage in found:
+            raise UsageError(f"contract {text!r} names two directions of {stage!r}")
+        found[stage] = way
+    return found
+
+
 def deviation(own: Contract, other: Contract) -> str:
-    """The option in which a contract differs from one's own."""
+    """The option or direction in which a contract differs from one's own."""
+    if own.options == other.options:
+        stage = next(name for name in own.rounds if own.rounds[name] != other.rounds[name])
+        return f"rounded {DIRECTIONS[split_target(other.rounds[stage])[1]]}"
     old, new = next((a, b) for a, b in zip(own.options, other.options, strict=True) if a != b)
     if not new:
         return f"without {old}"
@@ -330,7 +372,7 @@ def op(
         if latent is not None:
             check_latent(where, {"through": latent.through, "also": latent.also}, latent.instead, made.axes)
         targets = [*(name for name in made.inputs if name not in made.integers), *TARGETS]
-        check_contracts(where, made.axes, made.presets, made.rounds, targets)
+        check_contracts(where, made.axes, made.presets, made.rounds, targets, tuple(DIRECTIONS))
         return made
 
     return build

@@ -112,9 +112,9 @@ def name(candidate: Candidate) -> str:
 
 def claim(found: Identification) -> str:
     """What the kernel claims, without options of which none makes a difference in the cases."""
-    own = found.claimed
-    fixed = re.findall(r"\w+", own.fixed) if own is not None and own.free else found.claim.split("+")
-    return told(found.claim, set(found.claim.split("+")).difference(fixed))
+    own, words = found.claimed, found.claim.split("+")
+    fixed = re.findall(r"\w+", own.fixed) if own is not None and own.free else words
+    return told(found.claim, {word for word in words if word not in fixed and ":" not in word})
 
 
 def elements(total: Tally, *, whole: bool = True) -> str:
@@ -212,6 +212,13 @@ def remarks(found: Identification) -> Iterator[str]:
     axes = dict.fromkeys(axis for one in found.candidates for axis in one.free)
     if free := [axis for axis in axes if all(axis in one.free for one in found.candidates)]:
         yield f"In these cases {' and '.join(free)} of a contract make{'s' * (len(free) == 1)} no difference."
+    if (
+        found.kept
+        and found.kept[0].changed
+        and not found.keeps_claim
+        and ":" in (declared := found.kept[0].contracts[0])
+    ):
+        yield f"A kernel declares that as {declared}."
     search = found.search
     if search.tried or search.left:
         changed = f"up to {plural(search.points, 'rounding point')} changed"

@@ -10,7 +10,7 @@ from lastbit.chains.parts import Link, Part, check_word, links_of
 from lastbit.chains.reference import ChainReference, Passed
 from lastbit.declared import check_contracts
 from lastbit.errors import OpError, no_such
-from lastbit.numerics.formats import TARGETS
+from lastbit.numerics.formats import DIRECTIONS, TARGETS, split_target
 from lastbit.ops import REQUIRED, Latent, Op, Rounds
 
 _FP32 = "fp32"
@@ -48,7 +48,7 @@ def made(
         stand_ins=chain.stand_ins(),
     )
     targets = [*(name for name in found.inputs if name not in found.integers), *TARGETS]
-    check_contracts(where, axes, presets, rounds, targets)
+    check_contracts(where, axes, presets, rounds, targets, tuple(DIRECTIONS))
     return found
 
 
@@ -155,10 +155,13 @@ class _Chain:
         return None if target is None else self.target(link, target)
 
     def target(self, link: Link, own: str) -> str:
-        """Translate the target of a part's rounding point to an input of the chain or a format."""
+        """Translate the target of a part's rounding point to an input of the chain or a format, with its direction."""
+        own, colon, direction = own.partition(":")
+        if colon:
+            return f"{split_target(self.target(link, own))[0]}:{direction}"
         if own in link.part.takes:
             giver, stage = self.giver(self.links.index(link), link.part.takes[own])
-            return self.rounded_to(giver, stage) or _FP32
+            return split_target(self.rounded_to(giver, stage) or _FP32)[0]
         if own in link.part.fixed:
             return self.target(link, link.op.stand_ins.get(own, link.op.inputs[0]))
         return link.name(own) if own in link.op.inputs else own

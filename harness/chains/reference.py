@@ -12,6 +12,7 @@ from typing import Any
 from lastbit.chains.parts import Link
 from lastbit.errors import OpError
 from lastbit.numerics import TARGETS, Following, Format, Sum, Tensor
+from lastbit.numerics.formats import split_target
 from lastbit.ops import Contract, Op, StageRecorder
 from lastbit.stage_names import StageNames, stage_names
 
@@ -144,7 +145,7 @@ class PartRecorder:
         taken = self.link.part.takes.get(name)
         if taken is None:
             return self.recorder.format_of(self.link.name(name))
-        target = self.chain.passed[taken].target or "fp32"
+        target, _ = split_target(self.chain.passed[taken].target or "fp32")
         return self.recorder.format_of(target) if target in self.chain.inputs else TARGETS[target]
 
 

@@ -174,7 +174,8 @@ def _parting(problem: Problem, kept: Sequence[Sequence[Contract]]) -> Parting | 
 
 def _options(own: Contract, other: Contract) -> tuple[str, ...]:
     """The options of a contract that the other one does not have."""
-    return tuple(a for a, b in zip(own.options, other.options, strict=True) if a != b)
+    points = (f"{stage}:{way}" for stage, way in own.directions.items() if other.directions.get(stage) != way)
+    return (*(a for a, b in zip(own.options, other.options, strict=True) if a != b), *points)
 
 
 def _first_apart(one: Problem, other: Problem) -> str:
@@ -193,7 +194,7 @@ def _does(problem: Problem, stage: str, options: tuple[str, ...]) -> Does:
     return Does(
         str(problem.contract),
         tuple(filter(None, options)),
-        problem.format(stage).name if rounds else "",
+        problem.format(stage).told if rounds else "",
         stage in problem.trace.stages,
     )
 

@@ -16,8 +16,8 @@ Legal = tuple[float, float, float, float]
 
 
 def rounded(value: float, fmt: Format, *, to_zero: bool = False) -> float:
-    """A number rounded to a format, to nearest or toward zero."""
-    return float(round_to(_tensor(value), fmt, mode="zero" if to_zero else "nearest"))
+    """A number rounded to a format, in its direction or toward zero."""
+    return float(round_to(_tensor(value), fmt.toward("zero") if to_zero else fmt))
 
 
 def neighbours(value: float, fmt: Format) -> tuple[float, float]:
@@ -65,23 +65,25 @@ def ways_of_all(actual: Tensor, legal: Tensor, fmt: Format, *, dtype: str) -> fr
     exact, count = legal[0], int(wrong.sum())
     if not count:
         return frozenset()
-    cut, nearest = round_to(exact, fmt, mode="zero"), round_to(exact, fmt)
+    cut, own_way, nearest = (round_to(exact, f) for f in (fmt.toward("zero"), fmt, fmt.nearest))
     after = torch.copysign(from_ordinals(ordinals(cut.abs(), fmt) + 1, fmt), exact)
     tie = exact == (cut + after) / 2
     own = FORMATS[dtype].precision if dtype in FORMATS else fmt.precision
     made = [
-        ("leaves out a rounding before this one, and rounds", 1.0, nearest == actual),
-        ("rounds the tie the other way", RARE, tie & (cut + after - nearest == actual) | ~tie & ~wrong),
+        ("leaves out a rounding before this one, and rounds", 1.0, own_way == actual),
+        ("rounds the tie the other way", RARE, tie & (cut + after - own_way == actual) | ~tie & ~wrong),
         ("saturates", SURE, nearest.isinf() & (actual == cut) | ~wrong),
         ("cuts off", 1.0, cut == actual),
     ]
+    if fmt.direction != "nearest":
+        made.append(("rounds (to nearest)", 1.0, nearest == actual))
     for f in FORMATS.values():
         if fmt.precision < f.precision < FP64.precision:
             made.append((f"rounds twice (by way of {f.name})", RARE, round_to(round_to(exact, f), fmt) == actual))
-        if f != fmt:
+        if f != fmt.nearest:
             bits = math.inf if f.name == dtype else float(own - f.precision)
             made.append((f"rounds to {f.name}", bits, (round_to(legal, f) == actual).any(0)))
-            made.append((f"cuts off to {f.name}", bits, (round_to(legal, f, mode="zero") == actual).any(0)))
+            made.append((f"cuts off to {f.name}", bits, (round_to(legal, f.toward("zero")) == actual).any(0)))
     right = NEARLY * float((~wrong).sum())
     fitting = (
         name
@@ -122,7 +124,7 @@ def _other_format(actual: float, legal: Legal, fmt: Format, dtype: str, ways: Co
     """That it rounds to another format narrower than fp32, or cuts off to it: that in which it holds the number, or
     else the coarsest that gives it.
     """
-    narrow = [f for f in FORMATS.values() if f not in (fmt, FP32, FP64)]
+    narrow = [f for f in FORMATS.values() if f not in (fmt.nearest, FP32, FP64)]
     narrow.sort(key=lambda f: (f.name != dtype, f.precision))
     for to_zero in (False, True):
         for f in narrow if actual else ():
@@ -140,6 +142,9 @@ def _other_ways(actual: float, exact: float, fmt: Format) -> Iterator[str]:
         return
     if math.isinf(above - below):
         yield "saturates"
+        return
+    if fmt.direction != "nearest" and actual == rounded(exact, fmt.nearest):
+        yield "rounds (to nearest)"
         return
     if exact - below == above - exact:
         yield "rounds the tie the other way"

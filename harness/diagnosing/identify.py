@@ -115,7 +115,7 @@ def identified(subject: Subject, seen: Observed, *, most: int) -> Identification
     """The same of what was observed already."""
     op, samples = subject.op, seen.samples
     claim = str(subject.contract) if subject.kernel.contract or len(op.contracts()) == 1 else ""
-    trials, made = _trials(op, samples, most)
+    trials, made = _trials(op, samples, most, subject.contract)
     candidates = _candidates(op, trials, samples, claim)
     return Identification(
         kernel=subject.kernel.name,
@@ -135,13 +135,16 @@ def identified(subject: Subject, seen: Observed, *, most: int) -> Identification
     )
 
 
-def _trials(op: Op, seen: Sequence[Sample], most: int) -> tuple[list[Trial], Search]:
-    """Every contract of the op, and what was found for dtypes for which none of them fits."""
-    trials = try_all([Variant(contract) for contract in op.contracts()], seen) if seen else []
-    found: dict[str, Variant] = {}
+def _trials(op: Op, seen: Sequence[Sample], most: int, claimed: Contract) -> tuple[list[Trial], Search]:
+    """Every contract of the op, that of a kernel which claims other directions, and what was found for dtypes for which
+    none of them fits.
+    """
+    trials = try_all([Variant(op, contract) for contract in op.contracts()], seen) if seen else []
+    found = {str(claimed): Variant.of(op, claimed)} if claimed.directions else {}
+    claims = try_all(list(found.values()), seen)
     made = Search()
     for dtypes, cases in _by_dtypes(seen).items():
-        if not any(trial.fits(dtypes) for trial in trials):
+        if not any(trial.fits(dtypes) for trial in (*trials, *claims)):
             variants, own = search_roundings(op, trials, cases, most)
             found |= {str(variant.contract): variant for variant in variants}
             made = Search(made.tried + own.tried, max(made.points, own.points), max(made.left, own.left))

@@ -15,7 +15,7 @@ from lastbit.judging.latent import any_value_explains
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem, Tensors
 from lastbit.judging.trace import Trace
-from lastbit.numerics import FORMATS, Enclosure, Format, round_to
+from lastbit.numerics import FORMATS, Enclosure, Format
 from lastbit.numerics.enclosure import widened
 from lastbit.numerics.formats import FP32
 from lastbit.ops import Contract, deviation
@@ -126,8 +126,10 @@ class Question:
         for name in dict.fromkeys((self.problem.main_format.name, *_NARROW)):
             if name not in (own.name, FP32.name):
                 yield f"rounded to {name}", unrounded.rounded(FORMATS[name])
-        if own != FP32:
-            yield "cut off, not rounded", _cut_off(unrounded, own)
+        if own.direction != "nearest":
+            yield "rounded to nearest", unrounded.rounded(own.nearest)
+        if own != FP32 and own.direction != "zero":
+            yield "cut off, not rounded", unrounded.rounded(own.toward("zero"))
 
     def unrounded(self, stage: str) -> Enclosure:
         """What the stage is before the contract rounds it."""
@@ -154,8 +156,3 @@ class Question:
         room = Enclosure(widened(self.own.enclosure(stage).parts, ulps * fmt.epsilon))
         change = f"within {ulps} ulp of {fmt.name}"
         return Suspect(stage, change, self.left(self.problem, {stage: room}), exact=False)
-
-
-def _cut_off(x: Enclosure, fmt: Format) -> Enclosure:
-    """Value and ends rounded toward zero."""
-    return Enclosure(torch.cat([x.parts[:1], round_to(x.full[1:], fmt, mode="zero")]))

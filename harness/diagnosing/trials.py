@@ -2,16 +2,17 @@
 
 Contracts that are one computation on a case are evaluated once for it. Of many contracts, one that enough cases of the
 same dtypes have ruled out is not tried on the others. A combination changes the roundings of a contract: of one stage,
-then of two at once, and so on, until something fits.
+then their directions, then of two stages at once, and so on, until something fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from lastbit.case import Case
-from lastbit.diagnosing.roundings import Variant, as_stored, changes_of, subsets
+from lastbit.diagnosing.roundings import Variant, as_stored, changes_of, subsets, turns_of
 from lastbit.errors import UsageError
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.latent import check_rows
@@ -19,6 +20,7 @@ from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
 from lastbit.judging.trace import Steps
 from lastbit.numerics import Format
+from lastbit.numerics.formats import Direction
 from lastbit.ops import Contract, Op
 from lastbit.outcomes.identification import Search, Tally
 from lastbit.shadows.following import Followed
@@ -136,32 +138,58 @@ def search_roundings(
 ) -> tuple[list[Variant], Search]:
     """The variants with the fewest changed roundings, and then deviations, that fit every case; `most` are tried.
 
-    The cases are those of one set of dtypes. The sharpest of them, which rule out the most contracts, come first.
+    Other directions are tried when no other rounding of one stage fits; either neighbour, which allows the most, when
+    nothing else does. The cases are those of one set of dtypes. The sharpest of them, which rule out the most
+    contracts, come first.
     """
-    bases = list({trial.computations(seen): trial for trial in reversed(trials)}.values())
+    own = [trial for trial in trials if not trial.variant.changes]
+    bases = list({trial.computations(seen): trial for trial in reversed(own)}.values())
     sharpest = sorted(seen, key=lambda o: sum(o in t.outcomes and not t.outcomes[o].tally.against for t in bases))
     known = {_key(t.contract, t, seen) for t in bases}
     done = Search()
-    while True:
-        size = done.points + 1
-        ways = {_key(v.contract, t, seen): v for t in bases for v in _combinations(op, t, seen, size)}
+
+    def fitting(combinations: Callable[[Trial], Iterator[Variant]]) -> list[Variant] | None:
+        """Those of new ways to change a contract that fit; None where there are none to try, or too many."""
+        nonlocal done
+        ways = {_key(v.contract, t, seen): v for t in bases for v in combinations(t)}
         new = [variant for key, variant in ways.items() if key not in known]
-        if not new:
-            return [], done
-        if done.tried + len(new) > most:
-            return [], Search(done.tried, done.points, len(new))
-        known |= ways.keys()
-        done = Search(done.tried + len(new), size)
-        if fitting := [v for v in new if all(_allows(v.contract, o) for o in sharpest)]:
-            least = min(op.deviations(v.base) for v in fitting)
-            return [v for v in fitting if op.deviations(v.base) == least], done
+        if not new or done.tried + len(new) > most:
+            done = replace(done, left=len(new))
+            return None
+        known.update(ways)
+        done = replace(done, tried=done.tried + len(new))
+        fits = [
+            (len(v.changes), op.deviations(v.base), v) for v in new if all(_allows(v.contract, o) for o in sharpest)
+        ]
+        least = min((found[:2] for found in fits), default=None)
+        return [variant for *strayed, variant in fits if tuple(strayed) == least]
+
+    while (found := fitting(partial(_combinations, op, seen, done.points + 1))) is not None:
+        done = replace(done, points=done.points + 1)
+        if not found and done.points == 1:
+            found = fitting(partial(_turned, op, seen, ("zero", "ties_away")))
+        if found:
+            return found, done
+    left = done.left
+    for directions in (("zero", "ties_away"), ("either",)):  # the first two again where no other rounding was tried
+        found = fitting(partial(_turned, op, seen, directions))
+        left += done.left if found is None else 0
+        if found:
+            break
+    return found or [], replace(done, left=left)
 
 
-def _combinations(op: Op, trial: Trial, seen: Sequence[Sample], size: int) -> Iterator[Variant]:
+def _combinations(op: Op, seen: Sequence[Sample], size: int, trial: Trial) -> Iterator[Variant]:
     """The contract of a trial with the rounding of `size` stages changed, in every way."""
     if op.inputs[0] not in op.integers:
         changes = changes_of(op, _formats(trial, seen), seen[0].problem.main_format)
-        yield from (Variant(trial.contract, chosen) for chosen in subsets(changes, size))
+        yield from (Variant(op, trial.contract, chosen) for chosen in subsets(changes, size))
+
+
+def _turned(op: Op, seen: Sequence[Sample], directions: Sequence[Direction], trial: Trial) -> Iterator[Variant]:
+    """The contract of a trial with one stage, or all of them, rounded in other directions."""
+    for chosen in turns_of(trial.contract, _formats(trial, seen), directions):
+        yield Variant(op, trial.contract, chosen)
 
 
 def _formats(trial: Trial, seen: Sequence[Sample]) -> dict[str, Format]:

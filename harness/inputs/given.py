@@ -166,7 +166,7 @@ def _neighbours(number: float, dtype: torch.dtype) -> tuple[str, str]:
     """Return the words of the two elements between which a number lies, the lower one first."""
     fmt = format_of(dtype)
     inner = torch.tensor([min(abs(number), fmt.max)], dtype=torch.float64)
-    low = bits_of(cast(inner if fmt is FP64 else round_to(inner, fmt, mode="zero"), dtype))
+    low = bits_of(cast(inner if fmt is FP64 else round_to(inner, fmt.toward("zero")), dtype))
     inward, outward = map(str, _words(torch.cat([low, low + 1]).view(dtype)))
     return (inward, outward) if math.copysign(1, number) > 0 else (f"-{outward}", f"-{inward}")
 

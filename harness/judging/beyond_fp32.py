@@ -142,9 +142,12 @@ def nearer(own: Expected, real: Expected) -> Expected:
 
     They are on both sides of it, as what errs less than fp32 may err either way. Where fp64 knows `real` no better than
     by its ends, a number counts that lies between them, or is nearer to both of them than the numbers of fp32 are.
-    Nothing is between an infinity and what real arithmetic has in its place.
+    Nothing is between an infinity and what real arithmetic has in its place. To nearest, what fp32 has is never farther
+    than the other neighbour; in other directions it may be, so that there `real` is rounded, too.
     """
     own, real = own.finished, real.finished
+    if isinstance(own.format, Format) and own.format.direction != "nearest":
+        real = _rounded(real)
     if not isinstance(own, Numbers) or not isinstance(real, Numbers):
         return own
     (_, value, lo, hi), (exact, _, least, most) = own.enclosure.full, real.enclosure.full
@@ -159,20 +162,22 @@ def nearer(own: Expected, real: Expected) -> Expected:
 def _next(x: Tensor, fmt: Format, up: bool) -> Tensor:
     """The nearest number of a format that is not below x, or not above."""
     x = torch.where(torch.isfinite(x), x, 0.0)
-    rounded = round_to(x, fmt)
+    rounded = round_to(x, fmt.nearest)
     past = rounded < x if up else rounded > x
     return torch.where(past, from_ordinals(ordinals(rounded, fmt) + (1 if up else -1), fmt), rounded)
 
 
 def left_open(expected: Numbers) -> Tensor:
-    """Return the elements of which real arithmetic, as fp64 knows it, leaves more than two neighbouring numbers.
+    """Return the elements of which real arithmetic, as fp64 knows it, leaves more than two neighbouring numbers, or
+    three where each may be rounded to either neighbour.
 
     Where fp64 overflows it leaves any number, and NaN: such an enclosure explains nothing.
     """
     lo, hi = expected.enclosure.lo, expected.enclosure.hi
     finite = torch.isfinite(lo) & torch.isfinite(hi)
     low, high = (ordinals(torch.where(finite, end, 0.0), expected.format) for end in (lo, hi))
-    return ~((lo == hi) | torch.isnan(lo) | (finite & (high - low <= 1)))
+    most = 2 if expected.format.direction == "either" else 1
+    return ~((lo == hi) | torch.isnan(lo) | (finite & (high - low <= most)))
 
 
 def _outside(seen: Observation, *traces: Trace) -> Tensor:

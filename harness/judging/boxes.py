@@ -202,7 +202,7 @@ def _shares(rows: Rows, name: str, below: Tensor, above: Tensor) -> Range:
 
     `below` and `above` are the ends of the elements at both faces, before they are rounded.
     """
-    start, end = rows.halfway(name)
+    start, end = rows.rounding(name)
     doubt = _DOUBT * torch.stack([*below.abs(), *above.abs()]).amax(0)
     least, most = torch.zeros(end.shape[:-1]).to(end), torch.ones(end.shape[:-1]).to(end)
     for line, room in ((below, end + doubt - below[0]), (-above, doubt - start + above[0])):

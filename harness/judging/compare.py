@@ -46,7 +46,7 @@ def begin(actual: Tensor, expected: Enclosure, fmt: Format) -> Begun | Compariso
     """
     if actual.numel() == 0:
         return Comparison()
-    if fmt is FP64 or (pair := _pair(actual, expected)) is None:
+    if fmt is FP64 or fmt.direction == "either" or (pair := _pair(actual, expected)) is None:
         return torch_compare.compare(actual, expected, fmt)
     return pair.begin(fmt)
 

@@ -55,14 +55,14 @@ def _exact(expected: Numbers) -> Tensor:
 
 
 def decidable(problem: Problem) -> dict[str, tuple[int, int]]:
-    """Return result → how many of its elements have one legal value, and how many it has, without constant ones."""
+    """Return result → how many of its elements are decided, and how many it has, without constant ones."""
     constant = problem.with_any_numbers.trace
     found = {}
     for name in problem.trace.results:
         expected, any_numbers = problem.trace.stages[name], constant.stages[name]
         if isinstance(expected, Numbers) and isinstance(any_numbers, Numbers):
             counted = ~_exact(any_numbers)
-            sharp = expected.enclosure.lo == expected.enclosure.hi
+            sharp = expected.decided & ~torch.isnan(expected.enclosure.lo)
             found[name] = int((sharp & counted).sum()), int(counted.sum())
     return found
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lastbit.judging.compare import Begun, begin, begin_choices, begin_integers, finished, outside_count, outside_mask
+from lastbit.judging.torch_compare import are_decided
 from lastbit.numerics import Enclosure, Following, Format, Indices, Premises, Sum, format_of, using
 from lastbit.numerics.formats import Integers
 from lastbit.result import Comparison
@@ -126,7 +127,13 @@ class Numbers(Expected):
 
     def stored_as(self, dtype: torch.dtype) -> Numbers:
         fmt = format_of(dtype)
-        return self if fmt == self.format else Numbers(self.enclosure.rounded(fmt), fmt)
+        return self if fmt == self.format.nearest else Numbers(self.enclosure.rounded(fmt), fmt)
+
+    @property
+    def decided(self) -> Tensor:
+        """Which elements are decided: they have one legal value, or are rounded to either neighbour of one number."""
+        e = self.enclosure
+        return are_decided(e.lo, e.hi, self.format)
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ from lastbit.numerics import (
     using,
 )
 from lastbit.numerics.algebraic import following_residues
-from lastbit.numerics.formats import FP32, PRECISE, WIDE_FP32, Integers
+from lastbit.numerics.formats import FP32, PRECISE, WIDE_FP32, Integers, split_target
 from lastbit.numerics.premises import EXACT, REAL, put_in_force
 from lastbit.numerics.residues import Residues, products_of
 from lastbit.ops import Contract, Op
@@ -225,13 +225,17 @@ class Problem:
         return {name: each.residues for name, each in allowed.items() if isinstance(each, Enclosure)}
 
     def format(self, stage: str) -> Format:
-        """Format of a stage of numbers: what the contract rounds it to, or fp32."""
-        target = self.contract.rounds.get(stage)
-        if target is None:
+        """Format of a stage of numbers: what the contract rounds it to, in its direction, or fp32.
+
+        Arithmetic in fp32 is rounded to nearest, so that nothing is left to be rounded to fp32 in another direction.
+        """
+        if stage not in self.contract.rounds:
             return FP32
+        target, direction = split_target(self.contract.rounds[stage])
         if target in self.op.inputs and target not in self.tensors:
             target = self.op.stand_ins.get(target, self.op.inputs[0])
-        return format_of(self.tensors[target].dtype) if target in self.op.inputs else TARGETS[target]
+        found = format_of(self.tensors[target].dtype) if target in self.op.inputs else TARGETS[target]
+        return found.toward(direction) if found.precision < FP32.precision else found
 
     @property
     def nbytes(self) -> int:

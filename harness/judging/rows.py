@@ -64,11 +64,17 @@ class Rows:
         rounds = {name: target for name, target in contract.rounds.items() if name not in self.seen}
         return replace(self, problem=replace(self.problem, contract=Contract(contract.options, rounds), siblings=None))
 
-    def halfway(self, stage: str) -> Range:
-        """The middles between each element of a stage and its neighbours in the format of the stage."""
+    def rounding(self, stage: str) -> Range:
+        """Between which numbers lie those that are rounded to each element of a stage: the middles between it and its
+        neighbours in the format of the stage, or where that rounds otherwise than to nearest, these or itself.
+        """
         seen, fmt = self.seen[stage], self.problem.format(stage)
         at = ordinals(seen.nan_to_num(0.0, fmt.max, -fmt.max), fmt)
         below, above = (from_ordinals(at + step, fmt) for step in (-1, 1))
+        if fmt.direction == "either":
+            return below, above
+        if fmt.direction == "zero":
+            return torch.where(seen > 0, seen, below), torch.where(seen < 0, seen, above)
         return (seen + below) / 2, (seen + above) / 2
 
     def only(self, rows: Tensor) -> Rows:

@@ -59,7 +59,7 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
     a = actual.to(torch.float64)
     e = expected[(None,) * (a.ndim - len(expected.shape))]
     e = Enclosure(e.parts.expand(len(e.parts), *a.shape))
-    decided, budget_ratio = _freedom(a, e) if len(e.parts) == 4 else (a.numel(), 0.0)
+    decided, budget_ratio = _freedom(a, e, fmt) if len(e.parts) == 4 else (a.numel(), 0.0)
     strays = _strays(a, e, fmt)
     index = unravel(strays.worst, a.shape)
     known = e[index].parts.tolist()
@@ -173,9 +173,21 @@ def _where(finite: Tensor | None, x: Tensor) -> Tensor:
     return x if finite is None else torch.where(finite, x, 0.0)
 
 
-def _freedom(a: Tensor, e: Enclosure) -> tuple[int, float]:
+def are_decided(lo: Tensor, hi: Tensor, fmt: Format) -> Tensor:
+    """Which elements are decided: those with one legal value, NaN included, or where the contract rounds to either
+    neighbour of a number, with these two.
+    """
+    one = (lo == hi) | torch.isnan(lo)
+    if fmt.direction != "either":
+        return one
+    known = torch.isfinite(lo) & torch.isfinite(hi)
+    low, high = (ordinals(torch.where(known, end, 0.0), fmt) for end in (lo, hi))
+    return one | (known & (high - low <= 1))
+
+
+def _freedom(a: Tensor, e: Enclosure, fmt: Format) -> tuple[int, float]:
     """Decided elements, and the largest |actual - middle| / radius of the others."""
-    free = ((e.lo != e.hi) & ~torch.isnan(e.lo)).reshape(-1).nonzero().squeeze(-1)
+    free = (~are_decided(e.lo, e.hi, fmt)).reshape(-1).nonzero().squeeze(-1)
     if not len(free):
         return a.numel(), 0.0
     x, (exact, _, lo, hi) = _at(free, a), (_at(free, part) for part in e.parts)

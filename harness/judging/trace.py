@@ -78,4 +78,4 @@ class Steps:
     def roundoff(self, stage: str) -> float:
         """The sum of the unit roundoffs of the stages up to this one: what rounding alone can lose, to first order."""
         names = list(self.formats)
-        return sum(fmt.epsilon / 2 for n in names[: names.index(stage) + 1] if (fmt := self.numbers.get(n)) is not None)
+        return sum(fmt.roundoff for n in names[: names.index(stage) + 1] if (fmt := self.numbers.get(n)) is not None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from lastbit.numerics.formats import round_to
+from lastbit.numerics.formats import round_ends, round_to
 from lastbit.numerics.residues import Residues, constant
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def point(values: Tensor | float) -> Residues:
 def rounded(x: Enclosure, fmt: Any) -> Residues:
     """Return the residues of what is rounded to a format; integers are exact numbers, OPEN where they may be others."""
     if fmt.is_integer:
-        return integers(x.value.round().clamp(fmt.lowest, fmt.max), x.lo.round(), x.hi.round())
+        return integers(round_to(x.value, fmt).clamp(fmt.lowest, fmt.max), *round_ends(x.lo, x.hi, fmt))
     return x.residues.rounded(fmt, x.value, (x.lo, x.hi))
 
 

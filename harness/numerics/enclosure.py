@@ -149,7 +149,7 @@ class Enclosure:
     @algebraic(rules.rounded, of_enclosures=True)
     @remembered
     def rounded(self, fmt: Format) -> Enclosure:
-        """Value and ends correctly rounded to `fmt`; the exact part stays.
+        """Value and ends correctly rounded to `fmt`, in its direction; the exact part stays.
 
         Nothing is known of what a number that may be NaN, or beyond the range of integers, is converted to. Where
         nothing is to be rounded, as for the exact value alone, ends that enclose it do so still.
@@ -157,7 +157,7 @@ class Enclosure:
         if current() == EXACT:
             return self
         parts = (arithmetic.converted if fmt.is_integer else arithmetic.rounded)(self.parts, fmt)
-        return Enclosure(parts, fmt if fmt in (E4M3, E5M2) else None)
+        return Enclosure(parts, plain if (plain := fmt.nearest) in (E4M3, E5M2) else None)
 
     @algebraic(Residues.__add__)
     @remembered

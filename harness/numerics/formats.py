@@ -2,14 +2,16 @@
 
 torch's own fp64 → bf16 and fp64 → fp16 casts go through fp32 and round twice, so rounding is done here: for normal
 numbers by integer arithmetic on the bits of the fp64 value, for subnormal ones by adding and subtracting a power of two
-whose last place is the subnormal quantum (one correctly rounded fp64 addition).
+whose last place is the subnormal quantum (one correctly rounded fp64 addition). docs/numerics.md derives what the ends
+of an enclosure become in each direction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+from typing import cast as typed
 
 import torch
 from torch import Tensor
@@ -18,6 +20,16 @@ from lastbit.errors import unknown
 
 _MANTISSA_BITS = 52
 _BIAS = 1023
+
+Direction = Literal["nearest", "zero", "ties_away", "either"]
+DIRECTIONS: Mapping[Direction, str] = {
+    "nearest": "to nearest",
+    "zero": "toward zero",
+    "ties_away": "with ties away from zero",
+    "either": "to either neighbour",
+}
+"""Direction of a rounding → how it is told: to nearest, ties to even or away from zero; cut off; or to one of the two
+neighbours, whichever a kernel chooses, as it does that rounds stochastically."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,7 @@ class Format:
         overflow: what a value that rounds beyond `max` becomes.
         lowest: the smallest number; None for -`max`.
         is_integer: its numbers are integers, which a kernel gives as such.
+        direction: how numbers are rounded to it.
     """
 
     name: str
@@ -45,6 +58,7 @@ class Format:
     overflow: Literal["inf", "nan"] = "inf"
     lowest: float | None = None
     is_integer: bool = False
+    direction: Direction = "nearest"
 
     @classmethod
     def of_integers(cls, name: str, dtype: torch.dtype, lowest: int, largest: int) -> Format:
@@ -64,6 +78,25 @@ class Format:
     def epsilon(self) -> float:
         """Spacing of the numbers in [1, 2)."""
         return 2.0 ** (1 - self.precision)
+
+    @property
+    def roundoff(self) -> float:
+        """What rounding a normal number may lose of it: half the spacing to nearest, else all of it."""
+        return self.epsilon / (2 if self.direction in ("nearest", "ties_away") else 1)
+
+    @property
+    def told(self) -> str:
+        """The name, and the direction unless that is to nearest: `bf16 toward zero`."""
+        return self.name if self.direction == "nearest" else f"{self.name} {DIRECTIONS[self.direction]}"
+
+    def toward(self, direction: Direction) -> Format:
+        """The same numbers, rounded to in another direction."""
+        return self if direction == self.direction else replace(self, direction=direction)
+
+    @property
+    def nearest(self) -> Format:
+        """The same numbers, rounded to as they are elsewhere."""
+        return self.toward("nearest")
 
 
 FP32 = Format("fp32", torch.float32, 24, -126, torch.finfo(torch.float32).max)
@@ -112,27 +145,59 @@ def format_of(dtype: torch.dtype) -> Format:
     return _BY_DTYPE[dtype]
 
 
-def round_to(x: Tensor, fmt: Format, *, mode: Literal["nearest", "zero"] = "nearest") -> Tensor:
-    """`x` (fp64, any shape) correctly rounded to `fmt`, as fp64: to nearest, ties to even, or toward zero.
+def split_target(target: str) -> tuple[str, Direction]:
+    """Return what a stage is rounded to, the name of an input or format, and in which direction: of `x:zero` both."""
+    name, _, direction = target.partition(":")
+    return name, typed(Direction, direction or "nearest")
+
+
+def round_to(x: Tensor, fmt: Format) -> Tensor:
+    """`x` (fp64, any shape) rounded once to `fmt`, as fp64, in the direction of `fmt`; to nearest if that is `either`.
 
     Signs of zeros and NaN are kept; overflow gives what `fmt.overflow` says (toward zero it gives the largest number).
     """
     if fmt.precision == FP64.precision:
         return x
     if fmt.is_integer:
-        return _round_to_integers(x, fmt, mode)
-    if fmt is FP32 and mode == "nearest":
+        return _rounded_integers(x, fmt, fmt.direction)
+    if fmt is FP32:
         return x.to(torch.float32).to(torch.float64)  # one correct rounding on every device, and the fastest
-    if mode == "nearest" and fmt in _STORED and x.device.type == "cpu":
+    if fmt in _STORED and x.device.type == "cpu":
         narrow = x.to(torch.float32)
         if torch.equal(narrow.to(torch.float64), x) and (x.numel() == 0 or _most(narrow) <= fmt.max):
             return narrow.to(fmt.dtype).to(torch.float64)  # from fp32, a cast of torch rounds once
-    return round_bits(x, fmt, mode)
+    return round_bits(x, fmt)
 
 
-def _round_to_integers(x: Tensor, fmt: Format, mode: Literal["nearest", "zero"]) -> Tensor:
+def around(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+    """The numbers of `fmt` below and above each element of `x` (fp64), which is both where it is one of them.
+
+    Beyond the largest number these are that and what overflow gives.
+    """
+    if fmt.precision == FP64.precision:
+        return x, x
+    made = _rounded_integers if fmt.is_integer else _rounded_bits
+    inward, outward = made(x, fmt, "zero"), made(x, fmt, "outward")
+    return torch.where(x < 0, outward, inward), torch.where(x < 0, inward, outward)
+
+
+def round_ends(lo: Tensor, hi: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+    """The least and the most of what numbers from `lo` to `hi` may be rounded to."""
+    if fmt.direction == "either":
+        return around(lo, fmt)[0], around(hi, fmt)[1]
+    return round_to(lo, fmt), round_to(hi, fmt)
+
+
+_Way = Literal[Direction, "outward"]
+"""A direction, or away from zero to the next number, which no contract has."""
+
+
+def _rounded_integers(x: Tensor, fmt: Format, way: _Way) -> Tensor:
     """`round_to` for integers; what is beyond their range is infinite."""
-    whole = x.round() if mode == "nearest" else x.trunc()
+    inward = x.trunc()
+    rest = (x - inward).abs()  # NaN of an infinity, which then stays
+    up = {"zero": rest > 1, "ties_away": rest >= 0.5, "outward": rest > 0}.get(way)
+    whole = x.round() if up is None else torch.where(up, inward + x.sign(), inward)
     assert fmt.lowest is not None
     below = torch.where(whole < fmt.lowest, -torch.inf, whole)
     return torch.where(whole > fmt.max, torch.inf, below)
@@ -144,23 +209,32 @@ def _most(x: Tensor) -> float:
     return max(-float(least), float(most))
 
 
-def round_bits(x: Tensor, fmt: Format, mode: Literal["nearest", "zero"] = "nearest") -> Tensor:
+def round_bits(x: Tensor, fmt: Format) -> Tensor:
     """`round_to` for every floating-point format but fp64, on the bits of `x`."""
+    return _rounded_bits(x, fmt, fmt.direction)
+
+
+def _rounded_bits(x: Tensor, fmt: Format, way: _Way) -> Tensor:
+    """`round_bits`, in a direction of its own."""
     magnitude = x.abs()
     dropped = _MANTISSA_BITS + 1 - fmt.precision
     bits = magnitude.view(torch.int64)
-    if mode == "nearest":
+    if way in ("zero", "ties_away", "outward"):
+        steps = magnitude / fmt.quantum  # exact: by a power of two, and of matter for what is small alone
+        up = {"zero": 0, "ties_away": 1 << (dropped - 1), "outward": (1 << dropped) - 1}[way]
+        whole = steps.ceil() if way == "outward" else steps.floor()
+        whole = whole + (steps - whole >= 0.5) if way == "ties_away" else whole
+        bits, subnormal = bits + up, whole * fmt.quantum
+    else:
         bits = bits + ((1 << (dropped - 1)) - 1) + ((bits >> dropped) & 1)
         shift = fmt.quantum * 2.0**_MANTISSA_BITS
         subnormal = (magnitude + shift) - shift
-    else:
-        subnormal = torch.floor(magnitude / fmt.quantum) * fmt.quantum
     normal = ((bits >> dropped) << dropped).view(torch.float64)
     rounded = torch.where(magnitude < 2.0**fmt.min_exponent, subnormal, normal)
-    beyond = float("inf" if fmt.overflow == "inf" else "nan") if mode == "nearest" else fmt.max
-    rounded = torch.where(rounded > fmt.max, beyond, rounded)
-    if mode == "zero" or fmt.overflow == "nan":
-        rounded = torch.where(torch.isinf(x), float("inf" if fmt.overflow == "inf" else "nan"), rounded)
+    infinite = float("inf" if fmt.overflow == "inf" else "nan")
+    rounded = torch.where(rounded > fmt.max, fmt.max if way == "zero" else infinite, rounded)
+    if way == "zero" or fmt.overflow == "nan":
+        rounded = torch.where(torch.isinf(x), infinite, rounded)
     return torch.where(torch.isnan(x), x, torch.copysign(rounded, x))
 
 

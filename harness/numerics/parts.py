@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lastbit.numerics.formats import PRECISE, Format, are_fp32, round_to, sum_to_odd
+from lastbit.numerics.formats import PRECISE, Format, are_fp32, round_ends, round_to, sum_to_odd
 from lastbit.numerics.fused import one_kernel_on_cuda
 
 LEAST = 2.0**-1022
@@ -57,11 +57,10 @@ def unknown_if(x: Tensor, lost: Tensor) -> Tensor:
 
 @one_kernel_on_cuda
 def rounded(x: Tensor, fmt: Format) -> Tensor:
-    """Value and ends correctly rounded; the exact part stays."""
+    """Value and ends correctly rounded, in the direction of the format; the exact part stays."""
     if fmt is PRECISE:
         return unknown_where(x, unknown(x))  # its ends cover what fp64 errs
-    contract = x[1:] if len(x) > 1 else x
-    result = torch.cat([x[:1], round_to(contract, fmt)])
+    x, result = _rounded(x, fmt)
     if len(x) < 4 or all_finite(result[2:]):
         return result
     if fmt.overflow == "nan":  # both ends overflow, on either side of what is finite
@@ -69,12 +68,20 @@ def rounded(x: Tensor, fmt: Format) -> Tensor:
     return unknown_where(result, unknown(x))
 
 
+def _rounded(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+    """The parts, four where a number may be rounded to either neighbour, and what they are rounded to."""
+    if fmt.direction == "either":
+        x = full(x)
+        return x, torch.stack([x[0], round_to(x[1], fmt), *round_ends(x[2], x[3], fmt)])
+    return x, torch.cat([x[:1], round_to(x[1:] if len(x) > 1 else x, fmt)])
+
+
 def converted(x: Tensor, fmt: Format) -> Tensor:
-    """Value and ends converted to integers of `fmt`, to nearest, ties to even; the exact part stays.
+    """Value and ends converted to integers of `fmt`, in its direction; the exact part stays.
 
     Nothing is known where that may be a number beyond the range of `fmt`, or NaN.
     """
-    result = torch.cat([x[:1], round_to(x[1:] if len(x) > 1 else x, fmt)])
+    _, result = _rounded(x, fmt)
     if all_finite(result):
         return result
     four = full(result)

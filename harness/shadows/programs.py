@@ -496,7 +496,7 @@ def _cast(self: Shadow, made: Any, x: Any, dtype: Any, rounding: Any = None) -> 
     if target == x.data.dtype or fmt.precision >= 24:
         return residues
     toward_zero = rounding == ir.ROUNDING_MODE.RTZ
-    rounded = residues.rounded(fmt, values, direction="zero" if toward_zero else "nearest")
+    rounded = residues.rounded(fmt.toward("zero" if toward_zero else "nearest"), values)
     if x.data.dtype in FORMATS and FORMATS[x.data.dtype].precision < 24:  # of numbers that both formats hold
         rounded = Residues.where(values == values_of(made), residues, rounded)
     if target in FP8_MAX:

@@ -105,6 +105,26 @@ def test_what_is_passed_on_without_being_rounded_is_not_rounded() -> None:
     assert torch.equal(kept.enclosure("residual_sum").value, total.to(BF16).double())
 
 
+def test_each_point_rounds_in_its_own_direction() -> None:
+    """What is taken is rounded as the part that gives it says; a later point has the dtype, and no direction."""
+
+    @op(rows=("x",), rounds={"first": "x:zero"})
+    def cut(x: Enclosure, *, contract: Contract, stage: StageRecorder) -> None:
+        stage("first", x * 1.01, result=True)
+
+    @op(rows=("y",), rounds={"second": "y", "third": "bf16:either"})
+    def tripled(y: Enclosure, *, contract: Contract, stage: StageRecorder) -> None:
+        stage("third", stage("second", y * 3.0), result=True)
+
+    joined = chain("cut_tripled", Part(cut), Part(tripled, takes={"y": "first"}), returned=())
+    assert joined.contract().rounds == {"first": "x:zero", "second": "x", "third": "bf16:either"}
+    directed = joined.contract("second:ties_away+first:nearest")
+    given = tensors("x")
+    trace = Problem(joined, directed, given, {}).trace
+    assert [fmt.direction for fmt in trace.formats.values()] == ["nearest", "ties_away", "either"]
+    assert str(directed) == "second:ties_away+first:nearest"
+
+
 def test_a_kernels_own_stage_goes_on() -> None:
     given = tensors("x", "peer_1")
     problem = traced(all_reduce_rms_norm, "", given, eps=1e-6)

@@ -48,7 +48,7 @@ def truncated(a: Tensor, b: Tensor) -> Tensor:
         largest = torch.maximum(size.amax(-1, keepdim=True), own).clamp(min=-500)
         unit = torch.ldexp(torch.ones_like(total), largest - LAST_BIT)
         together = torch.cat([total, block], -1)
-        cut = round_to(((together / unit).trunc() * unit).sum(-1, keepdim=True), FP32, mode="zero")
+        cut = round_to(((together / unit).trunc() * unit).sum(-1, keepdim=True), FP32.toward("zero"))
         total = torch.where(together.isfinite().all(-1, keepdim=True), cut, together.sum(-1, keepdim=True))
     return total[..., 0].float()
 

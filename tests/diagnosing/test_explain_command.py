@@ -337,7 +337,7 @@ def test_a_rounding_is_said_of_one_element_only_if_it_gives_all_that_are_wrong()
     assert deed(float(actual[one]), element, bf16, rounds=True, dtype="bf16").startswith("cuts off")
     ways = ways_of_all(actual, legal, bf16, dtype="bf16")
     assert deed(float(actual[one]), element, bf16, rounds=True, dtype="bf16", ways=ways).startswith("gives")
-    cut = elements_of(lambda x: round_to(x, bf16, mode="zero"), "bf16")
+    cut = elements_of(lambda x: round_to(x, bf16.toward("zero")), "bf16")
     assert "cuts off" in ways_of_all(*cut, bf16, dtype="bf16")
 
     coarse = elements_of(lambda x: round_to(x, bf16), "fp16")

@@ -111,7 +111,7 @@ RMS_MISTAKES: dict[str, Made] = {
     ),
     "row of another": (lambda x, w: rms(x, w)[[0, 1, 1, 3]], ["Only row 2 of 4 is wrong"]),
     "cut off": (
-        lambda x, w: round_to(rms_normalized(x) * w.double(), FORMATS["bf16"], mode="zero").to(BF16),
+        lambda x, w: round_to(rms_normalized(x) * w.double(), FORMATS["bf16"].toward("zero")).to(BF16),
         ["wrong elements are off by 1 ulp toward zero."],
     ),
 }

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastbit.errors import OpError, UsageError
-from lastbit.ops import REQUIRED, Contract, Latent, Op, op
+from lastbit.ops import REQUIRED, Contract, Latent, Op, deviation, op
 from lastbit.references.moe_lora import moe_lora
 from lastbit.references.moe_lora_backward import moe_lora_backward
 from lastbit.references.rms_norm import rms_norm
@@ -269,6 +269,57 @@ def test_without_presets_every_contract_is_a_candidate() -> None:
     assert painted.candidates(painted.contract("blue")) == painted.contracts()
 
 
+# Directions
+
+
+def test_the_text_of_a_contract_says_in_which_direction_a_point_rounds() -> None:
+    found = painted.contract("out:zero+large+y:either")
+    assert found.options == ("large", "red") and found.rounds == {"y": "bf16:either", "out": "x:zero", "z": "x"}
+    assert str(found) == "large+red+y:either+out:zero" and painted.contract(str(found)) == found
+    assert painted.contract("out:nearest") == painted.contract() and str(plain.contract("default")) == "default"
+    assert str(furnished.contract("tile+out:zero")) == "tile+out:zero"
+
+
+def test_the_directions_that_an_op_says_have_no_name() -> None:
+    @op(rows=(), axes={"how": {"whole": {"y": "x"}, "cut": {"y": "x:zero"}}})
+    def bare(x, *, contract, stage) -> None:
+        """One whose option cuts off."""
+        stage("y", x)
+
+    assert str(bare.contract("cut")) == "cut" and bare.contract("cut+y:zero") == bare.contract("cut")
+    assert bare.contract("cut+y:nearest").rounds == {"y": "x:nearest"} and str(bare.contract("cut+y:nearest"))
+    assert deviation(bare.contract("whole+y:zero"), bare.contract("whole")) == "rounded to nearest"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("outt:zero", r"unknown rounding point in the contract 'outt:zero', 'outt'; did you mean 'out'"),
+        ("out:up", r"unknown direction in the contract 'out:up', 'up'.*either, nearest, ties_away, zero"),
+        ("z:zero", r"unknown rounding point .* 'z'"),
+        ("out:zero+out:either", "names two directions of 'out'"),
+    ],
+)
+def test_a_direction_that_makes_no_sense(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        painted.contract(text)
+
+
+def test_what_is_next_to_a_contract_with_directions_keeps_them_or_lacks_one() -> None:
+    own = painted.contract("large+blue+y:zero+out:either")
+    found = sorted(map(str, painted.alternatives(own)))
+    assert found == [
+        "large+blue+out:either",
+        "large+blue+y:zero",
+        "large+green+y:zero+out:either",
+        "large+red+y:zero+out:either",
+        "small+blue+y:zero+out:either",
+    ]
+    assert {*map(str, painted.contracts()), *found} <= {*map(str, painted.candidates(own))}
+    assert "large+blue+y:zero+out:zero+z:zero" in map(str, painted.candidates(own))
+    assert painted.deviations(own) == 2
+
+
 # The ops that ship
 
 
@@ -346,6 +397,7 @@ def bare(x, weight=None, *, eps, contract, stage) -> None:
         ({"rows": "x"}, "op bare (FILE): rows='x' must be a tuple of names, such as ('x',)"),
         ({"latent": Latent("a", through="output")}, "through='output' of its Latent must be a tuple of names"),
         ({"rounds": {"y": "bf61"}}, "op bare (FILE): 'y' is rounded to 'bf61'; did you mean 'bf16'?"),
+        ({"rounds": {"y": "bf16:zer0"}}, "direction of op bare (FILE): 'y' is rounded 'zer0'; did you mean 'zero'?"),
         ({"rounds": {"y": "wieght"}}, "'y' is rounded to 'wieght'; did you mean 'weight'?"),
         ({"axes": {"how": {"a": {}, "b": {"y": "fp61"}}}}, "'y' is rounded to 'fp61'; did you mean 'fp64'?"),
         ({"integers": ("weight",), "rounds": {"y": "weight"}}, "'y' is rounded to 'weight'"),

@@ -86,6 +86,18 @@ def test_a_right_file(judges: lastbit.Judges, tmp_path: Path) -> None:
     assert found.idle == ("rounded_sum",)
 
 
+def test_a_file_that_cuts_off_is_held_to_what_is_asked(judges: lastbit.Judges, tmp_path: Path) -> None:
+    path = tmp_path / "kernel.py"
+    cut = "return (output.view(torch.int32) & -65536).view(torch.float32).to(x.dtype)"
+    text = FILE.replace(
+        "return ({value} * weight.float()).to(x.dtype)", f"output = {RIGHT} * weight.float()\n    {cut}"
+    )
+    path.write_text(text.format(body=""))
+    for contract, verdict in (("fp32_multiply", "FAILED"), ("fp32_multiply+output:zero", "PASSED")):
+        found = asked(judges, path, contract=contract, lines=LINES[:2])
+        assert (found.verdict, found.cases[verdict]) == (verdict, 2)
+
+
 def test_results_by_order(judges: lastbit.Judges, tmp_path: Path) -> None:
     """As in the process that is watched, also in the bare one, and where the clock runs."""
     path = tmp_path / "kernel.py"

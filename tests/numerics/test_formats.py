@@ -16,22 +16,27 @@ from hypothesis import strategies as st
 from lastbit.errors import UsageError
 from lastbit.numerics.formats import (
     BF16,
+    DIRECTIONS,
     E4M3,
     E5M2,
     FORMATS,
     FP16,
     FP32,
     FP64,
+    Direction,
     Format,
+    around,
     cast,
     format_of,
     from_ordinals,
     ordinals,
     round_bits,
+    round_ends,
     round_to,
 )
 
 NARROW = (FP32, BF16, FP16, E4M3, E5M2)
+ONE_RESULT: tuple[Direction, ...] = ("nearest", "zero", "ties_away")
 ENUMERABLE = (FP16, E4M3, E5M2, BF16)
 
 every_format = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
@@ -51,7 +56,10 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def rational_rounding(x: float, fmt: Format, mode: str = "nearest") -> float:
-    """`x` rounded to `fmt` by exact rational arithmetic, from the definition of the format alone."""
+    """`x` rounded to `fmt` by exact rational arithmetic, from the definition of the format alone.
+
+    `outward` is away from zero, to the next number.
+    """
     if math.isnan(x):
         return math.nan
     beyond = math.inf if fmt.overflow == "inf" else math.nan
@@ -64,10 +72,15 @@ def rational_rounding(x: float, fmt: Format, mode: str = "nearest") -> float:
     step = Fraction(2) ** (exponent - fmt.precision + 1)
     below = exact // step
     rest = exact - below * step
-    up = mode == "nearest" and (rest > step / 2 or (rest == step / 2 and below % 2 == 1))
+    up = {
+        "zero": False,
+        "nearest": rest > step / 2 or (rest == step / 2 and below % 2 == 1),
+        "ties_away": rest >= step / 2,
+        "outward": rest > 0,
+    }[mode]
     rounded = (below + up) * step
     if rounded > Fraction(fmt.max):
-        return math.copysign(beyond if mode == "nearest" else fmt.max, x)
+        return math.copysign(fmt.max if mode == "zero" else beyond, x)
     return math.copysign(float(rounded), x)
 
 
@@ -123,19 +136,41 @@ def test_format_of_an_integer_dtype() -> None:
 
 
 @every_narrow_format
-@pytest.mark.parametrize("mode", ["nearest", "zero"])
-def test_rounding_near_grid_points_and_midpoints(fmt: Format, mode: str) -> None:
+@pytest.mark.parametrize("mode", ONE_RESULT)
+def test_rounding_near_grid_points_and_midpoints(fmt: Format, mode: Direction) -> None:
     numbers = numbers_near(fmt)
     expected = tensor(*(rational_rounding(x, fmt, mode) for x in numbers))
-    assert same(round_bits(tensor(*numbers), fmt, mode), expected)
-    assert same(round_to(tensor(*numbers), fmt, mode=mode), expected)
+    assert same(round_bits(tensor(*numbers), fmt.toward(mode)), expected)
+    assert same(round_to(tensor(*numbers), fmt.toward(mode)), expected)
 
 
-@given(x=st.floats(width=64), fmt=st.sampled_from(NARROW), mode=st.sampled_from(["nearest", "zero"]))
-def test_rounding_any_number(x: float, fmt: Format, mode: str) -> None:
+@given(x=st.floats(width=64), fmt=st.sampled_from(NARROW), mode=st.sampled_from(ONE_RESULT))
+def test_rounding_any_number(x: float, fmt: Format, mode: Direction) -> None:
     expected = tensor(rational_rounding(x, fmt, mode))
-    assert same(round_bits(tensor(x), fmt, mode), expected)
-    assert same(round_to(tensor(x), fmt, mode=mode), expected)
+    assert same(round_bits(tensor(x), fmt.toward(mode)), expected)
+    assert same(round_to(tensor(x), fmt.toward(mode)), expected)
+
+
+@every_narrow_format
+def test_the_numbers_around_a_number(fmt: Format) -> None:
+    numbers = numbers_near(fmt)
+    below, above = around(tensor(*numbers), fmt)
+    assert same(below, tensor(*(rational_rounding(x, fmt, "outward" if x < 0 else "zero") for x in numbers)))
+    assert same(above, tensor(*(rational_rounding(x, fmt, "zero" if x < 0 else "outward") for x in numbers)))
+    assert same(round_to(tensor(*numbers), fmt.toward("either")), round_to(tensor(*numbers), fmt))
+    held = round_to(tensor(*numbers), fmt.toward("zero"))
+    assert all(same(end, held) for end in around(held, fmt))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@given(x=st.floats(-300, 300), y=st.floats(-300, 300))
+def test_rounding_is_monotone_and_bounds_what_lies_between(direction: Direction, x: float, y: float) -> None:
+    fmt = E4M3.toward(direction)
+    ends = round_ends(tensor(min(x, y)), tensor(max(x, y)), fmt)
+    for inside in (x, y, (x + y) / 2):
+        least, most = round_ends(tensor(inside), tensor(inside), fmt)
+        assert bool((ends[0] <= least) & (most <= ends[1]))
+        assert bool((least <= round_to(tensor(inside), fmt)) & (round_to(tensor(inside), fmt) <= most))
 
 
 @given(mantissa=st.floats(-2, 2), fmt=st.sampled_from(NARROW), data=st.data())
@@ -157,7 +192,7 @@ def test_midpoints_of_all_neighbours_round_to_the_even_one(fmt: Format) -> None:
     assert same(round_to(-middle, fmt), -even)
     assert same(round_to(torch.nextafter(middle, low), fmt), low)
     assert same(round_to(torch.nextafter(middle, high), fmt), high)
-    assert same(round_to(torch.nextafter(high, low), fmt, mode="zero"), low)
+    assert same(round_to(torch.nextafter(high, low), fmt.toward("zero")), low)
 
 
 @given(x=st.floats(-300, 300))
@@ -177,8 +212,8 @@ def test_special_values(fmt: Format) -> None:
     assert same(round_to(tensor(0.0, -0.0, math.nan), fmt), tensor(0.0, -0.0, math.nan))
     beyond = math.inf if fmt.overflow == "inf" else math.nan
     assert same(round_to(tensor(math.inf, -math.inf), fmt), tensor(beyond, -beyond))
-    assert same(round_to(tensor(math.inf, -math.inf), fmt, mode="zero"), tensor(beyond, -beyond))
-    assert same(round_to(tensor(1e308, -1e308), fmt, mode="zero"), tensor(fmt.max, -fmt.max))
+    assert same(round_to(tensor(math.inf, -math.inf), fmt.toward("zero")), tensor(beyond, -beyond))
+    assert same(round_to(tensor(1e308, -1e308), fmt.toward("zero")), tensor(fmt.max, -fmt.max))
     assert same(round_to(tensor(5e-324, -5e-324), fmt), tensor(0.0, -0.0))
 
 

@@ -50,7 +50,7 @@ def test_what_is_between_is_rounded_to_the_nearest_and_ties_to_even(fmt: Format)
     x = integers(fmt)[:-1]
     for share in (0.25, 0.5, 0.75):
         assert round_to(x + share, fmt).numpy().tolist() == np.rint((x + share).numpy()).tolist()
-    assert round_to(x + 0.75, fmt, mode="zero").equal(torch.trunc(x + 0.75))
+    assert round_to(x + 0.75, fmt.toward("zero")).equal(torch.trunc(x + 0.75))
 
 
 @every_format

@@ -39,7 +39,7 @@ def simulated(cores: TensorCores, a: Tensor, b: Tensor, start: Tensor | None = N
         numbers = torch.cat([total, (x * y)[..., part]], -1)
         largest = torch.cat([exponents(total, -126), exponent[..., part]], -1).amax(-1, keepdim=True).clamp(min=-900)
         unit = torch.ldexp(torch.ones_like(total), largest - 23 - cores.extra_bits)
-        total = round_to(((numbers / unit).trunc() * unit).sum(-1, keepdim=True), FP32, mode="zero")
+        total = round_to(((numbers / unit).trunc() * unit).sum(-1, keepdim=True), FP32.toward("zero"))
     return total[..., 0]
 
 

@@ -236,6 +236,18 @@ def test_bits_that_are_those_of_a_number_by_chance(x: float, z: float) -> None:
     assert not cut.differs(toward_zero).any()
 
 
+def test_a_cast_toward_zero_is_rounded_in_that_direction() -> None:
+    """A cast to nearest is another function of the same numbers, but for those that bf16 holds."""
+    x, z = torch.randn(16), torch.full((16,), 0.75)
+    x[3] = 1.5
+    values = (x * z).double()
+    product = Residues.of(x) * Residues.of(z)
+    cut, nearest = (residues(kernels.elementwise, form, x, z) for form in ("bf16 toward zero", "bf16"))
+    assert cut.equal(product.rounded(formats.BF16.toward("zero"), values)).all()
+    assert nearest.equal(product.rounded(formats.BF16, values)).all()
+    assert cut.equal(nearest).nonzero().tolist() == [[3]]
+
+
 def test_numbers_near_the_largest_of_a_format_are_open() -> None:
     x, z = torch.tensor([1.0, 1.49, 1.5, 1.6, 2.0, 30.0, -1.5, -30.0] * 2), torch.ones(16)
     found = residues(kernels.elementwise, "e4m3", x, z)

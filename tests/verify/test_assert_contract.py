@@ -17,6 +17,7 @@ from lastbit.errors import KernelError, LastbitError, UsageError
 from lastbit.numerics import Bound, Premises
 from lastbit.result import Verdict
 from lastbit.verify import assertion
+from tests.directed import rounded
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 EPS = 1e-6
@@ -53,6 +54,19 @@ def test_the_ops_of_lastbit_are_read_once(monkeypatch: pytest.MonkeyPatch) -> No
     first = assert_contract("rms_norm", y, **arguments, eps=EPS)
     monkeypatch.setattr(assertion, "open_project", lambda config: pytest.fail(f"opened again: {config}"))
     assert assert_contract("rms_norm", y, **arguments, eps=EPS) == first
+
+
+def test_a_direction_of_a_rounding_point() -> None:
+    """Rounded to the weight's dtype, `output` is rounded already: a failure says at which point the direction is."""
+    arguments = inputs(torch.bfloat16)
+    x, weight = (t.float() for t in arguments.values())
+    normalized = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)).bfloat16().float()
+    result = rounded(normalized * weight, torch.bfloat16, "zero")
+    assert_contract("rms_norm", result, **arguments, eps=EPS, contract="native_multiply+product:zero")
+    with pytest.raises(ContractViolation, match=r"Every bit is explained by: native_multiply\+product:zero"):
+        assert_contract("rms_norm", result, **arguments, eps=EPS, contract="native_multiply+output:zero")
+    with pytest.raises(UsageError, match=r"unknown rounding point .*'outputs'; did you mean 'output'"):
+        assert_contract("rms_norm", result, **arguments, eps=EPS, contract="native_multiply+outputs:zero")
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)

@@ -33,19 +33,24 @@ One kernel serves whatever is smaller: to compile another takes longer than it s
 def one_kernel_on_cuda(definition: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """The definition, which on CUDA tensors is replaced by the kernel of its name.
 
-    It takes tensors, then numbers, then a format. What is not rounded is rare, and left to the definition.
+    It takes tensors, then numbers, then a format. What is not rounded, or not to nearest, is rare, and left to the
+    definition.
     """
     name = definition.__name__
 
     @wraps(definition)
     def operation(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        if fuses(args[0]) and args[-1] is not PRECISE and kwargs.get("fmt") is not PRECISE:  # type: ignore[arg-type]
+        if fuses(args[0]) and _is_common(args[-1]) and _is_common(kwargs.get("fmt")):  # type: ignore[arg-type]
             result = _fused(name, definition, (*args, *kwargs.values()))
             if result is not None:
                 return result
         return definition(*args, **kwargs)
 
     return operation
+
+
+def _is_common(operand: object) -> bool:
+    return not isinstance(operand, Format) or (operand is not PRECISE and operand.direction == "nearest")
 
 
 def _fused(name: str, definition: Callable[..., Tensor], args: tuple[object, ...]) -> Tensor | None:

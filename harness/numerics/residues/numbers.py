@@ -10,12 +10,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lastbit.numerics.formats import Format
+from lastbit.numerics.formats import Format, round_ends
 from lastbit.numerics.residues import field
 from lastbit.numerics.residues.field import P, Q
 
@@ -23,8 +22,6 @@ OPEN, NO_EXPONENT, MINUS_INFINITY, SIGN, CONSTANT, ROOT = 1, 2, 4, 8, 16, 32
 _HANDED_ON = OPEN | NO_EXPONENT | MINUS_INFINITY | SIGN | ROOT
 NONE = -1
 _ABOUT = 2.0**-5
-
-Direction = Literal["nearest", "zero", "away"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,43 +308,45 @@ class Residues:
 
     # Rounding
 
-    def rounded(
-        self,
-        fmt: Format,
-        values: Tensor,
-        ends: tuple[Tensor, Tensor] | None = None,
-        *,
-        direction: Direction = "nearest",
-    ) -> Residues:
-        """Return the numbers rounded to a narrow format: hashes, but the numbers that the format holds as they are.
+    def rounded(self, fmt: Format, values: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> Residues:
+        """Return the numbers rounded to a narrow format, in its direction: hashes, but what the format holds as it is.
 
         `values` are the numbers as they were computed, of which the exponents are taken: rounding 2x is rounding x,
         doubled. Where the `ends` of what they may be have other exponents, the result is OPEN; without ends, the values
-        may be rounded already. A number that was rounded to the format is recognised and stays. What is rounded to zero
-        is zero: a kernel may leave it out.
+        may be rounded already. A number that was rounded to the format in any direction is recognised and stays. What
+        is rounded to zero is zero: a kernel may leave it out. What is rounded to either neighbour is OPEN, since a hash
+        of the one tells nothing of the other; so is what other directions make of numbers between the ends, where to
+        nearest it may be the same: a kernel may round to nearest and go back by one where that went too far.
         """
         if fmt.precision >= 24:
             return self
-        tag = _tag(fmt.name + direction)
-        vanishing = {"nearest": fmt.quantum / 2, "zero": math.nextafter(fmt.quantum, 0), "away": 0.0}[direction]
+        fmt, direction = fmt.nearest, fmt.direction
+        tag, seal = _tag(fmt.name + direction), _tag(fmt.name)
+        below, tie = math.nextafter(fmt.quantum, 0), fmt.quantum / 2
+        vanishing = {"nearest": tie, "ties_away": math.nextafter(tie, 0), "zero": below, "either": 0.0}[direction]
         exponent = _exponents(values, fmt)
         p = self.p * field.power_of_two(-exponent, P) % P
         hashed = field.mixed(p, tag, P)
-        again = field.mixed(hashed, tag, Q)
+        again = field.mixed(hashed, seal, Q)
         held = _is_number_of(fmt, self.p, values)
         for lower in (0, 1):
             was, mark = (x * field.power_of_two(lower - exponent, m) % m for x, m in ((self.p, P), (self.q, Q)))
-            held = held | ((mark == field.mixed(was, tag, Q)) & (self.flags & NO_EXPONENT == 0))
+            held = held | ((mark == field.mixed(was, seal, Q)) & (self.flags & NO_EXPONENT == 0))
         fresh = [hashed * field.power_of_two(exponent, P) % P, again * field.power_of_two(exponent, Q) % Q]
         rounded = Residues._made(fresh[0], fresh[1], Residues.opening(self))
         low, high = (x.double().abs() <= vanishing for x in ends or (values, values))
         zero = low & high
         rounded = Residues.where(zero, zeros_like(self), rounded).open_where(self.open | (low != high))
         result = Residues.where(held, self._known(fmt), rounded)
+        if direction == "either":
+            return result.open_where(~held)
         if ends is None:  # a power of two may be what a number of the binade below was rounded to
             return result.open_where((torch.frexp(values.double()).mantissa.abs() == 0.5) & ~held)
         low, high = (_exponents(end, fmt) for end in ends)
         crossing = (low != high) | (ends[0].sign() * ends[1].sign() < 0)
+        if direction != "nearest":
+            (least, most), (own_least, own_most) = (round_ends(*ends, f) for f in (fmt, fmt.toward(direction)))
+            crossing |= (least <= own_most) & (own_least <= most)
         return result.open_where(crossing & ~held & ~zero)
 
     def _known(self, fmt: Format) -> Residues:
