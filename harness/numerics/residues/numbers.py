@@ -334,9 +334,9 @@ class Residues:
             held = held | ((mark == field.mixed(was, seal, Q)) & (self.flags & NO_EXPONENT == 0))
         fresh = [hashed * field.power_of_two(exponent, P) % P, again * field.power_of_two(exponent, Q) % Q]
         rounded = Residues._made(fresh[0], fresh[1], Residues.opening(self))
-        low, high = (x.double().abs() <= vanishing for x in ends or (values, values))
-        zero = low & high
-        rounded = Residues.where(zero, zeros_like(self), rounded).open_where(self.open | (low != high))
+        zero, low, high = (x.double().abs() <= vanishing for x in (values, *(ends or (values, values))))
+        doubt = self.open | (zero != low) | (zero != high)
+        rounded = Residues.where(zero, zeros_like(self), rounded).open_where(doubt)
         result = Residues.where(held, self._known(fmt), rounded)
         if direction == "either":
             return result.open_where(~held)
