@@ -114,7 +114,7 @@ class Following(TorchDispatchMode):
             for x, residues in zip(results, self._residues(func, name, args, kwargs, out, results), strict=True):
                 if residues is not None and x.numel():
                     self.memory.write(torch.view_as_real(x) if x.is_complex() else x, residues)
-        elif name == "_to_copy" and self._are_digits(given[0]):
+        elif name == "_to_copy" and given and self._are_digits(given[0]):
             self._bits[_base(results[0])] = 0
         elif any(_base(x) in self._bits for x in given):
             self._integers(func, name, args, kwargs, results)
@@ -158,7 +158,7 @@ class Following(TorchDispatchMode):
                 _tensors(func(*_wide(args), **_wide(kwargs))) if _is_narrow(results) and name != "_to_copy" else results
             )
             if name == "_to_copy":
-                wide = [args[0]]
+                wide = [torch.as_tensor(args[0])]  # under vmap, it makes tensors of numbers
         except NotImplementedError as why:
             yield from self._unfollowed(func, results, str(why))
             return
