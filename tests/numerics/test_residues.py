@@ -135,6 +135,12 @@ def test_numbers_of_extreme_size_stand_for_nothing_and_for_minus_infinity() -> N
         assert not constant(1e-20).beside(torch.tensor(1e-20), torch.ones(1)).equal(constant(0.0)).any()
 
 
+def test_a_choice_of_two_constants_has_the_shape_of_its_mask() -> None:
+    mask = torch.eye(4, dtype=torch.bool)[:, None].expand(4, 4, 4)
+    found = Residues.where(mask, constant(0.0), constant(-2.0))
+    assert found.shape == mask.shape and found.equal(Residues.of(torch.where(mask, 0.0, -2.0))).all()
+
+
 def test_products_of_parameters_stand_for_what_they_are() -> None:
     folded = 0.3 * math.log2(math.e), 0.3 / 50, 1 / 0.3
     apart = constant(0.3) * constant(math.log2(math.e)), constant(0.3) / constant(50.0), constant(0.3).reciprocal()

@@ -25,7 +25,7 @@ _MOST_ROOTS = 1 << 14
 _MOST_PARTS = 1 << 9  # of a fraction: as rare
 _MOST_BESIDE_1 = 1 << 11  # of n where (n - 1) / n and n / (n - 1) are known
 _USUAL = 2.0**-26, 9999.0
-"""Sizes of the constants of formulas; others stand for -inf or 0, if no parameter is one."""
+"""Sizes of the constants of formulas; others stand for -inf, or for 0 if no product of parameters is one."""
 _DIGITS = 5  # of a decimal: one fp32 number in two hundred is a rounding of one
 
 Pair = tuple[int, int]
@@ -42,7 +42,7 @@ def constant(number: float) -> Residues:
         return Residues.of(torch.tensor(number))
     pair, own = _pair(number), _fp32(abs(number))
     signless = own in _signless.get() or _is_signless(own, pair)
-    extreme = number and not _USUAL[0] < own < _USUAL[1] and own not in (_products.get() or {})
+    extreme = own > _USUAL[1] or (0 < own < _USUAL[0] and own not in (_products.get() or {}))
     return Residues(torch.tensor([*pair, NONE, CONSTANT | (SIGN if signless else 0) | (EXTREME if extreme else 0)]))
 
 

@@ -44,8 +44,8 @@ class Residues:
       two such numbers is OPEN;
     * ROOT: a root was taken, and another right formula may give the negative number: the root of a² x is one of
       a times that of x only where a is a square;
-    * EXTREME: a number of a size that formulas have none of was written down, and no parameter is one: -1e30 for -inf,
-      1e-20 beside a divisor. Where values do not say which, exp of what was made with one is OPEN.
+    * EXTREME: a number of a size that formulas have none of was written down: -1e30 for -inf, 1e-20 beside a divisor.
+      Where values do not say which, exp of what was made with one is OPEN.
 
     >>> x, y = Residues.of(torch.tensor([0.1, 3.0])), Residues.of(torch.tensor([0.7, 5.0]))
     >>> ((x + y) * (x - y)).equal(x * x - y * y)
@@ -127,7 +127,7 @@ class Residues:
     @staticmethod
     def where(mask: Tensor, a: Residues, b: Residues) -> Residues:
         """Return those of `a` where the mask is true, else those of `b`."""
-        return Residues(torch.where(mask, *_aligned(a.numbers, b.numbers)))
+        return Residues(torch.where(mask, *_aligned(a.numbers, b.numbers, mask.ndim)))
 
     @staticmethod
     def chosen(mask: Tensor, a: Residues, b: Residues, alike: Tensor) -> Residues:
@@ -155,8 +155,7 @@ class Residues:
             return self
         nothing = written & (values.abs() <= _NEGLIGIBLE * others.abs())
         either = written & ~nothing & (values.abs() <= 4 * _NEGLIGIBLE * others.abs())
-        zero = torch.zeros_like(nothing, dtype=torch.int64)
-        return Residues.where(nothing, Residues._made(zero, zero), self).open_where(either)
+        return Residues.where(nothing, zeros_like(self), self).open_where(either)
 
     def open_where(self, mask: Tensor | None) -> Residues:
         """Return the same, OPEN where the mask is true."""
@@ -405,9 +404,9 @@ def concatenated(parts: Sequence[Residues], dim: int) -> Residues:
     return Residues(torch.cat([part.numbers for part in parts], dim=dim))
 
 
-def _aligned(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return stacks of numbers with as many dimensions, the first of which is that of the stack."""
-    dims = max(a.ndim, b.ndim)
+def _aligned(a: Tensor, b: Tensor, least: int = 0) -> tuple[Tensor, Tensor]:
+    """Return stacks of numbers of as many dimensions, at least some, beside the first one, that of the stack."""
+    dims = max(a.ndim, b.ndim, least + 1)
     return tuple(x.reshape(4, *[1] * (dims - x.ndim), *x.shape[1:]) for x in (a, b))  # type: ignore[return-value]
 
 
