@@ -61,6 +61,10 @@ def softmax_kernel(x_ptr, y_ptr, n, N: tl.constexpr, BLOCK: tl.constexpr, FORM: 
         scores = tl.where(at < n, x, -1e30)
         e = tl.exp(scores - tl.max(scores, 0))
         y = e / (tl.sum(e, 0) + 1e-20)
+    elif FORM == "masked by a half":
+        scores = tl.where(at < n, x, tl.full([N], -1000.0, tl.float16))
+        e = tl.exp(scores - tl.max(scores, 0))
+        y = e / tl.sum(e, 0)
     elif FORM == "masked by a sum":
         scores = tl.load(x_ptr + at, mask=at < n, other=0.0) * 1.44269504 + tl.where(at < n, 0, -1.0e6)
         e = tl.exp2(scores - tl.max(scores, 0))

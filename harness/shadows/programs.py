@@ -212,7 +212,8 @@ class Shadow(Builder):
 
     def _number(self, made: Any, number: float) -> Any:
         precision = FORMATS[made.data.dtype].precision
-        self.give(made, self.constant(number) if precision >= 24 else Residues.of(values_of(made)))
+        found = self.constant(number)
+        self.give(made, found if precision >= 24 else Residues.of(values_of(made)).written_as(found))
         return made
 
     def get_fp16(self, value: float) -> Any:

@@ -87,7 +87,7 @@ def test_a_softmax_in_every_form() -> None:
     x = torch.randn(29)
     right = residues(kernels.softmax, x, "plain")
     assert not right.open.any()
-    masked = [(form, 8) for form in ("masked", "masked by a sum", "first tile masked")]
+    masked = [(form, 8) for form in ("masked", "masked by a half", "masked by a sum", "first tile masked")]
     for form, block in (("online", 4), ("online", 16), ("base 2", 8), ("unshifted", 8), *masked):
         found = residues(kernels.softmax, x, form, block)
         assert found.equal(right).all() and not found.open.any(), form

@@ -24,7 +24,8 @@ _MOST_RECIPROCALS = 1 << 20
 _MOST_ROOTS = 1 << 14
 _MOST_PARTS = 1 << 9  # of a fraction: as rare
 _MOST_BESIDE_1 = 1 << 11  # of n where (n - 1) / n and n / (n - 1) are known
-_USUAL = 2.0**-26, 9999.0
+_LEAST = 2.0**-26
+_LARGEST, _LOWEST = 9999.0, -500.0
 """Sizes of the constants of formulas; others stand for -inf, or for 0 if no product of parameters is one."""
 _DIGITS = 5  # of a decimal: one fp32 number in two hundred is a rounding of one
 
@@ -42,7 +43,8 @@ def constant(number: float) -> Residues:
         return Residues.of(torch.tensor(number))
     pair, own = _pair(number), _fp32(abs(number))
     signless = own in _signless.get() or _is_signless(own, pair)
-    extreme = own > _USUAL[1] or (0 < own < _USUAL[0] and own not in (_products.get() or {}))
+    tiny = 0 < own < _LEAST and own not in (_products.get() or {})
+    extreme = tiny or own > _LARGEST or number < _LOWEST
     return Residues(torch.tensor([*pair, NONE, CONSTANT | (SIGN if signless else 0) | (EXTREME if extreme else 0)]))
 
 

@@ -23,7 +23,7 @@ OPEN, NO_EXPONENT, MINUS_INFINITY, SIGN, CONSTANT, ROOT, EXTREME = 1, 2, 4, 8, 1
 _HANDED_ON = OPEN | NO_EXPONENT | MINUS_INFINITY | SIGN | ROOT | EXTREME
 NONE = -1
 _ABOUT = 2.0**-5
-_VANISHING = -(2.0**11)  # exp and exp2 are 0 below, in fp64, too
+_VANISHING = -(2.0**8)  # exp and exp2 are 0 below, in fp32
 _NEGLIGIBLE = 2.0**-26
 
 Direction = Literal["nearest", "zero", "away"]
@@ -140,6 +140,10 @@ class Residues:
         the argument of an exponential, is no other formula.
         """
         return self.open_where(self.flags & CONSTANT != 0)
+
+    def written_as(self, constant: Residues) -> Residues:
+        """Return the same, as a number that was written down as a constant is."""
+        return self._flagged(torch.ones((), dtype=torch.bool), int(constant.flags) & (CONSTANT | EXTREME))
 
     def masked(self, values: Tensor) -> Residues:
         """Return the same, -inf where a large negative number that stands for it leaves nothing of exp."""
