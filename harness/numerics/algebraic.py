@@ -116,7 +116,8 @@ def added_to(x: Enclosure, other: Enclosure | float, *, sign: int = 1) -> Residu
     """Return the residues of x + other, or x - other; a number of extreme size that changes nothing is none."""
     a, b = x.value, getattr(other, "value", None)
     b = torch.as_tensor(other) if b is None else b
-    u, v = x.residues.beside(a, b), residues_of(other).beside(b, a)
+    u: Residues = x.residues.beside(a, b)
+    v: Residues = residues_of(other).beside(b, a)
     return u + v if sign > 0 else u - v
 
 

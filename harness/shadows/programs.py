@@ -386,7 +386,7 @@ def _sum(sign: int) -> Rule:
     It does where it adds a power of two, or 1.5 of one, that leaves no room for a fraction, and where it takes from a
     number what this is, rounded to a narrower format.
     """
-    function = operator.add if sign > 0 else operator.sub
+    function: Callable[[Residues, Residues], Residues] = operator.add if sign > 0 else operator.sub
 
     def rule(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
         own, other, a, b = self.residues(x), self.residues(y), values_of(x), values_of(y)
