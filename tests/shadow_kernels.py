@@ -57,6 +57,31 @@ def softmax_kernel(x_ptr, y_ptr, n, N: tl.constexpr, BLOCK: tl.constexpr, FORM: 
         scaled = x * 1.4426950408889634
         e = tl.exp2(scaled - tl.max(scaled, 0))
         y = e / tl.sum(e, 0)
+    elif FORM == "masked":
+        scores = tl.where(at < n, x, -1e30)
+        e = tl.exp(scores - tl.max(scores, 0))
+        y = e / (tl.sum(e, 0) + 1e-20)
+    elif FORM == "masked by a half":
+        scores = tl.where(at < n, x, tl.full([N], -1000.0, tl.float16))
+        e = tl.exp(scores - tl.max(scores, 0))
+        y = e / tl.sum(e, 0)
+    elif FORM == "masked by a sum":
+        scores = tl.load(x_ptr + at, mask=at < n, other=0.0) * 1.44269504 + tl.where(at < n, 0, -1.0e6)
+        e = tl.exp2(scores - tl.max(scores, 0))
+        y = e / tl.sum(e, 0)
+    elif FORM == "first tile masked":
+        largest, total = -1e30, 0.0
+        for start in range(-BLOCK, n, BLOCK):
+            part = start + tl.arange(0, BLOCK)
+            inside = (part >= 0) & (part < n)
+            own = tl.where(inside, tl.load(x_ptr + part, mask=inside, other=0.0), -1e30)
+            larger = tl.maximum(largest, tl.max(own, 0))
+            total = total * tl.exp(largest - larger) + tl.sum(tl.exp(own - larger), 0)
+            largest = larger
+        y = tl.exp(x - largest) / total
+    elif FORM == "one masked":
+        e = tl.exp(tl.where(at == 3, -1e30, x) - tl.max(x, 0))
+        y = tl.exp(x - tl.max(x, 0)) / tl.sum(e, 0)
     elif FORM == "unshifted":
         e = tl.exp(x)
         y = e * (1 / tl.sum(e, 0))

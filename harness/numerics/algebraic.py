@@ -112,6 +112,15 @@ def zero_of(x: Residues) -> Residues:
     return Residues(torch.zeros_like(x.numbers) + torch.tensor([0, 0, -1, 0]).view(4, *[1] * len(x.shape)))
 
 
+def added_to(x: Enclosure, other: Enclosure | float, *, sign: int = 1) -> Residues:
+    """Return the residues of x + other, or x - other; a number of extreme size that changes nothing is none."""
+    a, b = x.value, getattr(other, "value", None)
+    b = torch.as_tensor(other) if b is None else b
+    u: Residues = x.residues.beside(a, b)
+    v: Residues = residues_of(other).beside(b, a)
+    return u + v if sign > 0 else u - v
+
+
 def product(*factors: Residues) -> Residues:
     """Return the product."""
     result = factors[0]

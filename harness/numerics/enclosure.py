@@ -11,7 +11,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -159,12 +159,12 @@ class Enclosure:
         parts = (arithmetic.converted if fmt.is_integer else arithmetic.rounded)(self.parts, fmt)
         return Enclosure(parts, plain if (plain := fmt.nearest) in (E4M3, E5M2) else None)
 
-    @algebraic(Residues.__add__)
+    @algebraic(rules.added_to, of_enclosures=True)
     @remembered
     def __add__(self, other: Enclosure | float) -> Enclosure:
         return Enclosure(arithmetic.added(self.parts, _parts(other, self), current().arithmetic))
 
-    @algebraic(Residues.__sub__)
+    @algebraic(partial(rules.added_to, sign=-1), of_enclosures=True)
     @remembered
     def __sub__(self, other: Enclosure | float) -> Enclosure:
         return Enclosure(arithmetic.subtracted(self.parts, _parts(other, self), current().arithmetic))

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lastbit.numerics.formats import format_of
 from lastbit.numerics.residues import Residues, constant, is_recognised
 from lastbit.numerics.residues.numbers import MINUS_INFINITY
-from lastbit.shadows.aten_rules import COMPLEX, EXACT, MOVES, RULES
+from lastbit.shadows.aten_rules import COMPLEX, EXACT, MOVES, RULES, is_fixed_point
 from lastbit.shadows.memory import ShadowMemory
 
 _HARNESS = Path(__file__).parents[1]
@@ -114,9 +114,15 @@ class Following(TorchDispatchMode):
             for x, residues in zip(results, self._residues(func, name, args, kwargs, out, results), strict=True):
                 if residues is not None and x.numel():
                     self.memory.write(torch.view_as_real(x) if x.is_complex() else x, residues)
+        elif name == "_to_copy" and given and self._are_digits(given[0]):
+            self._bits[_base(results[0])] = 0
         elif any(_base(x) in self._bits for x in given):
             self._integers(func, name, args, kwargs, results)
         return out
+
+    def _are_digits(self, x: Tensor) -> bool:
+        """Return whether numbers become digits of fixed-point numbers where they become integers."""
+        return x.is_floating_point() and bool(is_fixed_point(x, self.memory.read(x)).any())
 
     # Results that are new
 
@@ -152,7 +158,7 @@ class Following(TorchDispatchMode):
                 _tensors(func(*_wide(args), **_wide(kwargs))) if _is_narrow(results) and name != "_to_copy" else results
             )
             if name == "_to_copy":
-                wide = [args[0]]
+                wide = [torch.as_tensor(args[0])]  # under vmap, it makes tensors of numbers
         except NotImplementedError as why:
             yield from self._unfollowed(func, results, str(why))
             return
@@ -274,6 +280,8 @@ class Following(TorchDispatchMode):
         elif not source.is_floating_point() and (residues is not None or self._is_shadowed(target)):
             self._bits.setdefault(_base(target), self._bits.get(_base(source), 0))
             self.memory.write(_floats(target), self.of(values).opened if residues is None else residues)
+        elif source.is_floating_point() and self._are_digits(source):
+            self._bits.setdefault(_base(target), 0)
         return target
 
     def _seen_anew(self, func: OpOverload, out: Any, given: Sequence[Tensor]) -> None:

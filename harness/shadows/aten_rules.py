@@ -117,6 +117,7 @@ def _add(mode: Mode, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Residues:
     if _rounds(a, b, out) or _rounds(b, a, out):
         return Residues.of(out)
     x, y = mode.of(a), mode.of(b)
+    x, y = _unless_negligible(x, y, a, b)
     return x + (y if alpha == 1 else y * mode.of(alpha))
 
 
@@ -124,8 +125,14 @@ def _sub(mode: Mode, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Residues:
     if _rounds(a, b, out):
         return Residues.of(out)
     x, y = mode.of(a), mode.of(b)
-    difference = x - (y if alpha == 1 else y * mode.of(alpha))
+    u, v = _unless_negligible(x, y, a, b)
+    difference = u - (v if alpha == 1 else v * mode.of(alpha))
     return difference if alpha != 1 else difference.open_where(_rest(x, y, a, b, out))
+
+
+def _unless_negligible(x: Residues, y: Residues, a: Any, b: Any) -> tuple[Residues, Residues]:
+    u, v = torch.as_tensor(a), torch.as_tensor(b)
+    return x.beside(u, v), y.beside(v, u)
 
 
 def _rounds(x: object, number: object, out: Tensor) -> bool:
@@ -258,9 +265,13 @@ def _topk(mode: Mode, out: Any, x: Tensor, k: int, dim: int = -1, *args: Any, **
     return _with_places(mode, out, x, dim)
 
 
-def is_fixed_point(x: Tensor) -> Tensor:
-    """Return where numbers that become integers are digits of fixed-point numbers."""
-    return (x.abs() >= _LARGE) & (x != x.trunc()) & x.isfinite()
+def is_fixed_point(x: Tensor, residues: Residues) -> Tensor:
+    """Return where numbers that become integers are digits of fixed-point numbers, or were rounded to these before.
+
+    Small ones are so, too, beside large ones.
+    """
+    finite = x.isfinite()
+    return ((x != x.trunc()) | residues.open) & finite & ((x.abs() >= _LARGE) & finite).any()
 
 
 def whole(x: Tensor, residues: Residues, out: Tensor) -> Residues:
@@ -270,7 +281,7 @@ def whole(x: Tensor, residues: Residues, out: Tensor) -> Residues:
     nothing of the numbers, which stay.
     """
     stays = (x.abs() >= _LARGE) & (x == out)
-    return Residues.where(stays, residues, Residues.of(out)).open_where(is_fixed_point(x) | residues.open)
+    return Residues.where(stays, residues, Residues.of(out)).open_where(is_fixed_point(x, residues) | residues.open)
 
 
 def _whole(mode: Mode, out: Tensor, x: Tensor, *, decimals: int = 0) -> Residues:
@@ -441,7 +452,7 @@ def _linear_layer(mode: Mode, out: Tensor, x: Tensor, weight: Tensor, bias: Tens
 
 
 def _softmax(mode: Mode, out: Tensor, x: Tensor, dim: int, wide: bool) -> Residues:
-    e = mode.of(x).exp()
+    e = _exp_of_row(mode, x, dim)
     return e / e.total(dim % max(x.ndim, 1)) if x.ndim else _constant_like(e, ONE)
 
 
@@ -449,8 +460,11 @@ def _log_softmax(mode: Mode, out: Tensor, x: Tensor, dim: int, wide: bool) -> Re
     dim = dim % max(x.ndim, 1)
     if x.dtype.itemsize < 4 and out.dtype == x.dtype and dim == x.ndim - 1:
         return mode.apart(_log_softmax_of_cpu, x)
-    own = mode.of(x)
-    return own - own.exp().total(dim).log()
+    return mode.of(x) - _exp_of_row(mode, x, dim).total(dim).log()
+
+
+def _exp_of_row(mode: Mode, x: Tensor, dim: int) -> Residues:
+    return mode.of(x).masked(x - x.amax(dim, keepdim=True)).exp()
 
 
 def _log_softmax_of_cpu(x: Tensor) -> Tensor:
@@ -462,7 +476,8 @@ def _log_softmax_of_cpu(x: Tensor) -> Tensor:
 def _log_sum_exp(mode: Mode, out: Tensor, x: Tensor, dim: Dims, keepdim: bool = False) -> Residues | Tensor:
     if x.dtype.itemsize < 4:
         return mode.apart(lambda: _log_sum_exp_of_halves(_joined(x, dim)).reshape(out.shape))
-    joined = mode.of(x).moved(lambda n: _joined(n, dim, stacked=True))
+    values = _joined(x, dim)
+    joined = mode.of(x).moved(lambda n: _joined(n, dim, stacked=True)).masked(values - values.amax(-1, keepdim=True))
     return _shaped(joined.exp().total().log(), out)
 
 
@@ -593,6 +608,8 @@ RULES: dict[str, Rule] = {name: _alone(formula) for name, formula in FORMULAS.it
     "addcmul": lambda mode, out, c, a, b, *, value=1: mode.of(c) + mode.of(value) * mode.of(a) * mode.of(b),
     "addcdiv": lambda mode, out, c, a, b, *, value=1: mode.of(c) + mode.of(value) * mode.of(a) / mode.of(b),
     "lerp": lambda mode, out, a, b, t: mode.of(a) + mode.of(t) * (mode.of(b) - mode.of(a)),
+    "exp": lambda mode, out, x: mode.of(x).masked(x).exp(),
+    "exp2": lambda mode, out, x: FORMULAS["exp2"](mode.of(x).masked(x)),
     "sigmoid_backward": _sigmoid_backward,
     "gelu": _gelu,
     "_to_copy": lambda mode, out, x, **kwargs: mode.of(x),

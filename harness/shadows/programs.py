@@ -212,7 +212,8 @@ class Shadow(Builder):
 
     def _number(self, made: Any, number: float) -> Any:
         precision = FORMATS[made.data.dtype].precision
-        self.give(made, self.constant(number) if precision >= 24 else Residues.of(values_of(made)))
+        found = self.constant(number)
+        self.give(made, found if precision >= 24 else Residues.of(values_of(made)).written_as(found))
         return made
 
     def get_fp16(self, value: float) -> Any:
@@ -385,19 +386,19 @@ def _sum(sign: int) -> Rule:
     It does where it adds a power of two, or 1.5 of one, that leaves no room for a fraction, and where it takes from a
     number what this is, rounded to a narrower format.
     """
-    plain = _of(operator.add if sign > 0 else operator.sub)
+    function: Callable[[Residues, Residues], Residues] = operator.add if sign > 0 else operator.sub
 
     def rule(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
-        residues = plain(self, made, x, y)
-        if _is_magic(made, values_of(x), y) or _is_magic(made, sign * values_of(y), x):
+        own, other, a, b = self.residues(x), self.residues(y), values_of(x), values_of(y)
+        residues = function(own.beside(a, b), other.beside(b, a)).rounded(FORMATS[made.data.dtype], values_of(made))
+        if _is_magic(made, a, y) or _is_magic(made, sign * b, x):
             self.opaque("addition", _MAGIC)
             return residues.opened
         if made.data.dtype.itemsize < 4:
             return residues
-        rest, parts = self.residues(x), self.residues(y)
         for fmt in _split(x.data, -sign * y.data):
-            rounded = rest.rounded(fmt, values_of(x))
-            split = rounded.equal(parts if sign < 0 else -parts) & (rounded.p != rest.p)
+            rounded = own.rounded(fmt, a)
+            split = rounded.equal(other if sign < 0 else -other) & (rounded.p != own.p)
             if bool(split.any()):
                 self.opaque("subtraction", f"a number is split into parts of {fmt.name}")
                 residues = residues.open_where(split)
@@ -472,6 +473,16 @@ def _remainder(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
 def _signed(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
     residues = self.residues(x)
     return Residues.where(values_of(x).signbit() == values_of(made).signbit(), residues, -residues)
+
+
+def _exponential(name: str) -> Rule:
+    """Return the rule of exp or exp2, which are 0 where a large negative number stands for -inf."""
+
+    def rule(self: Shadow, made: Any, x: Any) -> Residues:
+        found = FORMULAS[name](self.residues(x).masked(values_of(x)))
+        return found.rounded(FORMATS[made.data.dtype], values_of(made))
+
+    return rule
 
 
 def _power(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
@@ -555,6 +566,7 @@ _CHOICES: dict[str, Rule] = {
     **dict.fromkeys(("frem", "fmod"), _remainder),
     "copysign": _signed,
     "pow": _power,
+    **{name: _exponential(name) for name in ("exp", "exp2")},
 }
 
 
@@ -579,7 +591,7 @@ _RULES: dict[str, Rule] = {
     "fmul": _of(operator.mul),
     "fdiv": _of(operator.truediv),
     "fneg": _of(operator.neg),  # from Triton 3.9 on; a subtraction from zero before
-    **{name: _of(_FUNCTIONS[name]) for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf")},
+    **{name: _of(_FUNCTIONS[name]) for name in ("log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf")},
     "precise_sqrt": _of(Residues.sqrt),
     "precise_divf": _of(operator.truediv),
     "approx_divf": _of(operator.truediv),
@@ -729,7 +741,8 @@ def _cast_bits(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
 def _to_integers(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
     """Take integers by values; large ones hold digits of floats, as in fixed-point sums."""
     made = self.quietly(method, x, dtype)
-    made.digits = FORMATS[x.data.dtype].precision - 1 if bool(is_fixed_point(values_of(x)).any()) else 0
+    digits = is_fixed_point(values_of(x), self.residues(x))
+    made.digits = FORMATS[x.data.dtype].precision - 1 if bool(digits.any()) else 0
     return made
 
 
@@ -759,10 +772,10 @@ def _of_snippet(self: Shadow, made: Any, given: Mapping[str, Any], results: Any)
         plain = each.suffixes[-1:] == ("f32",) and _OF_ARITHMETIC.issuperset(each.suffixes) and not each.predicate
         if not plain or not all(isinstance(x, str) and x in registers for x in operands):
             return {}
-        if each.name in _PTX:
+        if each.name in _BY_VALUE and len(instructions) == 1:
+            registers[target] = _CHOICES[_BY_VALUE[each.name]](self, results[0], *(given[x] for x in operands))
+        elif each.name in _PTX:
             registers[target] = _PTX[each.name](*(registers[x] for x in operands))
-        elif each.name in ("min", "max", "abs") and len(instructions) == 1:
-            registers[target] = _CHOICES[each.name](self, results[0], *(given[x] for x in operands))
         else:
             return {}
     return registers
@@ -770,6 +783,9 @@ def _of_snippet(self: Shadow, made: Any, given: Mapping[str, Any], results: Any)
 
 _OF_ARITHMETIC = {"approx", "full", "ftz", "rn", "rz", "rm", "rp", "NaN", "f32"}
 """Suffixes that say how fp32 numbers are rounded, and which NaN is given."""
+
+_BY_VALUE = {"min": "min", "max": "max", "abs": "abs", "ex2": "exp2"}
+"""Instructions that look at values, which are known where one stands alone."""
 
 _PTX: dict[str, Callable[..., Residues]] = {
     **{

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lastbit.numerics import Enclosure, exp, where
+from lastbit.numerics.algebraic import following_residues
 from lastbit.numerics.formats import BF16, E4M3, FP16, Format, round_to
 from lastbit.numerics.residues import Residues, constant, field, products_of
 from lastbit.numerics.residues.field import P, Q
@@ -112,6 +114,31 @@ def test_constants_stand_for_what_they_round(n: int) -> None:
         assert constant(1 / math.sqrt(n)).equal(whole.sqrt().reciprocal())
         assert constant(math.log2(math.e) / math.sqrt(n)).equal(constant(math.log2(math.e)) * whole.sqrt().reciprocal())
     assert not constant(1 / n).equal(constant(1 / (n - 1)))
+
+
+@pytest.mark.parametrize("n", [3, 96, 510, 2000])
+def test_constants_of_running_means_are_fractions(n: int) -> None:
+    whole, less = constant(float(n)), constant(n - 1.0)
+    assert constant((n - 1) / n).equal(less / whole)
+    assert constant(n / (n - 1)).equal(whole / less)
+
+
+def test_numbers_of_extreme_size_stand_for_nothing_and_for_minus_infinity() -> None:
+    with following_residues():
+        x = Enclosure.point(drawn(8))
+        total = abs(x) + 1.0
+        assert (total + 1e-20).residues.equal(total.residues).all() and not (total + 1e-20).residues.open.any()
+        assert (total + 1e-5).residues.differs(total.residues).all()
+        masked = where(torch.arange(8) < 6, x, -1e9)
+        assert exp(masked).residues.open.tolist() == [False] * 6 + [True] * 2
+    with products_of([1e-20]):
+        assert not constant(1e-20).beside(torch.tensor(1e-20), torch.ones(1)).equal(constant(0.0)).any()
+
+
+def test_a_choice_of_two_constants_has_the_shape_of_its_mask() -> None:
+    mask = torch.eye(4, dtype=torch.bool)[:, None].expand(4, 4, 4)
+    found = Residues.where(mask, constant(0.0), constant(-2.0))
+    assert found.shape == mask.shape and found.equal(Residues.of(torch.where(mask, 0.0, -2.0))).all()
 
 
 def test_products_of_parameters_stand_for_what_they_are() -> None:

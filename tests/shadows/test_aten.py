@@ -326,3 +326,25 @@ def test_exact_results_have_the_residues_of_their_values(name, dtype):
     assert not following.opaque
     assert not residues.open.any()
     assert residues.equal(Residues.of(result)).all()
+
+
+def test_large_finite_numbers_mask_as_minus_infinity_does() -> None:
+    x, keep = drawn(4, 12), torch.arange(12) < 9
+    least = torch.finfo(torch.float32).min
+
+    def by_hand(scores: Tensor) -> Tensor:
+        e = torch.exp(scores - scores.amax(-1, keepdim=True))
+        return e / (e.sum(-1, keepdim=True) + 1e-20)
+
+    right = followed(lambda x: torch.softmax(x[:, :9], -1), x)
+    forms = (
+        lambda x: torch.softmax(x.masked_fill(~keep, -1e9), -1),
+        lambda x: torch.log_softmax(torch.where(keep, x, -1e30), -1).exp(),
+        lambda x: torch.exp(x - torch.logsumexp(torch.where(keep, x, least), -1, keepdim=True)),
+        lambda x: by_hand(F.pad(x[:, :9], (0, 3), value=-10000.0)),
+    )
+    for form in forms:
+        found = followed(form, x)
+        assert found[:, :9].equal(right).all() and not found[:, :9].open.any()
+    wrong = followed(lambda x: torch.softmax(x.masked_fill(torch.arange(12) > 7, -1e9), -1), x)
+    assert wrong[:, :8].differs(right[:, :8]).all()

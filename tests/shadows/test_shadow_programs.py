@@ -87,9 +87,12 @@ def test_a_softmax_in_every_form() -> None:
     x = torch.randn(29)
     right = residues(kernels.softmax, x, "plain")
     assert not right.open.any()
-    for form, block in (("online", 4), ("online", 16), ("base 2", 8), ("unshifted", 8)):
-        assert residues(kernels.softmax, x, form, block).equal(right).all(), form
-    assert residues(kernels.softmax, x, "unscaled").differs(right).all()
+    masked = [(form, 8) for form in ("masked", "masked by a half", "masked by a sum", "first tile masked")]
+    for form, block in (("online", 4), ("online", 16), ("base 2", 8), ("unshifted", 8), *masked):
+        found = residues(kernels.softmax, x, form, block)
+        assert found.equal(right).all() and not found.open.any(), form
+    for fault in ("unscaled", "one masked"):
+        assert residues(kernels.softmax, x, fault).differs(right).all(), fault
 
 
 def test_sums_in_every_order() -> None:

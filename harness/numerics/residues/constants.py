@@ -17,11 +17,16 @@ from fractions import Fraction
 import torch
 
 from lastbit.numerics.residues.field import LN2, P, Q
-from lastbit.numerics.residues.numbers import CONSTANT, NONE, SIGN, Residues
+from lastbit.numerics.residues.numbers import CONSTANT, EXTREME, NONE, SIGN, Residues
 
 _NEAR = 2.0**-22  # relative: two roundings to fp32
 _MOST_RECIPROCALS = 1 << 20
 _MOST_ROOTS = 1 << 14
+_MOST_PARTS = 1 << 9  # of a fraction: as rare
+_MOST_BESIDE_1 = 1 << 11  # of n where (n - 1) / n and n / (n - 1) are known
+_LEAST = 2.0**-26
+_LARGEST, _LOWEST = 9999.0, -500.0
+"""Sizes of the constants of formulas; others stand for -inf, or for 0 if no product of parameters is one."""
 _DIGITS = 5  # of a decimal: one fp32 number in two hundred is a rounding of one
 
 Pair = tuple[int, int]
@@ -38,7 +43,9 @@ def constant(number: float) -> Residues:
         return Residues.of(torch.tensor(number))
     pair, own = _pair(number), _fp32(abs(number))
     signless = own in _signless.get() or _is_signless(own, pair)
-    return Residues(torch.tensor([*pair, NONE, CONSTANT | (SIGN if signless else 0)]))
+    tiny = 0 < own < _LEAST and own not in (_products.get() or {})
+    extreme = tiny or own > _LARGEST or number < _LOWEST
+    return Residues(torch.tensor([*pair, NONE, CONSTANT | (SIGN if signless else 0) | (EXTREME if extreme else 0)]))
 
 
 def is_recognised(number: float) -> bool:
@@ -82,12 +89,15 @@ def _pair(number: float) -> Pair:
 
 
 def _recognised(x: float) -> Pair | None:
-    """Return the residues of what x is a rounding of: a decimal, 1 / n, √n or 1 / √n, maybe times log2 e or ln 2."""
+    """Return residues of what x is a rounding of: a decimal, a fraction, √n or 1 / √n, maybe times log2 e or ln 2."""
     if _MOST_ROOTS * x > 1 and _fp32(1 / round(1 / x) if x < 1 else 0.0) == x:
         return _of_fraction(Fraction(1, round(1 / x)))
     decimal = Fraction(f"{x:.{_DIGITS}g}")
     if _fp32(float(decimal)) == x:
         return _of_fraction(decimal)
+    for fraction in _fractions(x):
+        if _fp32(float(fraction)) == x:
+            return _of_fraction(fraction)
     for factor, pair in ((1.0, (1, 1)), (math.log2(math.e), _LOG2E), (math.log(2), _LN2)):
         for n, of_root, inverted in _candidates(x / factor):
             value = math.sqrt(n) if of_root else float(n)
@@ -106,6 +116,15 @@ def _is_signless(x: float, pair: Pair) -> bool:
             square = (n % P, n % Q) if x > 1 else (pow(n, -1, P), pow(n, -1, Q))
             return not _is_square((n % P, n % Q)) and _times(pair, pair) != square
     return False
+
+
+def _fractions(x: float) -> Iterator[Fraction]:
+    """Yield fractions near x < 2: of a small denominator, and (n ± 1) / n, as running means and variances have them."""
+    if 1 / _MOST_PARTS < x < 2:
+        yield Fraction(x).limit_denominator(_MOST_PARTS)
+        n = round(1 / abs(1 - x))
+        if n <= _MOST_BESIDE_1:
+            yield 1 + Fraction(1 if x > 1 else -1, n)
 
 
 def _candidates(x: float) -> Iterator[tuple[int, bool, bool]]:

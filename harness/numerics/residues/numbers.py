@@ -18,10 +18,12 @@ from lastbit.numerics.formats import Format, round_ends
 from lastbit.numerics.residues import field
 from lastbit.numerics.residues.field import P, Q
 
-OPEN, NO_EXPONENT, MINUS_INFINITY, SIGN, CONSTANT, ROOT = 1, 2, 4, 8, 16, 32
-_HANDED_ON = OPEN | NO_EXPONENT | MINUS_INFINITY | SIGN | ROOT
+OPEN, NO_EXPONENT, MINUS_INFINITY, SIGN, CONSTANT, ROOT, EXTREME = 1, 2, 4, 8, 16, 32, 64
+_HANDED_ON = OPEN | NO_EXPONENT | MINUS_INFINITY | SIGN | ROOT | EXTREME
 NONE = -1
 _ABOUT = 2.0**-5
+_VANISHING = -(2.0**8)  # exp and exp2 are 0 below, in fp32
+_NEGLIGIBLE = 2.0**-26
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +40,9 @@ class Residues:
     * SIGN: a root of -x was taken for one of x: another right formula may give the negative number. A product of
       two such numbers is OPEN;
     * ROOT: a root was taken, and another right formula may give the negative number: the root of a² x is one of
-      a times that of x only where a is a square.
+      a times that of x only where a is a square;
+    * EXTREME: a number of a size that formulas have none of was written down: -1e30 for -inf, 1e-20 beside a divisor.
+      Where values do not say which, exp of what was made with one is OPEN.
 
     >>> x, y = Residues.of(torch.tensor([0.1, 3.0])), Residues.of(torch.tensor([0.7, 5.0]))
     >>> ((x + y) * (x - y)).equal(x * x - y * y)
@@ -105,7 +109,7 @@ class Residues:
         """Whether these are numbers of the fields and flags, as those that a stranger gives need not be."""
         if self.numbers.dtype != torch.int64 or self.numbers.ndim < 1 or len(self.numbers) != 4:
             return False
-        ends = (0, P), (0, Q), (NONE, P), (0, 2 * ROOT)
+        ends = (0, P), (0, Q), (NONE, P), (0, 2 * EXTREME)
         return all(bool(((x >= low) & (x < high)).all()) for x, (low, high) in zip(self.numbers, ends, strict=True))
 
     # Elements as they are, elsewhere
@@ -120,7 +124,7 @@ class Residues:
     @staticmethod
     def where(mask: Tensor, a: Residues, b: Residues) -> Residues:
         """Return those of `a` where the mask is true, else those of `b`."""
-        return Residues(torch.where(mask, *_aligned(a.numbers, b.numbers)))
+        return Residues(torch.where(mask, *_aligned(a.numbers, b.numbers, mask.ndim)))
 
     @staticmethod
     def chosen(mask: Tensor, a: Residues, b: Residues, alike: Tensor) -> Residues:
@@ -133,6 +137,26 @@ class Residues:
         the argument of an exponential, is no other formula.
         """
         return self.open_where(self.flags & CONSTANT != 0)
+
+    def written_as(self, constant: Residues) -> Residues:
+        """Return the same, as a number that was written down as a constant is."""
+        return self._flagged(torch.ones((), dtype=torch.bool), int(constant.flags) & (CONSTANT | EXTREME))
+
+    def masked(self, values: Tensor) -> Residues:
+        """Return the same, -inf where a large negative number that stands for it leaves nothing of exp."""
+        if not bool((extreme := self.flags & EXTREME != 0).any()):
+            return self
+        plain = Residues(torch.stack([*self.numbers[:3], self.flags & ~EXTREME]))
+        return plain._flagged(extreme & (values < _VANISHING), MINUS_INFINITY)
+
+    def beside(self, values: Tensor, others: Tensor) -> Residues:
+        """Return the same, 0 where it was written down, is of extreme size, and changes no sum with the others."""
+        written = self.flags & (CONSTANT | EXTREME) == CONSTANT | EXTREME
+        if not bool(written.any()):
+            return self
+        nothing = written & (values.abs() <= _NEGLIGIBLE * others.abs())
+        either = written & ~nothing & (values.abs() <= 4 * _NEGLIGIBLE * others.abs())
+        return Residues.where(nothing, zeros_like(self), self).open_where(either)
 
     def open_where(self, mask: Tensor | None) -> Residues:
         """Return the same, OPEN where the mask is true."""
@@ -275,7 +299,7 @@ class Residues:
         """Return exp: 0 of -inf, and OPEN of what is behind an exponential itself."""
         lost = self.flags & NO_EXPONENT != 0
         p = torch.where(lost, field.mixed(self.p, _tag("exp"), P), self._exponential())
-        made = Residues._made(p, None, self).open_where(lost | (self.flags & SIGN != 0))
+        made = Residues._made(p, None, self).open_where(lost | (self.flags & (SIGN | EXTREME) != 0))
         nothing = self.flags & MINUS_INFINITY != 0
         return Residues.where(nothing, zeros_like(made), made) if bool(nothing.any()) else made
 
@@ -296,8 +320,8 @@ class Residues:
 
     @staticmethod
     def opening(x: Residues) -> Residues:
-        """Return the same with no flag but OPEN, SIGN and ROOT."""
-        return Residues(torch.stack([*x.numbers[:3], x.flags & (OPEN | SIGN | ROOT)]))
+        """Return the same with no flag but OPEN, SIGN, ROOT and EXTREME."""
+        return Residues(torch.stack([*x.numbers[:3], x.flags & (OPEN | SIGN | ROOT | EXTREME)]))
 
     def with_function_of(self, name: str) -> Residues:
         """Return the same numbers with hashes of them modulo Q: exp and powers of these are known again.
@@ -383,9 +407,9 @@ def concatenated(parts: Sequence[Residues], dim: int) -> Residues:
     return Residues(torch.cat([part.numbers for part in parts], dim=dim))
 
 
-def _aligned(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return stacks of numbers with as many dimensions, the first of which is that of the stack."""
-    dims = max(a.ndim, b.ndim)
+def _aligned(a: Tensor, b: Tensor, least: int = 0) -> tuple[Tensor, Tensor]:
+    """Return stacks of numbers of as many dimensions, at least some, beside the first one, that of the stack."""
+    dims = max(a.ndim, b.ndim, least + 1)
     return tuple(x.reshape(4, *[1] * (dims - x.ndim), *x.shape[1:]) for x in (a, b))  # type: ignore[return-value]
 
 
