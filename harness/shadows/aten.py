@@ -27,6 +27,11 @@ _TORCH = Path(torch.__file__).parent
 _OF_FORM = {"set_", "resize_", "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "as_strided_", "detach_"}
 _DRAWN = {"normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_", "geometric_", "cauchy_"}
 
+ONCE_ON_CUDA = frozenset(
+    {"_log_softmax", "_log_softmax_backward_data", "_softmax", "nll_loss_backward", "nll_loss_forward"}
+)
+"""Operations that the CPU rounds in between, and CUDA only where the result is stored (SoftMax.cu, Loss.cu of ATen)."""
+
 _DOUBT = 2.0**-20
 """How far, relatively, values of fp32 may be from the numbers: beside a power of two, exponents are then in doubt."""
 
@@ -58,9 +63,11 @@ class Following(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # which imports the compiler, for seconds
 
-    def __init__(self, memory: ShadowMemory) -> None:
+    def __init__(
+        self, memory: ShadowMemory, device_type: str = "cpu", may_compute: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.memory = memory
+        self.memory, self.device_type, self._may_compute = memory, device_type, may_compute
         self._noted: dict[Opaque, None] = {}
         self._bits: dict[int, int | None] = {}  # storage seen as integers → low bits that were cleared; None: moved
         self._constants: set[float] = set()
@@ -101,9 +108,12 @@ class Following(TorchDispatchMode):
         if name.startswith("_foreach_"):
             return self._for_each(name, args, kwargs)
         if func._schema.is_mutable:
+            self._may_compute()
             return self._written(func, args, kwargs)
-        out = func(*args, **kwargs)
+        out = self._computed(func, args, kwargs)
         given = _tensors((args, kwargs))
+        if not any(_shares(out, x) for x in given):
+            self._may_compute()
         if any(_shares(out, x) for x in given):
             self._seen_anew(func, out, given)
             return out
@@ -123,6 +133,14 @@ class Following(TorchDispatchMode):
     def _are_digits(self, x: Tensor) -> bool:
         """Return whether numbers become digits of fixed-point numbers where they become integers."""
         return x.is_floating_point() and bool(is_fixed_point(x, self.memory.read(x)).any())
+
+    def _computed(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the results of an operation, rounded where the type of device does."""
+        narrow = next((x.dtype for x in _tensors((args, kwargs)) if _is_narrow([x])), None)
+        if narrow is None or self.device_type != "cuda" or func.overloadpacket.__name__ not in ONCE_ON_CUDA:
+            return func(*args, **kwargs)
+        wide = func(*_wide(args), **_wide(kwargs))
+        return tree_map(lambda x: x.to(narrow) if isinstance(x, Tensor) else x, wide)
 
     # Results that are new
 

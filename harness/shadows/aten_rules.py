@@ -27,7 +27,9 @@ aten = torch.ops.aten
 
 
 class Mode(Protocol):
-    """The mode that follows a kernel."""
+    """The mode that follows a kernel, for what it computes on a type of device."""
+
+    device_type: str
 
     def of(self, x: object) -> Residues: ...
     def apart(self, parts: Callable[..., Result], *args: Tensor) -> Result: ...
@@ -458,7 +460,7 @@ def _softmax(mode: Mode, out: Tensor, x: Tensor, dim: int, wide: bool) -> Residu
 
 def _log_softmax(mode: Mode, out: Tensor, x: Tensor, dim: int, wide: bool) -> Residues | Tensor:
     dim = dim % max(x.ndim, 1)
-    if x.dtype.itemsize < 4 and out.dtype == x.dtype and dim == x.ndim - 1:
+    if mode.device_type == "cpu" and x.dtype.itemsize < 4 and out.dtype == x.dtype and dim == x.ndim - 1:
         return mode.apart(_log_softmax_of_cpu, x)
     return mode.of(x) - _exp_of_row(mode, x, dim).total(dim).log()
 

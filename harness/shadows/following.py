@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 import traceback
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,11 +32,13 @@ class Followed:
         results: name → residues, OPEN where an operation has none; empty if the kernel could not be followed.
         opaque: the operations that have none, each with its place in the kernel's text and the reason.
         told: the process of the kernel says so, which may say what it likes.
+        cut: the time was not enough for all programs of the last launch; what the others write is OPEN.
     """
 
     results: Mapping[str, Residues]
     opaque: tuple[str, ...]
     told: bool = False
+    cut: bool = False
 
 
 def follow(
@@ -43,10 +47,13 @@ def follow(
     params: Mapping[str, Any],
     results: Collection[str],
     constants: Sequence[float],
+    device_type: str = "cpu",
+    seconds: float = math.inf,
 ) -> Followed:
     """Call a kernel on tensors of the CPU, which it may write to, and follow what it computes.
 
-    `constants` are the numbers of the case that the kernel's own may be made of.
+    `constants` are the numbers of the case that the kernel's own may be made of. Where operations of PyTorch round in
+    between, they are those of `device_type`. After so many `seconds`, no more programs of a launch are begun.
 
     Where that raises, a rule has failed, or this one call of a kernel that passed others: no formula is known then.
     """
@@ -57,9 +64,9 @@ def follow(
         from lastbit.interpret.watching import watched
         from lastbit.shadows.programs import Shadowing
 
-        programs = Shadowing(memory, kernel.primitives)
+        programs = Shadowing(memory, kernel.primitives, time.monotonic() + seconds)
         watching = watched(programs)
-    operations = Following(memory)
+    operations = Following(memory, device_type, programs.require_whole if programs else lambda: None)
     for tensor in tensors.values():
         if tensor.is_floating_point():
             memory.register(tensor)
@@ -74,7 +81,7 @@ def follow(
         read, ended = {}, [_ended(why)]
     seen = [Opaque(*entry) for entry in programs.opaque] if programs else []
     opaque = dict.fromkeys(map(str, (*operations.opaque, *seen, *ended)))
-    return Followed(read, tuple(opaque))
+    return Followed(read, tuple(opaque), cut=programs is not None and programs.cut)
 
 
 def _ended(why: Exception) -> Opaque:

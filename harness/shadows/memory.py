@@ -86,6 +86,17 @@ class ShadowMemory:
         block.written = True
         block.keep()
 
+    def bits(self, tensor: Tensor) -> Tensor:
+        """Return the bytes that the storage of a tensor held when its residues were found."""
+        return self._block(tensor).bits
+
+    def open_unchanged(self, tensor: Tensor, before: Tensor) -> None:
+        """Let the elements of the storage of a tensor be OPEN that hold what they held before, by its bytes."""
+        block = self._block(tensor)
+        size = block.numbers.shape[1] * block.kind[0]
+        same = (block.bits[:size] == before[:size]).view(-1, block.kind[0]).all(1)
+        block.numbers = _opened_at(block.numbers, same)
+
     def holds(self, addresses: np.ndarray, dtype: torch.dtype) -> bool:
         """Return whether any of these addresses lies in a storage of such elements that is known."""
         return any(block.kind == _kind(dtype) for block, _, _ in self._at(addresses, dtype.itemsize))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,6 +53,10 @@ Rule = Callable[..., Residues]
 """Of the shadow, the handle that was made, and the operands."""
 
 
+class Enough(Exception):
+    """No more programs are to be followed."""
+
+
 class Shadowing:
     """Follow launches in a memory of residues; for `lastbit.interpret.watching.watched`.
 
@@ -60,18 +65,29 @@ class Shadowing:
     ...     y = kernel(x)
     >>> memory.read(y), following.opaque                # doctest: +SKIP
 
+    After a `deadline` of `time.monotonic`, the programs of a launch that have not begun do not run. What they would
+    have written is OPEN then, and nothing may be computed from it.
+
     Attributes:
         primitives: device function → the primitive that it is taken for.
+        cut: programs of a launch did not run.
         opaque: each operation that has no rule of the field, the line of the kernel, and the reason, once each.
     """
 
-    def __init__(self, memory: ShadowMemory, primitives: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.memory, self.primitives = memory, primitives
+    def __init__(
+        self,
+        memory: ShadowMemory,
+        primitives: Mapping[str, str] = MappingProxyType({}),
+        deadline: float = math.inf,
+    ) -> None:
+        self.memory, self.primitives, self.deadline = memory, primitives, deadline
+        self.cut = False
         self.opaque: list[tuple[str, str, str]] = []
         self._shadow: Shadow | None = None
 
     @contextmanager
     def launch(self, function: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
+        self.require_whole()
         before = interpreter_semantic.builder
         self._shadow = interpreter_semantic.builder = Shadow(interpreter.interpreter_builder, self)
         for argument in arguments.values():
@@ -79,9 +95,18 @@ class Shadowing:
                 self._shadow.give(argument.handle, self._shadow.constant(float(argument.handle.data.item())))
         try:
             with _disable_current_modes():  # arithmetic of the residues is no operation of the kernel's in PyTorch
-                yield
+                try:
+                    yield
+                except Enough:
+                    self._shadow.open_unchanged()
+                    self.cut = True
         finally:
             interpreter_semantic.builder, self._shadow = before, None
+
+    def require_whole(self) -> None:
+        """Raise `RuntimeError` if programs of a launch did not run: what is computed next may be of what they lack."""
+        if self.cut:
+            raise RuntimeError("not all programs of a launch could be followed in time, and more is computed from it")
 
     def operation(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self._shadow is None:
@@ -96,7 +121,7 @@ class Shadow(Builder):
     `digits`: no float whose bits they are is known.
     """
 
-    __slots__ = ("_bits", "_constants", "_following", "_program", "_registered", "_shadowing")
+    __slots__ = ("_before", "_bits", "_constants", "_following", "_program", "_registered", "_running", "_shadowing")
 
     def __init__(self, other: Builder, shadowing: Shadowing) -> None:
         self.__dict__ = other.__dict__
@@ -104,6 +129,8 @@ class Shadow(Builder):
         self._following = True
         self._registered = False
         self._program: tuple[int, ...] = ()
+        self._running: tuple[int, ...] = ()
+        self._before: list[tuple[Tensor, Tensor]] = []  # tensors with their bytes before the launch
         self._constants: dict[float, Residues] = {}
         self._bits: deque[tuple[DType, Tensor, Tensor]] = deque(maxlen=16)
 
@@ -161,7 +188,12 @@ class Shadow(Builder):
         if not self._registered:
             for given in self.memory.tensors:
                 self._shadowing.memory.register(given.tensor)
+                self._before.append((given.tensor, self._shadowing.memory.bits(given.tensor)))
             self._registered = True
+        if self._running != self.grid_idx:
+            if self._running and time.monotonic() > self._shadowing.deadline:
+                raise Enough
+            self._running = self.grid_idx
         if name in _EFFECTS:
             return _EFFECTS[name](self, method, *args, **kwargs)
         if name not in _RULES:
@@ -170,6 +202,12 @@ class Shadow(Builder):
         if is_float(made.data.dtype):
             self.give(made, _RULES[name](self, made, *args, **kwargs).seen(values_of(made)))
         return made
+
+    def open_unchanged(self) -> None:
+        """Let all be OPEN that no program of the launch has written."""
+        for tensor, before in self._before:
+            if tensor.is_floating_point():
+                self._shadowing.memory.open_unchanged(tensor, before)
 
     def quietly(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return what a function returns, without residues of what it does."""

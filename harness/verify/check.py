@@ -27,6 +27,7 @@ from lastbit.numerics import Premises, remembering
 from lastbit.ops import Contract, Op, check_arguments
 from lastbit.result import CaseResult, Finding, Judgement, Verdict
 from lastbit.takes import beyond
+from lastbit.verify.beside import Beside
 from lastbit.verify.calls import Caller, Performer
 from lastbit.verify.memory import out_of_memory
 from lastbit.verify.other_values import ELSEWHERE
@@ -45,6 +46,7 @@ class Subject:
         strict: notices fail a case.
         races: interpreted kernels are watched for races between programs.
         performer: where its calls are performed, if not in this process.
+        beside: what follows it on the CPU, where its device is another one.
     """
 
     kernel: Kernel
@@ -54,6 +56,7 @@ class Subject:
     strict: bool = False
     races: bool = False
     performer: Performer | None = None
+    beside: Beside | None = None
 
     @property
     def contract(self) -> Contract:

@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
-from lastbit.case import Case
+from lastbit.calibrate import load_premises
+from lastbit.case import Case, Group, TensorSpec, parse_case
+from lastbit.config import Config
+from lastbit.devices import made_current
 from lastbit.errors import LastbitError
-from lastbit.inputs import Inputs, build
+from lastbit.inputs import Inputs, build, fingerprints
+from lastbit.inputs.guards import extent
 from lastbit.judging.formula import Compared, compare_formulas, describe_formula, explaining, kept_apart
 from lastbit.judging.problem import Problem
-from lastbit.result import CaseResult, Judgement, StageResult, Verdict
-from lastbit.shadows.following import Followed
+from lastbit.result import OF_FORMULA, CaseResult, Judgement, StageResult, Verdict
+from lastbit.shadows.following import Followed, follow
+from lastbit.shadows.performed import Performed, performed
 from lastbit.timing import FORMULAS, timed
 from lastbit.verify.calls import Here
-from lastbit.verify.check import Subject, after_raising
+from lastbit.verify.check import Subject, after_raising, first_line
+from lastbit.verify.inprocess import Tick, Watch, Workplace, prepare
+from lastbit.verify.memory import available_bytes
+from lastbit.verify.plan import Item, Plan
+from lastbit.verify.project import open_project
 
 J = TypeVar("J", bound=Judgement)
 
 _LARGEST = 1 << 17
 """Elements of all tensors of a case that is followed: an operation on residues takes some 100 ns an element."""
 
+_LARGEST_BESIDE = 1 << 23
+"""The same of a case on another device that nothing decides otherwise, memory between its rows included.
+
+Of 8.2 million, a cross entropy in PyTorch takes some 70 s, while other processes of the run share the cores.
+"""
+
+_SHARE = 0.7
+"""Of the time for such a case, what goes into following programs; the rest is for the reference."""
+
+_BYTES = 3000
+"""Memory for each element of such a case: what the gradient of a cross entropy in PyTorch took for 2.3 million."""
+
 _TOLD = "; its own process says that every element follows from the formula of the contract"
+
+_BESIDE = "It was followed on the CPU, where it performs the same operations and programs."
 
 _SMALL = 1 << 13
 """Elements of a case that is followed for its kind alone."""
@@ -92,7 +118,7 @@ def followed_in(subject: Subject, case: Case, inputs: Inputs, results: Collectio
 def followed_anew(subject: Subject, case: Case, results: Collection[str]) -> tuple[Problem, Followed] | None:
     """Build a case of a run once more and follow its kernel; return the problem and what was seen, None if nothing.
 
-    Not on an accelerator: tensors whose rows lie far apart have few elements, and take gigabytes there.
+    Not on an accelerator: `with_formula` has the kernel followed on the CPU.
 
     Raises:
         LastbitError: the process of the kernel has ended.
@@ -105,16 +131,130 @@ def followed_anew(subject: Subject, case: Case, results: Collection[str]) -> tup
 
 
 @timed(FORMULAS)
-def with_formula(subject: Subject, case: Case, result: CaseResult) -> CaseResult:
-    """Return the result of a case of a run with what the formula of the kernel says, where it can be followed here."""
+def with_formula(
+    subject: Subject, case: Case, result: CaseResult, begins: Callable[[], None] = lambda: None
+) -> CaseResult:
+    """Return the result of a case of a run with what the formula of the kernel says, where it can be followed.
+
+    That of a kernel on another device is followed on the CPU; `begins` starts the clock of the case anew.
+    """
     start = time.perf_counter()
     if result.verdict not in (Verdict.PASSED, Verdict.INCONCLUSIVE):
         return result
-    try:
-        found = followed_anew(subject, case, result.results)
-    except LastbitError as error:
-        return after_raising(subject, result, error)[0]
-    if found is None:
+    if subject.device.type != "cpu":
+        judged = _with_formula_beside(subject, case, result, begins)
+    else:
+        try:
+            found = followed_anew(subject, case, result.results)
+        except LastbitError as error:
+            return after_raising(subject, result, error)[0]
+        judged = result if found is None else judged_by_formula(result, *found)
+    return judged if judged is result else replace(judged, seconds=result.seconds + time.perf_counter() - start)
+
+
+def _with_formula_beside(subject: Subject, case: Case, result: CaseResult, begins: Callable[[], None]) -> CaseResult:
+    """Return the result of a case on another device with what the formula of the kernel says on the CPU.
+
+    It says something of this device if the kernel performs the same here, on the same bits.
+    """
+    if subject.beside is None or subject.performer is not None:
         return result
-    result = judged_by_formula(result, *found)
-    return replace(result, seconds=result.seconds + time.perf_counter() - start)
+    size = sum(map(_span, case.tensors))
+    if size >= _LARGEST_BESIDE or size * _BYTES > available_bytes():
+        return _undecided(result, "the case is too large for that")
+    try:
+        with made_current(subject.device):
+            given = build(case.gathered(), subject.device).hand_out()
+            seen = performed(subject.kernel, given, case.params, subject.device.type)
+    except Exception as why:
+        return _undecided(result, f"called once more here, the kernel raised {first_line(why)}")
+    try:
+        begins()
+        subject.beside.open()
+        begins()
+        compiled = "torch._dynamo" in sys.modules
+        return subject.beside.do(follow_beside, subject.kernel.name, result, seen, compiled=compiled)
+    except LastbitError as why:
+        return _undecided(result, str(why).partition(f", in {case.op} ")[0])  # the case, where the process ended in it
+
+
+def _span(tensor: TensorSpec) -> int:
+    """Return the elements of memory that a tensor takes, or those that it has if they share some."""
+    held = tensor.numel if tensor.strides is None else extent(tensor.shape, tensor.strides)
+    return max(held + tensor.offset, tensor.numel)
+
+
+def _undecided(result: CaseResult, why: str) -> CaseResult:
+    if result.verdict is not Verdict.INCONCLUSIVE:
+        return result
+    return replace(result, reason=f"{result.reason}; residues, on the CPU, say nothing: {why}")
+
+
+def open_to_follow(config: Config, watch: Watch, tick: Tick) -> Workplace:
+    """Make this process one that follows kernels on the CPU, whichever device they are declared for; plan no case.
+
+    Raises:
+        LastbitError: Triton was imported before, or the kernels cannot be loaded.
+    """
+    device = torch.device("cpu")
+    prepare(device)
+    project = open_project(config)
+    kernels = (*project.kernels({}), *project.kernels_of_revisions()[0])
+    subjects = (Subject(kernel, project.op(kernel.op), device, load_premises(device)) for kernel in kernels)
+    return Workplace(config, project, Plan(tuple(Item(one, Group("")) for one in subjects), (), 0), watch, tick)
+
+
+def follow_beside(
+    place: Workplace, kernel: str, result: CaseResult, elsewhere: Performed, *, compiled: bool
+) -> CaseResult:
+    """Return the result of a case on another device with what the formula of the kernel says here.
+
+    Args:
+        place, kernel: where it is followed, and its name.
+        result: of the case on the other device.
+        elsewhere: what the kernel performed there.
+        compiled: torch's compiler was at work there, and is not to be here.
+    """
+    if compiled:
+        importlib.import_module("torch._dynamo")  # once it is there, functions run as they are written
+    device_type = torch.device(result.device).type
+    subject, case = place.subjects[kernel], parse_case(result.case).gathered()
+    with place.watch(case):
+        inputs = build(case, subject.device)
+        if fingerprints(inputs.tensors) != result.fingerprint:
+            return _undecided(result, "its inputs have other bits there")
+        try:
+            if why := _apart(subject, inputs, elsewhere, device_type):
+                return _undecided(result, why)
+        except Exception as error:
+            return _undecided(result, f"the kernel raised {first_line(error)}")
+        problem = subject.problem(inputs)
+        names = tuple(problem.op.in_order(result.results))
+        given = inputs.hand_out(), case.params, names, problem.constants
+        seconds = _SHARE * place.config.timeout
+        followed = follow(subject.kernel, *given, device_type=device_type, seconds=seconds)
+        judged = judged_by_formula(result, problem, followed)
+    if followed.cut and judged.verdict is Verdict.PASSED and any(_is_scarce(s) for s in judged.stages if s.result):
+        return _undecided(result, "the time was enough for too few of its programs")
+    findings = tuple(
+        replace(f, sentence=f"{f.sentence} {_BESIDE}") if f.kind == OF_FORMULA and f not in result.findings else f
+        for f in judged.findings
+    )
+    judged = replace(judged, findings=findings)
+    return _undecided(judged, followed.opaque[0]) if followed.opaque else judged
+
+
+def _is_scarce(stage: StageResult) -> bool:
+    """Return whether less than 1 % of a result was decided."""
+    return 100 * stage.decided < stage.cumulative.numel - stage.constant
+
+
+def _apart(subject: Subject, inputs: Inputs, elsewhere: Performed, device_type: str) -> str:
+    """Return why what a kernel computes here may be something else than what it performed on another device."""
+    why = ""
+    for _ in range(2):  # the first call may fill a cache, which was full elsewhere
+        own = performed(subject.kernel, inputs.hand_out(), inputs.case.params, device_type)
+        inputs.restore()
+        if not (why := elsewhere.apart(own)):
+            break
+    return why

@@ -241,7 +241,7 @@ class Explorer:
             begins()
             result = verify_case(self._item.subject, case, repeat=repeat, settled=settled)
             if self._asks_for_formula(case, result, counted=counted):
-                result = with_formula(self._item.subject, case, result)
+                result = with_formula(self._item.subject, case, result, begins)
             asks = self._item.group.properties and counted
             return with_properties(self._item.subject, case, result, self._item.properties, begins) if asks else result
 

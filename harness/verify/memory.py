@@ -49,6 +49,13 @@ def give_back(device: torch.device, *, beyond: int = 0) -> None:
         torch.accelerator.empty_cache()
 
 
+def available_bytes() -> int:
+    """Return how much memory of the host a process can have before others lose theirs, as Linux estimates it."""
+    with open("/proc/meminfo") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines["MemAvailable"].split()[0]) << 10
+
+
 def is_lost(device: torch.device) -> bool:
     """Whether an accelerator can no longer be used, as after an illegal access to memory."""
     if device.type == "cpu":

@@ -26,6 +26,7 @@ from lastbit.ops import Op
 from lastbit.run import NotRun
 from lastbit.stage_names import stage_names
 from lastbit.trees import check_trees, imported
+from lastbit.verify.beside import Beside
 from lastbit.verify.check import Subject
 from lastbit.verify.declarations import likely_slips
 from lastbit.verify.design import designed
@@ -161,6 +162,7 @@ def make_plan(
         raise UsageError(refused[kernels[0].name])
     check_names(config.properties, tuple(project.ops.values()))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
+    beside = None if device_type == "cpu" or config.sanitize else Beside(config)
     made = functools.cache(partial(_designed, project, config))  # most kernels of an op have groups in common
     items: list[Item] = []
     not_run = [*lacking]
@@ -175,7 +177,7 @@ def make_plan(
             if kernel.devices and device.type not in kernel.devices:
                 not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
                 continue
-            subject = _subject(kernel, project.op(kernel.op), device, config)
+            subject = replace(_subject(kernel, project.op(kernel.op), device, config), beside=beside)
             groups = list(_groups(project, subject, config, made))
             items += [Item(subject, group, bool(config.lines), config.properties) for group in groups]
             if not config.lines:

@@ -314,3 +314,20 @@ def test_memory_that_is_seen_as_another_dtype() -> None:
     assert memory.load(addresses, x).equal(written).all() and memory.read(x).equal(written).all()
     assert memory.read(buffer).open.all()
     assert memory.load(addresses, torch.zeros(4, dtype=torch.int32)).open.all()
+
+
+def test_programs_that_do_not_begin_in_time_are_open() -> None:
+    x, w = torch.randn(8, 100), torch.randn(100)
+    kernel = Kernel("mine", "rms_norm", "", lambda x, w: kernels.norm(x, w))
+    found = follow(kernel, {"x": x, "w": w}, {}, ["output"], [100.0, 1e-6], seconds=0.0)
+    equal = found.results["output"].equal(expected := norm_by_hand(x, w))
+    assert found.cut and not found.opaque and equal[0].all() and not equal[1:].any()
+    assert found.results["output"].open[1:].all() and not found.results["output"].differs(expected).any()
+
+
+def test_nothing_is_computed_from_a_launch_that_was_followed_in_part() -> None:
+    x, w = torch.randn(8, 100), torch.randn(100)
+    for further in (lambda y: y * 2, lambda y: kernels.norm(y, w)):
+        kernel = Kernel("mine", "rms_norm", "", lambda x, w, then=further: then(kernels.norm(x, w)))
+        found = follow(kernel, {"x": x, "w": w}, {}, ["output"], [100.0, 1e-6], seconds=0.0)
+        assert not found.results and "not all programs of a launch could be followed in time" in found.opaque[0]

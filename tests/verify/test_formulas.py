@@ -1,15 +1,19 @@
 """What the formula of a kernel decides, and whose word on it counts."""
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lastbit.case import parse_case
+from lastbit.case import Group, parse_case
 from lastbit.config import Config
+from lastbit.inputs import build
 from lastbit.judges.conclusions import contracts_of
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.judge import judge
@@ -20,8 +24,10 @@ from lastbit.numerics.residues.field import P
 from lastbit.result import OF_FORMULA, CaseResult, Judgement, Verdict
 from lastbit.shadows.following import Followed, follow
 from lastbit.verify import formulas
-from lastbit.verify.check import Subject
+from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.formulas import judged_by_formula, with_formula
+from lastbit.verify.inprocess import Workplace
+from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import open_project
 
 RMS_NORM, ALL_REDUCE = map(open_project(Config(folder="")).op, ("rms_norm", "all_reduce"))
@@ -37,14 +43,92 @@ def judged() -> tuple[Problem, Judgement]:
     return problem, replace(found, verdict=Verdict.INCONCLUSIVE, reason="nothing is decided")
 
 
-def test_no_inputs_are_made_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel is followed on the CPU alone; inputs whose rows lie far apart take gigabytes, and may not fit again."""
+class InProcess:
+    """Follows kernels in this process, and not in one beside it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        item = Item(Subject(kernel, RMS_NORM, torch.device("cpu")), Group(""))
+        config = Config(folder="")
+        self.place = Workplace(config, open_project(config), Plan((item,), (), 0))
+
+    def open(self) -> None:
+        """It is there."""
+
+    def do(self, work: Callable[..., CaseResult], *args: Any, **kwargs: Any) -> CaseResult:
+        return work(self.place, *args, **kwargs)
+
+
+def judged_on_a_gpu(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Tensor], line: str) -> CaseResult:
+    """Judge a kernel that nothing has decided on a GPU, which the CPU stands for, by its formula."""
+    monkeypatch.setattr(formulas, "build", lambda case, device: build(case, torch.device("cpu")))
+    monkeypatch.setattr(formulas, "made_current", lambda device: nullcontext())
+    kernel = Kernel("mine", "rms_norm", "fp32_multiply", function)
+    case = parse_case(line)
+    here = Subject(kernel, RMS_NORM, torch.device("cpu"))
+    result = replace(verify_case(here, case, repeat=False), device="cuda:0")
+    result = replace(result, verdict=Verdict.INCONCLUSIVE, reason="nothing is decided")
+    beside: Any = InProcess(kernel)
+    return with_formula(replace(here, device=torch.device("cuda:0"), beside=beside), case, result)
+
+
+def right(x: Tensor, *, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+CASE = "rms_norm x=fp32[2,515] eps=1e-06 seed=1"
+
+
+def test_a_kernel_of_a_gpu_is_decided_by_its_formula_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = judged_on_a_gpu(monkeypatch, right, CASE)
+    assert found.verdict is Verdict.PASSED and found.stages[-1].equal == 1030 and found.device == "cuda:0"
+
+
+def test_another_formula_on_the_cpu_fails_on_a_gpu_and_says_where_it_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(x: Tensor, *, eps: float) -> Tensor:
+        return right(x, eps=2 * eps)
+
+    found = judged_on_a_gpu(monkeypatch, wrong, CASE)
+    assert found.verdict is Verdict.FAILED and found.findings[0].sentence.endswith(
+        "It was followed on the CPU, where it performs the same operations and programs."
+    )
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_kernel_that_takes_another_branch_on_the_cpu_is_not_judged_by_it(
+    monkeypatch: pytest.MonkeyPatch, factor: int
+) -> None:
+    """Neither decided by a fallback that is right, nor failed by one that is wrong."""
+    calls = itertools.count()
+
+    def falling_back(x: Tensor, *, eps: float) -> Tensor:
+        on_gpu = next(calls) < 3  # the calls that are judged, and the one that is looked at there
+        return right(x, eps=eps).clone() if on_gpu else right(x, eps=factor * eps)
+
+    found = judged_on_a_gpu(monkeypatch, falling_back, CASE)
+    assert found.verdict is Verdict.INCONCLUSIVE and not found.stages[-1].equal and not found.findings
+    assert found.reason.startswith("nothing is decided; residues, on the CPU, say nothing: the kernel performs ")
+
+
+def test_a_kernel_that_fills_a_cache_in_its_first_call_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count()
+
+    def caching(x: Tensor, *, eps: float) -> Tensor:
+        return right(x, eps=eps) if next(calls) != 3 else right(x.clone(), eps=eps)
+
+    assert judged_on_a_gpu(monkeypatch, caching, CASE).verdict is Verdict.PASSED
+
+
+def test_no_inputs_are_made_of_cases_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs whose rows lie far apart take gigabytes, and may not fit again."""
     monkeypatch.setattr(formulas, "build", lambda case, device: pytest.fail("inputs were made"))
     kernel = Kernel("mine", "rms_norm", "fp32_multiply", lambda x, *, eps: x)
     case = parse_case("rms_norm x=bf16[2,515]@2147483712,1 eps=1e-06 seed=1")
-    one = Subject(kernel, RMS_NORM, torch.device("cuda:0"))
+    beside: Any = InProcess(kernel)
+    one = Subject(kernel, RMS_NORM, torch.device("cuda:0"), beside=beside)
     result = one.outcome(Verdict.PASSED, str(case), case.dtypes)
     assert with_formula(one, case, result) is result
+    found = with_formula(one, case, replace(result, verdict=Verdict.INCONCLUSIVE, reason="nothing is decided"))
+    assert found.reason == "nothing is decided; residues, on the CPU, say nothing: the case is too large for that"
 
 
 def test_equal_residues_decide(judged: tuple[Problem, Judgement]) -> None:
@@ -87,7 +171,7 @@ def test_a_kernel_of_another_formula_keeps_no_contract(judged: tuple[Problem, Ju
 def test_what_are_no_residues() -> None:
     sound = Residues.of(torch.tensor([0.1, 3.0])).numbers
     assert Residues(sound).is_sound
-    for row, number in ((0, P), (1, -1), (2, -2), (3, 64)):
+    for row, number in ((0, P), (1, -1), (2, -2), (3, 128)):
         other = sound.clone()
         other[row, 0] = number
         assert not Residues(other).is_sound

@@ -1,0 +1,68 @@
+"""A process on the CPU beside one that runs kernels on another device: there Triton is interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.errors import LastbitError
+
+if TYPE_CHECKING:
+    from lastbit.verify.inprocess import Workplace
+    from lastbit.verify.worker import Worker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Beside:
+    """Follows the kernels of a configuration on the CPU, in a process that is started when it is needed."""
+
+    def __init__(self, config: Config) -> None:
+        # Less than the time of a case, so that the clock of the case that waits does not end its process.
+        limit = 0.85 * config.timeout
+        self._config = replace(config, device_plan=DevicePlan(), timeout=limit, lines=(), folder="")
+        self._opened, self._refused = False, ""
+
+    @cached_property
+    def _worker(self) -> Worker:
+        from lastbit.verify.formulas import open_to_follow  # both import the plan, which makes this
+        from lastbit.verify.worker import Worker
+
+        return Worker(self._config, opening=open_to_follow)
+
+    def open(self) -> None:
+        """Start the process, unless it runs.
+
+        Raises:
+            LastbitError: the kernels cannot be loaded there.
+        """
+        if self._refused:
+            raise LastbitError(self._refused)
+        if not self._opened:
+            try:
+                self._worker.do(_nothing)
+            except LastbitError as error:
+                self._refused = str(error)
+                raise
+            self._opened = True
+
+    def do(self, work: Callable[Concatenate[Workplace, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what `work` returns there; as `Worker.do`.
+
+        Raises:
+            LastbitError: what the work raised, or the process ended.
+        """
+        try:
+            return self._worker.do(work, *args, **kwargs)
+        except LastbitError:
+            self._opened = False  # it may have ended
+            raise
+
+
+def _nothing(place: Workplace) -> None:
+    """Do nothing: the process has started."""
