@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from torch import Tensor
@@ -32,7 +33,7 @@ from lastbit.tracing.log import LIMIT
 from lastbit.tracing.memory import Addresses, Write
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from lastbit.verify.check import Subject, examine, first_line
-from lastbit.verify.formulas import followed_anew, follows, with_formula
+from lastbit.verify.formulas import by_formula, followed_anew, follows
 from lastbit.verify.inprocess import Watch, Workplace, unwatched
 
 MOST_PROGRAMS = 64
@@ -94,22 +95,13 @@ def trace_case(
     operations of the program that wrote the element.
     """
     with watch(case):
-        result, actual, _, target = judged_to_explain(subject, case)
-    return trace_result(subject, case, result, actual, target, every=every, limit=limit, watch=watch)
+        judged = judged_to_explain(subject, case)
+    return trace_result(judged, every=every, limit=limit, watch=watch)
 
 
-def trace_result(
-    subject: Subject,
-    case: Case,
-    result: CaseResult,
-    actual: Mapping[str, Tensor],
-    target: Target,
-    *,
-    every: bool = False,
-    limit: int = LIMIT,
-    watch: Watch = unwatched,
-) -> KernelTrace:
-    """`trace_case` of a case that was judged, with the tensors that it was judged by, and the element to explain."""
+def trace_result(judged: Judged, *, every: bool = False, limit: int = LIMIT, watch: Watch = unwatched) -> KernelTrace:
+    """`trace_case` of a case that was judged."""
+    subject, case, result, target = judged.subject, judged.case, judged.result, judged.target
     found = replace(_begun(subject, case, result.verdict), idle=result.idle)
     if target is None:
         return replace(found, reason=result.reason or "it gave no element that could be compared")
@@ -131,7 +123,7 @@ def trace_result(
     found = replace(found, leaves=named, blamed=named)
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
-    told = _told(found, tracing.problem, seen, actual[stage], every)
+    told = _told(found, tracing.problem, seen, judged.actual[stage], every)
     return _in_the_line_of(told, steps_named(seen.log, beside))
 
 
@@ -146,23 +138,43 @@ Target = tuple[str, Worst] | None
 """The element to explain and the stage that it is of."""
 
 
-def judged_to_explain(subject: Subject, case: Case) -> tuple[CaseResult, Mapping[str, Tensor], Followed | None, Target]:
-    """Judge a kernel on a case by values and by its formula.
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A kernel on a case, judged by values and by its formula.
 
-    Returns:
-        the judgement; what the kernel gave; its residues, if it fails and can be followed, and its process has not
-        ended over that; and the element to explain, the worst one or the first of another formula.
+    Attributes:
+        actual: what it gave.
+        target: the element to explain, the worst one or the first of another formula.
     """
-    result, actual = examine(subject, case)
-    result = with_formula(subject, case, result)
-    target, followed = worst_of(result), None
-    if result.verdict is Verdict.FAILED and target is not None:
+
+    subject: Subject
+    case: Case
+    result: CaseResult
+    actual: Mapping[str, Tensor]
+    target: Target
+    _known: tuple[Problem, Followed] | None = None
+
+    def followed(self) -> Followed | None:
+        """The residues of the kernel; none where it cannot be followed, or its process ends over that."""
+        found = self._known or self._anew
+        return None if found is None else found[1]
+
+    @cached_property
+    def _anew(self) -> tuple[Problem, Followed] | None:
         with suppress(LastbitError):
-            if found := followed_anew(subject, case, result.results):
-                problem, followed = found
-                of_formula = next((f.stage for f in result.findings if f.kind == OF_FORMULA), None)
-                target = target if of_formula is None else _of_formula(problem, followed, of_formula, actual) or target
-    return result, actual, followed, target
+            return followed_anew(self.subject, self.case, self.result.results)
+        return None
+
+
+def judged_to_explain(subject: Subject, case: Case) -> Judged:
+    """Judge a kernel on a case, by its values and, where these tell nothing, by its formula."""
+    result, actual = examine(subject, case)
+    result, known = by_formula(subject, case, result)
+    target = worst_of(result)
+    of_formula = next((f.stage for f in result.findings if f.kind == OF_FORMULA), None)
+    if known is not None and of_formula is not None:
+        target = _of_formula(*known, of_formula, actual) or target
+    return Judged(subject, case, result, actual, target, known)
 
 
 def _of_formula(problem: Problem, followed: Followed, name: str, actual: Mapping[str, Tensor]) -> Target:
@@ -209,6 +221,16 @@ class Seen:
         event = None if self.write is None else self.write.event
         return [] if event is None else follow(self.log, event, range(event.values.size)).untraced
 
+    def stands_alone_for(self, whole: Seen) -> bool:
+        """Whether one program, run without the others, read nothing of theirs and gave what it gives among them."""
+        event = None if self.write is None else self.write.event
+        if self.write is None or event is None:
+            return False
+        path = follow(self.log, event, range(event.values.size))
+        own = self.write.find(self.where.at(np.arange(self.tensor.numel()))) >= 0
+        given, among = (array_of(tensor).reshape(-1)[own].tobytes() for tensor in (self.tensor, whole.tensor))
+        return not path.unknown and not path.untraced and given == among
+
     @property
     def visit(self) -> Visit | None:
         """The write of the element itself, unless that only made memory that nothing else was seen to write to."""
@@ -246,10 +268,15 @@ class _Tracing:
         """A call in which all programs on the way of the element are kept, as far as `MOST_PROGRAMS` allows.
 
         Which these are, the calls before it show: who wrote the element, who wrote what that one read, and so on; then
-        those on the way of what was written with it. The last call is followed on residues.
+        those on the way of what was written with it. The last call is followed on residues. Of a single launch, the
+        program that wrote it is enough, where it reads nothing of others.
         """
         wanted: set[Program] = set()
-        seen = self.call()
+        seen = first = self.call()
+        if len(first.log.launches) == 1 and first.write is not None and (program := first.write.program) is not None:
+            alone = self.call({program}, followed=True, only=True)
+            if alone.stands_alone_for(first):
+                return alone
         while True:
             missing = [seen.write] if seen.write and not seen.write.event else seen.path.untraced or seen.beside
             found = dict.fromkeys(write.program for write in missing if write.program not in wanted)
@@ -259,8 +286,8 @@ class _Tracing:
             wanted.update(new)
             seen = self.call(wanted)
 
-    def call(self, wanted: Collection[Program] = (), *, followed: bool = False) -> Seen:
-        """A call in which all operations of these programs are kept."""
+    def call(self, wanted: Collection[Program] = (), *, followed: bool = False, only: bool = False) -> Seen:
+        """A call in which all operations of these programs are kept, and if `only` those run."""
         kernel, problem = self.subject.kernel, self.problem
         stages = kernel.stages if self.stage in kernel.stages else ()
         needed = tuple(dict.fromkeys([*problem.required, self.stage]))
@@ -268,7 +295,7 @@ class _Tracing:
         asked = Asked(self.inputs.case.params, needed, optional, stages=stages)
         handed = self.inputs.hand_out()
         shadow = ShadowMemory() if followed and follows(handed) else None
-        watching = traced(handed, wanted, self.limit, shadow=shadow, primitives=kernel.primitives)
+        watching = traced(handed, wanted, self.limit, only=only, shadow=shadow, primitives=kernel.primitives)
         with products_of(problem.constants), guarded_allocations(0), watching as log:
             results = results_of(kernel.call, asked, self.subject.device, handed)
         tensor = results[self.stage].detach()

@@ -30,6 +30,7 @@ class Log:
 
     Attributes:
         wanted: programs of launches all of whose operations are kept; of others only where they write.
+        only: the others do not run.
         limit: bytes of values beyond which no more are kept, and `check` raises.
         events, launches: what happened.
         writes: who wrote where, wanted or not.
@@ -37,6 +38,7 @@ class Log:
     """
 
     wanted: Collection[Program] = ()
+    only: bool = False
     limit: int = LIMIT
     events: list[Event] = field(default_factory=list)
     writes: Writes = field(default_factory=Writes)

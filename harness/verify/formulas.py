@@ -104,17 +104,22 @@ def followed_anew(subject: Subject, case: Case, results: Collection[str]) -> tup
     return None if followed is None else (subject.problem(inputs), followed)
 
 
-@timed(FORMULAS)
 def with_formula(subject: Subject, case: Case, result: CaseResult) -> CaseResult:
     """Return the result of a case of a run with what the formula of the kernel says, where it can be followed here."""
+    return by_formula(subject, case, result)[0]
+
+
+@timed(FORMULAS)
+def by_formula(subject: Subject, case: Case, result: CaseResult) -> tuple[CaseResult, tuple[Problem, Followed] | None]:
+    """`with_formula`, and what was seen of the kernel, if it was followed."""
     start = time.perf_counter()
     if result.verdict not in (Verdict.PASSED, Verdict.INCONCLUSIVE):
-        return result
+        return result, None
     try:
         found = followed_anew(subject, case, result.results)
     except LastbitError as error:
-        return after_raising(subject, result, error)[0]
+        return after_raising(subject, result, error)[0], None
     if found is None:
-        return result
+        return result, None
     result = judged_by_formula(result, *found)
-    return replace(result, seconds=result.seconds + time.perf_counter() - start)
+    return replace(result, seconds=result.seconds + time.perf_counter() - start), found
