@@ -13,22 +13,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, partial
+from itertools import chain
 
 import numpy as np
 import torch
 
 from lastbit.diagnosing.culprits import LIKE, Fault, Search
 from lastbit.diagnosing.grid import Grid
+from lastbit.diagnosing.told import MOVING, alias, chain_of_address, deciding, definition, is_given, lines_of
 from lastbit.diagnosing.traced_stages import Stage, Stages, distance, hands_on
 from lastbit.interpret.formats import Array
+from lastbit.interpret.places import Place
 from lastbit.numerics import FORMATS, Format, round_to
-from lastbit.numerics.algebraic import FORMULAS
+from lastbit.numerics.algebraic import FORMULAS, noting
 from lastbit.numerics.formats import FP32
 from lastbit.numerics.residues import Residues, constant
 from lastbit.shadows.programs import FORMATS as OF_ARRAYS
 from lastbit.tracing import Event, Operand
-from lastbit.tracing.cells import Expression, residues_of_cells
+from lastbit.tracing.cells import Ancestry, Expression, expressions, residues_of_cells
 from lastbit.tracing.events import Made, Origin
+from lastbit.tracing.places import Places
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
 from lastbit.tracing.triton_lanes import MOVERS
 
@@ -41,6 +45,9 @@ MOST_LAUNCHES = 8
 LEAST = 8
 """Wrong elements that must become right where residues are not known: of fewer, any line's other rounding mends all."""
 
+NOT_ROUNDED = "not rounded"
+OTHER = "another value of the reference's"
+
 Line = tuple[str, int]
 
 
@@ -50,8 +57,15 @@ class Kind(IntEnum):
     ROUNDING = 0
     NUMBER = 1
     OPERATION = 2
-    ADDITION = 3
-    """An operation more, or another value for an operand."""
+    PLACE = 3
+    """A number in where something is read, or whether it is."""
+    ELEMENTS = 4
+    OPERAND = 5
+    """Another value for an operand: an input, a stage, another value of the reference's."""
+    ADDITION = 6
+    """An operation more."""
+    COMPUTED = 7
+    """Another value for an operand that is computed: what computes that can be wrong as well."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +76,26 @@ class Mend:
         words: completes "with the result of this line ...".
         change: for each of its events.
         kind: what is changed: mends of a later kind are tried where no line has one of an earlier.
+        sure: nothing but the line decides on it: no argument of the launch, no flag, no other line.
+        together: other expressions, changed in the same way at once.
     """
 
     expression: Expression
     words: str
     change: Change
     kind: Kind
+    sure: bool = True
+    together: tuple[Mend, ...] = ()
+
+    @property
+    def changes(self) -> dict[int, Change]:
+        own = {event.number: self.change for event in self.expression.events}
+        return own | {number: change for mend in self.together for number, change in mend.changes.items()}
+
+    @property
+    def line(self) -> Line:
+        place = self.expression.events[0].place
+        return place.file, place.line
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,10 +117,10 @@ class Mending:
 
     @property
     def only(self) -> Mend | None:
-        """That of the only line that has one, or of the only one that computes with arguments alone."""
+        """That of the only line that has one, or of the only one that computes with arguments alone, if it is sure."""
         own = [mend for mend in self.mends if mend.expression.events[-1].origin is not Origin.MEMORY]
         found = own or self.mends  # what other lines compute with a wrong argument is wrong for that
-        return found[0] if len(found) == 1 else None
+        return found[0] if len(found) == 1 and found[0].sure else None
 
     @property
     def blamed(self) -> Expression | None:
@@ -131,7 +159,10 @@ class _Mending:
 
     @cached_property
     def redo(self) -> Redo:
-        return Redo(self.stages.ancestry, self.stages.ends)
+        known = self.stages.ancestry
+        return Redo(
+            Ancestry.of(known.log, [known.events[n] for n in self.stages.ends], addresses=True), self.stages.ends
+        )
 
     @cached_property
     def result(self) -> Expression:
@@ -140,18 +171,27 @@ class _Mending:
     def found(self) -> Mending:
         until, mends = time.process_time() + SECONDS, dict[Line, Mend]()
         last = self.stages.all[self.stages.last]
-        stage, value = next(self._wrong_stages(), (last, None))
-        span, since = self._span(self.stages.ends if value is None else [event.number for event in value.events])
+        for stage, value in chain(self._wrong_stages(), ((last, None),)):  # noqa: B007
+            span, since, border = self._span(self.stages.ends if value is None else [ev.number for ev in value.events])
+            if span or border:
+                break
         told = stage.name, tuple(e for e in span if not self._is_right(e)), since
-        possible = [mend for e in reversed(span) for own in _by_launch(e) for mend in self._mends_of(own)]
-        for mend in sorted(possible, key=lambda mend: mend.kind):
-            if mends and mend.kind > next(iter(mends.values())).kind:
+        single = [mend for e in reversed(span) for own in _by_launch(e) for mend in self._mends_of(own)]
+        single += [mend for e in border for mend in self._mends_of(e) if mend.words == NOT_ROUNDED]
+        possible = [*single, *self._places(span), *self._passed(span), *_joint(single)]
+        for mend in sorted(possible, key=lambda mend: (mend.kind, len(mend.together))):
+            known = mends.get(mend.line)
+            given = bool(mends) and not any(m.sure for m in mends.values()) and _latest(mends) == (Kind.NUMBER, 0)
+            if mends and (mend.kind, len(mend.together)) > ((Kind.OPERATION, 0) if given else _latest(mends)):
                 break
             if time.process_time() > until:
                 return Mending(*told)
-            line = mend.expression.events[0].place.file, mend.expression.events[0].place.line
-            if line not in mends and self._passes({event.number: mend.change for event in mend.expression.events}):
-                mends[line] = mend
+            if (given and mend.kind is Kind.OPERATION and known is None) or (known is not None and known.sure):
+                continue  # what computes with a given number may do another operation with it
+            if self._passes(mend.changes):
+                mend = self._decided(mend)
+                if mend.line not in mends or mend.sure:
+                    mends[mend.line] = mend
         few = self.result.residues is None and last.outside(self.result).sum() < LEAST
         return Mending(*told, () if few else tuple(mends.values()))
 
@@ -224,22 +264,27 @@ class _Mending:
         wrong, equal = last.residues.differs(self.result.residues), last.residues.equal(residues)
         return 2 * int((wrong & equal).sum()) >= int(wrong.sum())  # others may be open
 
-    def _span(self, ends: Iterable[int]) -> tuple[tuple[Expression, ...], tuple[str, ...]]:
-        """What led to some events, back to the stages that are right and to the inputs; and these stages."""
+    def _span(self, ends: Iterable[int]) -> tuple[tuple[Expression, ...], tuple[str, ...], tuple[Expression, ...]]:
+        """What led to some events, back to the stages that are right and to the inputs; these stages; what they are."""
         names = list(self.stages.all)
         of_event = {event.number: name for name in names for event in self._right(name)}
-        ahead, seen, since = list(ends), set[int](), set[str]()
+        ahead, seen, since, border = list(ends), set[int](), set[str](), set[int]()
         while ahead:
             number = ahead.pop()
             if number in seen:
                 continue
             if number in of_event:
                 since.add(of_event[number])
+                border.add(number)
+                if not hands_on(self.stages.ancestry.events[number]):
+                    continue
+                ahead += (e.event.number for e in self.stages.ancestry.edges[number] if e.event.number in of_event)
                 continue
             seen.add(number)
             ahead += (edge.event.number for edge in self.stages.ancestry.edges[number])
-        span = (e for e in self.stages.found if e.events[0].places and any(ev.number in seen for ev in e.events))
-        return tuple(span), tuple(name for name in names if name in since)
+        placed = [e for e in self.stages.found if e.events[0].places]
+        span, edge = (tuple(e for e in placed if any(ev.number in own for ev in e.events)) for own in (seen, border))
+        return span, tuple(name for name in names if name in since), edge
 
     def _right(self, name: str) -> Iterator[Event]:
         """The events that are a stage, rightly."""
@@ -248,8 +293,49 @@ class _Mending:
             return
         stage, values = self.stages.all[name], right.values.tobytes()
         for e in self.stages.found:
-            if e.values.tobytes() == values and stage.takes(e) and e.events[0].places:
+            if e.values.tobytes() == values and stage.takes(e) and e.events[0].places and _is_alike(e, right):
                 yield from e.events
+
+    def _decided(self, mend: Mend) -> Mend:
+        """Return a mend with the call that decides on it in place of its line, unless the launch of the kernel does."""
+        if mend.kind is Kind.OPERAND and (place := self._alias(mend)) is not None:
+            return replace(mend, expression=_standing(mend.expression, (place,)))
+        if mend.kind is Kind.ADDITION and self._is_known(mend.expression):  # what takes it lacks something
+            handed = self.stages.ancestry.log.handed.get(mend.expression.events[-1].number, ())[1:]
+            return replace(mend, expression=_standing(mend.expression, handed)) if handed else replace(mend, sure=False)
+        if mend.kind is not Kind.ROUNDING or mend.together:
+            return mend
+        event, left_out = mend.expression.events[-1], mend.words != NOT_ROUNDED
+        places = self.stages.ancestry.log.handed.get(event.number) if left_out else None
+        level = deciding(places or event.places, left_out=left_out)
+        if not level:
+            return replace(mend, sure=mend.sure and level is not None)
+        return replace(mend, expression=_standing(mend.expression, (places or event.places)[level:]))
+
+    def _alias(self, mend: Mend) -> Place | None:
+        """Where the operand that a mend replaces got its name, if that is not where it was computed."""
+        event = mend.expression.events[-1]
+        side = "left" if mend.words.endswith("first operand") else "right"
+        operands = [o for o in event.operands if not o.address]
+        before = operands[side == "right"].event if len(operands) == 2 else None
+        if before is None or not event.places:
+            return None
+        return alias(event.place, side, [p.line for p in before.places if p.file == event.place.file])
+
+    def _is_plain(self, event: Event, place: int) -> bool:
+        """Whether an operand is a constant, or only read."""
+        operand = [o for o in event.operands if not o.address][place]
+        before = operand.event
+        while before is not None and (hands_on(before) or before.name in MOVERS):
+            before = before.operands[0].event
+        return before is None or before.name == "load" or before.origin is not Origin.MEMORY
+
+    def _is_known(self, e: Expression) -> bool:
+        """Whether it is a value of the reference's, by its residues."""
+        return e.residues is not None and any(
+            made.residues is not None and torch.equal(made.residues.p[e.known], e.residues.p[e.known])
+            for made in self._reference
+        )
 
     # What may be changed.
 
@@ -262,6 +348,8 @@ class _Mending:
             return
         if event.name == "load":
             yield from self._elements(e)
+        elif event.name == "bitcast":
+            yield from self._bits(e)
         elif event.name == "select" or event.name.endswith(".where"):
             yield from self._constants(e)
             yield from self._sides(e)
@@ -278,10 +366,12 @@ class _Mending:
 
     def _arguments(self, e: Expression) -> Iterator[Mend]:
         """Another number where arguments are computed with, such as `n - 1`."""
-        flat = e.events[-1].values.reshape(-1)
-        if e.events[-1].operands and len(flat) and (flat == flat[0]).all():
-            for value in self._numbers(now := float(flat[0])):
-                yield Mend(e, f"{value:.9g} in place of {now:.9g}", partial(self._number, value), Kind.NUMBER)
+        event = e.events[-1]
+        flat = event.values.reshape(-1)
+        if event.operands and len(flat) and (flat == flat[0]).all():
+            for value in self._numbers(now := float(flat[0]), given=is_given(event)):
+                words = f"{value:.9g} in place of {now:.9g}"
+                yield self._given(Mend(e, words, partial(self._number, value), Kind.NUMBER), value, is_given(event))
 
     def _number(self, value: float, redo: Redo, event: Event, given: Values) -> Made:
         residues = constant(value).moved(lambda n: n.reshape(4, *[1] * event.values.ndim).expand(4, *event.shape))
@@ -309,9 +399,61 @@ class _Mending:
 
     def _casts(self, e: Expression) -> Iterator[Mend]:
         """A cast that changes something left out, or to another format, or to nearest."""
-        yield Mend(e, "not rounded", partial(self._computed, _SAME, True), Kind.ROUNDING)
+        yield Mend(e, NOT_ROUNDED, partial(self._computed, _SAME, True), Kind.ROUNDING)
         for fmt in self._formats():
             yield Mend(e, f"rounded to {fmt.name}", partial(self._recast, fmt), Kind.ROUNDING)
+
+    def _passed(self, span: Iterable[Expression]) -> Iterator[Mend]:
+        """What is passed to a function rounded, not rounded, or with a parameter added or multiplied.
+
+        Only where several operations in there take it: where one does, the mend of that is the same.
+        """
+        users = dict[tuple[Places, int], dict[int, tuple[Event, int]]]()
+        own = {event.number: e for e in self.stages.found for event in e.events}
+        for event in (event for e in span for event in e.events):
+            for place, operand in enumerate(event.operands):
+                for level in range(1, len(event.places)) if operand.event is not None and not operand.address else ():
+                    before = operand.event
+                    assert before is not None
+                    if before.number in own and event.places[level] not in before.places and before.is_float:
+                        key = event.places[level:], own[before.number].number
+                        users.setdefault(key, {})[event.number] = event, place
+        for (places, number), found in users.items():
+            if len({event.places for event, _ in found.values()}) < 2:
+                continue
+            taken = next(event for event in self.stages.ancestry.events.values() if event.number == number)
+            e = _standing(own[next(iter(found))], places, [event for event, _ in found.values()])
+            at = {n: place for n, (_, place) in found.items()}
+            for fmt in self._formats():
+                change = partial(self._with_passed, at, partial(_rounded_operand, fmt))
+                yield Mend(e, f"with what is passed rounded to {fmt.name}", change, Kind.ROUNDING)
+            params = {name: v for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
+            for words, function in _MORE.items() if taken.is_float else ():
+                for name, value in params.items():
+                    further = partial(_second_stored, function, float(value))
+                    text = f"with what is passed {words.format(name)}"
+                    yield Mend(e, text, partial(self._with_passed, at, further), Kind.ADDITION)
+
+    def _with_passed(self, at: Mapping[int, int], function: Function, redo: Redo, event: Event, given: Values) -> Made:
+        others = [self._operand(event, place, own, redo) for place, own in enumerate(given)]
+        own = others[at[event.number]]
+        if own is None:
+            raise Unrepeatable("an operand is not known")
+        others[at[event.number]] = function(own)
+        return redo.again(event, others)
+
+    def _bits(self, e: Expression) -> Iterator[Mend]:
+        """The number whose bits were computed with, as it was before that."""
+        event, before = e.events[-1], _before_bits(e.events[-1])
+        if before is not None and before.shape == event.shape:
+            yield Mend(e, NOT_ROUNDED, self._as_before, Kind.ROUNDING)
+
+    def _as_before(self, redo: Redo, event: Event, given: Values) -> Made:
+        before = _before_bits(event)
+        if before is None:
+            raise Unrepeatable("it has no number before its bits")
+        made = redo.made(before)
+        return Made(made.values.astype(_wide(event)), made.residues)
 
     def _recast(self, fmt: Format, redo: Redo, event: Event, given: Values) -> Made:
         [before, *_] = self._pointwise(event, given, redo)
@@ -320,16 +462,57 @@ class _Mending:
     def _constants(self, e: Expression) -> Iterator[Mend]:
         for place, operand in enumerate(e.events[-1].operands):
             if (now := constant_of(operand)) is not None:
-                for value in self._numbers(now):
+                given = bool(operand.name) if operand.event is None else is_given(operand.event)
+                for value in self._numbers(now, given=given):
                     change = partial(self._with_operand, place, value)
                     kind = Kind.NUMBER if np.isfinite(value) else Kind.OPERATION
-                    yield Mend(e, f"with {value:.9g} in place of {now:.9g}", change, kind)
+                    mend = Mend(e, f"with {value:.9g} in place of {now:.9g}", change, kind)
+                    yield self._given(mend, value, given)
 
-    def _numbers(self, now: float) -> Iterator[float]:
-        """What a constant could be."""
+    def _given(self, mend: Mend, value: float, given: bool) -> Mend:
+        """Return a mend of a number: at the line that defines it, and unsure where the launch was not given the other.
+
+        `given` says that what it replaces is an argument of the launch: if the right one is an argument as well, the
+        line has taken the wrong one, and else the launch may have been given it.
+        """
+        launch = mend.expression.events[-1].launch
+        if not given or launch is None:
+            return mend
+        if value not in launch.numbers:
+            return replace(mend, sure=False)
+        place = definition(mend.expression.events[-1].place)
+        return mend if place is None else replace(mend, expression=_standing(mend.expression, (place,)))
+
+    def _places(self, span: Iterable[Expression]) -> Iterator[Mend]:
+        """Another number in where something is read, or in whether it is."""
+        found = dict[int, Event]()
+        for event in (event for e in span for event in e.events if event.name in ("load", "select", "masked_load")):
+            found |= chain_of_address(event)
+        none = np.full(self.grid.size, -1)
+        for e in expressions(found, dict.fromkeys(found, none)) if found else ():
+            event = e.events[-1]
+            numbers = [(place, constant_of(operand)) for place, operand in enumerate(event.operands)]
+            for place, now in ((p, n) for p, n in numbers if n is not None and event.name not in MOVING):
+                operand = event.operands[place]
+                given = bool(operand.name) if operand.event is None else is_given(operand.event)
+                for value in self._whole_numbers(now):
+                    change = partial(self._with_operand, place, value)
+                    mend = Mend(e, f"with {value:.0f} in place of {now:.0f}", change, Kind.PLACE)
+                    yield self._given(mend, value, given)
+
+    def _whole_numbers(self, now: float) -> Iterator[float]:
+        """What a whole number could be: one more or less, none, a size, a stride."""
+        tensors = self.grid.whole.tensors.values()
+        own = {float(n) for tensor in tensors for n in (*tensor.shape, *tensor.stride())}
+        own |= {float(v) for v in self.grid.problem.params.values() if isinstance(v, int)}
+        yield from sorted(value for value in own | {now + 1, now - 1, 0.0} if value != now)
+
+    def _numbers(self, now: float, *, given: bool) -> Iterator[float]:
+        """What a constant could be; where it is `given`, not what another operation makes of it."""
         params = {float(v) for v in self.grid.problem.params.values() if isinstance(v, int | float)}
         sizes = {float(size) for tensor in self.grid.whole.tensors.values() for size in tensor.shape if size > 1}
-        near = {2 * now, now / 2, -now, now + 1, now - 1, 0.0, 1.0, -1.0, -np.inf, np.inf, *((1 / now,) if now else ())}
+        near = {2 * now, now / 2, now + 1, now - 1, 0.0, 1.0, -1.0, -np.inf, np.inf}
+        near |= set() if given else {-now, *((1 / now,) if now else ())}
         own = params | sizes | {1 / size for size in sizes} | near | {np.e, np.log2(np.e), np.log(2.0)}
         yield from sorted(value for value in own if value != now)
 
@@ -365,10 +548,13 @@ class _Mending:
         operation = _BY_NAME.get(event.name.rpartition(".")[2])
         if operation is None or len(self._pointwise(event, [None] * len(event.operands))) != 2:
             return
-        for name, values in self._values.items():
+        for name, values in (*self._values.items(), *((OTHER, v) for v in self._others)):
             for place, side in enumerate(("first", "second")):
                 change = partial(self._exchanged, e, values, operation, place)
-                yield Mend(e, f"with {name} for its {side} operand", change, Kind.ADDITION)
+                if name != OTHER or self._is_of_reference(e, change):
+                    mend = Mend(e, f"with {name} for its {side} operand", change, Kind.OPERAND)
+                    plain = name != OTHER or self._is_plain(event, place) or self._alias(mend) is not None
+                    yield mend if plain else replace(mend, kind=Kind.COMPUTED, sure=False)
 
     def _exchanged(
         self, e: Expression, own: Made, operation: Function, place: int, redo: Redo, event: Event, given: Values
@@ -395,6 +581,10 @@ class _Mending:
                     yield Mend(e, f"of its operand {words.format(name)}", partial(self._before, further), Kind.ADDITION)
             for name, values in self._values.items():
                 yield Mend(e, words.format(name), partial(self._then_cells, e, function, values), Kind.ADDITION)
+            for values in self._others:
+                change = partial(self._then_cells, e, function, values)
+                if self._is_of_reference(e, change):
+                    yield Mend(e, words.format(OTHER), change, Kind.ADDITION)
 
     def _then(self, function: Function, redo: Redo, event: Event, given: Values) -> Made:
         made = redo.again(event, given)
@@ -422,10 +612,14 @@ class _Mending:
 
     def _elements(self, e: Expression) -> Iterator[Mend]:
         """Other elements read from memory: those of an input that belong to the cells."""
+        event = e.events[-1]
+        lanes = e.lanes[event.number]
+        reads = next(o for o in event.operands if o.memory).source(lanes[lanes >= 0])
+        chain = chain_of_address(event, pointer=bool((reads >= 0).all()))
+        sure = lines_of(chain) <= {(event.place.file, event.place.line)}
         for name, values in self._inputs.items():
-            yield Mend(
-                e, f"with the elements of {name} that belong there", partial(self._at_cells, e, values), Kind.OPERATION
-            )
+            words = f"with the elements of {name} that belong there"
+            yield Mend(e, words, partial(self._at_cells, e, values), Kind.ELEMENTS, sure)
 
     def _sides(self, e: Expression) -> Iterator[Mend]:
         """One side of a selection, whatever the condition."""
@@ -463,6 +657,41 @@ class _Mending:
         right = self.search.right.items()
         stages = {name: Made(e.values, e.residues) for name, e in right if e.events and e.known.all()}
         return self._inputs | {n: v for n, v in stages.items() if n != self.stages.last}
+
+    @cached_property
+    def _reference(self) -> list[Made]:
+        """What the reference computes with and what comes of it, by cell, once each."""
+        with noting() as noted:
+            self.grid.problem.evaluate()
+        found = dict[bytes, Made]()
+        for one in noted:
+            index = self.grid.in_stage(tuple(one.shape)) if one.algebra is not None else None
+            if index is not None:
+                at = torch.from_numpy(index)
+                numbers = one.algebra.numbers.expand(4, *one.shape).reshape(4, -1)[:, at]
+                made = Made(one.value.expand(one.shape).reshape(-1)[at].numpy(), Residues(numbers))
+                found.setdefault(numbers[0].numpy().tobytes(), made)
+        return list(found.values())
+
+    @cached_property
+    def _others(self) -> list[Made]:
+        """Those that are no inputs and no right stages."""
+        own = {made.residues.p.numpy().tobytes() for made in self._values.values() if made.residues is not None}
+        return [m for m in self._reference if m.residues is not None and m.residues.p.numpy().tobytes() not in own]
+
+    def _is_of_reference(self, e: Expression, change: Change) -> bool:
+        """Whether an event, changed so, has a value of the reference's."""
+        event, redo = e.events[-1], replace(self.redo, follows=True)
+        try:
+            made = change(redo, event, [None] * len(event.operands))
+        except Unrepeatable:
+            return False
+        lanes = e.lanes[event.number]
+        cells = np.nonzero(lanes >= 0)[0]
+        if made.residues is None or not len(cells):
+            return False
+        own = made.residues.p.reshape(-1)[torch.from_numpy(lanes[cells])]
+        return any(torch.equal(m.residues.p[cells], own) for m in self._reference if m.residues is not None)
 
     def _of_lanes(self, e: Expression, event: Event, own: Made, others: Made) -> Made:
         """Return values of cells where an event has them.
@@ -521,6 +750,63 @@ def _by_launch(e: Expression) -> Iterator[Expression]:
         yield replace(e, events=tuple(ev for ev in e.events if ev.program is not None and ev.program[0] == launch))
 
 
+def _latest(mends: Mapping[Line, Mend]) -> tuple[Kind, int]:
+    """The last kind of mends that were found, and how many are made together."""
+    return max((mend.kind, len(mend.together)) for mend in mends.values())
+
+
+def _standing(e: Expression, places: Places, events: Iterable[Event] = ()) -> Expression:
+    """Return an expression, or other events, as if it stood elsewhere: where a function was called, or a name given."""
+    found = tuple(replace(event, places=places) for event in events or e.events)
+    none = np.full(len(e.values), -1)
+    return replace(e, events=found, lanes={event.number: e.lanes.get(event.number, none) for event in found})
+
+
+def _joint(mends: Iterable[Mend]) -> Iterator[Mend]:
+    """Return the roundings that are alike and stand in one line, or in functions that it calls, changed at once."""
+    groups = dict[tuple[str, Places], list[Mend]]()
+    for mend in mends:
+        if mend.kind is Kind.ROUNDING:
+            places = mend.expression.events[-1].places
+            for level, place in enumerate(places):
+                line = replace(place, column=0, end_line=place.line, end_column=0)
+                groups.setdefault((mend.words, (line, *places[level + 1 :])), []).append(mend)
+    for (words, places), found in groups.items():
+        firsts = {mend.expression.events[0].places: mend for mend in found}
+        if len(firsts) > 1:
+            first, *others = firsts.values()
+            level = len(first.expression.events[-1].places) - len(places)
+            e = _standing(first.expression, first.expression.events[-1].places[level:])
+            yield Mend(
+                e, f"{words}, in {len(firsts)} places at once", first.change, Kind.ROUNDING, together=tuple(others)
+            )
+
+
+def _before_bits(event: Event) -> Event | None:
+    """Return the float whose bits, computed with, became a float again."""
+    if event.name != "bitcast" or not event.is_float:
+        return None
+    ahead = [operand.event for operand in event.operands]
+    found = dict[int, Event]()
+    while ahead:
+        before = ahead.pop()
+        if before is None or before.origin is not Origin.MEMORY:
+            continue
+        if before.is_float:
+            found[before.number] = before
+        else:
+            ahead += [operand.event for operand in before.operands if not operand.address]
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _rounded_operand(fmt: Format, made: Made) -> Made:
+    return _round(made, fmt)
+
+
+def _second_stored(function: Function, number: float, made: Made) -> Made:
+    return _stored(_second(function, number, _wide_of(made)), made.values.dtype)
+
+
 def _of_constants(values: Array) -> Made:
     """Return numbers that are written in a kernel, or that it was given."""
     if values.dtype.kind in "iub" or values.size > 1:
@@ -563,6 +849,11 @@ def _where(mask: Array, a: Made, b: Made) -> Made:
 
 def _zeros_like(made: Made) -> Residues | None:
     return None if made.residues is None else Residues.of(torch.zeros(made.values.shape))
+
+
+def _is_alike(a: Expression, b: Expression) -> bool:
+    """Whether the residues of two are not other ones."""
+    return a.residues is None or b.residues is None or not bool(a.residues.differs(b.residues).any())
 
 
 def _is_like(stage: Stage, e: Expression) -> bool:

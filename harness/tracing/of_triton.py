@@ -19,6 +19,7 @@ from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
 from lastbit.interpret.builder import Builder
 from lastbit.interpret.formats import NUMPY, Array, is_float
+from lastbit.interpret.places import place_of
 from lastbit.numerics.algebraic import FORMULAS
 from lastbit.numerics.residues import Residues
 from lastbit.shadows.programs import Shadow, Shadowing
@@ -82,8 +83,11 @@ class Tracer(Builder):
         self._other = other
         self._log = log
         self.outside = outside
-        self.launch: Launch = log.begin(name, outside)
         handles = {name: x.handle for name, x in arguments.items() if isinstance(x, tl.tensor)}
+        numbers = [x.data for x in handles.values() if x.data.size == 1 and not x.dtype.is_ptr()]
+        constants = (getattr(x, "value", x) for x in arguments.values())
+        plain = {float(x) for x in constants if isinstance(x, int | float)}
+        self.launch: Launch = log.begin(name, outside, frozenset(plain | {float(x.reshape(-1)[0]) for x in numbers}))
         self._arguments = {id(handle): (name, handle) for name, handle in handles.items()}
         self._program: Program | None = None
         self._made: dict[int, Event] = {}
@@ -101,6 +105,10 @@ class Tracer(Builder):
     def returned(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Take a function that the kernel declares to stand for a primitive for one operation, if its values do."""
         self._other.returned(function, args, kwargs, result)
+        own = self._made.get(id(getattr(result, "handle", None)))
+        if own is not None and any(isinstance(x, tl.tensor) and x.handle is result.handle for x in args):
+            begin = place_of(function.__code__, 0)
+            self._log.handed[own.number] = (begin, *places(sys._getframe(2), self.outside))
         standing = self._other.standing(function) if isinstance(self._other, Shadow) else None
         if standing is None or self._silent or self._of_program() not in self._log.wanted:
             return

@@ -41,7 +41,7 @@ def printed(explanation: Explanation) -> str:
         (TRITON, "squares = x * x", "squares = (x * x).to(tl.bfloat16).to(tl.float32)", "squares =", "not rounded"),
         (TRITON, "total / n", "total / (n - 1)", "var = total / (n - 1)", "with 1000 in place of 999"),
         (TRITON, "y = xhat * w", "y = xhat / w", "y = xhat / w", "multiplied"),
-        (TRITON, "var + eps", "var - eps", "shifted = var - eps", "with -0.00999999978 in place of 0.00999999978"),
+        (TRITON, "var + eps", "var - eps", "shifted = var - eps", "added"),
         (
             TRITON,
             "w_ptr + cols,",
@@ -80,7 +80,7 @@ def test_no_line_is_named_where_two_are_wrong(tmp_path: Path) -> None:
 def test_a_cast_that_changes_nothing_is_never_named(tmp_path: Path) -> None:
     """The load of strided rows as if they were contiguous is; the cast in its line reads what it was given."""
     explanation = found(tmp_path, TRITON, "row * stride + cols", "row * n + cols", STRIDED)
-    assert explanation.culprit is not None and explanation.culprit.operation == "load"
+    assert explanation.culprit is not None and explanation.culprit.code.startswith("x = tl.load")
     both = TORCH.replace("(x.float() * rstd)", "(x.float() * rstd * (1.0 + rstd))")
     explanation = found(tmp_path, both, "(xhat * weight)", "(xhat * weight.float() * 3.0)")
     assert explanation.culprit is None or "rstd" in explanation.culprit.text or "3.0" in explanation.culprit.text
