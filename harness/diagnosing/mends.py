@@ -36,7 +36,7 @@ from lastbit.tracing.places import Places
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
 from lastbit.tracing.triton_lanes import MOVERS
 
-SECONDS = 5.0
+SECONDS = 2.5
 """Of the processor, for which mends are tried; where that is not enough for all of them, no line is named."""
 MOST_STAGES = 40
 """Values of the kernel's that are tried as stages."""
@@ -78,6 +78,7 @@ class Mend:
         kind: what is changed: mends of a later kind are tried where no line has one of an earlier.
         sure: nothing but the line decides on it: no argument of the launch, no flag, no other line.
         together: other expressions, changed in the same way at once.
+        known: it counts only if the result is a value of the reference's.
     """
 
     expression: Expression
@@ -86,6 +87,7 @@ class Mend:
     kind: Kind
     sure: bool = True
     together: tuple[Mend, ...] = ()
+    known: bool = False
 
     @property
     def changes(self) -> dict[int, Change]:
@@ -177,7 +179,8 @@ class _Mending:
                 break
         told = stage.name, tuple(e for e in span if not self._is_right(e)), since
         single = [mend for e in reversed(span) for own in _by_launch(e) for mend in self._mends_of(own)]
-        single += [mend for e in border for mend in self._mends_of(e) if mend.words == NOT_ROUNDED]
+        edge = [mend for e in border for mend in self._mends_of(e)]
+        single += [m for m in edge if m.words == NOT_ROUNDED or (not span and m.kind is Kind.ADDITION)]
         possible = [*single, *self._places(span), *self._passed(span), *_joint(single)]
         for mend in sorted(possible, key=lambda mend: (mend.kind, len(mend.together))):
             known = mends.get(mend.line)
@@ -188,7 +191,7 @@ class _Mending:
                 return Mending(*told)
             if (given and mend.kind is Kind.OPERATION and known is None) or (known is not None and known.sure):
                 continue  # what computes with a given number may do another operation with it
-            if self._passes(mend.changes):
+            if (not mend.known or self._is_of_reference(mend.expression, mend.change)) and self._passes(mend.changes):
                 mend = self._decided(mend)
                 if mend.line not in mends or mend.sure:
                     mends[mend.line] = mend
@@ -297,7 +300,14 @@ class _Mending:
                 yield from e.events
 
     def _decided(self, mend: Mend) -> Mend:
-        """Return a mend with the call that decides on it in place of its line, unless the launch of the kernel does."""
+        """Return a mend with the call that decides on it in place of its line, unless the launch of the kernel does.
+
+        A number in a function that is right if it is passed something else is not sure.
+        """
+        if mend.kind is Kind.NUMBER and mend.sure and len(mend.expression.events[-1].places) > 1:
+            calls = mend.expression.events[-1].places[1:]
+            passed = self._passed([e for e in self.stages.found if e.events[0].places], calls)
+            return replace(mend, sure=not any(self._passes(m.changes) for m in passed if m.kind is Kind.ADDITION))
         if mend.kind is Kind.OPERAND and (place := self._alias(mend)) is not None:
             return replace(mend, expression=_standing(mend.expression, (place,)))
         if mend.kind is Kind.ADDITION and self._is_known(mend.expression):  # what takes it lacks something
@@ -403,10 +413,10 @@ class _Mending:
         for fmt in self._formats():
             yield Mend(e, f"rounded to {fmt.name}", partial(self._recast, fmt), Kind.ROUNDING)
 
-    def _passed(self, span: Iterable[Expression]) -> Iterator[Mend]:
+    def _passed(self, span: Iterable[Expression], calls: Places = ()) -> Iterator[Mend]:
         """What is passed to a function rounded, not rounded, or with a parameter added or multiplied.
 
-        Only where several operations in there take it: where one does, the mend of that is the same.
+        Only where several operations in there take it, since the mend of one is the same; or only in `calls`.
         """
         users = dict[tuple[Places, int], dict[int, tuple[Event, int]]]()
         own = {event.number: e for e in self.stages.found for event in e.events}
@@ -419,7 +429,7 @@ class _Mending:
                         key = event.places[level:], own[before.number].number
                         users.setdefault(key, {})[event.number] = event, place
         for (places, number), found in users.items():
-            if len({event.places for event, _ in found.values()}) < 2:
+            if places[0] not in calls if calls else len({event.places for event, _ in found.values()}) < 2:
                 continue
             taken = next(event for event in self.stages.ancestry.events.values() if event.number == number)
             e = _standing(own[next(iter(found))], places, [event for event, _ in found.values()])
@@ -491,6 +501,11 @@ class _Mending:
         none = np.full(self.grid.size, -1)
         for e in expressions(found, dict.fromkeys(found, none)) if found else ():
             event = e.events[-1]
+            own = event.name.lower()[-2:] if "cmp" in event.name and len(event.operands) == 2 else ""
+            for sign, (said, function) in _COMPARED.items() if own in _COMPARED else ():
+                if sign != own:
+                    words = f"compared by {said}, not {_COMPARED[own][0]}"
+                    yield Mend(e, words, partial(self._compared, function), Kind.PLACE)
             numbers = [(place, constant_of(operand)) for place, operand in enumerate(event.operands)]
             for place, now in ((p, n) for p, n in numbers if n is not None and event.name not in MOVING):
                 operand = event.operands[place]
@@ -499,6 +514,13 @@ class _Mending:
                     change = partial(self._with_operand, place, value)
                     mend = Mend(e, f"with {value:.0f} in place of {now:.0f}", change, Kind.PLACE)
                     yield self._given(mend, value, given)
+
+    def _compared(self, function: Callable[..., Array], redo: Redo, event: Event, given: Values) -> Made:
+        a, b = (self._operand(event, place, own, redo) for place, own in enumerate(given))
+        if a is None or b is None:
+            raise Unrepeatable("an operand is not known")
+        sides = (_shaped(x, event.shape) if x.values.size in (1, event.values.size) else x for x in (a, b))
+        return Made(np.broadcast_to(function(*(x.values for x in sides)), event.shape).copy())
 
     def _whole_numbers(self, now: float) -> Iterator[float]:
         """What a whole number could be: one more or less, none, a size, a stride."""
@@ -551,10 +573,9 @@ class _Mending:
         for name, values in (*self._values.items(), *((OTHER, v) for v in self._others)):
             for place, side in enumerate(("first", "second")):
                 change = partial(self._exchanged, e, values, operation, place)
-                if name != OTHER or self._is_of_reference(e, change):
-                    mend = Mend(e, f"with {name} for its {side} operand", change, Kind.OPERAND)
-                    plain = name != OTHER or self._is_plain(event, place) or self._alias(mend) is not None
-                    yield mend if plain else replace(mend, kind=Kind.COMPUTED, sure=False)
+                mend = Mend(e, f"with {name} for its {side} operand", change, Kind.OPERAND, known=name == OTHER)
+                plain = name != OTHER or self._is_plain(event, place) or self._alias(mend) is not None
+                yield mend if plain else replace(mend, kind=Kind.COMPUTED, sure=False)
 
     def _exchanged(
         self, e: Expression, own: Made, operation: Function, place: int, redo: Redo, event: Event, given: Values
@@ -583,8 +604,7 @@ class _Mending:
                 yield Mend(e, words.format(name), partial(self._then_cells, e, function, values), Kind.ADDITION)
             for values in self._others:
                 change = partial(self._then_cells, e, function, values)
-                if self._is_of_reference(e, change):
-                    yield Mend(e, words.format(OTHER), change, Kind.ADDITION)
+                yield Mend(e, words.format(OTHER), change, Kind.ADDITION, known=True)
 
     def _then(self, function: Function, redo: Redo, event: Event, given: Values) -> Made:
         made = redo.again(event, given)
@@ -951,6 +971,14 @@ _OF_TWO: dict[str, Function] = {
     "divided the other way round": lambda a, b: _DIV(b, a),
     "the larger of the two": _choice(np.maximum),
     "the smaller of the two": _choice(np.minimum),
+}
+_COMPARED: dict[str, tuple[str, Callable[..., Array]]] = {
+    "lt": ("<", np.less),
+    "le": ("<=", np.less_equal),
+    "gt": (">", np.greater),
+    "ge": (">=", np.greater_equal),
+    "eq": ("==", np.equal),
+    "ne": ("!=", np.not_equal),
 }
 _MORE: dict[str, Function] = {"plus {}": _ADD, "minus {}": _SUB, "times {}": _MUL, "divided by {}": _DIV}
 _BY_NAME: dict[str, Function] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
 from lastbit.interpret.places import Place
@@ -69,6 +69,7 @@ def lines_of(chain: Mapping[int, Event]) -> frozenset[tuple[str, int]]:
     return frozenset((e.place.file, e.place.line) for e in chain.values() if e.name not in MOVING)
 
 
+@cache
 def definition(place: Place) -> Place | None:
     """Where the only variable of an expression is assigned, that is no parameter of its function, if once."""
     expression, function = _parsed(place.text), _function(place)
@@ -172,17 +173,16 @@ def _call(place: Place) -> ast.Call | None:
     return next((n for n in found if ast.unparse(n) == ast.unparse(ast.parse(place.text))), None) if found else None
 
 
+@cache
 def _function(place: Place) -> Function | None:
     """The function that a place is in."""
-    return max(_around(place), key=lambda f: f.lineno, default=None)
+    found = [n for n in ast.walk(_tree(place.file)) if isinstance(n, Function)]
+    around = [f for f in found if _begin(f) <= place.line <= (f.end_lineno or 0)]
+    return max(around, key=lambda f: f.lineno, default=None)
 
 
-def _around(place: Place) -> Iterator[Function]:
-    for node in ast.walk(_tree(place.file)):
-        if isinstance(node, Function):
-            begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            if begin <= place.line <= (node.end_lineno or 0):
-                yield node
+def _begin(function: Function) -> int:
+    return min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
 
 
 def _parameters(function: Function) -> list[str]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lastbit.calling.performing import Asked, results_of
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.handover import OF_STAGES
-from lastbit.diagnosing.memory import steps_named, steps_of_findings
+from lastbit.diagnosing.memory import is_sure, steps_named, steps_of_findings
 from lastbit.diagnosing.reading import Reading, reading
 from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
 from lastbit.errors import LastbitError
@@ -48,8 +49,16 @@ def trace_kernel(place: Workplace, name: str, line: str, *, every: bool = False)
     return trace_case(place.subjects[name], parse_case(line), every=every, watch=place.watch)
 
 
-def stages_of_kernel(place: Workplace, name: str, line: str) -> KernelTrace:
-    """`stages_of_case` of a kernel on a case line."""
+def stages_in_sight(place: Workplace, name: str, line: str) -> KernelTrace:
+    """The stages of a kernel on a case line.
+
+    Raises:
+        RuntimeError: PyTorch compiles it. What is observed then is the text that was compiled, and not what runs.
+    """
+    kernel, device = place.subjects[name].kernel, place.subjects[name].device
+    with place.watch(line), torch.compiler.set_stance("fail_on_recompile"):
+        inputs = build(parse_case(line).gathered(), device)
+        kernel.call(**inputs.hand_out(), **inputs.case.params)
     return stages_of_case(place.subjects[name], parse_case(line), watch=place.watch)
 
 
@@ -120,14 +129,14 @@ def trace_result(judged: Judged, *, every: bool = False, limit: int = LIMIT, wat
             return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
     of_findings = steps_of_findings(seen.log, beside, seen.tensors)
     named = next(iter(of_findings), None)
-    found = replace(found, leaves=named, blamed=named)
+    found = replace(found, leaves=named, blamed=named if named is None or is_sure(seen.log, named) else None)
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
     told = _told(found, tracing.problem, seen, judged.actual[stage], every)
-    return _in_the_line_of(told, steps_named(seen.log, beside))
+    return _in_the_line_of(told, [step for step in steps_named(seen.log, beside) if is_sure(seen.log, step)])
 
 
-def _in_the_line_of(told: KernelTrace, named: tuple[Step, ...]) -> KernelTrace:
+def _in_the_line_of(told: KernelTrace, named: Sequence[Step]) -> KernelTrace:
     """Return what was told with the line that a finding names, unless another one is sure to be wrong."""
     if told.blamed is not None or not named:
         return told

@@ -98,7 +98,7 @@ class Ancestry:
             own = _by_origin(origins.get(number, {}), starts, size)
             if (own < 0).all():
                 own = others.get(number, own)
-            own = merged(direct.get(number), own)
+            own = ends[number] if number in ends else merged(direct.get(number), own)
             found[number] = own
             for edge in self.edges[number]:
                 before = edge.event.number
