@@ -36,7 +36,7 @@ from lastbit.tracing.places import Places
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
 from lastbit.tracing.triton_lanes import MOVERS
 
-SECONDS = 2.5
+SECONDS = 3.0
 """Of the processor, for which mends are tried; where that is not enough for all of them, no line is named."""
 MOST_STAGES = 40
 """Values of the kernel's that are tried as stages."""
@@ -79,6 +79,7 @@ class Mend:
         sure: nothing but the line decides on it: no argument of the launch, no flag, no other line.
         together: other expressions, changed in the same way at once.
         known: it counts only if the result is a value of the reference's.
+        of_param: the number is a parameter.
     """
 
     expression: Expression
@@ -88,6 +89,7 @@ class Mend:
     sure: bool = True
     together: tuple[Mend, ...] = ()
     known: bool = False
+    of_param: bool = False
 
     @property
     def changes(self) -> dict[int, Change]:
@@ -132,10 +134,10 @@ class Mending:
         with a mend alone.
         """
         events = [event for e in self.span for event in e.events]
-        if any(event.name == "bitcast" and event.is_float for event in events):
-            return None
         if self.only is not None:
             return self.only.expression
+        if any(event.name == "bitcast" or not event.is_float for event in events):
+            return None
         lines = {(e.events[0].place.file, e.events[0].place.line) for e in self.span}
         reads = all(event.name == "load" for event in events)
         return self.span[-1] if len(lines) == 1 and not self.mends and not reads else None
@@ -180,9 +182,11 @@ class _Mending:
         told = stage.name, tuple(e for e in span if not self._is_right(e)), since
         single = [mend for e in reversed(span) for own in _by_launch(e) for mend in self._mends_of(own)]
         edge = [mend for e in border for mend in self._mends_of(e)]
-        single += [m for m in edge if m.words == NOT_ROUNDED or (not span and m.kind is Kind.ADDITION)]
+        adds = not span and last.outside(self.result).sum() >= LEAST
+        single += [m for m in edge if m.words == NOT_ROUNDED or (adds and m.kind is Kind.ADDITION and not m.known)]
         possible = [*single, *self._places(span), *self._passed(span), *_joint(single)]
-        for mend in sorted(possible, key=lambda mend: (mend.kind, len(mend.together))):
+        possible.sort(key=lambda m: (m.kind, len(m.together), m.expression.events[-1].origin))  # arguments are few
+        for mend in possible:
             known = mends.get(mend.line)
             given = bool(mends) and not any(m.sure for m in mends.values()) and _latest(mends) == (Kind.NUMBER, 0)
             if mends and (mend.kind, len(mend.together)) > ((Kind.OPERATION, 0) if given else _latest(mends)):
@@ -215,7 +219,9 @@ class _Mending:
         """Whether it hands on what it was given, bit by bit, or reads the elements of an input that belong there."""
         if e.events[-1].name == "load":
             values = e.values[e.known]
-            return any(np.array_equal(values, own.values[e.known], equal_nan=True) for own in self._inputs.values())
+            return bool(len(values)) and any(
+                np.array_equal(values, own.values[e.known], equal_nan=True) for own in self._inputs.values()
+            )
         return all(event.name == "store" or self._is_exact(event) for event in e.events)
 
     def _is_exact(self, event: Event) -> bool:
@@ -304,23 +310,43 @@ class _Mending:
 
         A number in a function that is right if it is passed something else is not sure.
         """
-        if mend.kind is Kind.NUMBER and mend.sure and len(mend.expression.events[-1].places) > 1:
+        if mend.kind is Kind.OPERATION and self._is_known(mend.expression):  # it is right, and something else is not
+            return replace(mend, sure=False)
+        if mend.kind is Kind.NUMBER and mend.sure and len(mend.expression.events[-1].places) > 1 and not mend.of_param:
             calls = mend.expression.events[-1].places[1:]
             passed = self._passed([e for e in self.stages.found if e.events[0].places], calls)
             return replace(mend, sure=not any(self._passes(m.changes) for m in passed if m.kind is Kind.ADDITION))
         if mend.kind is Kind.OPERAND and (place := self._alias(mend)) is not None:
             return replace(mend, expression=_standing(mend.expression, (place,)))
-        if mend.kind is Kind.ADDITION and self._is_known(mend.expression):  # what takes it lacks something
+        helper = mend.expression.events[-1].program is not None and len(mend.expression.events[-1].places) > 1
+        if mend.kind is Kind.ADDITION and helper and self._is_known(mend.expression):  # what takes it lacks something
             handed = self.stages.ancestry.log.handed.get(mend.expression.events[-1].number, ())[1:]
             return replace(mend, expression=_standing(mend.expression, handed)) if handed else replace(mend, sure=False)
-        if mend.kind is not Kind.ROUNDING or mend.together:
+        if mend.kind is not Kind.ROUNDING:
             return mend
+        if mend.together:
+            return replace(mend, sure=all(self._told_in(mend.line, m) for m in (mend, *mend.together)))
+        if self._is_kept(mend.expression):
+            return replace(mend, sure=False)
         event, left_out = mend.expression.events[-1], mend.words != NOT_ROUNDED
         places = self.stages.ancestry.log.handed.get(event.number) if left_out else None
         level = deciding(places or event.places, left_out=left_out)
         if not level:
             return replace(mend, sure=mend.sure and level is not None)
         return replace(mend, expression=_standing(mend.expression, (places or event.places)[level:]))
+
+    def _told_in(self, line: Line, mend: Mend) -> bool:
+        """Whether it is decided in a line that a rounding is done."""
+        places = self.redo.ancestry.events[mend.expression.events[-1].number].places
+        level = deciding(places) if mend.words.startswith(NOT_ROUNDED) else None
+        return level is not None and (places[level].file, places[level].line) == line
+
+    def _is_kept(self, e: Expression) -> bool:
+        """Whether it is put into memory that something else reads, which was made in some format."""
+        own = {event.number for event in e.events}
+        events = self.redo.ancestry.events
+        stores = (event for number, event in events.items() if event.name == "store" and number not in self.stages.ends)
+        return any(o.event is not None and o.event.number in own for event in stores for o in event.operands[:1])
 
     def _alias(self, mend: Mend) -> Place | None:
         """Where the operand that a mend replaces got its name, if that is not where it was computed."""
@@ -332,13 +358,20 @@ class _Mending:
             return None
         return alias(event.place, side, [p.line for p in before.places if p.file == event.place.file])
 
-    def _is_plain(self, event: Event, place: int) -> bool:
-        """Whether an operand is a constant, or only read."""
+    def _plain(self, event: Event, place: int) -> bool | None:
+        """Whether an operand is a constant, or only read, in the line of an event; None where it is computed."""
         operand = [o for o in event.operands if not o.address][place]
-        before = operand.event
-        while before is not None and (hands_on(before) or before.name in MOVERS):
+        before, here = operand.event, (event.place.file, event.place.line)
+        lines = set[Line]()
+        while before is not None:
+            handed = self.stages.ancestry.log.handed.get(before.number, ())
+            lines |= {(p.file, p.line) for p in (*before.places, *handed)}
+            if before.name == "load" or not (hands_on(before) or before.name in MOVERS):
+                break
             before = before.operands[0].event
-        return before is None or before.name == "load" or before.origin is not Origin.MEMORY
+        if before is None or before.origin is not Origin.MEMORY:
+            return not operand.name
+        return here in lines if before.name == "load" else None
 
     def _is_known(self, e: Expression) -> bool:
         """Whether it is a value of the reference's, by its residues."""
@@ -485,7 +518,8 @@ class _Mending:
         `given` says that what it replaces is an argument of the launch: if the right one is an argument as well, the
         line has taken the wrong one, and else the launch may have been given it.
         """
-        launch = mend.expression.events[-1].launch
+        launch, params = mend.expression.events[-1].launch, self.grid.problem.params.values()
+        mend = replace(mend, of_param=any(value == own for own in params if isinstance(own, int | float)))
         if not given or launch is None:
             return mend
         if value not in launch.numbers:
@@ -574,8 +608,9 @@ class _Mending:
             for place, side in enumerate(("first", "second")):
                 change = partial(self._exchanged, e, values, operation, place)
                 mend = Mend(e, f"with {name} for its {side} operand", change, Kind.OPERAND, known=name == OTHER)
-                plain = name != OTHER or self._is_plain(event, place) or self._alias(mend) is not None
-                yield mend if plain else replace(mend, kind=Kind.COMPUTED, sure=False)
+                plain = name != OTHER or self._alias(mend) is not None or self._plain(event, place)
+                kind = Kind.COMPUTED if plain is None else Kind.OPERAND
+                yield replace(mend, kind=kind, sure=bool(plain))
 
     def _exchanged(
         self, e: Expression, own: Made, operation: Function, place: int, redo: Redo, event: Event, given: Values
@@ -600,11 +635,9 @@ class _Mending:
                 yield Mend(e, words.format(name), partial(self._then, further), Kind.ADDITION)
                 if of_one and name in params:
                     yield Mend(e, f"of its operand {words.format(name)}", partial(self._before, further), Kind.ADDITION)
-            for name, values in self._values.items():
-                yield Mend(e, words.format(name), partial(self._then_cells, e, function, values), Kind.ADDITION)
-            for values in self._others:
+            for name, values in (*self._values.items(), *((OTHER, v) for v in self._others)):
                 change = partial(self._then_cells, e, function, values)
-                yield Mend(e, words.format(OTHER), change, Kind.ADDITION, known=True)
+                yield Mend(e, words.format(name), change, Kind.ADDITION, known=self.result.residues is not None)
 
     def _then(self, function: Function, redo: Redo, event: Event, given: Values) -> Made:
         made = redo.again(event, given)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 
 from lastbit.interpret.places import Place
@@ -121,10 +121,36 @@ def _flags(place: Place, left_out: bool) -> set[str]:
     begins = place.line <= function.body[0].lineno and left_out  # it is handed the value, and hands it on
     names = set(_parameters(function)) if begins else _assigned(function, place)
     found = set[str]()
-    for node in ast.walk(function):
+    for node in _beside(function, place, begins):
+        if isinstance(node, ast.If) and not left_out and _is_other_way(node, place):
+            found |= _of_parameters(function, [node.test])
         if isinstance(node, ast.If) and any(_rounds(body, names, place, left_out) for body in (node.body, node.orelse)):
             found |= _of_parameters(function, [node.test])
     return found
+
+
+def _is_other_way(branches: ast.If, place: Place) -> bool:
+    """Whether a place is in one of two branches of which the other does not round."""
+    sides = branches.body, branches.orelse
+    own = [any(n.lineno <= place.line <= (n.end_lineno or 0) for n in side) for side in sides]
+    others = [side for side, is_own in zip(sides, own, strict=True) if not is_own]
+    return len(others) == 1 and bool(others[0]) and not any(_narrows(n) for s in others[0] for n in ast.walk(s))
+
+
+def _narrows(node: ast.AST) -> bool:
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CASTS):
+        return False
+    return not any(isinstance(a, ast.Attribute) and a.attr in ("float32", "float64") for a in node.args)
+
+
+def _beside(function: Function, place: Place, begins: bool) -> Iterator[ast.stmt]:
+    """The statements that a place is in or beside; all of the function's own where it `begins` there."""
+    if begins:
+        yield from function.body
+    for node in ast.walk(function):
+        for body in (getattr(node, "body", ()), getattr(node, "orelse", ())):
+            if isinstance(body, list) and any(n.lineno <= place.line <= (n.end_lineno or 0) for n in body):
+                yield from body
 
 
 def _of_parameters(function: Function, expressions: Sequence[ast.expr]) -> set[str]:
