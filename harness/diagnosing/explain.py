@@ -34,7 +34,7 @@ MOST = 1 << 22
 """Elements of the op's first input up to which the reference is evaluated at once."""
 TIMES_JUDGED = 4.0
 """How many times as long as judging a case it takes to follow its worst element, at most as a rule."""
-SHRINKING = 5.0
+SHRINKING = 2.0
 """Seconds that are spent on smaller tensors, if there are so many."""
 LEAST = 1.0
 """Seconds below which smaller tensors are not looked for."""

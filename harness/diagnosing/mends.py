@@ -36,7 +36,7 @@ from lastbit.tracing.places import Places
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
 from lastbit.tracing.triton_lanes import MOVERS
 
-SECONDS = 3.0
+SECONDS = 2.0
 """Of the processor, for which mends are tried; where that is not enough for all of them, no line is named."""
 MOST_STAGES = 40
 """Values of the kernel's that are tried as stages."""
@@ -183,7 +183,8 @@ class _Mending:
         single = [mend for e in reversed(span) for own in _by_launch(e) for mend in self._mends_of(own)]
         edge = [mend for e in border for mend in self._mends_of(e)]
         adds = not span and last.outside(self.result).sum() >= LEAST
-        single += [m for m in edge if m.words == NOT_ROUNDED or (adds and m.kind is Kind.ADDITION and not m.known)]
+        single += [m for m in edge if adds and m.kind is Kind.ADDITION and not m.known]
+        single += [replace(m, sure=False) for m in edge if m.words == NOT_ROUNDED]
         possible = [*single, *self._places(span), *self._passed(span), *_joint(single)]
         possible.sort(key=lambda m: (m.kind, len(m.together), m.expression.events[-1].origin))  # arguments are few
         for mend in possible:
@@ -310,7 +311,8 @@ class _Mending:
 
         A number in a function that is right if it is passed something else is not sure.
         """
-        if mend.kind is Kind.OPERATION and self._is_known(mend.expression):  # it is right, and something else is not
+        chooses = mend.expression.events[-1].name.endswith(("select", "where"))
+        if mend.kind is Kind.OPERATION and not chooses and self._is_known(mend.expression):  # it is right
             return replace(mend, sure=False)
         if mend.kind is Kind.NUMBER and mend.sure and len(mend.expression.events[-1].places) > 1 and not mend.of_param:
             calls = mend.expression.events[-1].places[1:]
@@ -333,7 +335,7 @@ class _Mending:
         level = deciding(places or event.places, left_out=left_out)
         if not level:
             return replace(mend, sure=mend.sure and level is not None)
-        return replace(mend, expression=_standing(mend.expression, (places or event.places)[level:]))
+        return replace(mend, expression=_standing(mend.expression, (places or event.places)[level:]), sure=True)
 
     def _told_in(self, line: Line, mend: Mend) -> bool:
         """Whether it is decided in a line that a rounding is done."""

@@ -122,19 +122,22 @@ def _flags(place: Place, left_out: bool) -> set[str]:
     names = set(_parameters(function)) if begins else _assigned(function, place)
     found = set[str]()
     for node in _beside(function, place, begins):
-        if isinstance(node, ast.If) and not left_out and _is_other_way(node, place):
-            found |= _of_parameters(function, [node.test])
-        if isinstance(node, ast.If) and any(_rounds(body, names, place, left_out) for body in (node.body, node.orelse)):
+        sides = (node.body, node.orelse) if isinstance(node, ast.If) else ()
+        other = not left_out and isinstance(node, ast.If) and _is_other_way(node, place)
+        if isinstance(node, ast.If) and (other or any(_rounds(side, names, place, left_out) for side in sides)):
             found |= _of_parameters(function, [node.test])
     return found
 
 
 def _is_other_way(branches: ast.If, place: Place) -> bool:
-    """Whether a place is in one of two branches of which the other does not round."""
+    """Whether a place is a statement that only rounds, in one of two branches of which the other does not round."""
     sides = branches.body, branches.orelse
-    own = [any(n.lineno <= place.line <= (n.end_lineno or 0) for n in side) for side in sides]
+    own = [[n for n in side if n.lineno <= place.line <= (n.end_lineno or 0)] for side in sides]
     others = [side for side, is_own in zip(sides, own, strict=True) if not is_own]
-    return len(others) == 1 and bool(others[0]) and not any(_narrows(n) for s in others[0] for n in ast.walk(s))
+    rounds = any(_rounds(side, (), place, False) for side in own)
+    return (
+        rounds and len(others) == 1 and bool(others[0]) and not any(map(_narrows, ast.walk(ast.Module(others[0], []))))
+    )
 
 
 def _narrows(node: ast.AST) -> bool:
