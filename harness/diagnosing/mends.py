@@ -18,7 +18,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from lastbit.diagnosing.culprits import LIKE, Fault, Search
+from lastbit.diagnosing.culprits import Search
 from lastbit.diagnosing.grid import Grid
 from lastbit.diagnosing.told import MOVING, alias, chain_of_address, deciding, definition, is_given, lines_of
 from lastbit.diagnosing.traced_stages import Stage, Stages, distance, hands_on
@@ -38,6 +38,10 @@ from lastbit.tracing.triton_lanes import MOVERS
 
 SECONDS = 2.0
 """Of the processor, for which mends are tried; where that is not enough for all of them, no line is named."""
+LIKE = 0.5
+"""Relative L2 error up to which another value of a stage is tried first."""
+COARSEST = 2.0**-4
+"""The same where the kernel has a right value, too, that is rounded once more: relative error of e4m3."""
 MOST_STAGES = 40
 """Values of the kernel's that are tried as stages."""
 MOST_LAUNCHES = 8
@@ -97,6 +101,11 @@ class Mend:
         return own | {number: change for mend in self.together for number, change in mend.changes.items()}
 
     @property
+    def of_arguments(self) -> bool:
+        """Whether it is of what follows from arguments alone: of its line, what computes with that shows more."""
+        return self.expression.events[-1].origin is not Origin.MEMORY
+
+    @property
     def line(self) -> Line:
         place = self.expression.events[0].place
         return place.file, place.line
@@ -108,6 +117,7 @@ class Mending:
 
     Attributes:
         stage: what is wrong.
+        value: what the kernel has for it, where that is not the last stage.
         span: the expressions that lead to it, which compute something.
         since: the stages that are right, on which they rest.
         mends: those with which every element is right, one for each line that has one, of the first kind of which any
@@ -115,6 +125,7 @@ class Mending:
     """
 
     stage: str
+    value: Expression | None = None
     span: tuple[Expression, ...] = ()
     since: tuple[str, ...] = ()
     mends: tuple[Mend, ...] = ()
@@ -143,15 +154,14 @@ class Mending:
         return self.span[-1] if len(lines) == 1 and not self.mends and not reads else None
 
 
-def mending(search: Search, fault: Fault) -> Mending:
-    """Try mends of what led to a stage that is wrong."""
-    return _Mending(search, fault).found()
+def mending(search: Search) -> Mending:
+    """Try mends of what led to the stage that is wrong."""
+    return _Mending(search).found()
 
 
 @dataclass(frozen=True, eq=False)
 class _Mending:
     search: Search
-    fault: Fault
 
     @property
     def stages(self) -> Stages:
@@ -179,7 +189,7 @@ class _Mending:
             span, since, border = self._span(self.stages.ends if value is None else [ev.number for ev in value.events])
             if span or border:
                 break
-        told = stage.name, tuple(e for e in span if not self._is_right(e)), since
+        told = stage.name, value, tuple(e for e in span if not self._is_right(e)), since
         single = [mend for e in reversed(span) for own in _by_launch(e) for mend in self._mends_of(own)]
         edge = [mend for e in border for mend in self._mends_of(e)]
         adds = not span and last.outside(self.result).sum() >= LEAST
@@ -194,7 +204,8 @@ class _Mending:
                 break
             if time.process_time() > until:
                 return Mending(*told)
-            if (given and mend.kind is Kind.OPERATION and known is None) or (known is not None and known.sure):
+            first = known is None or not known.sure or known.of_arguments > mend.of_arguments
+            if not first or (given and mend.kind is Kind.OPERATION and known is None):
                 continue  # what computes with a given number may do another operation with it
             if (not mend.known or self._is_of_reference(mend.expression, mend.change)) and self._passes(mend.changes):
                 mend = self._decided(mend)
@@ -205,16 +216,16 @@ class _Mending:
 
     def _wrong_stages(self) -> Iterator[tuple[Stage, Expression]]:
         """The stages before the last of which the kernel has another value: with the contract's, all is right."""
-        if self.fault.stage.name != self.stages.last and self._is_it(self.fault.stage, self.fault.value):
-            yield self.fault.stage, self.fault.value
         seen = set[tuple[str, bytes]]()
-        for name, stage in self.stages.all.items():
-            for e in self.stages.full if name != self.stages.last and name not in self.search.right else ():
-                key = name, e.values.tobytes()
-                if key not in seen and len(seen) < MOST_STAGES and stage.takes(e) and _is_like(stage, e):
-                    seen.add(key)
-                    if self._is_it(stage, e):
-                        yield stage, e
+        for nearest, farthest in ((0.0, LIKE), (LIKE, np.inf)):
+            for name, stage in self.stages.all.items():
+                most = COARSEST if name in self.search.right else farthest
+                for e in self.stages.full if name != self.stages.last else ():
+                    key, error = (name, e.values.tobytes()), _error(stage, e)
+                    if key not in seen and len(seen) < MOST_STAGES and nearest <= error <= most and stage.takes(e):
+                        seen.add(key)
+                        if self._is_it(stage, e):
+                            yield stage, e
 
     def _is_right(self, e: Expression) -> bool:
         """Whether it hands on what it was given, bit by bit, or reads the elements of an input that belong there."""
@@ -299,7 +310,7 @@ class _Mending:
     def _right(self, name: str) -> Iterator[Event]:
         """The events that are a stage, rightly."""
         right = self.search.right.get(name)
-        if right is None or right is self.fault.value:
+        if right is None:
             return
         stage, values = self.stages.all[name], right.values.tobytes()
         for e in self.stages.found:
@@ -911,9 +922,9 @@ def _is_alike(a: Expression, b: Expression) -> bool:
     return a.residues is None or b.residues is None or not bool(a.residues.differs(b.residues).any())
 
 
-def _is_like(stage: Stage, e: Expression) -> bool:
-    """Whether a value could be a stage and is not what the contract has."""
-    return bool(stage.outside(e).any()) and distance(e.values, stage.parts[1], e.known) <= LIKE
+def _error(stage: Stage, e: Expression) -> float:
+    """How far a value is from that of a stage; NaN where it is not another one."""
+    return distance(e.values, stage.parts[1], e.known) if stage.outside(e).any() else np.nan
 
 
 def constant_of(operand: Operand) -> float | None:
