@@ -36,7 +36,7 @@ from lastbit.tracing.places import Places
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
 from lastbit.tracing.triton_lanes import MOVERS
 
-SECONDS = 2.0
+SECONDS = 3.0
 """Of the processor, for which mends are tried; where that is not enough for all of them, no line is named."""
 LIKE = 0.5
 """Relative L2 error up to which another value of a stage is tried first."""
@@ -49,7 +49,7 @@ MOST_LAUNCHES = 8
 LEAST = 8
 """Wrong elements that must become right where residues are not known: of fewer, any line's other rounding mends all."""
 
-NOT_ROUNDED = "not rounded"
+NOT_ROUNDED, OF_OPERAND = "not rounded", "of its operand"
 OTHER = "another value of the reference's"
 
 Line = tuple[str, int]
@@ -120,6 +120,7 @@ class Mending:
         value: what the kernel has for it, where that is not the last stage.
         span: the expressions that lead to it, which compute something.
         since: the stages that are right, on which they rest.
+        computes: the last of the span is no value of the reference's.
         mends: those with which every element is right, one for each line that has one, of the first kind of which any
             line has one.
     """
@@ -128,6 +129,7 @@ class Mending:
     value: Expression | None = None
     span: tuple[Expression, ...] = ()
     since: tuple[str, ...] = ()
+    computes: bool = True
     mends: tuple[Mend, ...] = ()
 
     @property
@@ -151,7 +153,7 @@ class Mending:
             return None
         lines = {(e.events[0].place.file, e.events[0].place.line) for e in self.span}
         reads = all(event.name == "load" for event in events)
-        return self.span[-1] if len(lines) == 1 and not self.mends and not reads else None
+        return self.span[-1] if len(lines) == 1 and not self.mends and not reads and self.computes else None
 
 
 def mending(search: Search) -> Mending:
@@ -189,7 +191,9 @@ class _Mending:
             span, since, border = self._span(self.stages.ends if value is None else [ev.number for ev in value.events])
             if span or border:
                 break
-        told = stage.name, value, tuple(e for e in span if not self._is_right(e)), since
+        computing = tuple(e for e in span if not self._is_right(e))
+        sure = bool(computing) and not self._is_known(computing[-1])
+        told = stage.name, value, computing, since, sure
         single = [mend for e in reversed(span) for own in _by_launch(e) for mend in self._mends_of(own)]
         edge = [mend for e in border for mend in self._mends_of(e)]
         adds = not span and last.outside(self.result).sum() >= LEAST
@@ -220,12 +224,22 @@ class _Mending:
         for nearest, farthest in ((0.0, LIKE), (LIKE, np.inf)):
             for name, stage in self.stages.all.items():
                 most = COARSEST if name in self.search.right else farthest
-                for e in self.stages.full if name != self.stages.last else ():
+                for e in filter(self._can_be_wrong, self.stages.full if name != self.stages.last else ()):
                     key, error = (name, e.values.tobytes()), _error(stage, e)
                     if key not in seen and len(seen) < MOST_STAGES and nearest <= error <= most and stage.takes(e):
                         seen.add(key)
                         if self._is_it(stage, e):
                             yield stage, e
+
+    @cached_property
+    def _led_to_right(self) -> set[int]:
+        """Numbers of the events that are a stage, rightly, or led to one."""
+        right = self.search.right.values()
+        return self.stages.ancestry.before(event.number for e in right for event in e.events)
+
+    def _can_be_wrong(self, e: Expression) -> bool:
+        """Whether an expression is no input, no right stage, not what led to one, and not what the kernel gave."""
+        return not (self.stages.is_input(e) or e in self.stages.given or e.number in self._led_to_right)
 
     def _is_right(self, e: Expression) -> bool:
         """Whether it hands on what it was given, bit by bit, or reads the elements of an input that belong there."""
@@ -322,6 +336,8 @@ class _Mending:
 
         A number in a function that is right if it is passed something else is not sure.
         """
+        if mend.words.startswith(OF_OPERAND) and (places := _passing(mend.expression.events[-1])):
+            return replace(mend, expression=_standing(mend.expression, places))
         chooses = mend.expression.events[-1].name.endswith(("select", "where"))
         if mend.kind is Kind.OPERATION and not chooses and self._is_known(mend.expression):  # it is right
             return replace(mend, sure=False)
@@ -385,6 +401,14 @@ class _Mending:
         if before is None or before.origin is not Origin.MEMORY:
             return not operand.name
         return here in lines if before.name == "load" else None
+
+    def _is_right_operand(self, event: Event, place: int) -> bool:
+        """Whether an operand is a value of the reference's."""
+        before = [o for o in event.operands if not o.address][place].event
+        while before is not None and before.name in MOVERS:
+            before = before.operands[0].event
+        found = next((e for e in self.stages.found if before is not None and before in e.events), None)
+        return found is not None and bool(found.values[found.known].any()) and self._is_known(found)
 
     def _is_known(self, e: Expression) -> bool:
         """Whether it is a value of the reference's, by its residues."""
@@ -621,9 +645,11 @@ class _Mending:
             for place, side in enumerate(("first", "second")):
                 change = partial(self._exchanged, e, values, operation, place)
                 mend = Mend(e, f"with {name} for its {side} operand", change, Kind.OPERAND, known=name == OTHER)
-                plain = name != OTHER or self._alias(mend) is not None or self._plain(event, place)
+                plain = self._alias(mend) is not None or self._plain(event, place)
+                if plain is None and name != OTHER:  # a value that is right, but not the one that belongs there
+                    plain = True if self._is_right_operand(event, place) else None
                 kind = Kind.COMPUTED if plain is None else Kind.OPERAND
-                yield replace(mend, kind=kind, sure=bool(plain))
+                yield replace(mend, kind=kind, sure=bool(plain) or (plain is False and name != OTHER))
 
     def _exchanged(
         self, e: Expression, own: Made, operation: Function, place: int, redo: Redo, event: Event, given: Values
@@ -647,7 +673,7 @@ class _Mending:
                 further = partial(_second, function, float(number))
                 yield Mend(e, words.format(name), partial(self._then, further), Kind.ADDITION)
                 if of_one and name in params:
-                    yield Mend(e, f"of its operand {words.format(name)}", partial(self._before, further), Kind.ADDITION)
+                    yield Mend(e, f"{OF_OPERAND} {words.format(name)}", partial(self._before, further), Kind.ADDITION)
             for name, values in (*self._values.items(), *((OTHER, v) for v in self._others)):
                 change = partial(self._then_cells, e, function, values)
                 yield Mend(e, words.format(name), change, Kind.ADDITION, known=self.result.residues is not None)
@@ -814,6 +840,16 @@ def _by_launch(e: Expression) -> Iterator[Expression]:
     launches = dict.fromkeys(None if event.program is None else event.program[0] for event in e.events)
     for launch in launches if 1 < len(launches) <= MOST_LAUNCHES else ():
         yield replace(e, events=tuple(ev for ev in e.events if ev.program is not None and ev.program[0] == launch))
+
+
+def _passing(event: Event) -> Places:
+    """The outermost call that an operation is in and its operand is not: where that is passed; none without one."""
+    before = next((o.event for o in event.operands if not o.address), None)
+    for level in range(len(event.places) - 1, 0, -1):
+        call = event.places[level:]
+        if before is not None and before.places and before.places[-len(call) :] != call:
+            return call
+    return ()
 
 
 def _latest(mends: Mapping[Line, Mend]) -> tuple[Kind, int]:

@@ -139,9 +139,9 @@ def traced(kernel: Kernel, line: str = LINE) -> KernelTrace:
         ("total / n", "total / (n - 1)", "variance", "var = total / (n - 1)"),
         ("squares = x * x", "squares = tl.where(cols < n - 1, x * x, 0.0)", "variance", "squares = tl.where"),
         ("var + eps", "var + 0.5", "inv_rms", "shifted = var + 0.5"),
-        ("y = xhat * w", "y = xhat * (w + 1)", "product", "y = xhat * (w + 1)"),
+        ("y = xhat * w", "y = xhat * (w + 1)", "output", "y = xhat * (w + 1)"),
         ("row * stride + cols", "row * stride + (cols + 1) % n", "normalized", "x = tl.load"),
-        ("w = tl.load(w_ptr + cols", "w = tl.load(w_ptr + n - 1 - cols", "product", "w = tl.load"),
+        ("w = tl.load(w_ptr + cols", "w = tl.load(w_ptr + n - 1 - cols", "output", "w = tl.load"),
     ],
 )
 def test_the_line_of_a_mistake_in_triton(tmp_path: Path, old: str, new: str, wrong: str, code: str) -> None:
