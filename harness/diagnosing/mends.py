@@ -349,8 +349,8 @@ class _Mending:
             return replace(mend, expression=_standing(mend.expression, (place,)))
         helper = mend.expression.events[-1].program is not None and len(mend.expression.events[-1].places) > 1
         if mend.kind is Kind.ADDITION and helper and self._is_known(mend.expression):  # what takes it lacks something
-            handed = self.stages.ancestry.log.handed.get(mend.expression.events[-1].number, ())[1:]
-            return replace(mend, expression=_standing(mend.expression, handed)) if handed else replace(mend, sure=False)
+            calls = self.stages.ancestry.log.handed.get(mend.expression.events[-1].number, ())[1:]
+            return replace(mend, expression=_standing(mend.expression, calls)) if calls else replace(mend, sure=False)
         if mend.kind is not Kind.ROUNDING:
             return mend
         if mend.together:
@@ -358,11 +358,12 @@ class _Mending:
         if self._is_kept(mend.expression):
             return replace(mend, sure=False)
         event, left_out = mend.expression.events[-1], mend.words != NOT_ROUNDED
-        places = self.stages.ancestry.log.handed.get(event.number) if left_out else None
-        level = deciding(places or event.places, left_out=left_out)
+        handed = self.stages.ancestry.log.handed.get(event.number, ()) if left_out else ()
+        places = handed or event.places
+        level = deciding(places, left_out=left_out)
         if not level:
             return replace(mend, sure=mend.sure and level is not None)
-        return replace(mend, expression=_standing(mend.expression, (places or event.places)[level:]), sure=True)
+        return replace(mend, expression=_standing(mend.expression, places[level:]), sure=True)
 
     def _told_in(self, line: Line, mend: Mend) -> bool:
         """Whether it is decided in a line that a rounding is done."""
@@ -398,6 +399,8 @@ class _Mending:
             if before.name == "load" or not (hands_on(before) or before.name in MOVERS):
                 break
             before = before.operands[0].event
+        if operand.memory is not None:  # a tensor of PyTorch's
+            return None
         if before is None or before.origin is not Origin.MEMORY:
             return not operand.name
         return here in lines if before.name == "load" else None
