@@ -28,6 +28,8 @@ MOST_OTHERS = 2
 NO_TEST = "none: an assertion on the result does not see what is wrong; `lastbit verify` on the case shows it"
 """What is said where tensors are shown without a test."""
 
+MOST_LINES = 3
+"""Lines of which one may be wrong, where none is named."""
 MOST_FILES = 3
 """Files whose lines are named where the one that is wrong was not found."""
 
@@ -186,6 +188,9 @@ def _place(explanation: Explanation, *, others: int) -> Iterator[Field]:
             yield "", first.right
     elif trace.between:
         yield "line", _between(trace)
+    if first is None and trace.mended:
+        lines = dict.fromkeys(shown_path(f"{step.file}:{step.line}") for step in trace.mended)
+        yield "", f"perhaps {' or '.join(list(lines)[:MOST_LINES])}, or what is passed there"
     for step in [step for step in trace.mended if first is None or step.line != first.line][:others]:
         yield (
             "",

@@ -32,8 +32,8 @@ function there; where a fault only leaves out a rounding, the statement whose va
 where the recorded call, done again with one operation of it mended, gives what the contract allows, residues included.
 Faults whose finding is not of values have no wrong element, and stand apart.
 
-| op | faults | traced | named | right | wrong | not found |
-|---|---|---|---|---|---|---|
+| op | faults | traced | named | right | wrong | not found | among three |
+|---|---|---|---|---|---|---|---|
 """
 
 
@@ -46,18 +46,22 @@ class Row:
         case: the first case that fails; empty if none did.
         kind: `OF_VALUES`, or the finding that is not of values, or why nothing was traced.
         rank: of the line that is named, `planted`, `unrounded` or empty.
+        among: the same of the best of the first three lines that could be mended, that one included.
         named: that line, its text and how it is mended; empty where none is named.
         seconds: of the trace.
         planted: the planted lines.
+        told: the lines that could be mended, where none is named.
     """
 
     fault: str
     case: str
     kind: str
     rank: str = ""
+    among: str = ""
     named: str = ""
     seconds: float = 0.0
     planted: str = ""
+    told: str = ""
 
     @property
     def op(self) -> str:
@@ -101,10 +105,14 @@ def measure(fault: Any, cases: dict[str, str]) -> Row:
         spent = time.perf_counter() - begin
     text = planted_lines(fault, read_sources())
     lines = ", ".join(f"{file}:{line}" for file, line in sorted(text.lines))
+    ranked = [
+        _rank(text, unrounded(text, read_sources()), step) for step in filter(None, [trace.blamed, *trace.mended])
+    ]
+    among = next(filter(None, ranked[: 3 + bool(trace.blamed)]), "")
     if trace.blamed is None:
-        return Row(name, cases[name], trace.reason or kind, seconds=spent, planted=lines)
-    rank = _rank(text, unrounded(text, read_sources()), trace.blamed)
-    return Row(name, cases[name], trace.reason or kind, rank, _shown(trace.blamed), spent, lines)
+        told = "; ".join(map(_shown, trace.mended))
+        return Row(name, cases[name], trace.reason or kind, "", among, "", spent, lines, told)
+    return Row(name, cases[name], trace.reason or kind, ranked[0], among, _shown(trace.blamed), spent, lines)
 
 
 def _kind(result: Any) -> str:
@@ -145,8 +153,9 @@ def _counted(op: str, rows: list[Row]) -> str:
     traced = [r for r in rows if r.kind == OF_VALUES]
     named = [r for r in traced if r.named]
     right = sum(bool(r.rank) for r in named)
+    among = sum(bool(r.among) for r in traced)
     of = f"{right} ({100 * right / max(1, len(traced)):.0f} %)"
-    cells = (op, len(rows), len(traced), len(named), of, len(named) - right, len(traced) - len(named))
+    cells = (op, len(rows), len(traced), len(named), of, len(named) - right, len(traced) - len(named), among)
     return f"| {' | '.join(map(str, cells))} |\n"
 
 
@@ -154,7 +163,7 @@ def misses(rows: list[Row]) -> str:
     """Return what was named in place of the planted line, and what is said of faults without a wrong element."""
     text = "\n## Not named, or another line\n\n| fault | planted | named |\n|---|---|---|\n"
     for row in (r for r in rows if r.kind == OF_VALUES and not r.rank):
-        text += f"| {row.fault} | {row.planted} | {row.named.replace('|', chr(92) + '|') or 'none'} |\n"
+        text += f"| {row.fault} | {row.planted} | {(row.named or row.told).replace('|', chr(92) + '|') or 'none'} |\n"
     text += "\n## No wrong element\n\n| fault | what is said |\n|---|---|\n"
     return text + "".join(f"| {r.fault} | {r.kind} |\n" for r in rows if r.kind != OF_VALUES)
 
@@ -191,7 +200,7 @@ def rows_of(options: argparse.Namespace) -> list[Row]:
         row = Row(**kept[name])
         if options.show:
             print(f"{row.rank or '-'} {row.seconds:.1f}s {row.fault}\n    {row.case}\n    at {row.planted}")
-            print(f"    {row.named or row.kind}", flush=True)
+            print(f"    {row.named or row.kind} {row.told}", flush=True)
         rows.append(row)
     return rows
 

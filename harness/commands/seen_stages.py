@@ -10,7 +10,7 @@ from dataclasses import replace
 from lastbit.case import Case, parse_case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.diagnosing.in_sight import stages_in_sight
+from lastbit.diagnosing.trace import stages_in_sight
 from lastbit.dtypes import BY_NAME
 from lastbit.errors import LastbitError
 from lastbit.kernel import REVISION_MARK

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lastbit.diagnosing.identify import Observed, cases_of, identified, observe
-from lastbit.diagnosing.in_sight import stages_in_sight
+from lastbit.diagnosing.trace import stages_in_sight
 from lastbit.diagnosing.trials import Sample
 from lastbit.errors import UsageError
 from lastbit.inputs.bitwise import bits_with_one_nan, distance

@@ -18,14 +18,13 @@ from lastbit.diagnosing.pasted import is_interpreted, test_of
 from lastbit.diagnosing.patterns import diagnose
 from lastbit.diagnosing.products import wrong_product
 from lastbit.diagnosing.smallest import smallest_of
-from lastbit.diagnosing.trace import Target, judged_to_explain, trace_result
+from lastbit.diagnosing.trace import Judged, Target, judged_to_explain, trace_result
 from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.outcomes.explanation import Explanation
 from lastbit.outcomes.trace import KernelTrace
 from lastbit.result import BAD, CaseResult, Verdict, simplest, told
-from lastbit.shadows.following import Followed
 from lastbit.verify.check import Subject
 from lastbit.verify.inprocess import Watch, Workplace, planned, unwatched
 from lastbit.verify.plan import Planned
@@ -35,7 +34,7 @@ MOST = 1 << 22
 """Elements of the op's first input up to which the reference is evaluated at once."""
 TIMES_JUDGED = 4.0
 """How many times as long as judging a case it takes to follow its worst element, at most as a rule."""
-SHRINKING = 5.0
+SHRINKING = 2.0
 """Seconds that are spent on smaller tensors, if there are so many."""
 LEAST = 1.0
 """Seconds below which smaller tensors are not looked for."""
@@ -59,28 +58,30 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
     """
     start = time.monotonic()
     with watch(case):
-        result, actual, followed, target = judged_to_explain(subject, case)
-    found = _found(subject, result, target)
+        judged = judged_to_explain(subject, case)
+    result = judged.result
+    found = _found(subject, result, judged.target)
     if found.worst is None:
         return found
     if subject.device.type == "cpu":
         if time.monotonic() - start + TIMES_JUDGED * result.seconds > seconds:
             found = _noting(found, f"the way of the element is left out: it does not fit into {seconds:.3g} s")
         else:
-            found = replace(found, trace=trace_result(subject, case, result, actual, target, watch=watch))
+            found = replace(found, trace=trace_result(judged, watch=watch))
     if case.tensors[0].numel > MOST:
         found = _noting(found, f"the reference is evaluated at once for at most {MOST:,} elements of an input")
     else:
         problem = subject.problem(build(case.gathered(), subject.device))
-        found = _worked_out(found, Observation.of(problem, actual), result, followed)
+        found = _worked_out(found, Observation.of(problem, judged.actual), judged)
     if result.verdict is Verdict.FAILED and subject.device.type == "cpu" and (wrong := wrong_product(subject, case)):
         found = replace(found, diagnoses=(wrong, *found.diagnoses))
     return found if any(finding.kind in OF_STAGES for finding in result.faults) else _blameless(found)
 
 
-def _worked_out(found: Explanation, seen: Observation, result: CaseResult, followed: Followed | None) -> Explanation:
+def _worked_out(found: Explanation, seen: Observation, judged: Judged) -> Explanation:
     """With the inputs of the element, its stages as far as they were seen, and what the errors have in common."""
     assert found.worst is not None
+    result = judged.result
     trace, index, whole = found.trace, found.worst.index, tuple(seen.actual[found.stage].shape)
     found = replace(found, inputs=inputs_of(seen.problem, index, whole, trace.steps))
     own = () if found.elsewhere else trace.stages  # else they are stages of another element
@@ -88,7 +89,7 @@ def _worked_out(found: Explanation, seen: Observation, result: CaseResult, follo
     return replace(
         found,
         arithmetic=worked_arithmetic(seen, found.stage, index, steps),
-        diagnoses=diagnose(seen, result, followed) if result.verdict is Verdict.FAILED else (),
+        diagnoses=diagnose(seen, result, judged.followed) if result.verdict is Verdict.FAILED else (),
     )
 
 

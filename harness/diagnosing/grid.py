@@ -14,6 +14,7 @@ from lastbit.interpret.formats import Array
 from lastbit.judging.problem import Problem
 from lastbit.tracing import Event, Log
 from lastbit.tracing.memory import Addresses, Write
+from lastbit.tracing.of_torch import UNWRITTEN
 
 MOST = 4096
 """Cells that are compared, but one row at least."""
@@ -143,7 +144,7 @@ def ends(log: Log, grid: Grid, where: Addresses) -> dict[int, tuple[Event, Array
     """The recorded events that wrote the cells of the tensor: by number, with their element for each cell."""
     found: dict[int, tuple[Event, Array]] = {}
     for write, positions, lanes in log.writes.last(where.at(grid.numbers), log.next()):
-        if write.event is not None:
+        if write.event is not None and write.event.name.rpartition(".")[2] not in UNWRITTEN:
             own = found.setdefault(write.event.number, (write.event, np.full(grid.size, -1)))[1]
             own[positions] = lanes
     return found

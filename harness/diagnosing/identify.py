@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.handover import OF_STAGES
-from lastbit.diagnosing.roundings import Variant
-from lastbit.diagnosing.trials import Sample, Trial, search_roundings, try_all
+from lastbit.diagnosing.trials import Sample, Trial, Variant, search_roundings, try_all
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Tensors

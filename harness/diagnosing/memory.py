@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from lastbit.diagnosing.steps import step_at, step_of
+from lastbit.diagnosing.told import chain_of_address, lines_of
 from lastbit.interpret.places import Place
 from lastbit.outcomes.trace import Step
 from lastbit.result import Finding
@@ -29,6 +30,13 @@ def steps_named(log: Log, findings: Iterable[Finding]) -> tuple[Step, ...]:
     """Return the steps that findings name by place, such as a load of a gap."""
     known = {str(place): place for place in _places(log)}
     return tuple(step_at(place) for f in findings for text, place in known.items() if text in f.sentence)
+
+
+def is_sure(log: Log, step: Step) -> bool:
+    """Whether where a step reads or writes is computed in its own line, as far as that was recorded."""
+    at = step.file, step.line, step.column
+    here = [e for e in log.events if e.places and (e.place.file, e.place.line, e.place.column) == at]
+    return all(lines_of(chain_of_address(event, pointer=True)) <= {at[:2]} for event in here)
 
 
 def _places(log: Log) -> Iterator[Place]:

@@ -13,33 +13,44 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, partial
+from itertools import chain
 
 import numpy as np
 import torch
 
-from lastbit.diagnosing.culprits import LIKE, Fault, Search
+from lastbit.diagnosing.culprits import Search
 from lastbit.diagnosing.grid import Grid
+from lastbit.diagnosing.told import MOVING, alias, chain_of_address, deciding, definition, is_given, lines_of
 from lastbit.diagnosing.traced_stages import Stage, Stages, distance, hands_on
 from lastbit.interpret.formats import Array
+from lastbit.interpret.places import Place
 from lastbit.numerics import FORMATS, Format, round_to
-from lastbit.numerics.algebraic import FORMULAS
+from lastbit.numerics.algebraic import FORMULAS, noting
 from lastbit.numerics.formats import FP32
 from lastbit.numerics.residues import Residues, constant
 from lastbit.shadows.programs import FORMATS as OF_ARRAYS
 from lastbit.tracing import Event, Operand
-from lastbit.tracing.cells import Expression, residues_of_cells
+from lastbit.tracing.cells import Ancestry, Expression, expressions, residues_of_cells
 from lastbit.tracing.events import Made, Origin
+from lastbit.tracing.places import Places
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
 from lastbit.tracing.triton_lanes import MOVERS
 
-SECONDS = 5.0
+SECONDS = 3.0
 """Of the processor, for which mends are tried; where that is not enough for all of them, no line is named."""
+LIKE = 0.5
+"""Relative L2 error up to which another value of a stage is tried first."""
+COARSEST = 2.0**-4
+"""The same where the kernel has a right value, too, that is rounded once more: relative error of e4m3."""
 MOST_STAGES = 40
 """Values of the kernel's that are tried as stages."""
 MOST_LAUNCHES = 8
 """Launches of one kernel that are mended one by one."""
 LEAST = 8
 """Wrong elements that must become right where residues are not known: of fewer, any line's other rounding mends all."""
+
+NOT_ROUNDED, OF_OPERAND = "not rounded", "of its operand"
+OTHER = "another value of the reference's"
 
 Line = tuple[str, int]
 
@@ -50,8 +61,15 @@ class Kind(IntEnum):
     ROUNDING = 0
     NUMBER = 1
     OPERATION = 2
-    ADDITION = 3
-    """An operation more, or another value for an operand."""
+    PLACE = 3
+    """A number in where something is read, or whether it is."""
+    ELEMENTS = 4
+    OPERAND = 5
+    """Another value for an operand: an input, a stage, another value of the reference's."""
+    ADDITION = 6
+    """An operation more."""
+    COMPUTED = 7
+    """Another value for an operand that is computed: what computes that can be wrong as well."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +80,35 @@ class Mend:
         words: completes "with the result of this line ...".
         change: for each of its events.
         kind: what is changed: mends of a later kind are tried where no line has one of an earlier.
+        sure: nothing but the line decides on it: no argument of the launch, no flag, no other line.
+        together: other expressions, changed in the same way at once.
+        known: it counts only if the result is a value of the reference's.
+        of_param: the number is a parameter.
     """
 
     expression: Expression
     words: str
     change: Change
     kind: Kind
+    sure: bool = True
+    together: tuple[Mend, ...] = ()
+    known: bool = False
+    of_param: bool = False
+
+    @property
+    def changes(self) -> dict[int, Change]:
+        own = {event.number: self.change for event in self.expression.events}
+        return own | {number: change for mend in self.together for number, change in mend.changes.items()}
+
+    @property
+    def of_arguments(self) -> bool:
+        """Whether it is of what follows from arguments alone: of its line, what computes with that shows more."""
+        return self.expression.events[-1].origin is not Origin.MEMORY
+
+    @property
+    def line(self) -> Line:
+        place = self.expression.events[0].place
+        return place.file, place.line
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,23 +117,27 @@ class Mending:
 
     Attributes:
         stage: what is wrong.
+        value: what the kernel has for it, where that is not the last stage.
         span: the expressions that lead to it, which compute something.
         since: the stages that are right, on which they rest.
+        computes: the last of the span is no value of the reference's.
         mends: those with which every element is right, one for each line that has one, of the first kind of which any
             line has one.
     """
 
     stage: str
+    value: Expression | None = None
     span: tuple[Expression, ...] = ()
     since: tuple[str, ...] = ()
+    computes: bool = True
     mends: tuple[Mend, ...] = ()
 
     @property
     def only(self) -> Mend | None:
-        """That of the only line that has one, or of the only one that computes with arguments alone."""
+        """That of the only line that has one, or of the only one that computes with arguments alone, if it is sure."""
         own = [mend for mend in self.mends if mend.expression.events[-1].origin is not Origin.MEMORY]
         found = own or self.mends  # what other lines compute with a wrong argument is wrong for that
-        return found[0] if len(found) == 1 else None
+        return found[0] if len(found) == 1 and found[0].sure else None
 
     @property
     def blamed(self) -> Expression | None:
@@ -102,24 +147,23 @@ class Mending:
         with a mend alone.
         """
         events = [event for e in self.span for event in e.events]
-        if any(event.name == "bitcast" and event.is_float for event in events):
-            return None
         if self.only is not None:
             return self.only.expression
+        if any(event.name == "bitcast" or not event.is_float for event in events):
+            return None
         lines = {(e.events[0].place.file, e.events[0].place.line) for e in self.span}
         reads = all(event.name == "load" for event in events)
-        return self.span[-1] if len(lines) == 1 and not self.mends and not reads else None
+        return self.span[-1] if len(lines) == 1 and not self.mends and not reads and self.computes else None
 
 
-def mending(search: Search, fault: Fault) -> Mending:
-    """Try mends of what led to a stage that is wrong."""
-    return _Mending(search, fault).found()
+def mending(search: Search) -> Mending:
+    """Try mends of what led to the stage that is wrong."""
+    return _Mending(search).found()
 
 
 @dataclass(frozen=True, eq=False)
 class _Mending:
     search: Search
-    fault: Fault
 
     @property
     def stages(self) -> Stages:
@@ -131,7 +175,10 @@ class _Mending:
 
     @cached_property
     def redo(self) -> Redo:
-        return Redo(self.stages.ancestry, self.stages.ends)
+        known = self.stages.ancestry
+        return Redo(
+            Ancestry.of(known.log, [known.events[n] for n in self.stages.ends], addresses=True), self.stages.ends
+        )
 
     @cached_property
     def result(self) -> Expression:
@@ -140,39 +187,67 @@ class _Mending:
     def found(self) -> Mending:
         until, mends = time.process_time() + SECONDS, dict[Line, Mend]()
         last = self.stages.all[self.stages.last]
-        stage, value = next(self._wrong_stages(), (last, None))
-        span, since = self._span(self.stages.ends if value is None else [event.number for event in value.events])
-        told = stage.name, tuple(e for e in span if not self._is_right(e)), since
-        possible = [mend for e in reversed(span) for own in _by_launch(e) for mend in self._mends_of(own)]
-        for mend in sorted(possible, key=lambda mend: mend.kind):
-            if mends and mend.kind > next(iter(mends.values())).kind:
+        for stage, value in chain(self._wrong_stages(), ((last, None),)):  # noqa: B007
+            span, since, border = self._span(self.stages.ends if value is None else [ev.number for ev in value.events])
+            if span or border:
+                break
+        computing = tuple(e for e in span if not self._is_right(e))
+        sure = bool(computing) and not self._is_known(computing[-1])
+        told = stage.name, value, computing, since, sure
+        single = [mend for e in reversed(span) for own in _by_launch(e) for mend in self._mends_of(own)]
+        edge = [mend for e in border for mend in self._mends_of(e)]
+        adds = not span and last.outside(self.result).sum() >= LEAST
+        single += [m for m in edge if adds and m.kind is Kind.ADDITION and not m.known]
+        single += [replace(m, sure=False) for m in edge if m.words == NOT_ROUNDED]
+        possible = [*single, *self._places(span), *self._passed(span), *_joint(single)]
+        possible.sort(key=lambda m: (m.kind, len(m.together), m.expression.events[-1].origin))  # arguments are few
+        for mend in possible:
+            known = mends.get(mend.line)
+            given = bool(mends) and not any(m.sure for m in mends.values()) and _latest(mends) == (Kind.NUMBER, 0)
+            if mends and (mend.kind, len(mend.together)) > ((Kind.OPERATION, 0) if given else _latest(mends)):
                 break
             if time.process_time() > until:
                 return Mending(*told)
-            line = mend.expression.events[0].place.file, mend.expression.events[0].place.line
-            if line not in mends and self._passes({event.number: mend.change for event in mend.expression.events}):
-                mends[line] = mend
+            first = known is None or not known.sure or known.of_arguments > mend.of_arguments
+            if not first or (given and mend.kind is Kind.OPERATION and known is None):
+                continue  # what computes with a given number may do another operation with it
+            if (not mend.known or self._is_of_reference(mend.expression, mend.change)) and self._passes(mend.changes):
+                mend = self._decided(mend)
+                if mend.line not in mends or mend.sure:
+                    mends[mend.line] = mend
         few = self.result.residues is None and last.outside(self.result).sum() < LEAST
         return Mending(*told, () if few else tuple(mends.values()))
 
     def _wrong_stages(self) -> Iterator[tuple[Stage, Expression]]:
         """The stages before the last of which the kernel has another value: with the contract's, all is right."""
-        if self.fault.stage.name != self.stages.last and self._is_it(self.fault.stage, self.fault.value):
-            yield self.fault.stage, self.fault.value
         seen = set[tuple[str, bytes]]()
-        for name, stage in self.stages.all.items():
-            for e in self.stages.full if name != self.stages.last and name not in self.search.right else ():
-                key = name, e.values.tobytes()
-                if key not in seen and len(seen) < MOST_STAGES and stage.takes(e) and _is_like(stage, e):
-                    seen.add(key)
-                    if self._is_it(stage, e):
-                        yield stage, e
+        for nearest, farthest in ((0.0, LIKE), (LIKE, np.inf)):
+            for name, stage in self.stages.all.items():
+                most = COARSEST if name in self.search.right else farthest
+                for e in filter(self._can_be_wrong, self.stages.full if name != self.stages.last else ()):
+                    key, error = (name, e.values.tobytes()), _error(stage, e)
+                    if key not in seen and len(seen) < MOST_STAGES and nearest <= error <= most and stage.takes(e):
+                        seen.add(key)
+                        if self._is_it(stage, e):
+                            yield stage, e
+
+    @cached_property
+    def _led_to_right(self) -> set[int]:
+        """Numbers of the events that are a stage, rightly, or led to one."""
+        right = self.search.right.values()
+        return self.stages.ancestry.before(event.number for e in right for event in e.events)
+
+    def _can_be_wrong(self, e: Expression) -> bool:
+        """Whether an expression is no input, no right stage, not what led to one, and not what the kernel gave."""
+        return not (self.stages.is_input(e) or e in self.stages.given or e.number in self._led_to_right)
 
     def _is_right(self, e: Expression) -> bool:
         """Whether it hands on what it was given, bit by bit, or reads the elements of an input that belong there."""
         if e.events[-1].name == "load":
             values = e.values[e.known]
-            return any(np.array_equal(values, own.values[e.known], equal_nan=True) for own in self._inputs.values())
+            return bool(len(values)) and any(
+                np.array_equal(values, own.values[e.known], equal_nan=True) for own in self._inputs.values()
+            )
         return all(event.name == "store" or self._is_exact(event) for event in e.events)
 
     def _is_exact(self, event: Event) -> bool:
@@ -224,32 +299,126 @@ class _Mending:
         wrong, equal = last.residues.differs(self.result.residues), last.residues.equal(residues)
         return 2 * int((wrong & equal).sum()) >= int(wrong.sum())  # others may be open
 
-    def _span(self, ends: Iterable[int]) -> tuple[tuple[Expression, ...], tuple[str, ...]]:
-        """What led to some events, back to the stages that are right and to the inputs; and these stages."""
+    def _span(self, ends: Iterable[int]) -> tuple[tuple[Expression, ...], tuple[str, ...], tuple[Expression, ...]]:
+        """What led to some events, back to the stages that are right and to the inputs; these stages; what they are."""
         names = list(self.stages.all)
         of_event = {event.number: name for name in names for event in self._right(name)}
-        ahead, seen, since = list(ends), set[int](), set[str]()
+        ahead, seen, since, border = list(ends), set[int](), set[str](), set[int]()
         while ahead:
             number = ahead.pop()
             if number in seen:
                 continue
             if number in of_event:
                 since.add(of_event[number])
+                border.add(number)
+                if not hands_on(self.stages.ancestry.events[number]):
+                    continue
+                ahead += (e.event.number for e in self.stages.ancestry.edges[number] if e.event.number in of_event)
                 continue
             seen.add(number)
             ahead += (edge.event.number for edge in self.stages.ancestry.edges[number])
-        span = (e for e in self.stages.found if e.events[0].places and any(ev.number in seen for ev in e.events))
-        return tuple(span), tuple(name for name in names if name in since)
+        placed = [e for e in self.stages.found if e.events[0].places]
+        span, edge = (tuple(e for e in placed if any(ev.number in own for ev in e.events)) for own in (seen, border))
+        return span, tuple(name for name in names if name in since), edge
 
     def _right(self, name: str) -> Iterator[Event]:
         """The events that are a stage, rightly."""
         right = self.search.right.get(name)
-        if right is None or right is self.fault.value:
+        if right is None:
             return
         stage, values = self.stages.all[name], right.values.tobytes()
         for e in self.stages.found:
-            if e.values.tobytes() == values and stage.takes(e) and e.events[0].places:
+            if e.values.tobytes() == values and stage.takes(e) and e.events[0].places and _is_alike(e, right):
                 yield from e.events
+
+    def _decided(self, mend: Mend) -> Mend:
+        """Return a mend with the call that decides on it in place of its line, unless the launch of the kernel does.
+
+        A number in a function that is right if it is passed something else is not sure.
+        """
+        if mend.words.startswith(OF_OPERAND) and (places := _passing(mend.expression.events[-1])):
+            return replace(mend, expression=_standing(mend.expression, places))
+        chooses = mend.expression.events[-1].name.endswith(("select", "where"))
+        if mend.kind is Kind.OPERATION and not chooses and self._is_known(mend.expression):  # it is right
+            return replace(mend, sure=False)
+        if mend.kind is Kind.NUMBER and mend.sure and len(mend.expression.events[-1].places) > 1 and not mend.of_param:
+            calls = mend.expression.events[-1].places[1:]
+            passed = self._passed([e for e in self.stages.found if e.events[0].places], calls)
+            return replace(mend, sure=not any(self._passes(m.changes) for m in passed if m.kind is Kind.ADDITION))
+        if mend.kind is Kind.OPERAND and (place := self._alias(mend)) is not None:
+            return replace(mend, expression=_standing(mend.expression, (place,)))
+        helper = mend.expression.events[-1].program is not None and len(mend.expression.events[-1].places) > 1
+        if mend.kind is Kind.ADDITION and helper and self._is_known(mend.expression):  # what takes it lacks something
+            calls = self.stages.ancestry.log.handed.get(mend.expression.events[-1].number, ())[1:]
+            return replace(mend, expression=_standing(mend.expression, calls)) if calls else replace(mend, sure=False)
+        if mend.kind is not Kind.ROUNDING:
+            return mend
+        if mend.together:
+            return replace(mend, sure=all(self._told_in(mend.line, m) for m in (mend, *mend.together)))
+        if self._is_kept(mend.expression):
+            return replace(mend, sure=False)
+        event, left_out = mend.expression.events[-1], mend.words != NOT_ROUNDED
+        handed = self.stages.ancestry.log.handed.get(event.number, ()) if left_out else ()
+        places = handed or event.places
+        level = deciding(places, left_out=left_out)
+        if not level:
+            return replace(mend, sure=mend.sure and level is not None)
+        return replace(mend, expression=_standing(mend.expression, places[level:]), sure=True)
+
+    def _told_in(self, line: Line, mend: Mend) -> bool:
+        """Whether it is decided in a line that a rounding is done."""
+        places = self.redo.ancestry.events[mend.expression.events[-1].number].places
+        level = deciding(places) if mend.words.startswith(NOT_ROUNDED) else None
+        return level is not None and (places[level].file, places[level].line) == line
+
+    def _is_kept(self, e: Expression) -> bool:
+        """Whether it is put into memory that something else reads, which was made in some format."""
+        own = {event.number for event in e.events}
+        events = self.redo.ancestry.events
+        stores = (event for number, event in events.items() if event.name == "store" and number not in self.stages.ends)
+        return any(o.event is not None and o.event.number in own for event in stores for o in event.operands[:1])
+
+    def _alias(self, mend: Mend) -> Place | None:
+        """Where the operand that a mend replaces got its name, if that is not where it was computed."""
+        event = mend.expression.events[-1]
+        side = "left" if mend.words.endswith("first operand") else "right"
+        operands = [o for o in event.operands if not o.address]
+        before = operands[side == "right"].event if len(operands) == 2 else None
+        if before is None or not event.places:
+            return None
+        return alias(event.place, side, [p.line for p in before.places if p.file == event.place.file])
+
+    def _plain(self, event: Event, place: int) -> bool | None:
+        """Whether an operand is a constant, or only read, in the line of an event; None where it is computed."""
+        operand = [o for o in event.operands if not o.address][place]
+        before, here = operand.event, (event.place.file, event.place.line)
+        lines = set[Line]()
+        while before is not None:
+            handed = self.stages.ancestry.log.handed.get(before.number, ())
+            lines |= {(p.file, p.line) for p in (*before.places, *handed)}
+            if before.name == "load" or not (hands_on(before) or before.name in MOVERS):
+                break
+            before = before.operands[0].event
+        if operand.memory is not None:  # a tensor of PyTorch's
+            return None
+        if before is None or before.origin is not Origin.MEMORY:
+            return not operand.name
+        return here in lines if before.name == "load" else None
+
+    def _is_right_operand(self, event: Event, place: int) -> bool:
+        """Whether an operand is a value of the reference's."""
+        before = [o for o in event.operands if not o.address][place].event
+        while before is not None and before.name in MOVERS:
+            before = before.operands[0].event
+        found = next((e for e in self.stages.found if before is not None and before in e.events), None)
+        return found is not None and bool(found.values[found.known].any()) and self._is_known(found)
+
+    def _is_known(self, e: Expression) -> bool:
+        """Whether it is a value of the reference's, by its residues."""
+        return e.residues is not None and any(
+            made.residues is not None and torch.equal(made.residues.p[e.known], e.residues.p[e.known])
+            for made in self._reference
+        )
 
     # What may be changed.
 
@@ -262,6 +431,8 @@ class _Mending:
             return
         if event.name == "load":
             yield from self._elements(e)
+        elif event.name == "bitcast":
+            yield from self._bits(e)
         elif event.name == "select" or event.name.endswith(".where"):
             yield from self._constants(e)
             yield from self._sides(e)
@@ -278,10 +449,12 @@ class _Mending:
 
     def _arguments(self, e: Expression) -> Iterator[Mend]:
         """Another number where arguments are computed with, such as `n - 1`."""
-        flat = e.events[-1].values.reshape(-1)
-        if e.events[-1].operands and len(flat) and (flat == flat[0]).all():
-            for value in self._numbers(now := float(flat[0])):
-                yield Mend(e, f"{value:.9g} in place of {now:.9g}", partial(self._number, value), Kind.NUMBER)
+        event = e.events[-1]
+        flat = event.values.reshape(-1)
+        if event.operands and len(flat) and (flat == flat[0]).all():
+            for value in self._numbers(now := float(flat[0]), given=is_given(event)):
+                words = f"{value:.9g} in place of {now:.9g}"
+                yield self._given(Mend(e, words, partial(self._number, value), Kind.NUMBER), value, is_given(event))
 
     def _number(self, value: float, redo: Redo, event: Event, given: Values) -> Made:
         residues = constant(value).moved(lambda n: n.reshape(4, *[1] * event.values.ndim).expand(4, *event.shape))
@@ -309,9 +482,61 @@ class _Mending:
 
     def _casts(self, e: Expression) -> Iterator[Mend]:
         """A cast that changes something left out, or to another format, or to nearest."""
-        yield Mend(e, "not rounded", partial(self._computed, _SAME, True), Kind.ROUNDING)
+        yield Mend(e, NOT_ROUNDED, partial(self._computed, _SAME, True), Kind.ROUNDING)
         for fmt in self._formats():
             yield Mend(e, f"rounded to {fmt.name}", partial(self._recast, fmt), Kind.ROUNDING)
+
+    def _passed(self, span: Iterable[Expression], calls: Places = ()) -> Iterator[Mend]:
+        """What is passed to a function rounded, not rounded, or with a parameter added or multiplied.
+
+        Only where several operations in there take it, since the mend of one is the same; or only in `calls`.
+        """
+        users = dict[tuple[Places, int], dict[int, tuple[Event, int]]]()
+        own = {event.number: e for e in self.stages.found for event in e.events}
+        for event in (event for e in span for event in e.events):
+            for place, operand in enumerate(event.operands):
+                for level in range(1, len(event.places)) if operand.event is not None and not operand.address else ():
+                    before = operand.event
+                    assert before is not None
+                    if before.number in own and event.places[level] not in before.places and before.is_float:
+                        key = event.places[level:], own[before.number].number
+                        users.setdefault(key, {})[event.number] = event, place
+        for (places, number), found in users.items():
+            if places[0] not in calls if calls else len({event.places for event, _ in found.values()}) < 2:
+                continue
+            taken = next(event for event in self.stages.ancestry.events.values() if event.number == number)
+            e = _standing(own[next(iter(found))], places, [event for event, _ in found.values()])
+            at = {n: place for n, (_, place) in found.items()}
+            for fmt in self._formats():
+                change = partial(self._with_passed, at, partial(_rounded_operand, fmt))
+                yield Mend(e, f"with what is passed rounded to {fmt.name}", change, Kind.ROUNDING)
+            params = {name: v for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
+            for words, function in _MORE.items() if taken.is_float else ():
+                for name, value in params.items():
+                    further = partial(_second_stored, function, float(value))
+                    text = f"with what is passed {words.format(name)}"
+                    yield Mend(e, text, partial(self._with_passed, at, further), Kind.ADDITION)
+
+    def _with_passed(self, at: Mapping[int, int], function: Function, redo: Redo, event: Event, given: Values) -> Made:
+        others = [self._operand(event, place, own, redo) for place, own in enumerate(given)]
+        own = others[at[event.number]]
+        if own is None:
+            raise Unrepeatable("an operand is not known")
+        others[at[event.number]] = function(own)
+        return redo.again(event, others)
+
+    def _bits(self, e: Expression) -> Iterator[Mend]:
+        """The number whose bits were computed with, as it was before that."""
+        event, before = e.events[-1], _before_bits(e.events[-1])
+        if before is not None and before.shape == event.shape:
+            yield Mend(e, NOT_ROUNDED, self._as_before, Kind.ROUNDING)
+
+    def _as_before(self, redo: Redo, event: Event, given: Values) -> Made:
+        before = _before_bits(event)
+        if before is None:
+            raise Unrepeatable("it has no number before its bits")
+        made = redo.made(before)
+        return Made(made.values.astype(_wide(event)), made.residues)
 
     def _recast(self, fmt: Format, redo: Redo, event: Event, given: Values) -> Made:
         [before, *_] = self._pointwise(event, given, redo)
@@ -320,16 +545,70 @@ class _Mending:
     def _constants(self, e: Expression) -> Iterator[Mend]:
         for place, operand in enumerate(e.events[-1].operands):
             if (now := constant_of(operand)) is not None:
-                for value in self._numbers(now):
+                given = bool(operand.name) if operand.event is None else is_given(operand.event)
+                for value in self._numbers(now, given=given):
                     change = partial(self._with_operand, place, value)
                     kind = Kind.NUMBER if np.isfinite(value) else Kind.OPERATION
-                    yield Mend(e, f"with {value:.9g} in place of {now:.9g}", change, kind)
+                    mend = Mend(e, f"with {value:.9g} in place of {now:.9g}", change, kind)
+                    yield self._given(mend, value, given)
 
-    def _numbers(self, now: float) -> Iterator[float]:
-        """What a constant could be."""
+    def _given(self, mend: Mend, value: float, given: bool) -> Mend:
+        """Return a mend of a number: at the line that defines it, and unsure where the launch was not given the other.
+
+        `given` says that what it replaces is an argument of the launch: if the right one is an argument as well, the
+        line has taken the wrong one, and else the launch may have been given it.
+        """
+        launch, params = mend.expression.events[-1].launch, self.grid.problem.params.values()
+        mend = replace(mend, of_param=any(value == own for own in params if isinstance(own, int | float)))
+        if not given or launch is None:
+            return mend
+        if value not in launch.numbers:
+            return replace(mend, sure=False)
+        place = definition(mend.expression.events[-1].place)
+        return mend if place is None else replace(mend, expression=_standing(mend.expression, (place,)))
+
+    def _places(self, span: Iterable[Expression]) -> Iterator[Mend]:
+        """Another number in where something is read, or in whether it is."""
+        found = dict[int, Event]()
+        for event in (event for e in span for event in e.events if event.name in ("load", "select", "masked_load")):
+            found |= chain_of_address(event)
+        none = np.full(self.grid.size, -1)
+        for e in expressions(found, dict.fromkeys(found, none)) if found else ():
+            event = e.events[-1]
+            own = event.name.lower()[-2:] if "cmp" in event.name and len(event.operands) == 2 else ""
+            for sign, (said, function) in _COMPARED.items() if own in _COMPARED else ():
+                if sign != own:
+                    words = f"compared by {said}, not {_COMPARED[own][0]}"
+                    yield Mend(e, words, partial(self._compared, function), Kind.PLACE)
+            numbers = [(place, constant_of(operand)) for place, operand in enumerate(event.operands)]
+            for place, now in ((p, n) for p, n in numbers if n is not None and event.name not in MOVING):
+                operand = event.operands[place]
+                given = bool(operand.name) if operand.event is None else is_given(operand.event)
+                for value in self._whole_numbers(now):
+                    change = partial(self._with_operand, place, value)
+                    mend = Mend(e, f"with {value:.0f} in place of {now:.0f}", change, Kind.PLACE)
+                    yield self._given(mend, value, given)
+
+    def _compared(self, function: Callable[..., Array], redo: Redo, event: Event, given: Values) -> Made:
+        a, b = (self._operand(event, place, own, redo) for place, own in enumerate(given))
+        if a is None or b is None:
+            raise Unrepeatable("an operand is not known")
+        sides = (_shaped(x, event.shape) if x.values.size in (1, event.values.size) else x for x in (a, b))
+        return Made(np.broadcast_to(function(*(x.values for x in sides)), event.shape).copy())
+
+    def _whole_numbers(self, now: float) -> Iterator[float]:
+        """What a whole number could be: one more or less, none, a size, a stride."""
+        tensors = self.grid.whole.tensors.values()
+        own = {float(n) for tensor in tensors for n in (*tensor.shape, *tensor.stride())}
+        own |= {float(v) for v in self.grid.problem.params.values() if isinstance(v, int)}
+        yield from sorted(value for value in own | {now + 1, now - 1, 0.0} if value != now)
+
+    def _numbers(self, now: float, *, given: bool) -> Iterator[float]:
+        """What a constant could be; where it is `given`, not what another operation makes of it."""
         params = {float(v) for v in self.grid.problem.params.values() if isinstance(v, int | float)}
         sizes = {float(size) for tensor in self.grid.whole.tensors.values() for size in tensor.shape if size > 1}
-        near = {2 * now, now / 2, -now, now + 1, now - 1, 0.0, 1.0, -1.0, -np.inf, np.inf, *((1 / now,) if now else ())}
+        near = {2 * now, now / 2, now + 1, now - 1, 0.0, 1.0, -1.0, -np.inf, np.inf}
+        near |= set() if given else {-now, *((1 / now,) if now else ())}
         own = params | sizes | {1 / size for size in sizes} | near | {np.e, np.log2(np.e), np.log(2.0)}
         yield from sorted(value for value in own if value != now)
 
@@ -365,10 +644,15 @@ class _Mending:
         operation = _BY_NAME.get(event.name.rpartition(".")[2])
         if operation is None or len(self._pointwise(event, [None] * len(event.operands))) != 2:
             return
-        for name, values in self._values.items():
+        for name, values in (*self._values.items(), *((OTHER, v) for v in self._others)):
             for place, side in enumerate(("first", "second")):
                 change = partial(self._exchanged, e, values, operation, place)
-                yield Mend(e, f"with {name} for its {side} operand", change, Kind.ADDITION)
+                mend = Mend(e, f"with {name} for its {side} operand", change, Kind.OPERAND, known=name == OTHER)
+                plain = self._alias(mend) is not None or self._plain(event, place)
+                if plain is None and name != OTHER:  # a value that is right, but not the one that belongs there
+                    plain = True if self._is_right_operand(event, place) else None
+                kind = Kind.COMPUTED if plain is None else Kind.OPERAND
+                yield replace(mend, kind=kind, sure=bool(plain) or (plain is False and name != OTHER))
 
     def _exchanged(
         self, e: Expression, own: Made, operation: Function, place: int, redo: Redo, event: Event, given: Values
@@ -392,9 +676,10 @@ class _Mending:
                 further = partial(_second, function, float(number))
                 yield Mend(e, words.format(name), partial(self._then, further), Kind.ADDITION)
                 if of_one and name in params:
-                    yield Mend(e, f"of its operand {words.format(name)}", partial(self._before, further), Kind.ADDITION)
-            for name, values in self._values.items():
-                yield Mend(e, words.format(name), partial(self._then_cells, e, function, values), Kind.ADDITION)
+                    yield Mend(e, f"{OF_OPERAND} {words.format(name)}", partial(self._before, further), Kind.ADDITION)
+            for name, values in (*self._values.items(), *((OTHER, v) for v in self._others)):
+                change = partial(self._then_cells, e, function, values)
+                yield Mend(e, words.format(name), change, Kind.ADDITION, known=self.result.residues is not None)
 
     def _then(self, function: Function, redo: Redo, event: Event, given: Values) -> Made:
         made = redo.again(event, given)
@@ -422,10 +707,14 @@ class _Mending:
 
     def _elements(self, e: Expression) -> Iterator[Mend]:
         """Other elements read from memory: those of an input that belong to the cells."""
+        event = e.events[-1]
+        lanes = e.lanes[event.number]
+        reads = next(o for o in event.operands if o.memory).source(lanes[lanes >= 0])
+        chain = chain_of_address(event, pointer=bool((reads >= 0).all()))
+        sure = lines_of(chain) <= {(event.place.file, event.place.line)}
         for name, values in self._inputs.items():
-            yield Mend(
-                e, f"with the elements of {name} that belong there", partial(self._at_cells, e, values), Kind.OPERATION
-            )
+            words = f"with the elements of {name} that belong there"
+            yield Mend(e, words, partial(self._at_cells, e, values), Kind.ELEMENTS, sure)
 
     def _sides(self, e: Expression) -> Iterator[Mend]:
         """One side of a selection, whatever the condition."""
@@ -463,6 +752,41 @@ class _Mending:
         right = self.search.right.items()
         stages = {name: Made(e.values, e.residues) for name, e in right if e.events and e.known.all()}
         return self._inputs | {n: v for n, v in stages.items() if n != self.stages.last}
+
+    @cached_property
+    def _reference(self) -> list[Made]:
+        """What the reference computes with and what comes of it, by cell, once each."""
+        with noting() as noted:
+            self.grid.problem.evaluate()
+        found = dict[bytes, Made]()
+        for one in noted:
+            index = self.grid.in_stage(tuple(one.shape)) if one.algebra is not None else None
+            if index is not None:
+                at = torch.from_numpy(index)
+                numbers = one.algebra.numbers.expand(4, *one.shape).reshape(4, -1)[:, at]
+                made = Made(one.value.expand(one.shape).reshape(-1)[at].numpy(), Residues(numbers))
+                found.setdefault(numbers[0].numpy().tobytes(), made)
+        return list(found.values())
+
+    @cached_property
+    def _others(self) -> list[Made]:
+        """Those that are no inputs and no right stages."""
+        own = {made.residues.p.numpy().tobytes() for made in self._values.values() if made.residues is not None}
+        return [m for m in self._reference if m.residues is not None and m.residues.p.numpy().tobytes() not in own]
+
+    def _is_of_reference(self, e: Expression, change: Change) -> bool:
+        """Whether an event, changed so, has a value of the reference's."""
+        event, redo = e.events[-1], replace(self.redo, follows=True)
+        try:
+            made = change(redo, event, [None] * len(event.operands))
+        except Unrepeatable:
+            return False
+        lanes = e.lanes[event.number]
+        cells = np.nonzero(lanes >= 0)[0]
+        if made.residues is None or not len(cells):
+            return False
+        own = made.residues.p.reshape(-1)[torch.from_numpy(lanes[cells])]
+        return any(torch.equal(m.residues.p[cells], own) for m in self._reference if m.residues is not None)
 
     def _of_lanes(self, e: Expression, event: Event, own: Made, others: Made) -> Made:
         """Return values of cells where an event has them.
@@ -521,6 +845,73 @@ def _by_launch(e: Expression) -> Iterator[Expression]:
         yield replace(e, events=tuple(ev for ev in e.events if ev.program is not None and ev.program[0] == launch))
 
 
+def _passing(event: Event) -> Places:
+    """The outermost call that an operation is in and its operand is not: where that is passed; none without one."""
+    before = next((o.event for o in event.operands if not o.address), None)
+    for level in range(len(event.places) - 1, 0, -1):
+        call = event.places[level:]
+        if before is not None and before.places and before.places[-len(call) :] != call:
+            return call
+    return ()
+
+
+def _latest(mends: Mapping[Line, Mend]) -> tuple[Kind, int]:
+    """The last kind of mends that were found, and how many are made together."""
+    return max((mend.kind, len(mend.together)) for mend in mends.values())
+
+
+def _standing(e: Expression, places: Places, events: Iterable[Event] = ()) -> Expression:
+    """Return an expression, or other events, as if it stood elsewhere: where a function was called, or a name given."""
+    found = tuple(replace(event, places=places) for event in events or e.events)
+    none = np.full(len(e.values), -1)
+    return replace(e, events=found, lanes={event.number: e.lanes.get(event.number, none) for event in found})
+
+
+def _joint(mends: Iterable[Mend]) -> Iterator[Mend]:
+    """Return the roundings that are alike and stand in one line, or in functions that it calls, changed at once."""
+    groups = dict[tuple[str, Places], list[Mend]]()
+    for mend in mends:
+        if mend.kind is Kind.ROUNDING:
+            places = mend.expression.events[-1].places
+            for level, place in enumerate(places):
+                line = replace(place, column=0, end_line=place.line, end_column=0)
+                groups.setdefault((mend.words, (line, *places[level + 1 :])), []).append(mend)
+    for (words, places), found in groups.items():
+        firsts = {mend.expression.events[0].places: mend for mend in found}
+        if len(firsts) > 1:
+            first, *others = firsts.values()
+            level = len(first.expression.events[-1].places) - len(places)
+            e = _standing(first.expression, first.expression.events[-1].places[level:])
+            yield Mend(
+                e, f"{words}, in {len(firsts)} places at once", first.change, Kind.ROUNDING, together=tuple(others)
+            )
+
+
+def _before_bits(event: Event) -> Event | None:
+    """Return the float whose bits, computed with, became a float again."""
+    if event.name != "bitcast" or not event.is_float:
+        return None
+    ahead = [operand.event for operand in event.operands]
+    found = dict[int, Event]()
+    while ahead:
+        before = ahead.pop()
+        if before is None or before.origin is not Origin.MEMORY:
+            continue
+        if before.is_float:
+            found[before.number] = before
+        else:
+            ahead += [operand.event for operand in before.operands if not operand.address]
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _rounded_operand(fmt: Format, made: Made) -> Made:
+    return _round(made, fmt)
+
+
+def _second_stored(function: Function, number: float, made: Made) -> Made:
+    return _stored(_second(function, number, _wide_of(made)), made.values.dtype)
+
+
 def _of_constants(values: Array) -> Made:
     """Return numbers that are written in a kernel, or that it was given."""
     if values.dtype.kind in "iub" or values.size > 1:
@@ -565,9 +956,14 @@ def _zeros_like(made: Made) -> Residues | None:
     return None if made.residues is None else Residues.of(torch.zeros(made.values.shape))
 
 
-def _is_like(stage: Stage, e: Expression) -> bool:
-    """Whether a value could be a stage and is not what the contract has."""
-    return bool(stage.outside(e).any()) and distance(e.values, stage.parts[1], e.known) <= LIKE
+def _is_alike(a: Expression, b: Expression) -> bool:
+    """Whether the residues of two are not other ones."""
+    return a.residues is None or b.residues is None or not bool(a.residues.differs(b.residues).any())
+
+
+def _error(stage: Stage, e: Expression) -> float:
+    """How far a value is from that of a stage; NaN where it is not another one."""
+    return distance(e.values, stage.parts[1], e.known) if stage.outside(e).any() else np.nan
 
 
 def constant_of(operand: Operand) -> float | None:
@@ -660,6 +1056,14 @@ _OF_TWO: dict[str, Function] = {
     "divided the other way round": lambda a, b: _DIV(b, a),
     "the larger of the two": _choice(np.maximum),
     "the smaller of the two": _choice(np.minimum),
+}
+_COMPARED: dict[str, tuple[str, Callable[..., Array]]] = {
+    "lt": ("<", np.less),
+    "le": ("<=", np.less_equal),
+    "gt": (">", np.greater),
+    "ge": (">=", np.greater_equal),
+    "eq": ("==", np.equal),
+    "ne": ("!=", np.not_equal),
 }
 _MORE: dict[str, Function] = {"plus {}": _ADD, "minus {}": _SUB, "times {}": _MUL, "divided by {}": _DIV}
 _BY_NAME: dict[str, Function] = {

@@ -17,6 +17,7 @@ from lastbit.case import Case, TensorSpec, parse_case
 from lastbit.inputs import bits_of, build
 from lastbit.inputs.bits import NAN_BITS
 from lastbit.inputs.given import MOST_GIVEN
+from lastbit.interpret.formats import Array
 from lastbit.interpret.watching import watched
 from lastbit.verify.inprocess import Workplace
 
@@ -92,6 +93,9 @@ class _Launches:
     """Counts interpreted launches."""
 
     launches: int = 0
+
+    def chosen(self, programs: Array) -> Array:
+        return programs
 
     def launch(self, function: Any, arguments: Mapping[str, Any]) -> AbstractContextManager[object]:
         self.launches += 1

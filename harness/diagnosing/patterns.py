@@ -36,11 +36,13 @@ SEVERAL = 3
 
 
 @remembering()
-def diagnose(seen: Observation, result: CaseResult, followed: Followed | None = None) -> tuple[str, ...]:
+def diagnose(
+    seen: Observation, result: CaseResult, followed: Callable[[], Followed | None] = lambda: None
+) -> tuple[str, ...]:
     """Return sentences about the first stage that is wrong, the most telling first; there may be none.
 
-    `followed` are the residues of the kernel, if it could be followed. Contracts that allow every bit are no guesses:
-    the result has their names.
+    `followed` gives the residues of the kernel, if it can be followed: it is asked where it matters. Contracts that
+    allow every bit are no guesses: the result has their names.
     """
     wrong = Wrong.of(seen, result)
     if wrong is None:
@@ -346,7 +348,7 @@ Guess = tuple[str, Problem]
 """Words that complete "as if ...", and the problem that a kernel seems to have solved."""
 
 
-def guessed(wrong: Wrong, followed: Followed | None) -> Iterator[str]:
+def guessed(wrong: Wrong, followed: Callable[[], Followed | None]) -> Iterator[str]:
     """Say with which other input or parameter the reference gives what the kernel gave: the first that does."""
     until = time.process_time() + SECONDS
     for words, problem in guesses(wrong.problem):
@@ -357,12 +359,12 @@ def guessed(wrong: Wrong, followed: Followed | None) -> Iterator[str]:
         except Exception:  # anybody's reference may raise anything, such as ZeroDivisionError for a group size of 0
             continue
         if follows:
-            does = "allows" if followed is None else "gives"
+            does = "allows" if followed() is None else "gives"
             yield f"As if {words}: that {does} all that the kernel gave."
             return
 
 
-def _follows(wrong: Wrong, problem: Problem, followed: Followed | None) -> bool:
+def _follows(wrong: Wrong, problem: Problem, followed: Callable[[], Followed | None]) -> bool:
     """Whether all that the kernel gave follows from another problem, and none of what is wrong from both."""
     trace, seen, stage = problem.evaluate(), wrong.seen, wrong.stage
     found = seen.expected(trace).get(stage)
@@ -371,7 +373,8 @@ def _follows(wrong: Wrong, problem: Problem, followed: Followed | None) -> bool:
     own = torch.where(wrong.mask, wrong.value, wrong.actual).to(seen.actual[stage].dtype)
     if not bool(found.outside(own)[wrong.mask].all()):
         return False
-    compared = {} if followed is None else compare_formulas(problem, followed.results)
+    known = followed()
+    compared = {} if known is None else compare_formulas(problem, known.results)
     if any(c.differs for c in compared.values()):
         return False
     return wrong.count > 0 or (stage in compared and compared[stage].equal > 0)

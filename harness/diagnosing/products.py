@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lastbit.case import Case
 from lastbit.dtypes import DTYPE_NAMES
 from lastbit.inputs import build
 from lastbit.judging.compare import outside_mask
 from lastbit.numerics import Enclosure, Premises, dot, format_of, using
+from lastbit.shadows.aten import Mode
 from lastbit.verify.check import Subject
 
 MOST = 1 << 28
@@ -32,7 +32,7 @@ def wrong_product(subject: Subject, case: Case) -> str:
     return watch.found
 
 
-class _Products(TorchDispatchMode):
+class _Products(Mode):
     """Keeps what is wrong with the first product that is, in words."""
 
     def __init__(self) -> None:

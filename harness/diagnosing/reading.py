@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from lastbit.diagnosing.culprits import Fault, Search
+from lastbit.diagnosing.culprits import Search
 from lastbit.diagnosing.grid import Grid, ends, grid_of
 from lastbit.diagnosing.mends import Mending, mending
 from lastbit.diagnosing.steps import step_of
@@ -67,28 +67,23 @@ def reading(
         return _read(log, stage, where, grid, failing)
 
 
-def _read(log: Log, stage: str, where: Addresses, grid: Grid, failing: bool) -> Reading:
+def _read(log: Log, last: str, where: Addresses, grid: Grid, failing: bool) -> Reading:
     written = ends(log, grid, where)
     ancestry = Ancestry.of(log, [event for event, _ in written.values()])
     cells_of_ends = {number: own for number, (_, own) in written.items()}
     cells = ancestry.cells(cells_of_ends, grid.cells_of_inputs())
     found = expressions(ancestry.events, cells)
-    stages = Stages(grid, grid.problem.evaluate(), stage, found, tuple(written), ancestry)
+    stages = Stages(grid, grid.problem.evaluate(), last, found, tuple(written), ancestry)
     matched = stages.matched({})
     search = Search(stages, matched)
     fault = search.fault() if failing else None
-    if fault is not None:
-        onward = stages.onward(stages.from_kernel(fault.stage, fault.value))
-        matched = onward.matched({fault.stage.name: fault.value} | _upto(matched, stages, fault))
-    mended = mending(search, fault) if fault else None
-    first = mended.blamed if mended is not None and mended.blamed is not None else fault.value if fault else None
-    return _told(log, grid, stages, matched, fault, first, mended)
-
-
-def _upto(matched: Mapping[str, Expression], stages: Stages, fault: Fault) -> dict[str, Expression]:
-    """What was matched before the stage that is wrong."""
-    names = list(stages.all)
-    return {name: e for name, e in matched.items() if names.index(name) < names.index(fault.stage.name)}
+    if fault is None:
+        return _told(log, grid, stages, matched, None, None)
+    mended = mending(search)
+    stage, value = fault if mended.value is None else (stages.all[mended.stage], mended.value)
+    onward, names = stages.onward(stages.from_kernel(stage, value)), list(stages.all)
+    before = {name: e for name, e in matched.items() if names.index(name) < names.index(stage.name)}
+    return _told(log, grid, stages, onward.matched({**before, stage.name: value}), mended.blamed or value, mended)
 
 
 def _told(
@@ -96,7 +91,6 @@ def _told(
     grid: Grid,
     stages: Stages,
     matched: Mapping[str, Expression],
-    fault: Fault | None,
     first: Expression | None,
     mended: Mending | None,
 ) -> Reading:
@@ -123,7 +117,7 @@ def _told(
         stages=tuple(steps.values()),
         leaves=told.blamed or (None if first is None else step(first)),
         unmatched=tuple(name for name in stages.all if name not in matched),
-        wrong=fault.stage.name if fault else "",
+        wrong=mended.stage if mended else "",
         matches={
             e.event_of(grid.worst).number: of_expression.get(id(e)) for e in (*filter(None, [first]), *matched.values())
         },

@@ -17,9 +17,8 @@ from itertools import chain
 from torch import Tensor
 
 from lastbit.case import Case, parse_case
-from lastbit.diagnosing.drafts import Draft
+from lastbit.diagnosing.drafts import Draft, plainer_elements, plainer_tensors
 from lastbit.diagnosing.handover import OF_STAGES
-from lastbit.diagnosing.plainer import plainer_elements, plainer_tensors
 from lastbit.inputs.given import is_given
 from lastbit.result import BAD, CaseResult
 from lastbit.verify.check import Subject, takes, verify_case

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lastbit.calling.performing import Asked, results_of
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.handover import OF_STAGES
-from lastbit.diagnosing.memory import steps_named, steps_of_findings
+from lastbit.diagnosing.memory import is_sure, steps_named, steps_of_findings
 from lastbit.diagnosing.reading import Reading, reading
 from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
 from lastbit.errors import LastbitError
@@ -32,7 +34,7 @@ from lastbit.tracing.log import LIMIT
 from lastbit.tracing.memory import Addresses, Write
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from lastbit.verify.check import Subject, examine, first_line
-from lastbit.verify.formulas import followed_anew, follows, with_formula
+from lastbit.verify.formulas import by_formula, followed_anew, follows
 from lastbit.verify.inprocess import Watch, Workplace, unwatched
 
 MOST_PROGRAMS = 64
@@ -47,8 +49,16 @@ def trace_kernel(place: Workplace, name: str, line: str, *, every: bool = False)
     return trace_case(place.subjects[name], parse_case(line), every=every, watch=place.watch)
 
 
-def stages_of_kernel(place: Workplace, name: str, line: str) -> KernelTrace:
-    """`stages_of_case` of a kernel on a case line."""
+def stages_in_sight(place: Workplace, name: str, line: str) -> KernelTrace:
+    """The stages of a kernel on a case line.
+
+    Raises:
+        RuntimeError: PyTorch compiles it. What is observed then is the text that was compiled, and not what runs.
+    """
+    kernel, device = place.subjects[name].kernel, place.subjects[name].device
+    with place.watch(line), torch.compiler.set_stance("fail_on_recompile"):
+        inputs = build(parse_case(line).gathered(), device)
+        kernel.call(**inputs.hand_out(), **inputs.case.params)
     return stages_of_case(place.subjects[name], parse_case(line), watch=place.watch)
 
 
@@ -94,22 +104,13 @@ def trace_case(
     operations of the program that wrote the element.
     """
     with watch(case):
-        result, actual, _, target = judged_to_explain(subject, case)
-    return trace_result(subject, case, result, actual, target, every=every, limit=limit, watch=watch)
+        judged = judged_to_explain(subject, case)
+    return trace_result(judged, every=every, limit=limit, watch=watch)
 
 
-def trace_result(
-    subject: Subject,
-    case: Case,
-    result: CaseResult,
-    actual: Mapping[str, Tensor],
-    target: Target,
-    *,
-    every: bool = False,
-    limit: int = LIMIT,
-    watch: Watch = unwatched,
-) -> KernelTrace:
-    """`trace_case` of a case that was judged, with the tensors that it was judged by, and the element to explain."""
+def trace_result(judged: Judged, *, every: bool = False, limit: int = LIMIT, watch: Watch = unwatched) -> KernelTrace:
+    """`trace_case` of a case that was judged."""
+    subject, case, result, target = judged.subject, judged.case, judged.result, judged.target
     found = replace(_begun(subject, case, result.verdict), idle=result.idle)
     if target is None:
         return replace(found, reason=result.reason or "it gave no element that could be compared")
@@ -128,14 +129,14 @@ def trace_result(
             return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
     of_findings = steps_of_findings(seen.log, beside, seen.tensors)
     named = next(iter(of_findings), None)
-    found = replace(found, leaves=named, blamed=named)
+    found = replace(found, leaves=named, blamed=named if named is None or is_sure(seen.log, named) else None)
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
-    told = _told(found, tracing.problem, seen, actual[stage], every)
-    return _in_the_line_of(told, steps_named(seen.log, beside))
+    told = _told(found, tracing.problem, seen, judged.actual[stage], every)
+    return _in_the_line_of(told, [step for step in steps_named(seen.log, beside) if is_sure(seen.log, step)])
 
 
-def _in_the_line_of(told: KernelTrace, named: tuple[Step, ...]) -> KernelTrace:
+def _in_the_line_of(told: KernelTrace, named: Sequence[Step]) -> KernelTrace:
     """Return what was told with the line that a finding names, unless another one is sure to be wrong."""
     if told.blamed is not None or not named:
         return told
@@ -146,23 +147,43 @@ Target = tuple[str, Worst] | None
 """The element to explain and the stage that it is of."""
 
 
-def judged_to_explain(subject: Subject, case: Case) -> tuple[CaseResult, Mapping[str, Tensor], Followed | None, Target]:
-    """Judge a kernel on a case by values and by its formula.
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A kernel on a case, judged by values and by its formula.
 
-    Returns:
-        the judgement; what the kernel gave; its residues, if it fails and can be followed, and its process has not
-        ended over that; and the element to explain, the worst one or the first of another formula.
+    Attributes:
+        actual: what it gave.
+        target: the element to explain, the worst one or the first of another formula.
     """
-    result, actual = examine(subject, case)
-    result = with_formula(subject, case, result)
-    target, followed = worst_of(result), None
-    if result.verdict is Verdict.FAILED and target is not None:
+
+    subject: Subject
+    case: Case
+    result: CaseResult
+    actual: Mapping[str, Tensor]
+    target: Target
+    _known: tuple[Problem, Followed] | None = None
+
+    def followed(self) -> Followed | None:
+        """The residues of the kernel; none where it cannot be followed, or its process ends over that."""
+        found = self._known or self._anew
+        return None if found is None else found[1]
+
+    @cached_property
+    def _anew(self) -> tuple[Problem, Followed] | None:
         with suppress(LastbitError):
-            if found := followed_anew(subject, case, result.results):
-                problem, followed = found
-                of_formula = next((f.stage for f in result.findings if f.kind == OF_FORMULA), None)
-                target = target if of_formula is None else _of_formula(problem, followed, of_formula, actual) or target
-    return result, actual, followed, target
+            return followed_anew(self.subject, self.case, self.result.results)
+        return None
+
+
+def judged_to_explain(subject: Subject, case: Case) -> Judged:
+    """Judge a kernel on a case, by its values and, where these tell nothing, by its formula."""
+    result, actual = examine(subject, case)
+    result, known = by_formula(subject, case, result)
+    target = worst_of(result)
+    of_formula = next((f.stage for f in result.findings if f.kind == OF_FORMULA), None)
+    if known is not None and of_formula is not None:
+        target = _of_formula(*known, of_formula, actual) or target
+    return Judged(subject, case, result, actual, target, known)
 
 
 def _of_formula(problem: Problem, followed: Followed, name: str, actual: Mapping[str, Tensor]) -> Target:
@@ -209,6 +230,16 @@ class Seen:
         event = None if self.write is None else self.write.event
         return [] if event is None else follow(self.log, event, range(event.values.size)).untraced
 
+    def stands_alone_for(self, whole: Seen) -> bool:
+        """Whether one program, run without the others, read nothing of theirs and gave what it gives among them."""
+        event = None if self.write is None else self.write.event
+        if self.write is None or event is None:
+            return False
+        path = follow(self.log, event, range(event.values.size))
+        own = self.write.find(self.where.at(np.arange(self.tensor.numel()))) >= 0
+        given, among = (array_of(tensor).reshape(-1)[own].tobytes() for tensor in (self.tensor, whole.tensor))
+        return not path.unknown and not path.untraced and given == among
+
     @property
     def visit(self) -> Visit | None:
         """The write of the element itself, unless that only made memory that nothing else was seen to write to."""
@@ -246,10 +277,15 @@ class _Tracing:
         """A call in which all programs on the way of the element are kept, as far as `MOST_PROGRAMS` allows.
 
         Which these are, the calls before it show: who wrote the element, who wrote what that one read, and so on; then
-        those on the way of what was written with it. The last call is followed on residues.
+        those on the way of what was written with it. The last call is followed on residues. Of a single launch, the
+        program that wrote it is enough, where it reads nothing of others.
         """
         wanted: set[Program] = set()
-        seen = self.call()
+        seen = first = self.call()
+        if len(first.log.launches) == 1 and first.write is not None and (program := first.write.program) is not None:
+            alone = self.call({program}, followed=True, only=True)
+            if alone.stands_alone_for(first):
+                return alone
         while True:
             missing = [seen.write] if seen.write and not seen.write.event else seen.path.untraced or seen.beside
             found = dict.fromkeys(write.program for write in missing if write.program not in wanted)
@@ -259,8 +295,8 @@ class _Tracing:
             wanted.update(new)
             seen = self.call(wanted)
 
-    def call(self, wanted: Collection[Program] = (), *, followed: bool = False) -> Seen:
-        """A call in which all operations of these programs are kept."""
+    def call(self, wanted: Collection[Program] = (), *, followed: bool = False, only: bool = False) -> Seen:
+        """A call in which all operations of these programs are kept, and if `only` those run."""
         kernel, problem = self.subject.kernel, self.problem
         stages = kernel.stages if self.stage in kernel.stages else ()
         needed = tuple(dict.fromkeys([*problem.required, self.stage]))
@@ -268,7 +304,7 @@ class _Tracing:
         asked = Asked(self.inputs.case.params, needed, optional, stages=stages)
         handed = self.inputs.hand_out()
         shadow = ShadowMemory() if followed and follows(handed) else None
-        watching = traced(handed, wanted, self.limit, shadow=shadow, primitives=kernel.primitives)
+        watching = traced(handed, wanted, self.limit, only=only, shadow=shadow, primitives=kernel.primitives)
         with products_of(problem.constants), guarded_allocations(0), watching as log:
             results = results_of(kernel.call, asked, self.subject.device, handed)
         tensor = results[self.stage].detach()

@@ -27,7 +27,7 @@ from lastbit.interpret.replay import Diverged, Replay
 from lastbit.interpret.rewrite import Rewriter, compile_rewritten
 from lastbit.interpret.speculation import Speculation
 from lastbit.interpret.tape import Segment, Tape, Tapes, Trust
-from lastbit.interpret.watching import watched_launch
+from lastbit.interpret.watching import chosen, watched_launch
 
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 """The largest grid that CUDA launches, of every compute capability (CUDA C++ Programming Guide, technical
@@ -63,7 +63,8 @@ class Launcher(GridExecutor):  # type: ignore[misc]
         before = builder.memory
         try:
             with watched_launch(self.fn, lambda: arguments.values):
-                Launch(self.fn, arguments, builder).run(np.array(list(programs(grid)), np.int32).reshape(-1, 3))
+                every = np.array(list(programs(grid)), np.int32).reshape(-1, 3)
+                Launch(self.fn, arguments, builder).run(chosen(every))
         except Exception as error:
             raise InterpreterError(described(error)) from error
         finally:

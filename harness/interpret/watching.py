@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, Protocol
 
+from lastbit.interpret.formats import Array
 from lastbit.interpret.order import one_by_one
 
 
@@ -19,6 +20,9 @@ class Watcher(Protocol):
 
     def launch(self, function: Any, arguments: Mapping[str, Any]) -> AbstractContextManager[object]:
         """Return the context in which the programs of a launch run; `arguments` are the kernel's, as it sees them."""
+
+    def chosen(self, programs: Array) -> Array:
+        """Those programs of a launch that run, of their indices [N, 3]."""
 
     def operation(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return `function(*args, **kwargs)`, an operation of the language that is composed of several others."""
@@ -42,6 +46,11 @@ def watched(watcher: Watcher) -> Iterator[None]:
 def watched_launch(function: Any, arguments: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[object]:
     """Return the context in which the programs of a launch are to run."""
     return nullcontext() if _watcher is None else _watcher.launch(function, arguments())
+
+
+def chosen(programs: Array) -> Array:
+    """Those programs of a launch that run, of their indices [N, 3]."""
+    return programs if _watcher is None else _watcher.chosen(programs)
 
 
 def as_one(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,18 @@ A = ParamSpec("A")
 T = TypeVar("T")
 
 _following: ContextVar[bool] = ContextVar("following", default=False)
+_noted: ContextVar[list[Any] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noting() -> Iterator[list[Any]]:
+    """Give a list of all enclosures that are computed with within, and of what comes of them, with residues."""
+    found: list[Any] = []
+    token = _noted.set(found)
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
 
 
 @contextmanager
@@ -54,7 +66,10 @@ def algebraic(rule: Callable[..., Any], *, of_enclosures: bool = False) -> Calla
             with following_residues(False):
                 result = function(*args, **kwargs)
             made = rule(*args, **kwargs) if of_enclosures else rule(*map(residues_of, args), **kwargs)
-            return cast(T, _with(result, made))
+            followed = cast(T, _with(result, made))
+            if (noted := _noted.get()) is not None:
+                noted += [x for x in (*args, followed) if hasattr(x, "algebra")]
+            return followed
 
         return followed
 

@@ -47,7 +47,15 @@ class Opaque(NamedTuple):
         return f"{self.operation} at {self.place}: {self.reason}"
 
 
-class Following(TorchDispatchMode):
+class Mode(TorchDispatchMode):
+    """A mode of torch that does not import the compiler, which takes seconds: nothing is compiled within."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Following(Mode):
     """Keep the residues of every floating-point tensor that PyTorch's operations write while this is entered.
 
     Operations without a rule leave the residues of their values, OPEN, and are noted in `opaque`, once for each place.

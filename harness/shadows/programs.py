@@ -108,6 +108,9 @@ class Shadowing:
         if self.cut:
             raise RuntimeError("not all programs of a launch could be followed in time, and more is computed from it")
 
+    def chosen(self, programs: Array) -> Array:
+        return programs
+
     def operation(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self._shadow is None:
             return function(*args, **kwargs)
@@ -173,9 +176,13 @@ class Shadow(Builder):
 
     # Operations.
 
+    def standing(self, function: Any) -> str | None:
+        """Return the primitive that a function stands for, if the kernel declares one."""
+        return self._shadowing.primitives.get(function.__name__)
+
     def returned(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Take a function that the kernel declares to stand for a primitive for that."""
-        standing = self._shadowing.primitives.get(function.__name__)
+        standing = self.standing(function)
         if standing is not None and self._following:
             handles = [x.handle for x in (*args, *kwargs.values()) if isinstance(x, tl.tensor)]
             found = FORMULAS[standing](*map(self.residues, handles))

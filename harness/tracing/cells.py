@@ -46,8 +46,8 @@ class Ancestry:
     edges: dict[int, list[Edge]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, log: Log, last: Iterable[Event]) -> Ancestry:
-        """Everything that led to these events."""
+    def of(cls, log: Log, last: Iterable[Event], *, addresses: bool = False) -> Ancestry:
+        """Everything that led to these events, also by saying where something is if `addresses`."""
         found = cls(log)
         ahead = list(last)
         while ahead:
@@ -56,6 +56,7 @@ class Ancestry:
                 found.events[event.number] = event
                 found.edges[event.number] = [edge for operand in event.operands for edge in _edges(log, event, operand)]
                 ahead += (edge.event for edge in found.edges[event.number])
+                ahead += (o.event for o in event.operands if addresses and o.event is not None)
         return found
 
     def before(self, numbers: Iterable[int]) -> set[int]:
@@ -97,7 +98,7 @@ class Ancestry:
             own = _by_origin(origins.get(number, {}), starts, size)
             if (own < 0).all():
                 own = others.get(number, own)
-            own = merged(direct.get(number), own)
+            own = ends[number] if number in ends else merged(direct.get(number), own)
             found[number] = own
             for edge in self.edges[number]:
                 before = edge.event.number

@@ -36,11 +36,13 @@ class Launch:
         number: counted from 0, in the order in which the kernel under test launches.
         name: of the Triton kernel.
         place: where it is launched.
+        numbers: those among its arguments.
     """
 
     number: int
     name: str
     place: Place = NOWHERE
+    numbers: frozenset[float] = frozenset()
 
 
 Program = tuple[int, tuple[int, int, int]]

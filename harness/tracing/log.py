@@ -12,7 +12,7 @@ import numpy as np
 from lastbit.errors import LastbitError
 from lastbit.interpret.formats import Array
 from lastbit.numerics.residues import Residues
-from lastbit.tracing.events import Again, Event, Launch, Operand, Origin, Program, dtype_name
+from lastbit.tracing.events import NOWHERE, Again, Event, Launch, Operand, Origin, Program, dtype_name
 from lastbit.tracing.memory import Write, Writes, finder
 from lastbit.tracing.places import Places, places
 
@@ -30,17 +30,21 @@ class Log:
 
     Attributes:
         wanted: programs of launches all of whose operations are kept; of others only where they write.
+        only: the others do not run.
         limit: bytes of values beyond which no more are kept, and `check` raises.
         events, launches: what happened.
         writes: who wrote where, wanted or not.
+        handed: number of an event → the function that was handed its value and handed it on, and where that was called.
         interpreting: a program of Triton runs, so that what torch does meanwhile is not the kernel's.
     """
 
     wanted: Collection[Program] = ()
+    only: bool = False
     limit: int = LIMIT
     events: list[Event] = field(default_factory=list)
     writes: Writes = field(default_factory=Writes)
     launches: list[Launch] = field(default_factory=list)
+    handed: dict[int, Places] = field(default_factory=dict)
     interpreting: bool = False
     bytes: int = 0
     _number: int = 0
@@ -56,10 +60,10 @@ class Log:
         """A loop begins its next round: what follows is another occurrence, be it of the same expression."""
         self._last = ()
 
-    def begin(self, name: str, frame: FrameType | None) -> Launch:
-        """A Triton kernel is launched."""
+    def begin(self, name: str, frame: FrameType | None, numbers: frozenset[float]) -> Launch:
+        """A Triton kernel is launched, with these numbers among its arguments."""
         at = places(frame)
-        self.launches.append(Launch(len(self.launches), name, at[0]) if at else Launch(len(self.launches), name))
+        self.launches.append(Launch(len(self.launches), name, at[0] if at else NOWHERE, numbers))
         return self.launches[-1]
 
     def add(

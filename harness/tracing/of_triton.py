@@ -12,12 +12,16 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
 from lastbit.interpret.builder import Builder
 from lastbit.interpret.formats import NUMPY, Array, is_float
+from lastbit.interpret.places import place_of
+from lastbit.numerics.algebraic import FORMULAS
+from lastbit.numerics.residues import Residues
 from lastbit.shadows.programs import Shadow, Shadowing
 from lastbit.tracing import lanes
 from lastbit.tracing.arguments import flat, swapped
@@ -27,6 +31,9 @@ from lastbit.tracing.log import Log
 from lastbit.tracing.memory import of_array
 from lastbit.tracing.places import Places, places
 from lastbit.tracing.triton_lanes import Call, of_whole, sources_of
+
+NEAR = 2.0**-18
+"""Relative error up to which what stands for a primitive is one."""
 
 OF_PROGRAM = ("get_program_id", "get_num_programs", "make_range")
 """Operations without operands that are no constants."""
@@ -53,6 +60,13 @@ class Watch:
                 interpreter_semantic.builder, self._tracer, self._log.interpreting = before, None, False
                 tracer.outside = None
 
+    def chosen(self, programs: Array) -> Array:
+        """Those that are wanted, where no others are to run."""
+        if self._tracer is None or not self._log.only:
+            return programs
+        launch = self._tracer.launch.number
+        return programs[[(launch, tuple(index)) in self._log.wanted for index in programs.tolist()]]
+
     def operation(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return function(*args, **kwargs) if self._tracer is None else self._tracer.whole(function, args, kwargs)
 
@@ -69,8 +83,11 @@ class Tracer(Builder):
         self._other = other
         self._log = log
         self.outside = outside
-        self.launch: Launch = log.begin(name, outside)
         handles = {name: x.handle for name, x in arguments.items() if isinstance(x, tl.tensor)}
+        numbers = [x.data for x in handles.values() if x.data.size == 1 and not x.dtype.is_ptr()]
+        constants = (getattr(x, "value", x) for x in arguments.values())
+        plain = {float(x) for x in constants if isinstance(x, int | float)}
+        self.launch: Launch = log.begin(name, outside, frozenset(plain | {float(x.reshape(-1)[0]) for x in numbers}))
         self._arguments = {id(handle): (name, handle) for name, handle in handles.items()}
         self._program: Program | None = None
         self._made: dict[int, Event] = {}
@@ -84,6 +101,26 @@ class Tracer(Builder):
         self._loops.add(id(number))
         self._kept.append(number)
         return number
+
+    def returned(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Take a function that the kernel declares to stand for a primitive for one operation, if its values do."""
+        self._other.returned(function, args, kwargs, result)
+        own = self._made.get(id(getattr(result, "handle", None)))
+        if own is not None and any(isinstance(x, tl.tensor) and x.handle is result.handle for x in args):
+            begin = place_of(function.__code__, 0)
+            self._log.handed[own.number] = (begin, *places(sys._getframe(2), self.outside))
+        standing = self._other.standing(function) if isinstance(self._other, Shadow) else None
+        if standing is None or self._silent or self._of_program() not in self._log.wanted:
+            return
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, tl.tensor)]
+        made, blocks = result.handle, [torch.from_numpy(np.asarray(x.handle.data, np.float64)) for x in given]
+        exact = getattr(torch, standing, torch.zeros_like)(*blocks).numpy()
+        if np.allclose(made.data, exact, rtol=NEAR, atol=0.0, equal_nan=True):
+            shape = made.data.shape
+            operands = tuple(self._operand(x.handle, lanes.pointwise(x.handle.data.shape, shape)) for x in given)
+            again = partial(_primitive_again, partial(self._quietly, function), FORMULAS[standing], args, kwargs)
+            at = places(sys._getframe(2), self.outside)
+            self._keep(self._event(function.__name__, at, made, operands, again=again), made)
 
     # Operations: once each, whatever they are made of, but for those on objects that hold several handles.
 
@@ -290,6 +327,24 @@ def _whole_again(
     return _made(list(flat([made]))[part].handle)
 
 
+def _primitive_again(
+    function: Callable[..., Any],
+    formula: Callable[..., Residues],
+    args: Any,
+    kwargs: Any,
+    values: Sequence[Made | None],
+) -> Made:
+    """Do a function that stands for a primitive once more."""
+    blocks = [x for x in (*args, *kwargs.values()) if isinstance(x, tl.tensor)]
+    pairs = zip(blocks, values, strict=True)
+    given = [x if own is None else tl.tensor(_with(x.handle, own), x.type) for x, own in pairs]
+    others = {id(x): own for x, own in zip(blocks, given, strict=True)}
+    made = np.asarray(function(swapped(list(args), others), swapped(kwargs, others)).handle.data)
+    known = [getattr(x.handle, "residues", None) for x in given]
+    follows = _follows(values) and all(own is not None for own in known)
+    return Made(made, formula(*known).seen(torch.from_numpy(made.astype(np.float64))) if follows else None)
+
+
 _OPERANDS = {"load": 1, "masked_load": 3, "store": 2, "masked_store": 3}
 """How many of the arguments of loads and stores are operands."""
 
@@ -318,7 +373,7 @@ def _constant(name: str) -> Callable[..., Any]:
 for _name in dir(Builder):
     if _name.startswith("create_"):
         setattr(Tracer, _name, _traced(_name))
-for _name in ("get_fp16", "get_bf16", "get_fp32", "get_fp64", "get_null_value", "returned"):
+for _name in ("get_fp16", "get_bf16", "get_fp32", "get_fp64", "get_null_value"):
     setattr(Tracer, _name, _constant(_name))
 
 

@@ -24,19 +24,21 @@ def traced(
     wanted: Collection[Program] = (),
     limit: int = LIMIT,
     *,
+    only: bool = False,
     shadow: ShadowMemory | None = None,
     primitives: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Log]:
     """Record what happens to `inputs` and to what is made of them, in PyTorch and in interpreted Triton kernels.
 
-    Of Triton programs all operations of those `wanted` are kept, and of the others what they write. Functions that
+    Of Triton programs all operations of those `wanted` are kept, and of the others what they write, unless `only` those
+    run. Functions that
     `torch.compile` would compile run as they are written. With a `shadow`, events have residues; `primitives` are
     device functions that stand for one.
 
     Raises:
         TraceLimit: the values take more than `limit` bytes.
     """
-    log = Log(frozenset(wanted), limit)
+    log = Log(frozenset(wanted), only, limit)
     for name, tensor in inputs.items():
         record_input(log, name, tensor, shadow)
     with ExitStack() as stack:

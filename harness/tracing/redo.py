@@ -78,7 +78,7 @@ class Redo:
             of_torch = any(operand.size for operand in event.operands)
             return event.again([self.whole(event, o) if of_torch and own is None else own for o, own in pairs])
         if any(own is not None for operand, own in pairs if operand.address):
-            raise Unrepeatable("an address depends on it")
+            return self._elsewhere(event, given)
         made = event.values.astype(np.result_type(event.values, *(own.values for own in given if own is not None)))
         numbers = None
         if (
@@ -97,6 +97,47 @@ class Redo:
                 if numbers is not None and own.residues is not None:
                     numbers[:, there] = own.residues.numbers.reshape(4, -1)[:, taken]
         return Made(made, None if numbers is None else Residues(numbers.reshape(4, *made.shape)))
+
+    def _elsewhere(self, event: Event, given: Values) -> Made:
+        """What a load gives that reads elsewhere, or under another mask.
+
+        Raises:
+            Unrepeatable: it is no load, or nothing that was recorded wrote there.
+        """
+        memory = next((operand.memory for operand in event.operands if operand.memory), None)
+        if event.name != "load" or memory is None:
+            raise Unrepeatable("an address depends on it")
+        where = [self._lanes(event, place, given) for place, o in enumerate(event.operands) if o.address]
+        inside = np.ones(event.values.size, np.bool_) if len(where) == 1 else where[1].astype(np.bool_)
+        made = np.zeros(event.values.size)
+        numbers = torch.zeros(4, made.size, dtype=torch.int64)
+        numbers[2] = -1
+        if (other := len(where) + 1) < len(event.operands):
+            made = self._lanes(event, other, given).astype(np.float64)
+            numbers = Residues.of(torch.from_numpy(made)).numbers.clone()
+        lanes = np.nonzero(inside)[0]
+        left = len(lanes)
+        for write, positions, elements in self.ancestry.log.writes.last(where[0][lanes], event.number):
+            if write.event is not None:
+                left -= len(positions)
+                made[lanes[positions]] = write.event.values.reshape(-1)[elements].astype(np.float64)
+                if write.event.residues is not None:
+                    own = write.event.residues.numbers.reshape(4, -1)
+                    numbers[:, lanes[positions]] = own[:, elements]
+        if left:
+            raise Unrepeatable("nothing that was recorded wrote there")
+        shape = event.values.shape
+        residues = Residues(numbers.reshape(4, *shape)) if self.follows and event.is_float else None
+        return Made(made.astype(event.values.dtype).reshape(shape), residues)
+
+    def _lanes(self, event: Event, place: int, given: Values) -> Array:
+        """Return an operand that is no memory, for each element of the result."""
+        operand, own = event.operands[place], given[place]
+        values = own.values if own is not None else operand.values if operand.event is None else operand.event.values
+        if values is None:
+            raise Unrepeatable("an operand is not known")
+        source = operand.source(np.arange(event.values.size))[:, 0]
+        return np.asarray(values).reshape(-1)[np.maximum(source, 0)]
 
     def whole(self, event: Event, operand: Operand) -> Made | None:
         """What all elements of an operand of PyTorch's were; None for a number.

@@ -130,7 +130,6 @@ def followed_anew(subject: Subject, case: Case, results: Collection[str]) -> tup
     return None if followed is None else (subject.problem(inputs), followed)
 
 
-@timed(FORMULAS)
 def with_formula(
     subject: Subject, case: Case, result: CaseResult, begins: Callable[[], None] = lambda: None
 ) -> CaseResult:
@@ -138,18 +137,28 @@ def with_formula(
 
     That of a kernel on another device is followed on the CPU; `begins` starts the clock of the case anew.
     """
-    start = time.perf_counter()
+    return by_formula(subject, case, result, begins)[0]
+
+
+@timed(FORMULAS)
+def by_formula(
+    subject: Subject, case: Case, result: CaseResult, begins: Callable[[], None] = lambda: None
+) -> tuple[CaseResult, tuple[Problem, Followed] | None]:
+    """Return the same as `with_formula`, and the problem and what was seen of the kernel if it was followed here."""
+    start, found = time.perf_counter(), None
     if result.verdict not in (Verdict.PASSED, Verdict.INCONCLUSIVE):
-        return result
+        return result, None
     if subject.device.type != "cpu":
         judged = _with_formula_beside(subject, case, result, begins)
     else:
         try:
             found = followed_anew(subject, case, result.results)
         except LastbitError as error:
-            return after_raising(subject, result, error)[0]
+            return after_raising(subject, result, error)[0], None
         judged = result if found is None else judged_by_formula(result, *found)
-    return judged if judged is result else replace(judged, seconds=result.seconds + time.perf_counter() - start)
+    if judged is not result:
+        judged = replace(judged, seconds=result.seconds + time.perf_counter() - start)
+    return judged, found
 
 
 def _with_formula_beside(subject: Subject, case: Case, result: CaseResult, begins: Callable[[], None]) -> CaseResult:

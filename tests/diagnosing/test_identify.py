@@ -14,7 +14,7 @@ from torch import Tensor
 from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.diagnosing.identify import identify, observe
-from lastbit.diagnosing.roundings import Rounding, subsets
+from lastbit.diagnosing.trials import Rounding, subsets
 from lastbit.dtypes import DTYPES
 from lastbit.errors import UnsupportedCase
 from lastbit.kernel import Kernel

@@ -53,7 +53,7 @@ def said_of(problem: Problem, actual: Tensors, *, seconds: float = 60.0, followe
     judged = judge(problem, actual)
     blank = CaseResult(Verdict.FAILED, case="", op="", kernel="", contract="", device="cpu", dtypes="")
     with patch("lastbit.diagnosing.patterns.SECONDS", seconds):
-        return "\n".join(diagnose(Observation.of(problem, actual), blank.judged(judged), followed))
+        return "\n".join(diagnose(Observation.of(problem, actual), blank.judged(judged), lambda: followed))
 
 
 def changed(tensor: Tensor, change: Callable[[Tensor], Any]) -> Tensor:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lastbit.case import Case, parse_case
 from lastbit.config import Config
-from lastbit.diagnosing.drafts import Draft
-from lastbit.diagnosing.plainer import plainer_elements, plainer_tensors
+from lastbit.diagnosing.drafts import Draft, plainer_elements, plainer_tensors
 from lastbit.diagnosing.smallest import MOST_TRIES, smallest
 from lastbit.inputs import bits_of, build
 from lastbit.kernel import Kernel

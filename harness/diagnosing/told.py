@@ -1,0 +1,232 @@
+"""Whether a line does by itself what it does wrong, or as its caller tells it: by a flag, or with an argument.
+
+A helper that rounds `if ROUND` is right wherever it stands; the call that passes a wrong ROUND is not. Where that hands
+on a parameter of its own, its caller is asked, and where the launch of the kernel decides, no line of the kernel does.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
+
+from lastbit.interpret.places import Place
+from lastbit.tracing import Event
+from lastbit.tracing.events import Origin
+from lastbit.tracing.of_triton import OF_PROGRAM
+from lastbit.tracing.places import Places
+from lastbit.tracing.triton_lanes import MOVERS
+
+CASTS = ("to", "cast")
+MOVING = (*MOVERS, *OF_PROGRAM, "int_cast", "si_to_fp", "ui_to_fp", "fp_ext", "addptr")
+"""Operations by which an address does not become another one."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def deciding(places: Places, *, left_out: bool = False) -> int | None:
+    """The number of the place, from the innermost on, that decides on a rounding there; None where the launch does.
+
+    With `left_out`, on one that is not done: by a statement that rounds what the innermost assigns, under a condition.
+    """
+    flags, depth = _flags(places[0], left_out), 0
+    while flags:
+        depth += 1
+        if depth == len(places):
+            return None
+        call, function = _call(places[depth]), _function(places[depth])
+        caller = _function(places[depth - 1])
+        if call is None or caller is None:
+            return None
+        passed = _passed(call, caller)
+        flags = set() if function is None else _of_parameters(function, [passed[f] for f in flags if f in passed])
+    return depth
+
+
+def is_given(event: Event) -> bool:
+    """Whether a number is an argument of the launch, as it is."""
+    [operand, *others] = event.operands or (None,)
+    if operand is None or others or event.name not in MOVING:
+        return False
+    return bool(operand.name) if operand.event is None else is_given(operand.event)
+
+
+def chain_of_address(event: Event, *, pointer: bool = False) -> dict[int, Event]:
+    """The events, by number, that compute where an event reads, and unless only that is asked for, whether it does."""
+    found = dict[int, Event]()
+    ahead = [operand.event for operand in event.operands if operand.address][: 1 if pointer else None]
+    while ahead:
+        before = ahead.pop()
+        if before is not None and before.number not in found and before.origin is not Origin.CONSTANTS:
+            found[before.number] = before
+            ahead += [operand.event for operand in before.operands]
+    return found
+
+
+def lines_of(chain: Mapping[int, Event]) -> frozenset[tuple[str, int]]:
+    """The lines in which a place becomes another one."""
+    return frozenset((e.place.file, e.place.line) for e in chain.values() if e.name not in MOVING)
+
+
+@cache
+def definition(place: Place) -> Place | None:
+    """Where the only variable of an expression is assigned, that is no parameter of its function, if once."""
+    expression, function = _parsed(place.text), _function(place)
+    found = _assignments(place, expression)
+    names = {n.id for n in ast.walk(expression or ast.Pass()) if isinstance(n, ast.Name)}
+    alone = len(found) == 1 and function is not None and not names & set(_parameters(function))
+    return _place_of(place, found[0].value) if alone else None
+
+
+def alias(place: Place, side: str, lines: Collection[int]) -> Place | None:
+    """Where a variable on a side of an operation, `left` or `right`, is another one's name, computed elsewhere."""
+    operand = getattr(_parsed(place.text), side, None)
+    found = _assignments(place, operand) if isinstance(operand, ast.Name) else []
+    names = [n for n in found if isinstance(n.value, ast.Name)]
+    computes = any(n.lineno <= line <= (n.end_lineno or 0) for n in found for line in lines)
+    return _place_of(place, names[0].value) if len(names) == 1 and not computes else None
+
+
+def _assignments(place: Place, expression: ast.AST | None) -> list[ast.Assign]:
+    """Those of the variables of an expression, alone, before its place in its function."""
+    function = _function(place)
+    names = {n.id for n in ast.walk(expression or ast.Pass()) if isinstance(n, ast.Name)}
+    assigned = [n for n in ast.walk(function or ast.Pass()) if isinstance(n, ast.Assign) and n.lineno < place.line]
+    return [n for n in assigned if isinstance(t := n.targets[0], ast.Name) and t.id in names]
+
+
+def _parsed(text: str) -> ast.AST | None:
+    """What a text says: the value of an assignment to a variable and itself."""
+    try:
+        found: ast.AST = ast.parse(text.strip()).body[0]
+    except (SyntaxError, IndexError):
+        return None
+    if isinstance(found, ast.AugAssign):
+        return ast.BinOp(found.target, found.op, found.value)
+    return getattr(found, "value", found)
+
+
+def _place_of(place: Place, node: ast.expr) -> Place:
+    """The place of a part of the same function."""
+    ends = node.end_lineno or node.lineno, node.end_col_offset or 0
+    return Place(place.file, node.lineno, node.col_offset, *ends, place.function)
+
+
+def _flags(place: Place, left_out: bool) -> set[str]:
+    """The parameters of its function on which it depends whether a statement rounds, and does nothing else."""
+    function = _function(place)
+    if function is None:
+        return set()
+    begins = place.line <= function.body[0].lineno and left_out  # it is handed the value, and hands it on
+    names = set(_parameters(function)) if begins else _assigned(function, place)
+    found = set[str]()
+    for node in _beside(function, place, begins):
+        sides = (node.body, node.orelse) if isinstance(node, ast.If) else ()
+        other = not left_out and isinstance(node, ast.If) and _is_other_way(node, place)
+        if isinstance(node, ast.If) and (other or any(_rounds(side, names, place, left_out) for side in sides)):
+            found |= _of_parameters(function, [node.test])
+    return found
+
+
+def _is_other_way(branches: ast.If, place: Place) -> bool:
+    """Whether a place is a statement that only rounds, in one of two branches of which the other does not round."""
+    sides = branches.body, branches.orelse
+    own = [[n for n in side if n.lineno <= place.line <= (n.end_lineno or 0)] for side in sides]
+    others = [side for side, is_own in zip(sides, own, strict=True) if not is_own]
+    rounds = any(_rounds(side, (), place, False) for side in own)
+    return (
+        rounds and len(others) == 1 and bool(others[0]) and not any(map(_narrows, ast.walk(ast.Module(others[0], []))))
+    )
+
+
+def _narrows(node: ast.AST) -> bool:
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CASTS):
+        return False
+    return not any(isinstance(a, ast.Attribute) and a.attr in ("float32", "float64") for a in node.args)
+
+
+def _beside(function: Function, place: Place, begins: bool) -> Iterator[ast.stmt]:
+    """The statements that a place is in or beside; all of the function's own where it `begins` there."""
+    if begins:
+        yield from function.body
+    for node in ast.walk(function):
+        for body in (getattr(node, "body", ()), getattr(node, "orelse", ())):
+            if isinstance(body, list) and any(n.lineno <= place.line <= (n.end_lineno or 0) for n in body):
+                yield from body
+
+
+def _of_parameters(function: Function, expressions: Sequence[ast.expr]) -> set[str]:
+    """The parameters of a function that expressions depend on, by themselves and through what they are assigned to."""
+    parameters, seen = set(_parameters(function)), set[str]()
+    ahead = list(expressions)
+    while ahead:
+        names = {n.id for n in ast.walk(ahead.pop()) if isinstance(n, ast.Name)} - seen
+        seen |= names
+        for node in ast.walk(function):
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and isinstance(target, ast.Name):
+                ahead += [node.value] * (target.id in names - parameters)
+    return seen & parameters
+
+
+def _rounds(body: Sequence[ast.stmt], names: Collection[str], place: Place, left_out: bool) -> bool:
+    """Whether the only statement of a branch rounds: at a place, or one of some variables after that."""
+    if len(body) != 1 or not isinstance(body[0], ast.Assign | ast.Return):
+        return False
+    [statement], value, casts = body, body[0].value, 0
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in CASTS:
+        value, casts = value.func.value, casts + 1
+    if not casts or not isinstance(value, ast.Name):
+        return False
+    if not left_out:
+        return statement.lineno <= place.line <= (statement.end_lineno or statement.lineno)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    own = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    return bool(own & set(names)) and statement.lineno > place.line
+
+
+def _assigned(function: Function, place: Place) -> set[str]:
+    """The variables that the statement of a place assigns."""
+    found = set[str]()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign | ast.AugAssign) and node.lineno <= place.line <= (node.end_lineno or 0):
+            found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return found
+
+
+def _call(place: Place) -> ast.Call | None:
+    """The call that stands at a place."""
+    calls = (n for n in ast.walk(_tree(place.file)) if isinstance(n, ast.Call))
+    found = [n for n in calls if (n.lineno, n.end_lineno) == (place.line, place.end_line)]
+    return next((n for n in found if ast.unparse(n) == ast.unparse(ast.parse(place.text))), None) if found else None
+
+
+@cache
+def _function(place: Place) -> Function | None:
+    """The function that a place is in."""
+    found = [n for n in ast.walk(_tree(place.file)) if isinstance(n, Function)]
+    around = [f for f in found if _begin(f) <= place.line <= (f.end_lineno or 0)]
+    return max(around, key=lambda f: f.lineno, default=None)
+
+
+def _begin(function: Function) -> int:
+    return min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+
+
+def _parameters(function: Function) -> list[str]:
+    return [a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+
+
+def _passed(call: ast.Call, function: Function) -> dict[str, ast.expr]:
+    """What a call passes for each parameter of a function."""
+    by_name = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    return dict(zip(_parameters(function), call.args, strict=False)) | by_name
+
+
+@cache
+def _tree(file: str) -> ast.Module:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ast.Module([], [])
