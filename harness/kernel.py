@@ -73,7 +73,8 @@ class Kernel:
         invariant: properties that it promises, such as `rows`: see `lastbit.invariance`. It fails where one is broken.
         source: file and line where it is defined.
         primitives: functions of its own that stand for a primitive, such as `{"inverse_root": "rsqrt"}` for a Newton
-            step: where residues follow the kernel, such a device function is taken for it; see docs/residues.md.
+            step: where residues follow the kernel, such a function, a device function of Triton or one of Python in
+            the module of the kernel, is taken for it; see docs/residues.md.
         arithmetic: the floating-point settings that executing its file left, if it changed them; restored since.
     """
 

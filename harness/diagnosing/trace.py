@@ -27,6 +27,7 @@ from lastbit.outcomes.trace import KernelTrace, Step
 from lastbit.result import OF_FORMULA, CaseResult, Verdict, Worst
 from lastbit.shadows.following import Followed
 from lastbit.shadows.memory import ShadowMemory
+from lastbit.shadows.standing import python_primitives
 from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.events import Program
 from lastbit.tracing.follow import Visit
@@ -303,7 +304,8 @@ class _Tracing:
         optional = tuple(name for name in problem.may_return if name != self.stage)
         asked = Asked(self.inputs.case.params, needed, optional, stages=stages)
         handed = self.inputs.hand_out()
-        shadow = ShadowMemory() if followed and follows(handed) else None
+        followed = followed and follows(handed) and not python_primitives(kernel)  # what these do has other residues
+        shadow = ShadowMemory() if followed else None
         watching = traced(handed, wanted, self.limit, only=only, shadow=shadow, primitives=kernel.primitives)
         with products_of(problem.constants), guarded_allocations(0), watching as log:
             results = results_of(kernel.call, asked, self.subject.device, handed)

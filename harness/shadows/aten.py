@@ -212,6 +212,10 @@ class Following(Mode):
         flags = seen.flags & ~MINUS_INFINITY if self._overflown else seen.flags
         return Residues(torch.stack([*seen.numbers[:3], flags]))
 
+    def give(self, x: Tensor, residues: Residues) -> None:
+        """Let a tensor have residues, rounded as its dtype stores them."""
+        self.memory.write(x, self._rounded(x, residues, x))
+
     def _taken_apart(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """Return the results of an operation by PyTorch's decomposition, in fp32 or fp64."""
         if (parts := decomposition_table.get(func)) is None:

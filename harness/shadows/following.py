@@ -20,6 +20,7 @@ from lastbit.numerics import residues
 from lastbit.numerics.residues import Residues, products_of
 from lastbit.shadows.aten import Following, Opaque, as_written
 from lastbit.shadows.memory import ShadowMemory
+from lastbit.shadows.standing import standing
 
 _RULES = Path(__file__).parent, Path(residues.__file__).parent
 
@@ -73,7 +74,7 @@ def follow(
     memory.unseen = operations.unseen
     try:
         with products_of(constants), as_written():
-            with watching, operations:
+            with standing(kernel, operations), watching, operations:
                 returned = kernel.call(**tensors, **params)
             named = named_results(returned, tuple(results))
             read, ended = {name: memory.read(tensor) for name, tensor in named.items()}, []

@@ -38,6 +38,32 @@ def differing(function: Callable[..., Tensor], **sizes: int) -> tuple[Followed, 
     return found, int(found.results["output"].differs(own.results["output"]).sum())
 
 
+def guessed_root(x: Tensor) -> Tensor:
+    y = 1.0 / (0.5 + 0.5 * x)
+    for _ in range(8):
+        y = y * (1.5 - 0.5 * x * y * y)
+    return y
+
+
+def by_a_root_of_its_own(x: Tensor, eps: float) -> Tensor:
+    return x * guessed_root(x.square().mean(-1, keepdim=True) + eps)
+
+
+@pytest.mark.parametrize(("eps_times", "all_equal"), [(1, True), (10, False)])
+def test_a_python_function_stands_for_the_primitive_that_is_declared(eps_times: float, all_equal: bool) -> None:
+    @kernel("rms_norm", contract="fp32_multiply", primitives={"guessed_root": "rsqrt"})
+    def norm(x: Tensor, *, eps: float) -> Tensor:
+        return by_a_root_of_its_own(x, eps_times * eps)
+
+    x, own = torch.randn(4, 330, generator=torch.Generator().manual_seed(4)), followed(right, rows=4)
+    found = follow(norm.lastbit_kernels[0], {"x": x}, {"eps": 1e-6}, ["output"], [1e-6, 4.0, 330.0])
+    assert not found.opaque
+    equal, differs = (getattr(own.results["output"], how)(found.results["output"]) for how in ("equal", "differs"))
+    assert bool(equal.all()) == all_equal and bool(differs.any()) != all_equal
+    assert followed(by_a_root_of_its_own, rows=4).results["output"].differs(own.results["output"]).any()
+    assert guessed_root.__name__ == "guessed_root" and not hasattr(guessed_root, "__wrapped__")
+
+
 def by_numpy(x: Tensor, eps: float) -> Tensor:
     return torch.from_numpy(right(x, eps).numpy() * 1)
 
