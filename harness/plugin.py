@@ -25,7 +25,7 @@ from lastbit.verify.schedule import Schedule, units
 if TYPE_CHECKING:
     from lastbit.isolation.declared import Kernels
     from lastbit.verify.plan import Plan
-    from lastbit.verify.recorder import Recorder
+    from lastbit.verify.recorder import ResultRecorder
 
 _config = pytest.StashKey[Config]()
 _notes = pytest.StashKey[Notes]()
@@ -165,13 +165,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def recorder(request: pytest.FixtureRequest) -> Recorder:
+def recorder(request: pytest.FixtureRequest) -> ResultRecorder:
     """Make the recorder that writes the files of this worker process."""
     from lastbit.reports.records import dump
-    from lastbit.verify.recorder import Recorder
+    from lastbit.verify.recorder import ResultRecorder
 
     worker = getattr(request.config, "workerinput", {}).get("workerid", "main")
-    return Recorder(request.config.stash[_config], f"{_device_type()}-{worker}", dump)
+    return ResultRecorder(request.config.stash[_config], f"{_device_type()}-{worker}", dump)
 
 
 @pytest.fixture(scope="session")

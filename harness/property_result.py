@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
-class Outcome(StrEnum):
+class PropertyOutcome(StrEnum):
     """Whether calls that a property relates gave equal bits; errored if the kernel raised in one of them."""
 
     HOLDS = "holds"
@@ -38,7 +38,7 @@ class PropertyResult:
     """
 
     name: str
-    outcome: Outcome
+    outcome: PropertyOutcome
     declared: bool = False
     pairs: int = 0
     reason: str = ""
@@ -61,7 +61,7 @@ class PropertyResult:
     @property
     def fails(self) -> bool:
         """The kernel does not keep what it declares, or gives bits that its contract excludes."""
-        wrong = self.outcome in (Outcome.BROKEN, Outcome.ERRORED)
+        wrong = self.outcome in (PropertyOutcome.BROKEN, PropertyOutcome.ERRORED)
         return wrong and (self.declared or self.excluded)
 
 
@@ -77,5 +77,5 @@ def together(results: Iterable[PropertyResult]) -> dict[str, PropertyResult]:
 
 def _severity(one: PropertyResult) -> tuple[bool, int, bool, int]:
     """Return a sort key for results of one property, the worst last: what fails the kernel, then what was tried."""
-    order = (Outcome.NOT_APPLICABLE, Outcome.HOLDS, Outcome.ERRORED, Outcome.BROKEN)
+    order = (PropertyOutcome.NOT_APPLICABLE, PropertyOutcome.HOLDS, PropertyOutcome.ERRORED, PropertyOutcome.BROKEN)
     return one.fails, order.index(one.outcome), one.excluded, one.elements

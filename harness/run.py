@@ -122,7 +122,7 @@ class NotRun:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class DeviceAgreement:
     """The number of results in which two devices gave the same bits for the same input bits, per kernel and stage."""
 
     kernel: str
@@ -166,7 +166,7 @@ class Run:
     results: tuple[CaseResult, ...]
     power: tuple[Power, ...] = ()
     not_run: tuple[NotRun, ...] = ()
-    agreement: tuple[Agreement, ...] = ()
+    agreement: tuple[DeviceAgreement, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     broken: str = ""
     spent: Spent = field(default_factory=Spent)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lastbit.command_line import command
-from lastbit.outcomes.agreement import Agreement, Does, Parting, Side, StageAgreement
+from lastbit.outcomes.agreement import Agreement, Does, KernelSide, Parting, StageAgreement
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, paragraph, print_table
 from lastbit.reports.summary import listed, plural
@@ -97,7 +97,7 @@ def _verdict(found: Agreement) -> str:
     return f"They differ in {found.unequal_cases:,} of {plural(found.cases, 'case')}."
 
 
-def _kept(side: Side, found: Agreement) -> str:
+def _kept(side: KernelSide, found: Agreement) -> str:
     if not side.kept:
         return f"keeps no contract of {found.op} throughout; lastbit identify says more. It claims {side.claim}."
     names = listed(side.kept, _MOST_NAMES)
@@ -109,7 +109,7 @@ def _parting(found: Agreement, parting: Parting) -> str:
     return f"Their contracts part at {parting.stage}: {one}, {other}."
 
 
-def _does(side: Side, does: Does, parting: Parting) -> str:
+def _does(side: KernelSide, does: Does, parting: Parting) -> str:
     """Describe what one kernel does at the stage, and under which options."""
     options = f" ({' and '.join(does.options)})" if does.options else ""
     if not does.recorded:

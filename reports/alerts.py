@@ -11,7 +11,7 @@ from lastbit.outcomes.trace import Step
 from lastbit.reports import wording
 from lastbit.reports.explained import explanation_of, problem_and_why
 from lastbit.reports.noticed import noticed
-from lastbit.reports.summary import Problem, problems, repro_line
+from lastbit.reports.summary import KernelFailure, problems, repro_line
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import Run
 
@@ -83,7 +83,7 @@ def doubts(run: Run, kernel: str, device: str) -> list[str]:
     return [*missing, *wording.undecided(own), *([wording.ADVICE] if missing else [])]
 
 
-def _of_problem(problem: Problem, explanation: Explanation | None, options: str, root: Path) -> Alert:
+def _of_problem(problem: KernelFailure, explanation: Explanation | None, options: str, root: Path) -> Alert:
     result = problem.smallest
     errored = result.verdict is Verdict.ERRORED or not result.faults
     kind, stage = (ERRORED, "") if errored else (result.faults[0].kind, result.faults[0].stage)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from lastbit.outcomes.bisection import METRICS, Bisection, Criterion, Mark, Point, Step, stage_of
+from lastbit.outcomes.bisection import METRICS, Bisection, BisectStep, Criterion, Mark, Point, stage_of
 from lastbit.reports.paper import line, paragraph, verdict_word
 from lastbit.reports.summary import error, plural, repro_line, share, signed
 from lastbit.result import CaseResult, StageResult
@@ -37,7 +37,7 @@ def print_extent(what: str, left: int, good: str, bad: str, console: Console) ->
     line(console, f"{plural(left, what)} after {good}, up to {bad}: about {plural(runs, 'verification')}")
 
 
-def print_step(criterion: Criterion, step: Step, console: Console) -> None:
+def print_step(criterion: Criterion, step: BisectStep, console: Console) -> None:
     """Print one line: the number of the run, the commit or version, its outcome, and how many are left."""
     word, style = MARKS[step.mark]
     text = Text.assemble(f"{step.run or '–':>3}  {step.point.short:<7}  ", (f"{word:<7}", style))
@@ -128,7 +128,7 @@ def _print_figures(bisection: Bisection, console: Console) -> None:
     line(console)
 
 
-def _row(word: str, step: Step, name: str) -> tuple[str, ...]:
+def _row(word: str, step: BisectStep, name: str) -> tuple[str, ...]:
     stage = stage_of(step.result, name) if step.result else None
     figures = (_written(metric, stage) for metric in FIGURES)
     return (word, step.point.short, *figures, step.result.verdict if step.result else "–")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from lastbit.outcomes.speed import Bound, Roof
+from lastbit.outcomes.speed import Roof, SpeedBound
 from lastbit.reports.bench import about_of, amount, heading
 from lastbit.reports.markdown_text import bullets, code, plain, table
 
@@ -30,7 +30,7 @@ class Bounds:
     """Time bounds of kernels from files, and of the kernels of the project beside them."""
 
     roof: Roof | None
-    bounds: tuple[Bound, ...]
+    bounds: tuple[SpeedBound, ...]
     failed: tuple[str, ...]
     command: str
     environment: Mapping[str, str]
@@ -60,7 +60,7 @@ def page(bench: Bounds) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _row(b: Bound, roof: Roof | None) -> Iterator[str]:
+def _row(b: SpeedBound, roof: Roof | None) -> Iterator[str]:
     yield from (plain(b.kernel), plain(b.contract), b.verdict)
     yield from (amount(b.time, "s"), amount(b.empty, "s"), f"{b.overhead:.0%}")
     yield amount(b.time.rate(b.flops or b.traffic), "FLOP/s" if b.flops else "B/s")
@@ -68,7 +68,7 @@ def _row(b: Bound, roof: Roof | None) -> Iterator[str]:
     yield from (f"{b.copied:.0%}", str(b.time.count), str(b.judged))
 
 
-def sentence(b: Bound, roof: Roof | None) -> str:
+def sentence(b: SpeedBound, roof: Roof | None) -> str:
     """Write a kernel on one line."""
     share = "" if roof is None else f", at least {b.share(roof):.0%} of the roof"
     return f"{b.kernel} {b.verdict}, at most {amount(b.time, 's')}, of which nothing takes {b.overhead:.0%}{share}"

@@ -15,7 +15,7 @@ from typing import TypeVar
 from lastbit.reports.property_changes import PropertyChange, properties_changed
 from lastbit.reports.stage_changes import Drift, Pair, StageChange, paired_stages, separate_stages
 from lastbit.result import BAD, CaseResult, Verdict
-from lastbit.run import Agreement, Power, Run, Undecidable
+from lastbit.run import DeviceAgreement, Power, Run, Undecidable
 
 DRIFT = 1.3
 """Factor beyond which a figure has drifted, unless the reader says otherwise."""
@@ -40,7 +40,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True)
-class Side:
+class RunSide:
     """One kernel on one device in one of the runs."""
 
     device: str
@@ -63,8 +63,8 @@ class KernelChange:
 
     op: str
     kernel: str
-    before: Side | None
-    after: Side | None
+    before: RunSide | None
+    after: RunSide | None
     pairs: tuple[Pair, ...] = ()
     unpaired: tuple[int, int] = (0, 0)
     other_inputs: int = 0
@@ -226,7 +226,7 @@ def names_of(base: Run) -> tuple[str, str]:
     return base.environment.get(REVISION) or "the base", "this run"
 
 
-_Item = TypeVar("_Item", CaseResult, Power, Agreement, Undecidable)
+_Item = TypeVar("_Item", CaseResult, Power, DeviceAgreement, Undecidable)
 
 
 def _of_revision(items: Iterable[_Item], suffix: str, belongs: bool) -> tuple[_Item, ...]:
@@ -239,7 +239,7 @@ def _sank(before: Verdict, after: Verdict) -> bool:
     return order.index(after) > order.index(before)
 
 
-def _silent(before: CaseResult | Side, after: CaseResult | Side) -> bool:
+def _silent(before: CaseResult | RunSide, after: CaseResult | RunSide) -> bool:
     return (before.verdict, after.verdict) == (Verdict.ERRORED, Verdict.FAILED)
 
 
@@ -305,8 +305,8 @@ def _same_inputs(before: CaseResult, after: CaseResult | None) -> bool:
     return before.fingerprint == after.fingerprint or "" in (before.fingerprint, after.fingerprint)
 
 
-def _side(run: Run, kernel: str, device: str, results: Mapping[str, CaseResult]) -> Side | None:
+def _side(run: Run, kernel: str, device: str, results: Mapping[str, CaseResult]) -> RunSide | None:
     if not results:
         return None
     contracts = dict.fromkeys(result.contract for result in results.values())
-    return Side(device, run.verdict(kernel, device), " and ".join(contracts))
+    return RunSide(device, run.verdict(kernel, device), " and ".join(contracts))

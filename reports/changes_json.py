@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from lastbit.reports.changes import Changes, KernelChange, Side
+from lastbit.reports.changes import Changes, KernelChange, RunSide
 from lastbit.reports.stage_changes import StageChange
 from lastbit.reports.stage_summary import StageSummary
 
@@ -47,7 +47,7 @@ def _kernel(kernel: KernelChange) -> dict[str, Any]:
     }
 
 
-def _side(side: Side | None) -> dict[str, str] | None:
+def _side(side: RunSide | None) -> dict[str, str] | None:
     return {"device": side.device, "verdict": side.verdict.value, "contract": side.contract} if side else None
 
 

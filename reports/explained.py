@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lastbit.outcomes.explanation import Explanation
 from lastbit.outcomes.trace import Step
 from lastbit.reports.explanation import explain_line, explanation_lines
-from lastbit.reports.summary import Problem
+from lastbit.reports.summary import KernelFailure
 from lastbit.reports.wording import problem_fields
 from lastbit.run import Run
 
@@ -22,7 +22,7 @@ MOST_STEPS = 30
 """Steps of the way of an element that a report shows: the last ones."""
 
 
-def explanation_of(run: Run, problem: Problem) -> Explanation | None:
+def explanation_of(run: Run, problem: KernelFailure) -> Explanation | None:
     """Return the explanation of one of the cases of the problem, preferably on the device of the smallest."""
     cases = {(result.kernel, result.device, result.case) for result in problem.bad}
     found = [one for one in run.explanations if (one.kernel, one.device, one.case) in cases]
@@ -41,7 +41,7 @@ def explanation_fields(explanation: Explanation | None, options: str) -> list[tu
 
 
 def problem_and_why(
-    problem: Problem, explanation: Explanation | None, options: str, *, most_sentences: int | None = None
+    problem: KernelFailure, explanation: Explanation | None, options: str, *, most_sentences: int | None = None
 ) -> list[tuple[str, str]]:
     """List label and text of all that is said of a problem: certain facts, the line and why, figures, tensors, a
     command.

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lastbit.command_line import command
-from lastbit.outcomes.explanation import Explanation, Worked
+from lastbit.outcomes.explanation import Explanation, WorkedStage
 from lastbit.outcomes.trace import Element, KernelTrace, Source, Step
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, paragraph, print_table, to_copy, verdict_word
@@ -122,7 +122,7 @@ def _print_arithmetic(explanation: Explanation, console: Console) -> None:
     print_table(console, _HEADERS, rows, spare=_SPARE, wrap_first=True)
 
 
-def _row(worked: Worked, deciding: bool) -> tuple[Text, ...]:
+def _row(worked: WorkedStage, deciding: bool) -> tuple[Text, ...]:
     name = Text(f"✗ {worked.stage}" if worked.did else worked.stage, "bold red" if deciding else "")
     actual = worked.actual or Element("not seen")
     return (
@@ -138,12 +138,12 @@ def _row(worked: Worked, deciding: bool) -> tuple[Text, ...]:
     )
 
 
-def _is_open(worked: Worked) -> bool:
+def _is_open(worked: WorkedStage) -> bool:
     """Whether the exact value is not known: it is NaN only where NaN must be given."""
     return math.isnan(worked.exact) and not math.isnan(worked.lo)
 
 
-def _ends(worked: Worked, between: str = " to ") -> str:
+def _ends(worked: WorkedStage, between: str = " to ") -> str:
     """The one number that is allowed, or both ends."""
     ends = dict.fromkeys((number(worked.lo), number(worked.hi)))
     return between.join(ends)
@@ -253,7 +253,7 @@ def _decision(explanation: Explanation) -> Iterator[Field]:
         yield "rounding" if deciding.misrounded else "value", decision(deciding, sure=explanation.is_sure)
 
 
-def decision(worked: Worked, *, sure: bool) -> str:
+def decision(worked: WorkedStage, *, sure: bool) -> str:
     """What the contract makes of the exact value and what the kernel does, between which numbers if they round.
 
     The line that the value was seen in is named only if it is `sure` that this is the wrong one.

@@ -12,7 +12,7 @@ from rich.text import Text
 from lastbit.outcomes.golden import CaseOutcome, Change, Figures, GoldenReport, KernelOutcome, Status
 from lastbit.reports.paper import line, paragraph
 from lastbit.reports.summary import (
-    Problem,
+    KernelFailure,
     distance,
     elements,
     error,
@@ -169,7 +169,7 @@ def _print_cases(kernel: KernelOutcome, console: Console, options: str) -> None:
 def _explanation(kernel: KernelOutcome) -> str:
     """Name the contracts that allow every bit of every broken case."""
     broken = tuple(case.result for case in kernel.having(Status.BROKEN) if case.result is not None)
-    if broken and (names := Problem(broken, len(broken)).kept):
+    if broken and (names := KernelFailure(broken, len(broken)).kept):
         extent = f"all {len(broken):,} broken cases" if len(broken) > 1 else "the broken case"
         return allowed_by(names, extent)
     return ""

@@ -20,7 +20,7 @@ from lastbit.reports.explained import (
     value_of,
 )
 from lastbit.reports.html_tables import Cell, Row, Table, stage_anchor
-from lastbit.reports.summary import Problem, elements, plural, repro_line, shown_path
+from lastbit.reports.summary import KernelFailure, elements, plural, repro_line, shown_path
 from lastbit.result import OF_VALUES, Verdict
 from lastbit.run import Run
 
@@ -41,7 +41,7 @@ _STEPS = (
 )
 
 
-def finding(problem: Problem, run: Run, anchors: Collection[str]) -> dict[str, Any]:
+def finding(problem: KernelFailure, run: Run, anchors: Collection[str]) -> dict[str, Any]:
     """Return what the template shows of a problem; rows of stages that a link may lead to are called `anchors`."""
     result, options = problem.smallest, run.environment.get("options", "")
     explanation = explanation_of(run, problem)
@@ -99,7 +99,7 @@ def _fields(said: Iterable[tuple[str, Sequence[str]]]) -> list[Field]:
     return [(label if n == 0 else "", text) for label, texts in said for n, text in enumerate(texts) if text]
 
 
-def _gist(problem: Problem, said: dict[str, list[str]]) -> Words:
+def _gist(problem: KernelFailure, said: dict[str, list[str]]) -> Words:
     """Summarize the problem on one line, as words and whether to stress them: contracts, an error or a sentence."""
     result = problem.smallest
     if kept := problem.kept:
@@ -122,7 +122,7 @@ def _options(contract: str, known: Collection[str]) -> Words:
     return words
 
 
-def _link(explanation: Explanation | None, problem: Problem, anchors: Collection[str]) -> Field | None:
+def _link(explanation: Explanation | None, problem: KernelFailure, anchors: Collection[str]) -> Field | None:
     """Link to the row of the wrong stage: the culprit's, or else the one that failed; return stage and row."""
     if explanation is None:
         return None

@@ -15,7 +15,7 @@ from lastbit.reports.stage_summary import StageSummary, beside_values, extremes
 from lastbit.reports.summary import distance, error, plural, share, shown_path, signed, tally
 from lastbit.reports.traced import TracedStage, traced_cells
 from lastbit.result import CaseResult, Verdict, idle_in, told
-from lastbit.run import LEAST_JUDGED, Agreement, Decided, Power, Run
+from lastbit.run import LEAST_JUDGED, Decided, DeviceAgreement, Power, Run
 
 Subject = tuple[str, str]
 
@@ -345,7 +345,7 @@ def coverage(found: CoverageTable) -> Table:
     )
 
 
-def agreement(entries: Sequence[Agreement], ops: Mapping[str, str]) -> Table:
+def agreement(entries: Sequence[DeviceAgreement], ops: Mapping[str, str]) -> Table:
     """Make a table with one row per kernel, stage and pair of devices; the least equal first."""
     ranked = sorted(entries, key=lambda a: a.equal / a.tensors if a.tensors else 1)
     return table(
@@ -355,7 +355,7 @@ def agreement(entries: Sequence[Agreement], ops: Mapping[str, str]) -> Table:
     )
 
 
-def _agreement(a: Agreement, op: str) -> Row:
+def _agreement(a: DeviceAgreement, op: str) -> Row:
     cells = (
         Cell(a.kernel, kind="name"),
         Cell(a.stage),
@@ -387,7 +387,7 @@ def asked(found: properties.PropertyTable) -> Table:
     )
 
 
-def _asked(found: properties.Found, names: Sequence[str]) -> Row:
+def _asked(found: properties.FoundProperties, names: Sequence[str]) -> Row:
     words = [properties.cell(found.properties.get(name)) for name in names]
     looks = {"BROKEN": "bad", "ERRORED": "bad", "broken": "doubtful", "errored": "doubtful"}
     cells = [Cell(text, kind=looks.get(text, ""), detail=detail) for text, detail in words]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from lastbit.outcomes.identification import Candidate, Identification, Tally
+from lastbit.outcomes.identification import Candidate, ContractTally, Identification
 from lastbit.reports.paper import fits, line, paragraph, print_table
 from lastbit.reports.summary import listed, plural
 from lastbit.result import told
@@ -117,7 +117,7 @@ def claim(found: Identification) -> str:
     return told(found.claim, {word for word in words if word not in fixed and ":" not in word})
 
 
-def elements(total: Tally, *, whole: bool = True) -> str:
+def elements(total: ContractTally, *, whole: bool = True) -> str:
     """`75,077 of 290,000`; `at least` where cases were left out, and cases in which the contract has no meaning.
 
     Without `whole`, `75,077`.
@@ -180,7 +180,7 @@ def answer(found: Identification) -> str:
     return f"{said} The claim {claim(found)} is wrong: {', and '.join(parts)}."
 
 
-def _how_far(total: Tally) -> str:
+def _how_far(total: ContractTally) -> str:
     """How far the nearest contract is, by what rules it out."""
     if total.of_another_formula:
         return f"from which {total.equal:,} of {total.followed:,} elements follow"

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from lastbit.outcomes.invariance import Invariance
-from lastbit.property_result import Outcome, PropertyResult
+from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, paragraph, print_table
-from lastbit.reports.properties import MEANING, Found, legality, property_tables, word
+from lastbit.reports.properties import MEANING, FoundProperties, legality, property_tables, word
 from lastbit.reports.summary import distance, plural, repro_command
 
 FORMAT = 1
@@ -37,7 +37,7 @@ def print_invariance(found: Invariance, console: Console, options: str = "") -> 
     """Print a table of a kernel's properties, and the first pair of calls of each that is broken."""
     head = Text.assemble((found.kernel, "bold"), f" on {found.device}  contract {found.contract} of {found.op}")
     line(console, head.append(f"  {plural(len(found.cases), 'case')}"))
-    shown = [one for one in found.properties.values() if one.outcome is not Outcome.NOT_APPLICABLE]
+    shown = [one for one in found.properties.values() if one.outcome is not PropertyOutcome.NOT_APPLICABLE]
     if shown:
         print_table(console, _HEADERS, [_row(one) for one in shown])
     for reason, names in _not_applicable(found):
@@ -45,7 +45,7 @@ def print_invariance(found: Invariance, console: Console, options: str = "") -> 
     for one in shown:
         if one.reason:
             paragraph(console, Text(f"{one.name}: {one.reason}", "dim"), label="  besides: ")
-        if one.outcome is Outcome.BROKEN:
+        if one.outcome is PropertyOutcome.BROKEN:
             _print_pair(found, one, console, options)
     for error in found.errors:
         paragraph(console, Text(error, "bold magenta"), label="  errored: ")
@@ -57,7 +57,7 @@ def print_invariance(found: Invariance, console: Console, options: str = "") -> 
 def _row(one: PropertyResult) -> tuple[Text, ...]:
     outcome = f"{one.outcome}{' (declared)' * one.declared}"
     cells = [one.name, outcome, f"{one.pairs:,}"]
-    if one.outcome is Outcome.BROKEN:
+    if one.outcome is PropertyOutcome.BROKEN:
         cells += [one.where or "–", f"{one.elements:,} of {one.numel:,}", f"{one.rows:,}" if one.rows else "–"]
         cells += [distance(one.ulp), legality(one) or "–"]
     else:
@@ -69,7 +69,7 @@ def _not_applicable(found: Invariance) -> Iterator[tuple[str, list[str]]]:
     """Yield reasons why properties are not applicable, and their names."""
     together: dict[str, list[str]] = {}
     for one in found.properties.values():
-        if one.outcome is Outcome.NOT_APPLICABLE:
+        if one.outcome is PropertyOutcome.NOT_APPLICABLE:
             together.setdefault(one.reason, []).append(f"{one.name}{' (declared)' * one.declared}")
     yield from together.items()
 
@@ -89,7 +89,7 @@ def _print_pair(found: Invariance, one: PropertyResult, console: Console, option
 
 def print_overview(found: Sequence[Invariance], console: Console) -> None:
     """Print several kernels beside the properties that were asked of them, a table per op."""
-    for table in property_tables([Found(one.op, one.kernel, one.device, one.properties) for one in found]):
+    for table in property_tables([FoundProperties(one.op, one.kernel, one.device, one.properties) for one in found]):
         line(console, f"Properties of kernels of {table.op}", "bold")
         rows = [
             (Text(one.kernel), Text(one.device), *(_cell(one.properties.get(name)) for name in table.properties))

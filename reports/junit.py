@@ -16,7 +16,7 @@ from lastbit.reports.characters import visible
 from lastbit.reports.explained import explanation_of, problem_and_why
 from lastbit.reports.noticed import noticed
 from lastbit.reports.stage_summary import StageSummary, stage_order, stage_summaries
-from lastbit.reports.summary import Problem, repro_line
+from lastbit.reports.summary import KernelFailure, repro_line
 from lastbit.result import BAD, TURNED_DOWN, CaseResult, Verdict
 from lastbit.run import Run
 
@@ -99,7 +99,7 @@ def _group(results: Sequence[CaseResult], run: Run) -> _TestCase:
     """Make the test case of a kernel on one group of cases."""
     bad = tuple(result for result in results if result.verdict in BAD)
     if bad:
-        return _problem(Problem(bad, sum(result.counted for result in results)), run)
+        return _problem(KernelFailure(bad, sum(result.counted for result in results)), run)
     if not any(result.verdict is Verdict.PASSED for result in results):
         reasons = "; ".join(dict.fromkeys(f"{r.verdict.value.lower()}: {r.reason}" for r in results))
         return _TestCase("", outcome="skipped", kind="undecided", message=reasons)
@@ -113,7 +113,7 @@ def _output(results: Sequence[CaseResult], run: Run) -> str:
     return "\n".join(f"{entry.sentence}\n{entry.repro(options)}" for entry in found)
 
 
-def _problem(problem: Problem, run: Run) -> _TestCase:
+def _problem(problem: KernelFailure, run: Run) -> _TestCase:
     result, options = problem.smallest, run.environment.get("options", "")
     errored = result.verdict is Verdict.ERRORED
     sentences = [result.reason] if errored else [finding.sentence for finding in result.faults]

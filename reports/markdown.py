@@ -9,7 +9,7 @@ from lastbit.reports import changes_text, wording
 from lastbit.reports.changes import Changes, KernelChange, compare, names_of
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
 from lastbit.reports.explained import explanation_of, problem_and_why
-from lastbit.reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
+from lastbit.reports.markdown_text import MarkdownBlock, block_of_code, bullets, code, folded, joined, plain, table
 from lastbit.reports.noticed import noticed
 from lastbit.reports.properties import MEANING as MEANING_OF_WORDS
 from lastbit.reports.properties import cell, found_in, property_tables
@@ -24,7 +24,7 @@ from lastbit.reports.stage_summary import (
 )
 from lastbit.reports.summary import (
     ORDER,
-    Problem,
+    KernelFailure,
     plural,
     problems,
     repro_line,
@@ -68,7 +68,7 @@ def page(run: Run, *, base: Run | None = None) -> str:
     return joined(blocks, LIMIT)
 
 
-def _headline(run: Run) -> Block:
+def _headline(run: Run) -> MarkdownBlock:
     verdict = run.overall
     word = f"{SYMBOLS[verdict]} {verdict.value}" if verdict else "⚠️ NOTHING VERIFIED"
     kernels = tally(run.verdict(*subject) for subject in run.subjects())
@@ -78,14 +78,14 @@ def _headline(run: Run) -> Block:
         text += f"\n\nThe run did not come to its end: {plain(run.broken)}"
     if unverified := wording.unverified(run):
         text += f"\n\n{plain(unverified)}"
-    return Block(text, "headline", important=True)
+    return MarkdownBlock(text, "headline", important=True)
 
 
-def _changes(changes: Changes) -> Iterator[Block]:
+def _changes(changes: Changes) -> Iterator[MarkdownBlock]:
     about = [*changes_text.about(changes), *(f"{c.value}  {text}" for c, text in changes_text.others(changes))]
     text = f"### Against {plain(changes.names[0])}: {changes_text.verdict(changes)}\n\n"
     text += plain(changes_text.summary(changes)) + "\n\n" + bullets([plain(line) for line in about])
-    yield Block(text.rstrip(), "summary of changes", important=True)
+    yield MarkdownBlock(text.rstrip(), "summary of changes", important=True)
     for kernel in changes.kernels:
         if kernel.telling:
             title = (
@@ -93,7 +93,7 @@ def _changes(changes: Changes) -> Iterator[Block]:
             )
             body = _changed(kernel, changes)
             shown = f"#### {plain(title)}\n\n{body}" if kernel.worse else folded(title, body)
-            yield Block(shown, "kernel that changed")
+            yield MarkdownBlock(shown, "kernel that changed")
 
 
 def _changed(kernel: KernelChange, changes: Changes) -> str:
@@ -106,19 +106,19 @@ def _changed(kernel: KernelChange, changes: Changes) -> str:
     return "\n\n".join(parts)
 
 
-def _problems(run: Run) -> Iterator[Block]:
+def _problems(run: Run) -> Iterator[MarkdownBlock]:
     found = problems(run)
     if len(found) > 1:
-        yield Block(plain(ORDER), "order of findings")
+        yield MarkdownBlock(plain(ORDER), "order of findings")
     for number, problem in enumerate(found):
         result = problem.smallest
         title = ", ".join(filter(None, (f"{result.verdict.value} {result.kernel}", wording.problem_groups(problem))))
         body = _problem(problem, run)
         shown = f"### {SYMBOLS[result.verdict]} {plain(title)}\n\n{body}" if number < MOST_OPEN else folded(title, body)
-        yield Block(shown, "finding")
+        yield MarkdownBlock(shown, "finding")
 
 
-def _problem(problem: Problem, run: Run) -> str:
+def _problem(problem: KernelFailure, run: Run) -> str:
     options = run.environment.get("options", "")
     fields = problem_and_why(problem, explanation_of(run, problem), options, most_sentences=5)
     lines = [f"**{label}**: {_shown(label, text)}" if label else plain(text) for label, text in fields]
@@ -130,25 +130,25 @@ def _shown(label: str, text: str) -> str:
     return code(text) if label in _CODE else plain(text)
 
 
-def _notices(run: Run) -> Iterator[Block]:
+def _notices(run: Run) -> Iterator[MarkdownBlock]:
     options = run.environment.get("options", "")
     for number, entry in enumerate(noticed(run)):
         heading = "" if number else "### Notices\n\n"
-        yield Block(f"{heading}{plain(entry.sentence)}\n\n{block_of_code(entry.repro(options))}", "notice")
+        yield MarkdownBlock(f"{heading}{plain(entry.sentence)}\n\n{block_of_code(entry.repro(options))}", "notice")
 
 
-def _stages(run: Run) -> Iterator[Block]:
+def _stages(run: Run) -> Iterator[MarkdownBlock]:
     """Yield the table of every kernel, those that failed first and open."""
     subjects = sorted(run.subjects(), key=lambda subject: run.verdict(*subject) not in BAD)
     if subjects:
         meanings = bullets([f"**{name}**: {plain(meaning)}" for name, meaning in wording.legend(run)])
         legend = folded("What the columns mean", meanings)
-        yield Block(f"### Stages\n\n{legend}", "legend", important=True)
+        yield MarkdownBlock(f"### Stages\n\n{legend}", "legend", important=True)
     for kernel, device in subjects:
         verdict = run.verdict(kernel, device)
         title = f"{verdict.value} {kernel} on {device}{wording.on_cases(run, (kernel, device))}"
         body = _stage_table(run, kernel, device)
-        yield Block(f"#### {plain(title)}\n\n{body}" if verdict in BAD else folded(title, body), "stage table")
+        yield MarkdownBlock(f"#### {plain(title)}\n\n{body}" if verdict in BAD else folded(title, body), "stage table")
 
 
 def _stage_table(run: Run, kernel: str, device: str) -> str:
@@ -171,7 +171,7 @@ def _cells(stage: StageSummary) -> Sequence[str]:
     return (*map(plain, first), f"**{outside}**" if stage.outside else outside, bias, values)
 
 
-def _properties(run: Run) -> Iterator[Block]:
+def _properties(run: Run) -> Iterator[MarkdownBlock]:
     """Yield the properties that were asked of the kernels' bits, op by op; open where one fails a kernel."""
     for found in property_tables(found_in(run)):
         rows = [
@@ -181,7 +181,7 @@ def _properties(run: Run) -> Iterator[Block]:
         body = f"{plain(MEANING_OF_WORDS)}\n\n{table(found.headers, rows, left=len(found.headers))}"
         title = f"Properties of the bits of {found.op}"
         fails = any(one.fails for kernel in found.kernels for one in kernel.properties.values())
-        yield Block(f"### {plain(title)}\n\n{body}" if fails else folded(title, body), "table of properties")
+        yield MarkdownBlock(f"### {plain(title)}\n\n{body}" if fails else folded(title, body), "table of properties")
 
 
 def _word(one: PropertyResult | None) -> str:
@@ -189,25 +189,29 @@ def _word(one: PropertyResult | None) -> str:
     return f"**{text}**: {detail}" if detail else text
 
 
-def _gaps(run: Run) -> Iterator[Block]:
+def _gaps(run: Run) -> Iterator[MarkdownBlock]:
     """Yield what was not run, and the differences that the run could not have seen."""
     not_run = [*wording.first_lines(wording.not_run(run)), *wording.first_lines(wording.turned_down(run))]
     unseen = wording.unseen(run)
     for heading, lines in (("Not run", not_run), ("What this run could not have seen", unseen)):
         if lines:
-            yield Block(f"### {heading}\n\n{bullets([plain(line) for line in lines])}", "list of gaps", important=True)
+            yield MarkdownBlock(
+                f"### {heading}\n\n{bullets([plain(line) for line in lines])}", "list of gaps", important=True
+            )
 
 
-def _coverage(run: Run) -> Iterator[Block]:
+def _coverage(run: Run) -> Iterator[MarkdownBlock]:
     """Yield the coverage of the choices of cases, op by op."""
     for found in coverage_tables(run):
         body = table(COVERAGE_HEADERS, [tuple(map(plain, cells)) for cells in found.rows], left=2)
         gaps = bullets([plain(gap) for gap in wording.first_lines(found.gaps)]) if found.gaps else ""
         text = "\n\n".join(filter(None, [plain(MEANING), body, gaps]))
-        yield Block(folded(f"Coverage of {found.op} on {found.device}", text), "coverage")
+        yield MarkdownBlock(folded(f"Coverage of {found.op} on {found.device}", text), "coverage")
 
 
-def _environment(run: Run) -> Block:
+def _environment(run: Run) -> MarkdownBlock:
     rows = [(plain(name), code(value)) for name, value in run.environment.items() if value]
     rows += [("time", plain(spent))] if (spent := wording.time_spent(run)) else []
-    return Block(folded("Environment", table(("setting", "value"), rows, left=2)), "environment", important=True)
+    return MarkdownBlock(
+        folded("Environment", table(("setting", "value"), rows, left=2)), "environment", important=True
+    )

@@ -20,7 +20,7 @@ _NOTHING = "\u200b"  # of no width; keeps a name after @ from being notified and
 
 
 @dataclass(frozen=True)
-class Block:
+class MarkdownBlock:
     """A piece of a page that is there as a whole or not at all.
 
     Attributes:
@@ -33,7 +33,7 @@ class Block:
     important: bool = False
 
 
-def joined(blocks: Sequence[Block], limit: int) -> str:
+def joined(blocks: Sequence[MarkdownBlock], limit: int) -> str:
     """Join the blocks, in order, in at most `limit` bytes of UTF-8; a last line counts those left out."""
     room = limit - _TAIL
     kept: set[int] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lastbit.property_result import Outcome, PropertyResult, together
+from lastbit.property_result import PropertyOutcome, PropertyResult, together
 from lastbit.reports.summary import distance, plural
 from lastbit.run import Run
 
@@ -21,17 +21,17 @@ def word(one: PropertyResult | None) -> str:
     """Return one word for the outcome of a property; `–` if it is not applicable or was not asked."""
     if one is None:
         return "–"
-    if one.outcome is Outcome.NOT_APPLICABLE:
+    if one.outcome is PropertyOutcome.NOT_APPLICABLE:
         return "unasked" if one.declared else "–"
-    if one.outcome is Outcome.HOLDS:
+    if one.outcome is PropertyOutcome.HOLDS:
         return "kept" if one.declared else "holds"
-    name = "errored" if one.outcome is Outcome.ERRORED else "broken"
+    name = "errored" if one.outcome is PropertyOutcome.ERRORED else "broken"
     return name.upper() if one.fails else name
 
 
 def extent(one: PropertyResult) -> str:
     """Describe a broken property: where bits change, how many, how far, whether legally; or the kernel's exception."""
-    if one.outcome is Outcome.ERRORED:
+    if one.outcome is PropertyOutcome.ERRORED:
         return one.reason
     rows = f" in {plural(one.rows, 'row')}" if one.rows else ""
     many = f"{one.elements:,} of {plural(one.numel, 'element')} of {one.result}{rows}, up to {distance(one.ulp)} ulp"
@@ -44,7 +44,7 @@ def legality(one: PropertyResult) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundProperties:
     """The properties of one kernel on one device in a run: property → result over all cases."""
 
     op: str
@@ -53,13 +53,13 @@ class Found:
     properties: Mapping[str, PropertyResult]
 
 
-def found_in(run: Run) -> list[Found]:
+def found_in(run: Run) -> list[FoundProperties]:
     """List the kernels of a run that were asked for properties, in the order of the run."""
     found = []
     for kernel, device in run.subjects():
         results = run.of(kernel, device)
         if merged := together(one for result in results for one in result.properties):
-            found.append(Found(results[0].op, kernel, device, merged))
+            found.append(FoundProperties(results[0].op, kernel, device, merged))
     return found
 
 
@@ -69,14 +69,14 @@ class PropertyTable:
 
     op: str
     properties: tuple[str, ...]
-    kernels: tuple[Found, ...]
+    kernels: tuple[FoundProperties, ...]
 
     @property
     def headers(self) -> tuple[str, ...]:
         return ("kernel", "device", *self.properties)
 
 
-def property_tables(found: Sequence[Found]) -> Iterator[PropertyTable]:
+def property_tables(found: Sequence[FoundProperties]) -> Iterator[PropertyTable]:
     """Yield one table per op, with the properties that at least one kernel has a word for."""
     for op in dict.fromkeys(one.op for one in found):
         own = tuple(one for one in found if one.op == op)
@@ -85,7 +85,7 @@ def property_tables(found: Sequence[Found]) -> Iterator[PropertyTable]:
         yield PropertyTable(op, said, own)
 
 
-def held(found: Found) -> Iterator[str]:
+def held(found: FoundProperties) -> Iterator[str]:
     """Yield the properties that hold, declared or not, and the declared ones that no case could ask for."""
     for name, told in (("kept", "holds what it declares"), ("holds", "holds, undeclared")):
         if names := [one.name for one in found.properties.values() if word(one) == name]:
@@ -94,7 +94,7 @@ def held(found: Found) -> Iterator[str]:
         yield f"declared, but not applicable in any case: {', '.join(unasked)}"
 
 
-def broken(found: Found) -> Iterator[tuple[str, bool]]:
+def broken(found: FoundProperties) -> Iterator[tuple[str, bool]]:
     """Yield a sentence for each broken property, and whether it fails the kernel; those that do come first."""
     results = [one for one in found.properties.values() if word(one).lower() in ("broken", "errored")]
     for one in sorted(results, key=lambda one: not one.fails):
@@ -110,4 +110,4 @@ def _below(one: PropertyResult) -> str:
     """Describe where bits change, the kernel's exception, or why a declared property could not be asked."""
     if word(one) == "unasked":
         return one.reason
-    return extent(one) if one.outcome in (Outcome.BROKEN, Outcome.ERRORED) else ""
+    return extent(one) if one.outcome in (PropertyOutcome.BROKEN, PropertyOutcome.ERRORED) else ""

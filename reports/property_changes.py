@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from lastbit.property_result import Outcome, PropertyResult, together
+from lastbit.property_result import PropertyOutcome, PropertyResult, together
 from lastbit.reports.properties import extent
 from lastbit.result import CaseResult
 
@@ -19,7 +19,7 @@ class PropertyChange:
 
     @property
     def lost(self) -> bool:
-        return self.after.outcome is Outcome.BROKEN
+        return self.after.outcome is PropertyOutcome.BROKEN
 
     @property
     def worse(self) -> bool:
@@ -31,7 +31,7 @@ def properties_changed(before: Iterable[CaseResult], after: Iterable[CaseResult]
     """Yield the properties that hold in one run and are broken in the other."""
     old, new = (together(one for result in results for one in result.properties) for results in (before, after))
     for name in old:
-        if name in new and {old[name].outcome, new[name].outcome} == {Outcome.HOLDS, Outcome.BROKEN}:
+        if name in new and {old[name].outcome, new[name].outcome} == {PropertyOutcome.HOLDS, PropertyOutcome.BROKEN}:
             yield PropertyChange(old[name], new[name])
 
 

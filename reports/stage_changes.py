@@ -95,7 +95,7 @@ _Key = tuple[str, str]
 """A stage's name and format."""
 
 
-class _Found:
+class _StageOfRuns:
     """The results of two runs on one stage, cut to it: of cases in which both have it, and of the others."""
 
     def __init__(self) -> None:
@@ -118,10 +118,10 @@ class _Stages:
     """The results of two runs on every stage."""
 
     def __init__(self) -> None:
-        self._found: dict[_Key, _Found] = {}
+        self._found: dict[_Key, _StageOfRuns] = {}
 
-    def of(self, key: _Key) -> _Found:
-        return self._found.setdefault(key, _Found())
+    def of(self, key: _Key) -> _StageOfRuns:
+        return self._found.setdefault(key, _StageOfRuns())
 
     def changes(self, order: Sequence[str], drift: float) -> Iterator[StageChange]:
         """Yield the stages' changes in `order`, and then by format."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from lastbit.outcomes.stages import Handover, Kind, StageSearch
+from lastbit.outcomes.stages import Handover, StageKind, StageSearch
 from lastbit.reports.paper import line, paragraph, print_table
 from lastbit.reports.summary import error, listed, plural, share, signed
 from lastbit.result import told
@@ -35,7 +35,7 @@ def print_stages(found: StageSearch, console: Console) -> None:
         paragraph(console, Text(f"{found.verdict.lower()}: {found.reason}", "bold magenta"), label="  ")
         return
     print_table(console, _HEADERS, [_row(h) for h in found.handovers])
-    style = "green" if found.kind is Kind.CLEAN else "bold red"
+    style = "green" if found.kind is StageKind.CLEAN else "bold red"
     for sentence in sentences(found):
         paragraph(console, Text(sentence, style), label="  → ")
     line(console)
@@ -74,19 +74,19 @@ def sentences(found: StageSearch) -> Iterator[str]:
 
 
 def _first(found: StageSearch) -> str:
-    if found.kind is Kind.CLEAN:
+    if found.kind is StageKind.CLEAN:
         return f"No stage goes wrong.{_largest_step(found.handovers)}"
-    if found.kind is Kind.ROWS:
+    if found.kind is StageKind.ROWS:
         assert found.rows is not None
         unexplained = f"{found.rows.unexplained:,} of {plural(found.rows.rows, 'row')}"
         return f"Every element is possible, but {unexplained} cannot come from one {found.stage}."
-    if found.kind is Kind.MISSING:
+    if found.kind is StageKind.MISSING:
         return f"Every stage follows from those before it, but not the results from the inputs.{_seen(found)}"
     wrong, numel = found.wrong
     begins = f"Stage {found.stage} is the first that goes wrong: {wrong:,} of {plural(numel, 'element')} impossible"
     if len(found.handovers) == 2:
         return f"{begins}."
-    consequence = " No result shows it here." if found.kind is Kind.UNSEEN else _seen(found)
+    consequence = " No result shows it here." if found.kind is StageKind.UNSEEN else _seen(found)
     return f"{begins}, given the kernel's own stages before it.{consequence}"
 
 
@@ -95,7 +95,7 @@ def _seen(found: StageSearch) -> str:
     names = [h.stage for h in found.handovers]
     at = names.index(found.shown)
     before, shown = found.handovers[at - 1], found.handovers[at]
-    cause = "it" if found.shown == found.stage and found.kind is Kind.LOCAL else found.shown
+    cause = "it" if found.shown == found.stage and found.kind is StageKind.LOCAL else found.shown
     count = plural(shown.forward.outside, "impossible element")
     change = f"their relative error goes from {error(before.error)} to {error(shown.error)}"
     rest = f"{shown.backward:,} more go wrong after that" if shown.backward else "whatever comes later follows from it"

@@ -16,7 +16,7 @@ from lastbit.run import Run
 
 
 @dataclass(frozen=True)
-class Problem:
+class KernelFailure:
     """A fault of one kernel at one stage for one cause, on all devices and in all groups of cases.
 
     Attributes:
@@ -79,7 +79,7 @@ ORDER = (
 """What the order of `problems` is, for a reader."""
 
 
-def problems(run: Run) -> list[Problem]:
+def problems(run: Run) -> list[KernelFailure]:
     """List one problem per kernel, wrong stage and cause: the worst of every kernel before any second.
 
     Cases in which nothing but NaN and infinities is wrong have a cause of their own, so that they hide no wrong number.
@@ -100,9 +100,9 @@ def problems(run: Run) -> list[Problem]:
     return [problem for _, problem in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _problem(run: Run, bad: Sequence[CaseResult]) -> Problem:
+def _problem(run: Run, bad: Sequence[CaseResult]) -> KernelFailure:
     kernel, groups = bad[0].kernel, {result.group for result in bad}
-    return Problem(tuple(bad), sum(r.counted for r in run.results if r.kernel == kernel and r.group in groups))
+    return KernelFailure(tuple(bad), sum(r.counted for r in run.results if r.kernel == kernel and r.group in groups))
 
 
 def wrong_stage(result: CaseResult) -> str:

@@ -30,7 +30,7 @@ from lastbit.reports.stage_summary import (
 )
 from lastbit.reports.summary import (
     ORDER,
-    Problem,
+    KernelFailure,
     listed,
     plural,
     problems,
@@ -70,7 +70,7 @@ _TO_COPY = frozenset({"source", "smallest", "see more"})
 
 _GIVEN = re.compile(r"\bvalues\([^()]*\)")
 
-Cause = list[tuple[Problem, Explanation | None]]
+Cause = list[tuple[KernelFailure, Explanation | None]]
 
 
 def print_run(run: Run, console: Console | None = None, *, verbose: int = 0, stages_of: Run | None = None) -> None:
@@ -147,7 +147,7 @@ def _print_findings(run: Run, console: Console, verbose: int) -> None:
         line(console)
 
 
-def _cause(problem: Problem, explanation: Explanation | None) -> tuple[object, ...]:
+def _cause(problem: KernelFailure, explanation: Explanation | None) -> tuple[object, ...]:
     """Return what is the same for problems of one cause: a line that is proven wrong, or else all that is known."""
     result = problem.smallest
     if explanation is not None and explanation.culprit is not None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lastbit.reports import traced
-from lastbit.reports.summary import Problem, listed, plural, share, shown_path, signed, ulp_bins
+from lastbit.reports.summary import KernelFailure, listed, plural, share, shown_path, signed, ulp_bins
 from lastbit.result import BAD, CaseResult, StageResult, Verdict, idle_in, simplest, told
 from lastbit.run import LEAST_DECIDED, LEAST_JUDGED, Run
 
@@ -62,13 +62,13 @@ def legend(run: Run) -> list[tuple[str, str]]:
     return [(name, meaning) for name, meaning in LEGEND if shown.get(name, True)]
 
 
-def problem_groups(problem: Problem) -> str:
+def problem_groups(problem: KernelFailure) -> str:
     """Write `groups a, b and 3 more`; empty if the cases have no group."""
     names = listed(problem.groups, MOST_NAMES)
     return f"group{'s' * (len(problem.groups) > 1)} {names}" if names else ""
 
 
-def problem_fields(problem: Problem, *, most_sentences: int | None = None) -> list[tuple[str, str]]:
+def problem_fields(problem: KernelFailure, *, most_sentences: int | None = None) -> list[tuple[str, str]]:
     """List label and text of everything there is to say about a problem but its repro line.
 
     Each sentence of the smallest case is a field; the label of all but the first is empty. `most_sentences` of them are
@@ -82,7 +82,7 @@ def problem_fields(problem: Problem, *, most_sentences: int | None = None) -> li
     return [*said, ("cases", _extent(problem)), ("source", shown_path(result.source))]
 
 
-def _failure(problem: Problem, most_sentences: int | None) -> list[tuple[str, str]]:
+def _failure(problem: KernelFailure, most_sentences: int | None) -> list[tuple[str, str]]:
     result = problem.smallest
     failing = result.failing_stage
     said = []
@@ -122,7 +122,7 @@ def _statistics(result: CaseResult, stage: StageResult) -> str:
     return f"{stage.name}: {'; '.join(parts)}"
 
 
-def _kept(problem: Problem) -> str:
+def _kept(problem: KernelFailure) -> str:
     failed = [r for r in problem.bad if r.verdict is Verdict.FAILED]
     extent = f"all {len(failed):,} failed results" if len(failed) > 1 else "the failed result"
     extent += ", those tried while shrinking included" if any(not r.counted for r in failed) else ""
@@ -135,7 +135,7 @@ def allowed_by(contracts: Sequence[str], extent: str) -> str:
     return f"{' or '.join(contracts)}: {which} allows every bit of {extent}"
 
 
-def _extent(problem: Problem) -> str:
+def _extent(problem: KernelFailure) -> str:
     """Count the cases that went wrong, and say where, and why kernels raised."""
     counts = [(problem.counted(verdict), verdict.value.lower()) for verdict in (Verdict.FAILED, Verdict.ERRORED)]
     wrong = " and ".join(f"{count:,} {word}" for count, word in counts if count)

@@ -11,7 +11,7 @@ from bisect_demo import git
 
 from lastbit.errors import LastbitError
 from lastbit.history.bisect import Space
-from lastbit.outcomes.bisection import Criterion, Mark, Point, Step
+from lastbit.outcomes.bisection import BisectStep, Criterion, Mark, Point
 from lastbit.result import CaseResult, Comparison, StageResult, Verdict
 
 FAILS = Criterion("", "output")
@@ -50,9 +50,9 @@ class History:
             raise LastbitError("it does not build")
         return result(failed=point.name in self.bad)
 
-    def ends(self, space: Space) -> tuple[Step, Step]:
+    def ends(self, space: Space) -> tuple[BisectStep, BisectStep]:
         good, bad = space.point(space.good), space.point(space.bad)
-        return Step(good, Mark.GOOD, 1, self.look(good)), Step(bad, Mark.BAD, 2, self.look(bad))
+        return BisectStep(good, Mark.GOOD, 1, self.look(good)), BisectStep(bad, Mark.BAD, 2, self.look(bad))
 
 
 def line_of(count: int) -> list[list[int]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from lastbit.calibrate import load_premises
 from lastbit.case import parse_case
 from lastbit.diagnosing.identify import Observed, identified
-from lastbit.diagnosing.trials import Sample
+from lastbit.diagnosing.trials import TrialSample
 from lastbit.inputs import build
 from lastbit.judging.judge import judge
 from lastbit.judging.observation import Observation
@@ -128,7 +128,7 @@ def contracts_of(lines: Sequence[str], every: Sequence[Results], device: torch.d
     """The contracts that allow all results of a rank."""
     samples = []
     for line, results in zip(lines, every, strict=True):
-        samples.append(Sample(parse_case(line), Observation.of(problem_of(line, device), results)))
+        samples.append(TrialSample(parse_case(line), Observation.of(problem_of(line, device), results)))
     kernel = Kernel("a rank", all_reduce_rms_norm.name, CLAIM, lambda: None)
     subject = Subject(kernel, all_reduce_rms_norm, device)
     return identified(subject, Observed(tuple(samples), {}, (), ()), most=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from lastbit.outcomes.explanation import Explanation, Worked
+from lastbit.outcomes.explanation import Explanation, WorkedStage
 from lastbit.outcomes.trace import Element, KernelTrace, StageMatch, Step
 from lastbit.result import CaseResult, Worst
 
@@ -47,7 +47,7 @@ def explained(result: CaseResult, file: Path | str, **changes: object) -> Explan
     trace = KernelTrace(
         *names, result.verdict, stage="output", worst=worst, steps=steps, leaves=steps[2], blamed=steps[2]
     )
-    worked = Worked(
+    worked = WorkedStage(
         "normalized",
         (0, 1),
         exact=0.1486,

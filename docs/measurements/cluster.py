@@ -23,7 +23,7 @@ from pathlib import Path
 
 from lastbit.cluster.connection import Cluster, on_cluster
 from lastbit.cluster.pool import RayPool
-from lastbit.cluster.run import Worked, work_on
+from lastbit.cluster.run import TeamsWork, work_on
 from lastbit.config import Config
 from lastbit.reports import records
 from lastbit.result import CaseResult
@@ -119,7 +119,7 @@ def measured(config: Config, *, cores: int, gpus: int) -> tuple[Measured, Run]:
         return Measured(times, whole), worked.run
 
 
-def followed(connected: Cluster) -> tuple[list[tuple[float, float]], Worked]:
+def followed(connected: Cluster) -> tuple[list[tuple[float, float]], TeamsWork]:
     """What was done on a cluster, and for each result when it came and the CPU that was taken by then."""
     times: list[tuple[float, float]] = []
     looked = [-_LOOK, 0.0]

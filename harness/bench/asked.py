@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lastbit.bench.isolated import Process, Timed, bound
+from lastbit.bench.isolated import Process, TimedKernel, bound
 from lastbit.bench.samples import Effort
 from lastbit.bench.unseen import Shaped, contiguous, drawn
 from lastbit.case import Case
@@ -16,9 +16,9 @@ from lastbit.errors import LastbitError, UsageError
 from lastbit.inputs import build
 from lastbit.isolation import answers
 from lastbit.isolation.isolated import Isolated
-from lastbit.isolation.memory import Block, fresh
+from lastbit.isolation.memory import SharedBlock, fresh
 from lastbit.isolation.process import ForkServer, KernelProcess, Start
-from lastbit.outcomes.speed import Bound
+from lastbit.outcomes.speed import SpeedBound
 from lastbit.verify.calls import Caller
 from lastbit.verify.check import Subject
 
@@ -35,9 +35,9 @@ class TimedProcess(Process):
 
     process: KernelProcess
     timeout: float
-    given: list[Block] = field(default_factory=list)
+    given: list[SharedBlock] = field(default_factory=list)
 
-    def ask(self, message: Mapping[str, Any], memory: Mapping[str, Block]) -> Mapping[str, Any]:
+    def ask(self, message: Mapping[str, Any], memory: Mapping[str, SharedBlock]) -> Mapping[str, Any]:
         gone = self.given if message["do"] == "prepare" else []  # of the call before
         self.given = [block for block in self.given if block not in gone] + list(memory.values())
         numbers = {what: block.number for what, block in memory.items()}
@@ -46,11 +46,11 @@ class TimedProcess(Process):
         answer = self.process.ask({**message, **numbers, **shared}, self.timeout, fds)
         return {"copied": answers.integer(answer.get("copied", 0), 0, 1 << 40)}
 
-    def memory(self, device: torch.device, size: int) -> Block:
+    def memory(self, device: torch.device, size: int) -> SharedBlock:
         return fresh(device, size)
 
 
-def bound_of(subject: Subject, case: Case, server: ForkServer, effort: Effort) -> Bound:
+def bound_of(subject: Subject, case: Case, server: ForkServer, effort: Effort) -> SpeedBound:
     """Bound from above the time of an isolated kernel on a case, with the verdict on what its calls gave.
 
     Raises:
@@ -67,7 +67,7 @@ def bound_of(subject: Subject, case: Case, server: ForkServer, effort: Effort) -
     nothing = server.start(Start(bare=True, device_type=subject.device.type))
     try:
         asked = TimedProcess(pair.bare, pair.timeout)
-        return bound(Timed(subject, case, results, asked), TimedProcess(nothing, pair.timeout), effort)
+        return bound(TimedKernel(subject, case, results, asked), TimedProcess(nothing, pair.timeout), effort)
     finally:
         nothing.end()
 

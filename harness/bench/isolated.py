@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from lastbit.bench.samples import Effort
-from lastbit.bench.unseen import Layout, Shaped, Taken, drawn, places_in, settle, shapes_of, take, write
+from lastbit.bench.unseen import MemoryMap, Shaped, Taken, drawn, places_in, settle, shapes_of, take, write
 from lastbit.case import Case
 from lastbit.inputs import build
 from lastbit.isolation.isolated import FRAMES
 from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
 from lastbit.outcomes.bench import Sample
-from lastbit.outcomes.speed import Bound
+from lastbit.outcomes.speed import SpeedBound
 from lastbit.result import Finding, Judgement, Verdict
 from lastbit.verify.check import Subject
 
@@ -40,7 +40,7 @@ _FLUSH = 3  # times that the L2 cache is written over
 _POISON = -0x0101010101010102  # int64 of which each half and quarter is a NaN, or a number that nothing computes
 
 
-class Memory(Protocol):
+class LentMemory(Protocol):
     """Memory of the judge that a kernel process can be given."""
 
     words: Tensor
@@ -52,12 +52,12 @@ class Process(Protocol):
     def ask(self, message: Message, memory: Mapping[str, Any]) -> Message:
         """Send a message with `memory`, which the process has not had before, and return its answer."""
 
-    def memory(self, device: torch.device, size: int) -> Memory:
+    def memory(self, device: torch.device, size: int) -> LentMemory:
         """Allocate at least `size` bytes that no kernel process has ever had."""
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedKernel:
     """A kernel that is timed on a case.
 
     Attributes:
@@ -86,22 +86,22 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeCall:
     """A call that was made, and what it gave."""
 
     case: Case
-    layout: Layout
+    layout: MemoryMap
     taken: Taken
 
 
-def bound(timed: Timed, empty: Process, effort: Effort) -> Bound:
+def bound(timed: TimedKernel, empty: Process, effort: Effort) -> SpeedBound:
     """Time a kernel, and judge what it gave meanwhile; `empty` is a process that has loaded no kernel."""
     unlike = [one_call(timed, threaded=True), one_call(timed, frames=FRAMES)]  # the first compiles
     count = _count(timed, one_call(timed).taken.seconds, effort)
     made = [one_call(timed) for _ in range(count)]
     judgements = judged(timed, made, unlike)
     worst = max(judgements, key=lambda j: list(Verdict).index(j.verdict))
-    return Bound(
+    return SpeedBound(
         of=str(timed.case),
         kernel=timed.subject.kernel.name,
         contract=str(timed.subject.contract),
@@ -116,14 +116,16 @@ def bound(timed: Timed, empty: Process, effort: Effort) -> Bound:
     )
 
 
-def one_call(timed: Timed, process: Process | None = None, *, threaded: bool = False, frames: int = 0) -> Made:
+def one_call(
+    timed: TimedKernel, process: Process | None = None, *, threaded: bool = False, frames: int = 0
+) -> MadeCall:
     """Make a call on inputs that the process has not seen; another process makes an empty one.
 
     It is made in a thread of its own if it is `threaded`, or else below so many more `frames`.
     """
     asked, device = process or timed.process, timed.device
     case = drawn(timed.case)
-    inputs, results = Layout.of(shapes_of(timed.case)), Layout.of(timed.results)
+    inputs, results = MemoryMap.of(shapes_of(timed.case)), MemoryMap.of(timed.results)
     given, taken = asked.memory(device, inputs.nbytes), asked.memory(device, results.nbytes)
     taken.words.fill_(_POISON)
     if process is None:
@@ -134,10 +136,10 @@ def one_call(timed: Timed, process: Process | None = None, *, threaded: bool = F
     places = places_in(results, device)
     flush(device)
     found = take(lambda: asked.ask({"do": "go"}, {"inputs": given}), taken.words, places, timed.clock)
-    return Made(case, results, found)
+    return MadeCall(case, results, found)
 
 
-def _prepared(timed: Timed, inputs: Layout, results: Layout, *, empty: bool) -> dict[str, Any]:
+def _prepared(timed: TimedKernel, inputs: MemoryMap, results: MemoryMap, *, empty: bool) -> dict[str, Any]:
     """Make the message that announces a call: everything but the values."""
     return {
         "do": "prepare",
@@ -149,7 +151,7 @@ def _prepared(timed: Timed, inputs: Layout, results: Layout, *, empty: bool) -> 
     }
 
 
-def judged(timed: Timed, made: Sequence[Made], unlike: Sequence[Made] = ()) -> list[Judgement]:
+def judged(timed: TimedKernel, made: Sequence[MadeCall], unlike: Sequence[MadeCall] = ()) -> list[Judgement]:
     """Judge the calls: all, or as many as have few enough elements, drawn now; up to the first that fails.
 
     Calls that are `unlike` those that are timed are judged first.
@@ -165,7 +167,7 @@ def judged(timed: Timed, made: Sequence[Made], unlike: Sequence[Made] = ()) -> l
     return found
 
 
-def _judged(timed: Timed, made: Made) -> Judgement:
+def _judged(timed: TimedKernel, made: MadeCall) -> Judgement:
     """Judge one call, whose inputs are made again from its seed."""
     subject = timed.subject
     tensors = build(made.case, timed.device).tensors
@@ -181,7 +183,7 @@ def flush(device: torch.device) -> None:
     settle(device)
 
 
-def _count(timed: Timed, seconds: float, effort: Effort) -> int:
+def _count(timed: TimedKernel, seconds: float, effort: Effort) -> int:
     """Choose the number of timed calls: enough to last long, and few enough that their results fit into memory."""
     wanted = int((2 * effort.rounds + 1) * _SHARE * effort.seconds / max(seconds, 1e-7))
     memory = _MEMORY_ON_CPU if timed.device.type == "cpu" else _MEMORY
@@ -189,7 +191,7 @@ def _count(timed: Timed, seconds: float, effort: Effort) -> int:
     return max(2, min(max(wanted, _FEWEST), _MOST, fitting))
 
 
-def _flops(timed: Timed) -> int:
+def _flops(timed: TimedKernel) -> int:
     op = timed.subject.op
     return 0 if op.flops is None else int(op.flops(build(timed.case, timed.device).tensors, timed.case.params))
 

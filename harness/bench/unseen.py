@@ -54,7 +54,7 @@ def contiguous(name: str, dtype: torch.dtype, shape: Sequence[int]) -> Shaped:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryMap:
     """The places of a call's tensors in memory: name → first byte."""
 
     tensors: tuple[Shaped, ...]
@@ -62,7 +62,7 @@ class Layout:
     nbytes: int
 
     @classmethod
-    def of(cls, tensors: Sequence[Shaped]) -> Layout:
+    def of(cls, tensors: Sequence[Shaped]) -> MemoryMap:
         starts, free = dict[str, int](), 0
         for tensor in tensors:
             starts[tensor.name] = free
@@ -105,7 +105,7 @@ def drawn(case: Case) -> Case:
     return replace(case, seed=secrets.randbits(48))
 
 
-def write(case: Case, layout: Layout, words: Tensor) -> None:
+def write(case: Case, layout: MemoryMap, words: Tensor) -> None:
     """Write the inputs of a case where its call will find them."""
     guards = {guarded.name: guarded.tensor for guarded in build(case, words.device).guards}
     for tensor in layout.tensors:
@@ -125,7 +125,7 @@ class Witness:
         return int((words[self.places] != self.found).sum())
 
 
-def places_in(layout: Layout, device: torch.device) -> Tensor:
+def places_in(layout: MemoryMap, device: torch.device) -> Tensor:
     """Return places of words of the results, drawn anew."""
     source, found = torch.Generator().manual_seed(secrets.randbits(63)), [torch.zeros(1, dtype=torch.int64)]
     for tensor in layout.tensors:

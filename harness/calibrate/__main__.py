@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lastbit.calibrate.measure import measure
-from lastbit.calibrate.store import Measurement, device_name, save
+from lastbit.calibrate.store import MeasuredPremise, device_name, save
 from lastbit.devices import made_current
 from lastbit.interpret import install
 from lastbit.numerics.premises import U
@@ -34,7 +34,7 @@ def main(name: str) -> int:
     return 0 if all(m.holds for m in found) else 1
 
 
-def _figure(measurement: Measurement, value: float) -> str:
+def _figure(measurement: MeasuredPremise, value: float) -> str:
     return f"{value / U:.3g} u" if measurement.primitive else f"{value:.3g}"
 
 

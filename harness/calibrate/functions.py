@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lastbit import numerics
 from lastbit.calibrate import kernels
-from lastbit.calibrate.store import Measurement
+from lastbit.calibrate.store import MeasuredPremise
 from lastbit.numerics import DOCUMENTED, Enclosure
 from lastbit.numerics.formats import FP32
 from lastbit.numerics.premises import U
@@ -36,7 +36,7 @@ Way = Callable[[Tensor], Tensor]
 
 
 @dataclass
-class Found:
+class FunctionError:
     """The errors of one way: the largest relative one, and how many special values lie outside."""
 
     worst: float = 0.0
@@ -45,15 +45,15 @@ class Found:
     specials: int = field(default=0)
 
 
-def functions(device: torch.device, size: int) -> Iterator[Measurement]:
+def functions(device: torch.device, size: int) -> Iterator[MeasuredPremise]:
     """Measure every function on `size` numbers, spread over all of them; from `EVERY` on on all."""
     for name in FUNCTIONS:
         beyond = ", beyond 2u|x|" if name in GROWING else ""
         for way, found in measured(name, ways(name), device, size).items():
             limit = DOCUMENTED[name].relative
-            yield Measurement(f"{way}{beyond}", name, found.worst, limit, exhaustive=size >= EVERY)
+            yield MeasuredPremise(f"{way}{beyond}", name, found.worst, limit, exhaustive=size >= EVERY)
             share = found.outside / max(found.specials, 1)
-            yield Measurement(f"{way} of special values lies within the enclosure", "", share, 0.0)
+            yield MeasuredPremise(f"{way} of special values lies within the enclosure", "", share, 0.0)
 
 
 def ways(name: str) -> dict[str, Way]:
@@ -67,10 +67,10 @@ def ways(name: str) -> dict[str, Way]:
     return found
 
 
-def measured(name: str, of: dict[str, Way], device: torch.device, size: int) -> dict[str, Found]:
+def measured(name: str, of: dict[str, Way], device: torch.device, size: int) -> dict[str, FunctionError]:
     """Measure the error of each way to compute a function."""
     exact: Way = getattr(torch, name)
-    found = {way: Found() for way in of}
+    found = {way: FunctionError() for way in of}
     for x in arguments(device, size):
         wide = x.double()
         truth = exact(wide)

@@ -11,14 +11,14 @@ from torch import Tensor
 from lastbit.calibrate import kernels
 from lastbit.calibrate.coverage import documented_premises
 from lastbit.calibrate.functions import EVERY, functions
-from lastbit.calibrate.store import SUBNORMAL_PRODUCTS, Measurement
+from lastbit.calibrate.store import SUBNORMAL_PRODUCTS, MeasuredPremise
 from lastbit.numerics import DOCUMENTED, Enclosure, Premises, cast, dot, using
 
 _SAMPLE = {"cpu": 1 << 16}
 _SAMPLE_ELSEWHERE = 1 << 24
 
 
-def measure(device: torch.device) -> Iterator[Measurement]:
+def measure(device: torch.device) -> Iterator[MeasuredPremise]:
     """Measure every premise on `device`; kernels are compiled or interpreted as Triton was started."""
     size = _SAMPLE.get(device.type, _SAMPLE_ELSEWHERE)
     yield from _roots_and_quotients(device, size)
@@ -28,7 +28,7 @@ def measure(device: torch.device) -> Iterator[Measurement]:
     yield from _sums_and_dots(device)
 
 
-def _roots_and_quotients(device: torch.device, size: int) -> Iterator[Measurement]:
+def _roots_and_quotients(device: torch.device, size: int) -> Iterator[MeasuredPremise]:
     x, every = _significands(device, size)
     root, inverse = x.double().sqrt(), 1.0 / x.double().sqrt()
     yield _relative("tl rsqrt", "rsqrt", kernels.apply("rsqrt", x), inverse, every)
@@ -41,49 +41,49 @@ def _roots_and_quotients(device: torch.device, size: int) -> Iterator[Measuremen
         yield _relative(f"tl {op}", "divide", kernels.apply(op, x), truth, exhaustive=False)
     for op, truth in (("sqrt_rn", x.double().sqrt()), ("div_rn", 1.0 / x.double()), ("x/4096", x.double() / 4096.0)):
         wrong = kernels.apply(op, x) != cast(truth, torch.float32)
-        yield Measurement(f"tl {op} is correctly rounded", "", _share(wrong), 0.0, every)
+        yield MeasuredPremise(f"tl {op} is correctly rounded", "", _share(wrong), 0.0, every)
     periodic = kernels.apply("rsqrt", x) * 2.0**-20 != kernels.apply("rsqrt", x * 2.0**40)
-    yield Measurement("tl rsqrt(4^k x) = 2^-k rsqrt(x)", "", _share(periodic), 0.0, every)
+    yield MeasuredPremise("tl rsqrt(4^k x) = 2^-k rsqrt(x)", "", _share(periodic), 0.0, every)
     small = (x / 4)[: 1 << 16].contiguous()
     flushed = kernels.apply("x*2^-126", small) != cast(small.double() * 2.0**-126, torch.float32)
-    yield Measurement(SUBNORMAL_PRODUCTS, "", _share(flushed), 0.0)
+    yield MeasuredPremise(SUBNORMAL_PRODUCTS, "", _share(flushed), 0.0)
 
 
-def _saturation(device: torch.device, size: int) -> Iterator[Measurement]:
+def _saturation(device: torch.device, size: int) -> Iterator[MeasuredPremise]:
     wrong = kernels.apply("sigmoid", torch.linspace(17.33, 1000.0, size, device=device)) != 1.0
-    yield Measurement("tl sigmoid is 1 from 17.33 on", "", _share(wrong), 0.0)
+    yield MeasuredPremise("tl sigmoid is 1 from 17.33 on", "", _share(wrong), 0.0)
 
 
-def _casts(device: torch.device, size: int) -> Iterator[Measurement]:
+def _casts(device: torch.device, size: int) -> Iterator[MeasuredPremise]:
     bits = torch.randint(0, 1 << 32, (size,), dtype=torch.int64, generator=torch.Generator().manual_seed(0))
     x = (bits - (1 << 31)).to(torch.int32).view(torch.float32).to(device)
     for dtype in (torch.bfloat16, torch.float16):
         wrong = _differ(kernels.apply("cast", x, dtype), cast(x.double(), dtype))
-        yield Measurement(f"cast fp32 to {dtype} rounds to nearest even", "", _share(wrong), 0.0)
+        yield MeasuredPremise(f"cast fp32 to {dtype} rounds to nearest even", "", _share(wrong), 0.0)
     for dtype, limit in ((torch.float8_e4m3fn, 448.0), (torch.float8_e5m2, 57344.0)):
         expected = cast(x.double().clamp(-limit, limit), dtype)
         wrong = _differ(kernels.apply("cast", x, dtype), expected)
-        yield Measurement(f"cast fp32 to {dtype} saturates", "", _share(wrong), 0.0)
+        yield MeasuredPremise(f"cast fp32 to {dtype} saturates", "", _share(wrong), 0.0)
 
 
-def _sums_and_dots(device: torch.device) -> Iterator[Measurement]:
+def _sums_and_dots(device: torch.device) -> Iterator[MeasuredPremise]:
     generator = torch.Generator().manual_seed(1)
     for n in (128, 4096) if device.type == "cpu" else (128, 7168, 16384):
         most = int((2**24 / n) ** 0.5) - 1
         x = torch.randint(-most, most + 1, (16, n), generator=generator).float().to(device)
         wrong = kernels.sums_of_squares(x).double() != x.double().square().sum(1)
-        yield Measurement(f"sum of {n} squares on a lattice is exact", "", _share(wrong), 0.0)
+        yield MeasuredPremise(f"sum of {n} squares on a lattice is exact", "", _share(wrong), 0.0)
     for dtype in (torch.bfloat16, torch.float16):
         for depth in (256, 2048):
             a, b = (torch.randint(-8, 9, s, generator=generator).to(device) for s in ((64, depth), (depth, 64)))
             wrong = kernels.dot(a.to(dtype), b.to(dtype)).double() != a.double() @ b.double()
-            yield Measurement(f"dot of {depth} {dtype} products on a lattice is exact", "", _share(wrong), 0.0)
+            yield MeasuredPremise(f"dot of {depth} {dtype} products on a lattice is exact", "", _share(wrong), 0.0)
             yield _truncation(device, dtype, depth)
         for order in (16, 64):
             yield _walked(device, dtype, order)
 
 
-def _truncation(device: torch.device, dtype: torch.dtype, depth: int) -> Measurement:
+def _truncation(device: torch.device, dtype: torch.dtype, depth: int) -> MeasuredPremise:
     """Measure the error of a dot of one product 1 and many so small that adding each to the sum loses it."""
     worst = 0.0
     for exponent in range(-13, -9):
@@ -92,7 +92,7 @@ def _truncation(device: torch.device, dtype: torch.dtype, depth: int) -> Measure
         a, b = factor.double(), factor.double().T
         error = (kernels.dot(factor, factor.T.contiguous()).double() - a @ b) / (a @ b)
         worst = max(worst, float(error.abs().max()))
-    return Measurement(
+    return MeasuredPremise(
         f"dot of {depth} {dtype} products errs within its bound",
         "",
         worst,
@@ -100,7 +100,7 @@ def _truncation(device: torch.device, dtype: torch.dtype, depth: int) -> Measure
     )
 
 
-def _walked(device: torch.device, dtype: torch.dtype, order: int) -> Measurement:
+def _walked(device: torch.device, dtype: torch.dtype, order: int) -> MeasuredPremise:
     """Measure the share of elements outside of the bound of an order and its depth."""
     generator, length, outside = torch.Generator().manual_seed(order), 2048, []
     sharp = replace(documented_premises(device), order=order, depth=lambda n: order + -(-n // order))
@@ -111,7 +111,7 @@ def _walked(device: torch.device, dtype: torch.dtype, order: int) -> Measurement
         found = kernels.dot(a, b, order).double()
         outside.append((found < bound.lo) | (found > bound.hi))
     premise = f"dot of {length} {dtype} products, {order} after another, lies within the bound of that walk"
-    return Measurement(premise, "", _share(torch.stack(outside)), 0.0)
+    return MeasuredPremise(premise, "", _share(torch.stack(outside)), 0.0)
 
 
 def _losing(length: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
@@ -134,9 +134,9 @@ def _significands(device: torch.device, size: int) -> tuple[Tensor, bool]:
     return positions.view(torch.float32), step == 1
 
 
-def _relative(premise: str, primitive: str, actual: Tensor, truth: Tensor, exhaustive: bool) -> Measurement:
+def _relative(premise: str, primitive: str, actual: Tensor, truth: Tensor, exhaustive: bool) -> MeasuredPremise:
     worst = float(((actual.double() - truth).abs() / truth).max())
-    return Measurement(premise, primitive, worst, DOCUMENTED[primitive].relative, exhaustive)
+    return MeasuredPremise(premise, primitive, worst, DOCUMENTED[primitive].relative, exhaustive)
 
 
 def _differ(a: Tensor, b: Tensor) -> Tensor:

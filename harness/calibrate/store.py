@@ -24,7 +24,7 @@ SUBNORMAL_PRODUCTS = "an fp32 product may be subnormal"
 
 
 @dataclass(frozen=True)
-class Measurement:
+class MeasuredPremise:
     """The measured figure of one premise.
 
     Attributes:
@@ -66,7 +66,7 @@ def folder() -> Path:
     return Path(base) / "lastbit" / "premises"
 
 
-def save(device: torch.device, measurements: Iterable[Measurement]) -> Path:
+def save(device: torch.device, measurements: Iterable[MeasuredPremise]) -> Path:
     """Keep the measurements of `device` and return the file."""
     path = _path(device)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def load_premises(device: torch.device) -> Premises:
         return documented
     try:
         content = json.loads(path.read_text())
-        found = [Measurement(**m) for m in content["measurements"]]
+        found = [MeasuredPremise(**m) for m in content["measurements"]]
     except (ValueError, KeyError, TypeError) as error:
         raise LastbitError(f"{path} cannot be read ({error}); remove it or run `lastbit calibrate` again") from error
     bounds = _measured_bounds(found, f"measured on {content['device']}")
@@ -97,7 +97,7 @@ def load_premises(device: torch.device) -> Premises:
     return replace(documented, device=name, bounds=bounds, flushes_subnormals=flushes)
 
 
-def _measured_bounds(found: Sequence[Measurement], source: str) -> dict[str, Bound]:
+def _measured_bounds(found: Sequence[MeasuredPremise], source: str) -> dict[str, Bound]:
     """Select the measured figures that replace documented ones."""
     documented = {primitive: bound.relative for primitive, bound in DOCUMENTED.items()}
     documented["rsqrt"] = Premises().inverse_root  # measured in all the ways to compute it

@@ -21,7 +21,7 @@ from lastbit.inputs.guards import Guarded, extent, twin
 from lastbit.inputs.overlap import overlaps
 from lastbit.inputs.poison import Poison
 from lastbit.inputs.rebound import rebound
-from lastbit.inputs.written import Check
+from lastbit.inputs.written import AllocationCheck
 from lastbit.interpret import descending
 from lastbit.interpret.faults import Blank, Fault, collected
 from lastbit.result import Finding
@@ -32,7 +32,7 @@ INPUT = "input "
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallRequest:
     """A request for a call.
 
     Attributes:
@@ -101,7 +101,7 @@ class Performed:
     shared: tuple[tuple[str, str], ...] = ()
     poison: Mapping[str, Poison] = field(default_factory=dict)
     rebound: tuple[Said, ...] = ()
-    checks: tuple[Check, ...] = ()
+    checks: tuple[AllocationCheck, ...] = ()
     violations: tuple[Said, ...] = ()
     findings: tuple[Finding, ...] = ()
     reused: tuple[Finding, ...] = ()
@@ -112,7 +112,7 @@ class Performed:
 def perform(
     call: Callable[..., object],
     guards: Sequence[Guarded],
-    asked: Asked,
+    asked: CallRequest,
     device: torch.device,
     held: Mapping[str, Tensor],
 ) -> Performed:
@@ -172,7 +172,7 @@ def returned_by(
 
 
 def results_of(
-    call: Callable[..., object], asked: Asked, device: torch.device, tensors: Mapping[str, Tensor]
+    call: Callable[..., object], asked: CallRequest, device: torch.device, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Call and return the named results, for tensors that may be on any device."""
     named = named_results(returned_by(call, tensors, asked.arguments, device).value, asked.results, asked.may_return)

@@ -11,7 +11,7 @@ from typing import Any
 
 from lastbit.chains.parts import Link
 from lastbit.errors import OpError
-from lastbit.numerics import TARGETS, Following, Format, Sum, Tensor
+from lastbit.numerics import TARGETS, AfterSums, Format, Sum, Tensor
 from lastbit.numerics.formats import split_target
 from lastbit.ops import Contract, Op, StageRecorder
 from lastbit.stage_names import StageNames, stage_names
@@ -79,7 +79,7 @@ class ChainReference:
         if taken not in values and own not in link.op.optional:
             raise ValueError(f"{link.label} takes {taken!r}, which no part before it records here")
         value = values.get(taken)
-        of_rows = isinstance(value, Sum | Following)
+        of_rows = isinstance(value, Sum | AfterSums)
         if of_rows or (value is not None and isinstance(value, Tensor) != (own in link.op.integers)):
             kind = "a sum over rows" if of_rows else "not of the kind that this input is"
             raise OpError(f"chain {self.name} ({self.place}): {own!r} of {link.label} takes {taken!r}, which is {kind}")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from lastbit.cluster.pool import LOCAL, connected
-from lastbit.cluster.resources import ANY, Kind, Node, chosen, device_plan, kinds_of, side_by_side
+from lastbit.cluster.resources import ANY, ClusterNode, DeviceKind, chosen, device_plan, kinds_of, side_by_side
 from lastbit.cluster.travel import packed
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
@@ -26,8 +26,8 @@ class Cluster:
 
     address: str
     config: Config
-    kinds: tuple[Kind, ...]
-    nodes: tuple[Node, ...]
+    kinds: tuple[DeviceKind, ...]
+    nodes: tuple[ClusterNode, ...]
     lacking: tuple[NotRun, ...]
 
 
@@ -47,7 +47,7 @@ def on_cluster(config: Config, address: str, device: str, workers: int | None) -
         yield Cluster(address, own, tuple(kinds), tuple(nodes), tuple(_lacking(device, has, nodes)))
 
 
-def _lacking(device: str, has: Sequence[Kind], nodes: Sequence[Node]) -> Iterator[NotRun]:
+def _lacking(device: str, has: Sequence[DeviceKind], nodes: Sequence[ClusterNode]) -> Iterator[NotRun]:
     """Yield the devices that a cluster lacks, or has without lastbit being able to ask for them."""
     if all(kind.type == "cpu" for kind in has):
         yield NotRun("every kernel on an accelerator", "the cluster has none; the CPU runs Triton interpreted")

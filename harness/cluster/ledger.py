@@ -35,7 +35,7 @@ SLOW = 5.0
 
 
 @dataclass
-class Attempt:
+class ItemAttempt:
     """A run of an item by an actor.
 
     Attributes:
@@ -68,7 +68,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ItemOutcome:
     """The outcome of an item.
 
     Attributes:
@@ -105,13 +105,13 @@ class Ledger:
         tell: Callable[[CaseResult], None],
     ) -> None:
         self.items = tuple(items)
-        self.settled: dict[int, Outcome] = {}
-        self.attempts: dict[Hashable, Attempt] = {}
+        self.settled: dict[int, ItemOutcome] = {}
+        self.attempts: dict[Hashable, ItemAttempt] = {}
         self._limit, self._parse, self._keep, self._tell = limit, parse, keep, tell
         self._queue = deque(deque(unit) for unit in units([asdict(item) for item in items], actors))
         self._rest: dict[Hashable, deque[int]] = {}
         self._lost: dict[int, Counter[str]] = {}
-        self._longest: dict[int, Attempt] = {}  # of those that were lost, the one with most results
+        self._longest: dict[int, ItemAttempt] = {}  # of those that were lost, the one with most results
         self._told: Counter[int] = Counter()
         self._looked = 0.0
 
@@ -124,7 +124,7 @@ class Ledger:
         """Assign an idle actor the place of its next item; None if there is none for it now."""
         place = next(self._candidates(actor, now), None)
         if place is not None:
-            self.attempts[actor] = Attempt(place, now, now)
+            self.attempts[actor] = ItemAttempt(place, now, now)
         return place
 
     def _candidates(self, actor: Hashable, now: float) -> Iterator[int]:
@@ -167,11 +167,11 @@ class Ledger:
                 attempt.trace = trace
             case ["done"]:
                 del self.attempts[actor]
-                self.settled.setdefault(attempt.place, Outcome(tuple(attempt.results), attempt.left))
+                self.settled.setdefault(attempt.place, ItemOutcome(tuple(attempt.results), attempt.left))
                 return True
         return False
 
-    def _take(self, attempt: Attempt, result: CaseResult) -> None:
+    def _take(self, attempt: ItemAttempt, result: CaseResult) -> None:
         attempt.results.append(result)
         if attempt.place not in self.settled and len(attempt.results) > self._told[attempt.place]:
             self._told[attempt.place] += 1
@@ -204,27 +204,27 @@ class Ledger:
         self._longest[attempt.place] = max(longest, attempt, key=lambda one: len(one.results))
         return self._after_loss(attempt, lost)
 
-    def _after_loss(self, attempt: Attempt, lost: Counter[str]) -> str:
+    def _after_loss(self, attempt: ItemAttempt, lost: Counter[str]) -> str:
         place = attempt.place
         if attempt.case and lost[attempt.case] >= TWICE:
             died = None if attempt.fatal else self._died(attempt)
-            self.settled[place] = Outcome(tuple(attempt.results), attempt.left, died)
+            self.settled[place] = ItemOutcome(tuple(attempt.results), attempt.left, died)
             return "the kernel is what ends it"
         if any(other.place == place for other in self.attempts.values()):
             return "it runs elsewhere"
         if lost.total() >= MOST_LOST:
             reason = f"its process was lost {lost.total()} times, and no case is known to be why"
-            self.settled[place] = Outcome(tuple(self._longest[place].results), attempt.left, given_up=reason)
+            self.settled[place] = ItemOutcome(tuple(self._longest[place].results), attempt.left, given_up=reason)
             return "it is given up"
         self._queue.appendleft(deque([place]))
         return "it runs again"
 
-    def _died(self, attempt: Attempt) -> UnderWay:
+    def _died(self, attempt: ItemAttempt) -> UnderWay:
         assert attempt.under_way is not None
         trace = self._keep(attempt.trace) if attempt.trace else ""
         return UnderWay(attempt.under_way, died=True, hung=bool(attempt.trace), trace=trace)
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[ItemOutcome]:
         """Return the outcomes of all items; of unfinished ones that of the longest run."""
         longest = dict(self._longest)
         for attempt in self.attempts.values():
@@ -245,7 +245,7 @@ class Ledger:
         return {(item.kernel, item.device, item.group): reason for item, reason in found}
 
 
-def _so_far(attempt: Attempt) -> Outcome:
+def _so_far(attempt: ItemAttempt) -> ItemOutcome:
     """Return the partial outcome of an unfinished run, and its current case, for whose end there is no reason yet."""
     under_way = UnderWay(attempt.under_way, died=False) if attempt.under_way else None
-    return Outcome(tuple(attempt.results), attempt.left, under_way)
+    return ItemOutcome(tuple(attempt.results), attempt.left, under_way)

@@ -16,7 +16,7 @@ from threading import current_thread, main_thread
 from typing import Any, Protocol
 
 from lastbit.cluster.actor import Actor
-from lastbit.cluster.resources import Kind, Node
+from lastbit.cluster.resources import ClusterNode, DeviceKind
 from lastbit.devices import usable_cores
 from lastbit.errors import LastbitError, UsageError
 
@@ -45,7 +45,7 @@ class Heard:
 class Pool(Protocol):
     """The actors of a cluster, each known by a handle."""
 
-    def start(self, kind: Kind) -> Hashable:
+    def start(self, kind: DeviceKind) -> Hashable:
         """Start an actor for a kind of device, as soon as there is room for it."""
 
     def run(self, actor: Hashable, place: int, failed: Sequence[tuple[str, str]]) -> None:
@@ -59,7 +59,7 @@ class Pool(Protocol):
 
 
 @contextmanager
-def connected(address: str, workers: int | None, folder: Path) -> Iterator[list[Node]]:
+def connected(address: str, workers: int | None, folder: Path) -> Iterator[list[ClusterNode]]:
     """Connect to a cluster and yield its nodes, on each of which actors find `folder`.
 
     A cluster that is started here ends with the context.
@@ -77,13 +77,13 @@ def connected(address: str, workers: int | None, folder: Path) -> Iterator[list[
             ray.shutdown()
 
 
-def _nodes(ray: Any, address: str, options: Mapping[str, Any]) -> list[Node]:
+def _nodes(ray: Any, address: str, options: Mapping[str, Any]) -> list[ClusterNode]:
     """Connect to a cluster, and return its nodes."""
     try:
         _knock(address)
         with _own_signals():
             ray.init(**options, logging_level="ERROR", log_to_driver=False)
-        return [Node.of(told) for told in ray.nodes() if told["Alive"]]
+        return [ClusterNode.of(told) for told in ray.nodes() if told["Alive"]]
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise LastbitError(f"no Ray cluster at {address!r} can be used: {error}") from error
 
@@ -172,7 +172,7 @@ class _One:
     """An actor as Ray knows it, and what it was asked last."""
 
     handle: Any
-    kind: Kind
+    kind: DeviceKind
     asked: Any = None  # a reference, or a generator of references
     asks: str = ""  # what the answer means
 
@@ -188,7 +188,7 @@ class RayPool:
         self._actors: dict[int, _One] = {}
         self._started = 0
 
-    def start(self, kind: Kind) -> int:
+    def start(self, kind: DeviceKind) -> int:
         interpreted = "1" if kind.type == "cpu" else "0"
         options = {
             "num_cpus": 1,

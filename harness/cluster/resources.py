@@ -20,7 +20,7 @@ _SHARES = 10_000  # parts of a GPU that Ray tells apart
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """A node of a cluster, by what Ray says of it.
 
     Attributes:
@@ -36,7 +36,7 @@ class Node:
     others: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Node:
+    def of(cls, told: Mapping[str, Any]) -> ClusterNode:
         """Make a node of an entry of `ray.nodes()`."""
         resources = told["Resources"]
         models = [name.removeprefix(_MODEL) for name in resources if name.startswith(_MODEL)]
@@ -51,7 +51,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Kind:
+class DeviceKind:
     """Devices of a cluster that are alike.
 
     Attributes:
@@ -87,25 +87,25 @@ class Kind:
         return f"{self.device} ({self.count} {name}{f' of type {self.model}' if self.model else ''})"
 
 
-def kinds_of(nodes: Sequence[Node], workers: int | None, most: int | None = None) -> list[Kind]:
+def kinds_of(nodes: Sequence[ClusterNode], workers: int | None, most: int | None = None) -> list[DeviceKind]:
     """List every kind of device of these nodes, with `workers` actors each, or as many as the devices call for.
 
     On a CPU that is one for each core, but at most `most`.
     """
-    found: list[Kind] = []
+    found: list[DeviceKind] = []
     taken = 0
     for place, model in enumerate(dict.fromkeys(node.model for node in nodes if node.gpus)):
         own = [node for node in nodes if node.gpus and node.model == model]
         fitting = sum(max(min(node.cpus, PER_ACCELERATOR * node.gpus), 1) for node in own)
         actors = min(workers or fitting, fitting)
-        found.append(Kind(f"cuda:{place}", model, sum(node.gpus for node in own), actors))
+        found.append(DeviceKind(f"cuda:{place}", model, sum(node.gpus for node in own), actors))
         taken += actors
     if cores := sum(node.cpus for node in nodes):
-        found.insert(0, Kind("cpu", "", cores, workers or min(cores, most or cores)))
+        found.insert(0, DeviceKind("cpu", "", cores, workers or min(cores, most or cores)))
     return found
 
 
-def chosen(text: str, has: Sequence[Kind]) -> list[Kind]:
+def chosen(text: str, has: Sequence[DeviceKind]) -> list[DeviceKind]:
     """Return the kinds that --device means on a cluster that has these.
 
     A type of device (`cuda`) stands for all kinds of that type, `any` for all kinds, `auto` for the GPUs, or the CPU.
@@ -117,7 +117,7 @@ def chosen(text: str, has: Sequence[Kind]) -> list[Kind]:
         return list(has)
     if text == AUTO:
         return [kind for kind in has if kind.type != "cpu"] or list(has)
-    found: dict[str, Kind] = {}
+    found: dict[str, DeviceKind] = {}
     for name in text.split(","):
         if not (meant := [kind for kind in has if name in (kind.device, kind.type)]):
             listed = ", ".join(map(str, has)) or "no device that lastbit can use"
@@ -126,10 +126,10 @@ def chosen(text: str, has: Sequence[Kind]) -> list[Kind]:
     return list(found.values())
 
 
-def side_by_side(kinds: Sequence[Kind], cores: int) -> list[Kind]:
+def side_by_side(kinds: Sequence[DeviceKind], cores: int) -> list[DeviceKind]:
     """Limit each kind's actors so that all together fit the cores, but at least one each; GPUs are served first."""
     free = cores - sum(kind.type == "cpu" for kind in kinds)
-    found: dict[str, Kind] = {}
+    found: dict[str, DeviceKind] = {}
     for kind in sorted(kinds, key=lambda kind: kind.type == "cpu"):
         if kind.type == "cpu":
             free += 1
@@ -139,7 +139,7 @@ def side_by_side(kinds: Sequence[Kind], cores: int) -> list[Kind]:
     return [found[kind.device] for kind in kinds]
 
 
-def device_plan(text: str, kinds: Sequence[Kind]) -> DevicePlan:
+def device_plan(text: str, kinds: Sequence[DeviceKind]) -> DevicePlan:
     """Make the device plan of a run on these kinds of devices."""
     why = (
         f"from --device {text} on the cluster: {kind}, {kind.actors} actor{'s' * (kind.actors > 1)}" for kind in kinds

@@ -31,7 +31,7 @@ _PAUSE = 0.2  # seconds between two looks at actors that say nothing
 
 
 @dataclass(frozen=True)
-class Worked:
+class TeamsWork:
     """The results of a run's teams, to be put together when their actors have ended."""
 
     cluster: Cluster
@@ -69,7 +69,7 @@ def work_on(
     tell: Callable[[CaseResult], None],
     plan: Callable[[int], None],
     clock: Callable[[], float] = time.monotonic,
-) -> Worked:
+) -> TeamsWork:
     """Let actors run all items of the configuration; after an interruption from the keyboard, what was done until then.
 
     `plan` is told how many cases there will be, `tell` each result that is new.
@@ -90,8 +90,8 @@ def work_on(
             with _interruption() as noticed:
                 _work(teams, pool, plan, clock, noticed)
         except KeyboardInterrupt:
-            return Worked(cluster, tuple(teams), log, interrupted=True)
-    return Worked(cluster, tuple(teams), log, interrupted=False)
+            return TeamsWork(cluster, tuple(teams), log, interrupted=True)
+    return TeamsWork(cluster, tuple(teams), log, interrupted=False)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 from lastbit.cluster.ledger import Ledger
 from lastbit.cluster.pool import Heard, Pool
-from lastbit.cluster.resources import Kind
+from lastbit.cluster.resources import DeviceKind
 from lastbit.config import Config
 from lastbit.errors import LastbitError
 from lastbit.reports.records import dump
@@ -77,7 +77,7 @@ class Team:
         told: what each actor told, by node.
     """
 
-    def __init__(self, kind: Kind, campaign: Campaign) -> None:
+    def __init__(self, kind: DeviceKind, campaign: Campaign) -> None:
         self.kind, self._all = kind, campaign
         self.plan: Mapping[str, Any] = {}
         self.told: dict[str, Mapping[str, Any]] = {}

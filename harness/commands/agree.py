@@ -15,7 +15,7 @@ from lastbit.diagnosing.agree import agree_kernels
 from lastbit.errors import UsageError
 from lastbit.history.revisions import kernels_at
 from lastbit.kernel import REVISION_MARK
-from lastbit.outcomes.agreement import Agreement, Side
+from lastbit.outcomes.agreement import Agreement, KernelSide
 from lastbit.reports.agreement import as_json, print_agreement
 from lastbit.reports.paper import make_console
 from lastbit.verify.inprocess import planned
@@ -94,5 +94,5 @@ def _compared(worker: Worker, device: str, first: str, second: str, most: int) -
     try:
         return worker.do(agree_kernels, first, second, most=most)
     except WorkerEnded as ended:
-        sides = Side(first, "", errors=(str(ended),)), Side(second, "")
+        sides = KernelSide(first, "", errors=(str(ended),)), KernelSide(second, "")
         return Agreement("", device, sides)

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from lastbit.bench.samples import Effort
     from lastbit.case import Case
     from lastbit.judges.opening import Desk
-    from lastbit.judges.question import Question
-    from lastbit.outcomes.speed import Bound, Roof
+    from lastbit.judges.question import JudgeQuestion
+    from lastbit.outcomes.speed import Roof, SpeedBound
 
 
 def bench_file(options: argparse.Namespace, path: Path) -> int:
     """Time the kernel of a file; 1 if what it gave meanwhile is wrong, 2 if something could not be measured."""
     from lastbit.bench.samples import QUICK, Effort
     from lastbit.judges.opening import open_desk
-    from lastbit.judges.question import Question
+    from lastbit.judges.question import JudgeQuestion
     from lastbit.reports.bound import Bounds, as_jsonl, page
     from lastbit.reports.paper import line, make_console
     from lastbit.verify.inprocess import unwatched
@@ -37,7 +37,7 @@ def bench_file(options: argparse.Namespace, path: Path) -> int:
         raise UsageError(f"{str(path)!r} is no file")
     config = config_of(options, ops=tuple(options.op))
     desk = open_desk(config, unwatched, lambda result: None)
-    question = Question(op=options.op[0], contract=options.contract, function=options.function)
+    question = JudgeQuestion(op=options.op[0], contract=options.contract, function=options.function)
     bench = _Bench(desk, question, QUICK if options.quick else Effort())
     bench.measure(path)
     command = shlex.join(["lastbit", *sys.argv[1:]])
@@ -55,10 +55,10 @@ class _Bench:
     """The measurements so far."""
 
     desk: Desk
-    question: Question
+    question: JudgeQuestion
     effort: Effort
     roof: Roof | None = None
-    found: list[Bound] = field(default_factory=list)
+    found: list[SpeedBound] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
     def measure(self, path: Path) -> None:
@@ -79,7 +79,7 @@ class _Bench:
 
         return map(parse_case, case_lines(self.desk, "kernels.txt"))
 
-    def _of_file(self, path: Path, case: Case) -> Iterator[Bound]:
+    def _of_file(self, path: Path, case: Case) -> Iterator[SpeedBound]:
         from lastbit.bench.asked import bound_of
         from lastbit.judges.opening import opened
         from lastbit.verify.check import unsupported
@@ -89,7 +89,7 @@ class _Bench:
                 raise UsageError(reason)
             yield bound_of(kernel.subject, case, self.desk.kernels.server, self.effort)
 
-    def _beside(self, path: Path, case: Case) -> Iterator[Bound]:
+    def _beside(self, path: Path, case: Case) -> Iterator[SpeedBound]:
         """Yield the time of a kernel of the project, or of one that is named behind the file."""
         from lastbit.judges.call_time import beside
 

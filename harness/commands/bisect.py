@@ -18,7 +18,7 @@ from lastbit.commands.running import execute
 from lastbit.config import Config
 from lastbit.errors import UsageError
 from lastbit.history.bisect import bisect
-from lastbit.history.criterion import Question
+from lastbit.history.criterion import BisectQuestion
 from lastbit.history.packages import Versions, open_versions
 from lastbit.history.revisions import Revisions, open_revisions
 from lastbit.outcomes.bisection import METRICS, Bisection
@@ -48,7 +48,7 @@ def add_bisect(parser: argparse.ArgumentParser) -> None:
 
 def _bisect(options: argparse.Namespace, rest: Sequence[str]) -> int:
     asked = read_words(options.words)
-    question = Question(_one(asked.kernels, ""), options.stage, options.metric, options.drift)
+    question = BisectQuestion(_one(asked.kernels, ""), options.stage, options.metric, options.drift)
     config = _config(options)
     console = make_console()
 

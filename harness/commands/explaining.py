@@ -23,7 +23,7 @@ from lastbit.kernel import REVISION_MARK
 from lastbit.outcomes.explanation import Explanation
 from lastbit.outcomes.trace import KernelTrace
 from lastbit.reports.progress import doing
-from lastbit.reports.summary import Problem, problems
+from lastbit.reports.summary import KernelFailure, problems
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import Run
 from lastbit.verify.check import first_line
@@ -107,7 +107,7 @@ def _named(result: CaseResult) -> Named:
     return result.kernel, result.device, result.case
 
 
-def _of_values(problem: Problem) -> Iterator[tuple[str, tuple[CaseResult, ...]]]:
+def _of_values(problem: KernelFailure) -> Iterator[tuple[str, tuple[CaseResult, ...]]]:
     """Yield each device on which values are wrong, and the results that say so."""
     for device in dict.fromkeys(result.device for result in problem.bad):
         bad = tuple(result for result in problem.bad if result.device == device and _is_of_values(result))

@@ -17,7 +17,7 @@ from lastbit.reports.progress import RunProgress
 from lastbit.run import Run
 
 if TYPE_CHECKING:
-    from lastbit.cluster.run import Worked
+    from lastbit.cluster.run import TeamsWork
 
 _AFTERWARDS = ("lastbit.cluster.run", "pandas", "lastbit.reports.terminal")
 """Modules that a run needs once it is connected, and that take seconds to import."""
@@ -47,7 +47,7 @@ def execute_on_cluster(
     return with_why(cluster.config, run, elsewhere=_elsewhere(run)) if explaining else run
 
 
-def _followed(cluster: Cluster) -> Worked:
+def _followed(cluster: Cluster) -> TeamsWork:
     """Run the items on the actors of a cluster while showing progress."""
     from lastbit.cluster.run import work_on
 

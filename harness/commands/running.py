@@ -48,13 +48,13 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
     """
     sanitizer = sanitizer_for(config)
     children: Sequence[runs.Child] = ()
-    results, interrupted = runs.Results(config, records.parse), False
+    results, interrupted = runs.RunResults(config, records.parse), False
     try:
         with runs.processes(config, arguments) as children:
             import_ahead(*_AFTERWARDS)
             _follow(children, results, quiet)
     except KeyboardInterrupt:
-        interrupted, results = True, runs.Results(config, records.parse)  # it may have been reading some
+        interrupted, results = True, runs.RunResults(config, records.parse)  # it may have been reading some
     results.new()
     if interrupted and runs.planned(children) is None:
         raise Interrupted(None)
@@ -103,7 +103,7 @@ def import_ahead(*names: str) -> None:
     Thread(target=import_all, daemon=True).start()
 
 
-def _follow(children: Sequence[runs.Child], results: runs.Results, quiet: bool) -> None:
+def _follow(children: Sequence[runs.Child], results: runs.RunResults, quiet: bool) -> None:
     """Show how far the processes have come, until they end."""
     from lastbit.reports.progress import RunProgress
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from lastbit.diagnosing.identify import Observed, cases_of, identified, observe
 from lastbit.diagnosing.trace import stages_in_sight
-from lastbit.diagnosing.trials import Sample
+from lastbit.diagnosing.trials import TrialSample
 from lastbit.errors import UsageError
 from lastbit.inputs.bitwise import bits_with_one_nan, distance
 from lastbit.judging.problem import Problem
 from lastbit.numerics import Premises
 from lastbit.ops import Contract
-from lastbit.outcomes.agreement import Agreement, Apart, Does, Parting, Side, StageAgreement
+from lastbit.outcomes.agreement import Agreement, Apart, Does, KernelSide, Parting, StageAgreement
 from lastbit.outcomes.identification import Identification
 from lastbit.verify.check import Subject
 from lastbit.verify.inprocess import Workplace
@@ -73,8 +73,10 @@ def _compared(subjects: Sequence[Subject], seen: Sequence[Observed], most: int) 
     )
 
 
-def _side(subject: Subject, seen: Observed, kept: tuple[str, ...]) -> Side:
-    return Side(subject.kernel.name, str(subject.contract), kept, dict(seen.unsupported), seen.errors, seen.beside)
+def _side(subject: Subject, seen: Observed, kept: tuple[str, ...]) -> KernelSide:
+    return KernelSide(
+        subject.kernel.name, str(subject.contract), kept, dict(seen.unsupported), seen.errors, seen.beside
+    )
 
 
 def _kept(found: Identification) -> tuple[str, ...]:
@@ -89,7 +91,7 @@ def _differs(stage: StageAgreement) -> bool:
     return stage.result and stage.unequal_elements > 0
 
 
-def _stages(one: Sample, other: Sample) -> Iterator[StageAgreement]:
+def _stages(one: TrialSample, other: TrialSample) -> Iterator[StageAgreement]:
     """What both kernels gave for a case, in the order of the reference."""
     trace = one.problem.trace
     for name in trace.formats:

@@ -11,7 +11,7 @@ from lastbit.tracing.cells import Expression, residues_of_cells
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
+class CulpritSearch:
     """Which stage of a kernel went wrong, seen from the values of its expressions.
 
     Attributes:

@@ -18,7 +18,7 @@ from lastbit.judging.latent import ExplainedRows, explain_rows
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Tensors
 from lastbit.judging.trace import Trace
-from lastbit.outcomes.stages import Handover, Kind, StageSearch
+from lastbit.outcomes.stages import Handover, StageKind, StageSearch
 from lastbit.result import OF_FORMULA, Comparison
 from lastbit.verify.check import Subject, examine
 from lastbit.verify.inprocess import Watch, Workplace, unwatched
@@ -66,11 +66,11 @@ def _searched(found: StageSearch, seen: Observation) -> StageSearch:
     shown = next((h.stage for h in handovers if h.forward.outside), "")
     kind, at = _blamed(handovers, shown)
     found = replace(found, handovers=handovers, rows=rows, kind=kind, shown=shown)
-    if kind in (Kind.LOCAL, Kind.UNSEEN) and at is not None:
+    if kind in (StageKind.LOCAL, StageKind.UNSEEN) and at is not None:
         outside, explaining = suspects(seen, at.stage, [h.stage for h in handovers[1 : handovers.index(at)]])
         return replace(found, stage=at.stage, wrong=(outside, at.isolated.numel), suspects=explaining)
-    if kind is Kind.CLEAN and rows is not None and rows.unexplained:
-        return replace(found, kind=Kind.ROWS, stage=rows.stage)
+    if kind is StageKind.CLEAN and rows is not None and rows.unexplained:
+        return replace(found, kind=StageKind.ROWS, stage=rows.stage)
     return replace(found, stage=shown)
 
 
@@ -104,15 +104,15 @@ def _handovers(seen: Observation, rows: ExplainedRows | None) -> tuple[Handover,
     return tuple(made)
 
 
-def _blamed(handovers: Sequence[Handover], shown: str) -> tuple[Kind, Handover | None]:
+def _blamed(handovers: Sequence[Handover], shown: str) -> tuple[StageKind, Handover | None]:
     """What is wrong, and the first stage that is."""
     local = next((h for h in handovers if h.isolated.outside), None)
     visible = next((h for h in handovers if shown and h.stage == shown), None)
     if visible is None:
-        return (Kind.UNSEEN, local) if local else (Kind.CLEAN, None)
+        return (StageKind.UNSEEN, local) if local else (StageKind.CLEAN, None)
     if local is None or handovers.index(local) > handovers.index(visible):
-        return Kind.MISSING, visible
-    return Kind.LOCAL, local
+        return StageKind.MISSING, visible
+    return StageKind.LOCAL, local
 
 
 def _onward(seen: Observation, given: Tensors, rows: ExplainedRows | None) -> Trace:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.handover import OF_STAGES
-from lastbit.diagnosing.trials import Sample, Trial, Variant, search_roundings, try_all
+from lastbit.diagnosing.trials import Trial, TrialSample, Variant, search_roundings, try_all
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Tensors
 from lastbit.ops import Contract, Op, joined
-from lastbit.outcomes.identification import Answer, Candidate, Identification, Search
+from lastbit.outcomes.identification import Answer, Candidate, CombinationSearch, Identification
 from lastbit.result import TURNED_DOWN, Verdict
 from lastbit.verify.check import Subject, examine, takes, unsupported
 from lastbit.verify.drawing import draw
@@ -56,7 +56,7 @@ class Observed:
         beside: what else was wrong, whatever its values are.
     """
 
-    samples: tuple[Sample, ...]
+    samples: tuple[TrialSample, ...]
     unsupported: Mapping[str, int]
     errors: tuple[str, ...]
     beside: tuple[str, ...]
@@ -67,7 +67,7 @@ def observe(subject: Subject, cases: Iterable[Case], *, watch: Watch = unwatched
 
     It is followed on residues in small cases, in the first of each set of dtypes, and where enclosures decide nothing.
     """
-    samples = list[Sample]()
+    samples = list[TrialSample]()
     unsupported, errors, beside = Counter[str](), list[str](), dict[str, str]()
     met = set[str]()
     for case in cases:
@@ -99,10 +99,10 @@ def _meaningful(subject: Subject, case: Case) -> Subject:
     return next((other for other in others if takes(other, case)), subject)
 
 
-def _sample(subject: Subject, case: Case, results: Collection[str], actual: Tensors, *, follows: bool) -> Sample:
+def _sample(subject: Subject, case: Case, results: Collection[str], actual: Tensors, *, follows: bool) -> TrialSample:
     inputs = build(case.gathered(), subject.device)
     seen = Observation.of(subject.problem(inputs), actual)
-    return Sample(case, seen, followed_in(subject, case, inputs, results) if follows else None)
+    return TrialSample(case, seen, followed_in(subject, case, inputs, results) if follows else None)
 
 
 def identify(subject: Subject, cases: Iterable[Case], *, most: int, watch: Watch = unwatched) -> Identification:
@@ -134,24 +134,24 @@ def identified(subject: Subject, seen: Observed, *, most: int) -> Identification
     )
 
 
-def _trials(op: Op, seen: Sequence[Sample], most: int, claimed: Contract) -> tuple[list[Trial], Search]:
+def _trials(op: Op, seen: Sequence[TrialSample], most: int, claimed: Contract) -> tuple[list[Trial], CombinationSearch]:
     """Every contract of the op, that of a kernel which claims other directions, and what was found for dtypes for which
     none of them fits.
     """
     trials = try_all([Variant(op, contract) for contract in op.contracts()], seen) if seen else []
     found = {str(claimed): Variant.of(op, claimed)} if claimed.directions else {}
     claims = try_all(list(found.values()), seen)
-    made = Search()
+    made = CombinationSearch()
     for dtypes, cases in _by_dtypes(seen).items():
         if not any(trial.fits(dtypes) for trial in (*trials, *claims)):
             variants, own = search_roundings(op, trials, cases, most)
             found |= {str(variant.contract): variant for variant in variants}
-            made = Search(made.tried + own.tried, max(made.points, own.points), max(made.left, own.left))
+            made = CombinationSearch(made.tried + own.tried, max(made.points, own.points), max(made.left, own.left))
     return [*trials, *try_all(list(found.values()), seen)], made
 
 
-def _by_dtypes(seen: Sequence[Sample]) -> dict[str, list[Sample]]:
-    together: dict[str, list[Sample]] = {}
+def _by_dtypes(seen: Sequence[TrialSample]) -> dict[str, list[TrialSample]]:
+    together: dict[str, list[TrialSample]] = {}
     for sample in seen:
         together.setdefault(sample.case.dtypes, []).append(sample)
     return together
@@ -161,7 +161,7 @@ Candidates = list[tuple[Candidate, Trial]]
 """Candidates with the trial of the contract that stands for each."""
 
 
-def _candidates(op: Op, trials: Sequence[Trial], seen: Sequence[Sample], claim: str) -> Candidates:
+def _candidates(op: Op, trials: Sequence[Trial], seen: Sequence[TrialSample], claim: str) -> Candidates:
     """Trials put together that are one computation in every case, nearest first; a claim stands for its candidate."""
     together: dict[tuple[bool, tuple[int | None, ...]], list[Trial]] = {}
     for trial in trials:
@@ -208,7 +208,7 @@ def _shared(op: Op, contracts: Sequence[Contract]) -> tuple[str, tuple[str, ...]
     return ", ".join([named, *(f"with or without {options}" for options in without)]), free
 
 
-def _answers(subject: Subject, candidates: Candidates, seen: Sequence[Sample]) -> Iterator[Answer]:
+def _answers(subject: Subject, candidates: Candidates, seen: Sequence[TrialSample]) -> Iterator[Answer]:
     separable = Separable()
     for dtypes, cases in _by_dtypes(seen).items():
         fitting = [(c, trial) for c, trial in candidates if trial.fits(dtypes)]
@@ -224,7 +224,7 @@ def _order(subject: Subject, candidate: Candidate, trial: Trial) -> tuple[bool, 
     return not candidate.total.fits, str(subject.contract) not in candidate.contracts, deviations
 
 
-def _coinciding(op: Op, separable: Separable, fitting: Candidates, seen: Sequence[Sample]) -> Iterator[Candidate]:
+def _coinciding(op: Op, separable: Separable, fitting: Candidates, seen: Sequence[TrialSample]) -> Iterator[Candidate]:
     """The candidates beside the first that no input with these dtypes tells from it, among the contracts of the op."""
     own = [(c, trial) for c, trial in fitting if not c.changed]
     lacking = op.optional_results.difference(name for sample in seen for name in sample.seen.actual)

@@ -18,7 +18,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from lastbit.diagnosing.culprits import Search
+from lastbit.diagnosing.culprits import CulpritSearch
 from lastbit.diagnosing.grid import Grid
 from lastbit.diagnosing.told import MOVING, alias, chain_of_address, deciding, definition, is_given, lines_of
 from lastbit.diagnosing.traced_stages import Stage, Stages, distance, hands_on
@@ -55,7 +55,7 @@ OTHER = "another value of the reference's"
 Line = tuple[str, int]
 
 
-class Kind(IntEnum):
+class MendKind(IntEnum):
     """What a mend changes, the simplest first."""
 
     ROUNDING = 0
@@ -89,7 +89,7 @@ class Mend:
     expression: Expression
     words: str
     change: Change
-    kind: Kind
+    kind: MendKind
     sure: bool = True
     together: tuple[Mend, ...] = ()
     known: bool = False
@@ -156,14 +156,14 @@ class Mending:
         return self.span[-1] if len(lines) == 1 and not self.mends and not reads and self.computes else None
 
 
-def mending(search: Search) -> Mending:
+def mending(search: CulpritSearch) -> Mending:
     """Try mends of what led to the stage that is wrong."""
     return _Mending(search).found()
 
 
 @dataclass(frozen=True, eq=False)
 class _Mending:
-    search: Search
+    search: CulpritSearch
 
     @property
     def stages(self) -> Stages:
@@ -197,19 +197,19 @@ class _Mending:
         single = [mend for e in reversed(span) for own in _by_launch(e) for mend in self._mends_of(own)]
         edge = [mend for e in border for mend in self._mends_of(e)]
         adds = not span and last.outside(self.result).sum() >= LEAST
-        single += [m for m in edge if adds and m.kind is Kind.ADDITION and not m.known]
+        single += [m for m in edge if adds and m.kind is MendKind.ADDITION and not m.known]
         single += [replace(m, sure=False) for m in edge if m.words == NOT_ROUNDED]
         possible = [*single, *self._places(span), *self._passed(span), *_joint(single)]
         possible.sort(key=lambda m: (m.kind, len(m.together), m.expression.events[-1].origin))  # arguments are few
         for mend in possible:
             known = mends.get(mend.line)
-            given = bool(mends) and not any(m.sure for m in mends.values()) and _latest(mends) == (Kind.NUMBER, 0)
-            if mends and (mend.kind, len(mend.together)) > ((Kind.OPERATION, 0) if given else _latest(mends)):
+            given = bool(mends) and not any(m.sure for m in mends.values()) and _latest(mends) == (MendKind.NUMBER, 0)
+            if mends and (mend.kind, len(mend.together)) > ((MendKind.OPERATION, 0) if given else _latest(mends)):
                 break
             if time.process_time() > until:
                 return Mending(*told)
             first = known is None or not known.sure or known.of_arguments > mend.of_arguments
-            if not first or (given and mend.kind is Kind.OPERATION and known is None):
+            if not first or (given and mend.kind is MendKind.OPERATION and known is None):
                 continue  # what computes with a given number may do another operation with it
             if (not mend.known or self._is_of_reference(mend.expression, mend.change)) and self._passes(mend.changes):
                 mend = self._decided(mend)
@@ -339,19 +339,26 @@ class _Mending:
         if mend.words.startswith(OF_OPERAND) and (places := _passing(mend.expression.events[-1])):
             return replace(mend, expression=_standing(mend.expression, places))
         chooses = mend.expression.events[-1].name.endswith(("select", "where"))
-        if mend.kind is Kind.OPERATION and not chooses and self._is_known(mend.expression):  # it is right
+        if mend.kind is MendKind.OPERATION and not chooses and self._is_known(mend.expression):  # it is right
             return replace(mend, sure=False)
-        if mend.kind is Kind.NUMBER and mend.sure and len(mend.expression.events[-1].places) > 1 and not mend.of_param:
+        if (
+            mend.kind is MendKind.NUMBER
+            and mend.sure
+            and len(mend.expression.events[-1].places) > 1
+            and not mend.of_param
+        ):
             calls = mend.expression.events[-1].places[1:]
             passed = self._passed([e for e in self.stages.found if e.events[0].places], calls)
-            return replace(mend, sure=not any(self._passes(m.changes) for m in passed if m.kind is Kind.ADDITION))
-        if mend.kind is Kind.OPERAND and (place := self._alias(mend)) is not None:
+            return replace(mend, sure=not any(self._passes(m.changes) for m in passed if m.kind is MendKind.ADDITION))
+        if mend.kind is MendKind.OPERAND and (place := self._alias(mend)) is not None:
             return replace(mend, expression=_standing(mend.expression, (place,)))
         helper = mend.expression.events[-1].program is not None and len(mend.expression.events[-1].places) > 1
-        if mend.kind is Kind.ADDITION and helper and self._is_known(mend.expression):  # what takes it lacks something
+        if (
+            mend.kind is MendKind.ADDITION and helper and self._is_known(mend.expression)
+        ):  # what takes it lacks something
             calls = self.stages.ancestry.log.handed.get(mend.expression.events[-1].number, ())[1:]
             return replace(mend, expression=_standing(mend.expression, calls)) if calls else replace(mend, sure=False)
-        if mend.kind is not Kind.ROUNDING:
+        if mend.kind is not MendKind.ROUNDING:
             return mend
         if mend.together:
             return replace(mend, sure=all(self._told_in(mend.line, m) for m in (mend, *mend.together)))
@@ -454,7 +461,7 @@ class _Mending:
         if event.operands and len(flat) and (flat == flat[0]).all():
             for value in self._numbers(now := float(flat[0]), given=is_given(event)):
                 words = f"{value:.9g} in place of {now:.9g}"
-                yield self._given(Mend(e, words, partial(self._number, value), Kind.NUMBER), value, is_given(event))
+                yield self._given(Mend(e, words, partial(self._number, value), MendKind.NUMBER), value, is_given(event))
 
     def _number(self, value: float, redo: Redo, event: Event, given: Values) -> Made:
         residues = constant(value).moved(lambda n: n.reshape(4, *[1] * event.values.ndim).expand(4, *event.shape))
@@ -468,9 +475,9 @@ class _Mending:
     def _roundings(self, e: Expression) -> Iterator[Mend]:
         """The result rounded."""
         for fmt in self._formats():
-            yield Mend(e, f"rounded to {fmt.name}", partial(self._rounded, fmt), Kind.ROUNDING)
+            yield Mend(e, f"rounded to {fmt.name}", partial(self._rounded, fmt), MendKind.ROUNDING)
         if e.events[-1].values.dtype.itemsize < 4:
-            yield Mend(e, "computed in fp32", self._wider, Kind.ROUNDING)
+            yield Mend(e, "computed in fp32", self._wider, MendKind.ROUNDING)
 
     def _rounded(self, fmt: Format, redo: Redo, event: Event, given: Values) -> Made:
         return _round(redo.again(event, given), fmt)
@@ -482,9 +489,9 @@ class _Mending:
 
     def _casts(self, e: Expression) -> Iterator[Mend]:
         """A cast that changes something left out, or to another format, or to nearest."""
-        yield Mend(e, NOT_ROUNDED, partial(self._computed, _SAME, True), Kind.ROUNDING)
+        yield Mend(e, NOT_ROUNDED, partial(self._computed, _SAME, True), MendKind.ROUNDING)
         for fmt in self._formats():
-            yield Mend(e, f"rounded to {fmt.name}", partial(self._recast, fmt), Kind.ROUNDING)
+            yield Mend(e, f"rounded to {fmt.name}", partial(self._recast, fmt), MendKind.ROUNDING)
 
     def _passed(self, span: Iterable[Expression], calls: Places = ()) -> Iterator[Mend]:
         """What is passed to a function rounded, not rounded, or with a parameter added or multiplied.
@@ -509,13 +516,13 @@ class _Mending:
             at = {n: place for n, (_, place) in found.items()}
             for fmt in self._formats():
                 change = partial(self._with_passed, at, partial(_rounded_operand, fmt))
-                yield Mend(e, f"with what is passed rounded to {fmt.name}", change, Kind.ROUNDING)
+                yield Mend(e, f"with what is passed rounded to {fmt.name}", change, MendKind.ROUNDING)
             params = {name: v for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
             for words, function in _MORE.items() if taken.is_float else ():
                 for name, value in params.items():
                     further = partial(_second_stored, function, float(value))
                     text = f"with what is passed {words.format(name)}"
-                    yield Mend(e, text, partial(self._with_passed, at, further), Kind.ADDITION)
+                    yield Mend(e, text, partial(self._with_passed, at, further), MendKind.ADDITION)
 
     def _with_passed(self, at: Mapping[int, int], function: Function, redo: Redo, event: Event, given: Values) -> Made:
         others = [self._operand(event, place, own, redo) for place, own in enumerate(given)]
@@ -529,7 +536,7 @@ class _Mending:
         """The number whose bits were computed with, as it was before that."""
         event, before = e.events[-1], _before_bits(e.events[-1])
         if before is not None and before.shape == event.shape:
-            yield Mend(e, NOT_ROUNDED, self._as_before, Kind.ROUNDING)
+            yield Mend(e, NOT_ROUNDED, self._as_before, MendKind.ROUNDING)
 
     def _as_before(self, redo: Redo, event: Event, given: Values) -> Made:
         before = _before_bits(event)
@@ -548,7 +555,7 @@ class _Mending:
                 given = bool(operand.name) if operand.event is None else is_given(operand.event)
                 for value in self._numbers(now, given=given):
                     change = partial(self._with_operand, place, value)
-                    kind = Kind.NUMBER if np.isfinite(value) else Kind.OPERATION
+                    kind = MendKind.NUMBER if np.isfinite(value) else MendKind.OPERATION
                     mend = Mend(e, f"with {value:.9g} in place of {now:.9g}", change, kind)
                     yield self._given(mend, value, given)
 
@@ -579,14 +586,14 @@ class _Mending:
             for sign, (said, function) in _COMPARED.items() if own in _COMPARED else ():
                 if sign != own:
                     words = f"compared by {said}, not {_COMPARED[own][0]}"
-                    yield Mend(e, words, partial(self._compared, function), Kind.PLACE)
+                    yield Mend(e, words, partial(self._compared, function), MendKind.PLACE)
             numbers = [(place, constant_of(operand)) for place, operand in enumerate(event.operands)]
             for place, now in ((p, n) for p, n in numbers if n is not None and event.name not in MOVING):
                 operand = event.operands[place]
                 given = bool(operand.name) if operand.event is None else is_given(operand.event)
                 for value in self._whole_numbers(now):
                     change = partial(self._with_operand, place, value)
-                    mend = Mend(e, f"with {value:.0f} in place of {now:.0f}", change, Kind.PLACE)
+                    mend = Mend(e, f"with {value:.0f} in place of {now:.0f}", change, MendKind.PLACE)
                     yield self._given(mend, value, given)
 
     def _compared(self, function: Callable[..., Array], redo: Redo, event: Event, given: Values) -> Made:
@@ -631,7 +638,7 @@ class _Mending:
         event = e.events[-1]
         count = len(self._pointwise(event, [None] * len(event.operands)))
         for words, function in {1: _OF_ONE, 2: _OF_TWO}.get(count, {}).items():
-            yield Mend(e, words, partial(self._computed, function, False), Kind.OPERATION)
+            yield Mend(e, words, partial(self._computed, function, False), MendKind.OPERATION)
 
     def _computed(self, function: Function, wide: bool, redo: Redo, event: Event, given: Values) -> Made:
         return _stored(
@@ -647,11 +654,11 @@ class _Mending:
         for name, values in (*self._values.items(), *((OTHER, v) for v in self._others)):
             for place, side in enumerate(("first", "second")):
                 change = partial(self._exchanged, e, values, operation, place)
-                mend = Mend(e, f"with {name} for its {side} operand", change, Kind.OPERAND, known=name == OTHER)
+                mend = Mend(e, f"with {name} for its {side} operand", change, MendKind.OPERAND, known=name == OTHER)
                 plain = self._alias(mend) is not None or self._plain(event, place)
                 if plain is None and name != OTHER:  # a value that is right, but not the one that belongs there
                     plain = True if self._is_right_operand(event, place) else None
-                kind = Kind.COMPUTED if plain is None else Kind.OPERAND
+                kind = MendKind.COMPUTED if plain is None else MendKind.OPERAND
                 yield replace(mend, kind=kind, sure=bool(plain) or (plain is False and name != OTHER))
 
     def _exchanged(
@@ -667,19 +674,21 @@ class _Mending:
         Or its only operand and one more with a parameter.
         """
         for words, function in _OF_ONE.items():
-            yield Mend(e, f"and then {words}", partial(self._then, function), Kind.ADDITION)
+            yield Mend(e, f"and then {words}", partial(self._then, function), MendKind.ADDITION)
         params = {name: v for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
         numbers = {f"{n:g}": n for t in self.grid.whole.tensors.values() for n in t.shape[-1:] if n > 1}
         of_one = len(self._pointwise(e.events[-1], [None] * len(e.events[-1].operands))) == 1
         for words, function in _MORE.items():
             for name, number in (params | numbers).items():
                 further = partial(_second, function, float(number))
-                yield Mend(e, words.format(name), partial(self._then, further), Kind.ADDITION)
+                yield Mend(e, words.format(name), partial(self._then, further), MendKind.ADDITION)
                 if of_one and name in params:
-                    yield Mend(e, f"{OF_OPERAND} {words.format(name)}", partial(self._before, further), Kind.ADDITION)
+                    yield Mend(
+                        e, f"{OF_OPERAND} {words.format(name)}", partial(self._before, further), MendKind.ADDITION
+                    )
             for name, values in (*self._values.items(), *((OTHER, v) for v in self._others)):
                 change = partial(self._then_cells, e, function, values)
-                yield Mend(e, words.format(name), change, Kind.ADDITION, known=self.result.residues is not None)
+                yield Mend(e, words.format(name), change, MendKind.ADDITION, known=self.result.residues is not None)
 
     def _then(self, function: Function, redo: Redo, event: Event, given: Values) -> Made:
         made = redo.again(event, given)
@@ -714,13 +723,13 @@ class _Mending:
         sure = lines_of(chain) <= {(event.place.file, event.place.line)}
         for name, values in self._inputs.items():
             words = f"with the elements of {name} that belong there"
-            yield Mend(e, words, partial(self._at_cells, e, values), Kind.ELEMENTS, sure)
+            yield Mend(e, words, partial(self._at_cells, e, values), MendKind.ELEMENTS, sure)
 
     def _sides(self, e: Expression) -> Iterator[Mend]:
         """One side of a selection, whatever the condition."""
         for side, words in ((1, "always its first value"), (2, "always its second value")):
-            yield Mend(e, words, partial(self._side, side), Kind.OPERATION)
-        yield Mend(e, "with the condition the other way round", partial(self._side, 0), Kind.OPERATION)
+            yield Mend(e, words, partial(self._side, side), MendKind.OPERATION)
+        yield Mend(e, "with the condition the other way round", partial(self._side, 0), MendKind.OPERATION)
 
     def _side(self, side: int, redo: Redo, event: Event, given: Values) -> Made:
         taken, first, second = (self._operand(event, place, own, redo) for place, own in enumerate(given[:3]))
@@ -855,7 +864,7 @@ def _passing(event: Event) -> Places:
     return ()
 
 
-def _latest(mends: Mapping[Line, Mend]) -> tuple[Kind, int]:
+def _latest(mends: Mapping[Line, Mend]) -> tuple[MendKind, int]:
     """The last kind of mends that were found, and how many are made together."""
     return max((mend.kind, len(mend.together)) for mend in mends.values())
 
@@ -871,7 +880,7 @@ def _joint(mends: Iterable[Mend]) -> Iterator[Mend]:
     """Return the roundings that are alike and stand in one line, or in functions that it calls, changed at once."""
     groups = dict[tuple[str, Places], list[Mend]]()
     for mend in mends:
-        if mend.kind is Kind.ROUNDING:
+        if mend.kind is MendKind.ROUNDING:
             places = mend.expression.events[-1].places
             for level, place in enumerate(places):
                 line = replace(place, column=0, end_line=place.line, end_column=0)
@@ -883,7 +892,7 @@ def _joint(mends: Iterable[Mend]) -> Iterator[Mend]:
             level = len(first.expression.events[-1].places) - len(places)
             e = _standing(first.expression, first.expression.events[-1].places[level:])
             yield Mend(
-                e, f"{words}, in {len(firsts)} places at once", first.change, Kind.ROUNDING, together=tuple(others)
+                e, f"{words}, in {len(firsts)} places at once", first.change, MendKind.ROUNDING, together=tuple(others)
             )
 
 

@@ -13,7 +13,7 @@ from lastbit.dtypes import DTYPE_NAMES
 from lastbit.inputs import build
 from lastbit.judging.compare import outside_mask
 from lastbit.numerics import Enclosure, Premises, dot, format_of, using
-from lastbit.shadows.aten import Mode
+from lastbit.shadows.aten import UncompiledMode
 from lastbit.verify.check import Subject
 
 MOST = 1 << 28
@@ -32,7 +32,7 @@ def wrong_product(subject: Subject, case: Case) -> str:
     return watch.found
 
 
-class _Products(Mode):
+class _Products(UncompiledMode):
     """Keeps what is wrong with the first product that is, in words."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from lastbit.diagnosing.culprits import Search
+from lastbit.diagnosing.culprits import CulpritSearch
 from lastbit.diagnosing.grid import Grid, ends, grid_of
 from lastbit.diagnosing.mends import Mending, mending
 from lastbit.diagnosing.steps import step_of
@@ -75,7 +75,7 @@ def _read(log: Log, last: str, where: Addresses, grid: Grid, failing: bool) -> R
     found = expressions(ancestry.events, cells)
     stages = Stages(grid, grid.problem.evaluate(), last, found, tuple(written), ancestry)
     matched = stages.matched({})
-    search = Search(stages, matched)
+    search = CulpritSearch(stages, matched)
     fault = search.fault() if failing else None
     if fault is None:
         return _told(log, grid, stages, matched, None, None)

@@ -31,7 +31,7 @@ def suspects(seen: Observation, target: str, earlier: Sequence[str]) -> tuple[in
     Suspects are the stages between those and `target`, and `target` itself. First another contract and other roundings
     are tried, then another latent value, then room for error. What explains less than half is left out.
     """
-    question = Question(seen, target, {name: seen.actual[name] for name in earlier})
+    question = StageQuestion(seen, target, {name: seen.actual[name] for name in earlier})
     outside = question.left(seen.problem)
     found = [*question.contracts(), *question.roundings()]
     for freer in (question.latent, question.widenings):
@@ -42,7 +42,7 @@ def suspects(seen: Observation, target: str, earlier: Sequence[str]) -> tuple[in
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class StageQuestion:
     """What makes `target` come out as it did, given the kernel's own earlier stages?"""
 
     seen: Observation

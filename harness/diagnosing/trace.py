@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lastbit.calling.performing import Asked, results_of
+from lastbit.calling.performing import CallRequest, results_of
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.diagnosing.memory import is_sure, steps_named, steps_of_findings
@@ -208,7 +208,7 @@ def worst_of(result: CaseResult) -> Target:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SeenCall:
     """What was seen of a call of a kernel.
 
     Attributes:
@@ -231,7 +231,7 @@ class Seen:
         event = None if self.write is None else self.write.event
         return [] if event is None else follow(self.log, event, range(event.values.size)).untraced
 
-    def stands_alone_for(self, whole: Seen) -> bool:
+    def stands_alone_for(self, whole: SeenCall) -> bool:
         """Whether one program, run without the others, read nothing of theirs and gave what it gives among them."""
         event = None if self.write is None else self.write.event
         if self.write is None or event is None:
@@ -274,7 +274,7 @@ class _Tracing:
     index: tuple[int, ...] | None
     limit: int
 
-    def seen(self) -> Seen:
+    def seen(self) -> SeenCall:
         """A call in which all programs on the way of the element are kept, as far as `MOST_PROGRAMS` allows.
 
         Which these are, the calls before it show: who wrote the element, who wrote what that one read, and so on; then
@@ -296,13 +296,13 @@ class _Tracing:
             wanted.update(new)
             seen = self.call(wanted)
 
-    def call(self, wanted: Collection[Program] = (), *, followed: bool = False, only: bool = False) -> Seen:
+    def call(self, wanted: Collection[Program] = (), *, followed: bool = False, only: bool = False) -> SeenCall:
         """A call in which all operations of these programs are kept, and if `only` those run."""
         kernel, problem = self.subject.kernel, self.problem
         stages = kernel.stages if self.stage in kernel.stages else ()
         needed = tuple(dict.fromkeys([*problem.required, self.stage]))
         optional = tuple(name for name in problem.may_return if name != self.stage)
-        asked = Asked(self.inputs.case.params, needed, optional, stages=stages)
+        asked = CallRequest(self.inputs.case.params, needed, optional, stages=stages)
         handed = self.inputs.hand_out()
         followed = followed and follows(handed) and not python_primitives(kernel)  # what these do has other residues
         shadow = ShadowMemory() if followed else None
@@ -316,16 +316,16 @@ class _Tracing:
         return replace(seen, tensors={**handed, self.stage: tensor})
 
 
-def _located(log: Log, tensor: Tensor, where: Addresses, index: tuple[int, ...]) -> Seen:
+def _located(log: Log, tensor: Tensor, where: Addresses, index: tuple[int, ...]) -> SeenCall:
     """What wrote the element of a tensor, and what led to that."""
     number = np.array([np.ravel_multi_index(index, tuple(tensor.shape)) if index else 0])
-    seen = Seen(log, tensor.clone(), where)
+    seen = SeenCall(log, tensor.clone(), where)
     for write, _, lanes in log.writes.last(seen.where.at(number), log.next()):
         return replace(seen, write=write, path=follow(log, write.event, lanes) if write.event else Path())
     return seen
 
 
-def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, every: bool) -> KernelTrace:
+def _told(found: KernelTrace, problem: Problem, seen: SeenCall, judged: Tensor, every: bool) -> KernelTrace:
     assert found.worst is not None
     same = array_of(seen.tensor[found.worst.index]).tobytes() == array_of(judged[found.worst.index]).tobytes()
     failing = found.verdict is Verdict.FAILED and same
@@ -338,7 +338,7 @@ def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, ever
     return replace(found, steps=steps, all=whole, notes=tuple(notes), **told)
 
 
-def _notes(seen: Seen) -> list[str]:
+def _notes(seen: SeenCall) -> list[str]:
     notes = []
     if left := len({write.program for write in seen.path.untraced if write.program is not None}):
         notes.append(

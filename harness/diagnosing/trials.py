@@ -22,7 +22,7 @@ from lastbit.judging.trace import Steps
 from lastbit.numerics import FORMATS, Format, format_of
 from lastbit.numerics.formats import DIRECTIONS, FP32, Direction
 from lastbit.ops import Contract, Op
-from lastbit.outcomes.identification import Search, Tally
+from lastbit.outcomes.identification import CombinationSearch, ContractTally
 from lastbit.shadows.following import Followed
 
 FIXED = ("bf16", "fp16")
@@ -123,7 +123,7 @@ def as_stored(problem: Problem, actual: Tensors) -> Contract:
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class TrialSample:
     """A case, what a kernel gave for it, and what was seen of the kernel where it was followed on residues."""
 
     case: Case
@@ -140,7 +140,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ContractOutcome:
     """A contract on one case.
 
     Attributes:
@@ -149,7 +149,7 @@ class Outcome:
     """
 
     computation: int
-    tally: Tally
+    tally: ContractTally
     steps: Steps
 
 
@@ -158,38 +158,38 @@ class Trial:
     """A contract, and how it did: per set of dtypes, and per case in which it was tried."""
 
     variant: Variant
-    tallies: dict[str, Tally] = field(default_factory=dict)
-    outcomes: dict[Sample, Outcome] = field(default_factory=dict)
+    tallies: dict[str, ContractTally] = field(default_factory=dict)
+    outcomes: dict[TrialSample, ContractOutcome] = field(default_factory=dict)
 
     @property
     def contract(self) -> Contract:
         return self.variant.contract
 
     def fits(self, dtypes: str) -> bool:
-        return self.tallies.get(dtypes, Tally()).fits
+        return self.tallies.get(dtypes, ContractTally()).fits
 
-    def computations(self, seen: Sequence[Sample]) -> tuple[int | None, ...]:
+    def computations(self, seen: Sequence[TrialSample]) -> tuple[int | None, ...]:
         """What it computes on each case; two contracts with the same numbers are one there."""
         return tuple(self.outcomes[o].computation if o in self.outcomes else None for o in seen)
 
 
-def try_all(variants: Sequence[Variant], samples: Sequence[Sample]) -> list[Trial]:
+def try_all(variants: Sequence[Variant], samples: Sequence[TrialSample]) -> list[Trial]:
     """Every contract on every case, unless there are many of them and enough cases have ruled one out."""
     trials = [Trial(variant) for variant in variants]
     for sample in samples:
         dtypes = sample.case.dtypes
-        known: list[Outcome] = []
+        known: list[ContractOutcome] = []
         for trial in trials:
-            before = trial.tallies.get(dtypes, Tally())
+            before = trial.tallies.get(dtypes, ContractTally())
             if len(variants) > _FEW and before.against >= _ENOUGH:
-                trial.tallies[dtypes] = before + Tally(untried=1)
+                trial.tallies[dtypes] = before + ContractTally(untried=1)
             else:
                 outcome = trial.outcomes[sample] = _outcome(sample, trial.contract, known)
                 trial.tallies[dtypes] = before + outcome.tally
     return trials
 
 
-def _outcome(sample: Sample, contract: Contract, known: list[Outcome]) -> Outcome:
+def _outcome(sample: TrialSample, contract: Contract, known: list[ContractOutcome]) -> ContractOutcome:
     """How a contract does on a case; a computation that is new is added to the `known` ones."""
     seen = sample.seen.under(contract)
     for outcome in known:
@@ -198,19 +198,19 @@ def _outcome(sample: Sample, contract: Contract, known: list[Outcome]) -> Outcom
     try:
         tally = _tally(seen, sample.followed)
     except UsageError:
-        return Outcome(-1, Tally(cases=1, against=1, undefined=1), Steps())
-    outcome = Outcome(len(known), tally, seen.problem.steps)
+        return ContractOutcome(-1, ContractTally(cases=1, against=1, undefined=1), Steps())
+    outcome = ContractOutcome(len(known), tally, seen.problem.steps)
     known.append(outcome)
     return outcome
 
 
-def _tally(seen: Observation, followed: Followed | None) -> Tally:
+def _tally(seen: Observation, followed: Followed | None) -> ContractTally:
     """The figures of a contract on one case; rows are tried if every element is possible, then the formula."""
     trace = seen.problem.trace
     results = seen.of_stages(name for name in trace.results if name in seen.actual)
     elements = sum(tensor.numel() for tensor in results.actual.values())
     outside = int(results.count_outside(trace))
-    tally = Tally(cases=1, against=int(outside > 0), elements=elements, outside=outside)
+    tally = ContractTally(cases=1, against=int(outside > 0), elements=elements, outside=outside)
     if outside:
         return tally
     if results.has_latent:
@@ -219,16 +219,16 @@ def _tally(seen: Observation, followed: Followed | None) -> Tally:
     return tally if tally.against or followed is None else _with_formula(tally, results, followed)
 
 
-def _with_formula(tally: Tally, results: Observation, followed: Followed) -> Tally:
+def _with_formula(tally: ContractTally, results: Observation, followed: Followed) -> ContractTally:
     """The figures with those of residues: the contracts that enclosures leave possible differ by their formulas."""
     for compared in compare_formulas(results.problem, followed.results, results.actual).values():
-        tally += Tally(followed=compared.numel, equal=compared.equal, differing=compared.differs)
+        tally += ContractTally(followed=compared.numel, equal=compared.equal, differing=compared.differs)
     return replace(tally, against=int(tally.differing > 0))
 
 
 def search_roundings(
-    op: Op, trials: Sequence[Trial], seen: Sequence[Sample], most: int
-) -> tuple[list[Variant], Search]:
+    op: Op, trials: Sequence[Trial], seen: Sequence[TrialSample], most: int
+) -> tuple[list[Variant], CombinationSearch]:
     """The variants with the fewest changed roundings, and then deviations, that fit every case; `most` are tried.
 
     Other directions are tried when no other rounding of one stage fits; either neighbour, which allows the most, when
@@ -239,7 +239,7 @@ def search_roundings(
     bases = list({trial.computations(seen): trial for trial in reversed(own)}.values())
     sharpest = sorted(seen, key=lambda o: sum(o in t.outcomes and not t.outcomes[o].tally.against for t in bases))
     known = {_key(t.contract, t, seen) for t in bases}
-    done = Search()
+    done = CombinationSearch()
 
     def fitting(combinations: Callable[[Trial], Iterator[Variant]]) -> list[Variant] | None:
         """Those of new ways to change a contract that fit; None where there are none to try, or too many."""
@@ -272,25 +272,25 @@ def search_roundings(
     return found or [], replace(done, left=left)
 
 
-def _combinations(op: Op, seen: Sequence[Sample], size: int, trial: Trial) -> Iterator[Variant]:
+def _combinations(op: Op, seen: Sequence[TrialSample], size: int, trial: Trial) -> Iterator[Variant]:
     """The contract of a trial with the rounding of `size` stages changed, in every way."""
     if op.inputs[0] not in op.integers:
         changes = changes_of(op, _formats(trial, seen), seen[0].problem.main_format)
         yield from (Variant(op, trial.contract, chosen) for chosen in subsets(changes, size))
 
 
-def _turned(op: Op, seen: Sequence[Sample], directions: Sequence[Direction], trial: Trial) -> Iterator[Variant]:
+def _turned(op: Op, seen: Sequence[TrialSample], directions: Sequence[Direction], trial: Trial) -> Iterator[Variant]:
     """The contract of a trial with one stage, or all of them, rounded in other directions."""
     for chosen in turns_of(trial.contract, _formats(trial, seen), directions):
         yield Variant(op, trial.contract, chosen)
 
 
-def _formats(trial: Trial, seen: Sequence[Sample]) -> dict[str, Format]:
+def _formats(trial: Trial, seen: Sequence[TrialSample]) -> dict[str, Format]:
     """The stages of numbers that a contract has in these cases."""
     return {n: fmt for o in seen if o in trial.outcomes for n, fmt in trial.outcomes[o].steps.numbers.items()}
 
 
-def _key(contract: Contract, trial: Trial, seen: Sequence[Sample]) -> Hashable:
+def _key(contract: Contract, trial: Trial, seen: Sequence[TrialSample]) -> Hashable:
     """What tells the contract of a trial, changed or not, from others on these cases."""
     stages = _formats(trial, seen)
     asked = {option for o in seen if o in trial.outcomes for option in trial.outcomes[o].steps.consulted}
@@ -298,7 +298,7 @@ def _key(contract: Contract, trial: Trial, seen: Sequence[Sample]) -> Hashable:
     return frozenset(asked.intersection(contract.options)), rounds, frozenset(stages)
 
 
-def _allows(contract: Contract, sample: Sample) -> bool:
+def _allows(contract: Contract, sample: TrialSample) -> bool:
     """Whether a contract allows every bit of a case."""
     try:
         return not _tally(sample.seen.under(contract), sample.followed).against

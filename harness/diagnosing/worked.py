@@ -19,7 +19,7 @@ from lastbit.judging.problem import Problem
 from lastbit.judging.trace import Trace
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import FP32, FP64, Format, Integers
-from lastbit.outcomes.explanation import GIVES, Worked
+from lastbit.outcomes.explanation import GIVES, WorkedStage
 from lastbit.outcomes.trace import Element, Source, Step
 from lastbit.tracing.of_torch import array_of
 
@@ -27,7 +27,9 @@ Index = tuple[int, ...]
 AnyFormat = Format | Integers
 
 
-def worked_arithmetic(seen: Observation, stage: str, index: Index, steps: Mapping[str, Step]) -> tuple[Worked, ...]:
+def worked_arithmetic(
+    seen: Observation, stage: str, index: Index, steps: Mapping[str, Step]
+) -> tuple[WorkedStage, ...]:
     """The stages up to `stage` that have an element which belongs to that at `index`, in the order of the reference.
 
     `steps` are those that agree with stages, by stage. The reference goes on from what the kernel gave, and of what
@@ -81,7 +83,7 @@ class _ElementOf:
             part[at] = number_of(own, step.dtype)
         return Enclosure(parts)
 
-    def worked(self, name: str, trace: FormulaTrace, unrounded: Expected) -> Worked | None:
+    def worked(self, name: str, trace: FormulaTrace, unrounded: Expected) -> WorkedStage | None:
         """The stage as the trace says; None if it has no such element, and no step shows one."""
         expected = trace.stages[name]
         step = self.step(name, expected.format)
@@ -165,7 +167,7 @@ def number_of(shown: Element, dtype: str) -> float:
     return value if dtype in (FP64.name, "") or not shown.bits else rounded(value, FP32)
 
 
-def of_match(step: Step, expected: Expected, *, rounds: bool) -> Worked | None:
+def of_match(step: Step, expected: Expected, *, rounds: bool) -> WorkedStage | None:
     """A stage of other rows, of which a step shows an element all the same."""
     match, actual = step.match, _shown(step)
     if match is None or actual is None:
@@ -176,7 +178,7 @@ def of_match(step: Step, expected: Expected, *, rounds: bool) -> Worked | None:
     return _judged(made, number_of(actual, step.dtype), expected.format, match.ways)
 
 
-def _expected(name: str, at: Index, expected: Expected, exact: float, *, rounds: bool) -> Worked:
+def _expected(name: str, at: Index, expected: Expected, exact: float, *, rounds: bool) -> WorkedStage:
     """What a stage must be, without what the kernel gave."""
     allowed = expected.allowed
     parts = [allowed] * 3 if isinstance(allowed, Tensor) else [allowed.value, allowed.lo, allowed.hi]
@@ -184,12 +186,14 @@ def _expected(name: str, at: Index, expected: Expected, exact: float, *, rounds:
     return _worked(name, at, (exact, value, lo, hi), expected.format, rounds=rounds)
 
 
-def _worked(name: str, at: Index, ends: tuple[float, float, float, float], fmt: AnyFormat, *, rounds: bool) -> Worked:
+def _worked(
+    name: str, at: Index, ends: tuple[float, float, float, float], fmt: AnyFormat, *, rounds: bool
+) -> WorkedStage:
     below, above = neighbours(ends[0], fmt) if isinstance(fmt, Format) else (ends[0], ends[0])
-    return Worked(name, at, *ends, fmt.name, rounds, below=below, above=above)
+    return WorkedStage(name, at, *ends, fmt.name, rounds, below=below, above=above)
 
 
-def _judged(worked: Worked, actual: float, fmt: AnyFormat, ways: Collection[str]) -> Worked:
+def _judged(worked: WorkedStage, actual: float, fmt: AnyFormat, ways: Collection[str]) -> WorkedStage:
     """With what the kernel did: how far away that is, and how it came there if it is not allowed."""
     may = worked.lo <= actual <= worked.hi or (math.isnan(actual) and math.isnan(worked.lo))
     if not isinstance(fmt, Format):

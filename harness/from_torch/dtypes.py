@@ -19,7 +19,7 @@ Assigned = Mapping[str, torch.dtype]
 
 
 @dataclass(frozen=True)
-class Followed:
+class TypedTrace:
     """A trace, and which dtype the result of each operation has.
 
     Attributes:
@@ -37,7 +37,7 @@ class Followed:
     only_fp32: tuple[str, ...] = ()
 
 
-def followed(function: Callable[..., Any], example: Example) -> Followed:
+def followed(function: Callable[..., Any], example: Example) -> TypedTrace:
     """Trace a function, and find the origin of every dtype.
 
     Raises:
@@ -54,12 +54,12 @@ def followed(function: Callable[..., Any], example: Example) -> Followed:
     tried = [*alike, *(pair for pairs in single.values() for pair in pairs)]
     if (origins := _origins(base, tried)) is not None:
         bound = tuple(name for name, pairs in single.items() if not pairs)
-        return Followed(base, origins, _assumed(base, tried), bound)
+        return TypedTrace(base, origins, _assumed(base, tried), bound)
     if (origins := _origins(base, alike)) is None:
         raise Untraceable("the dtypes of some operations are neither that of an input nor the same for all inputs")
     halves = [name for name, dtype in floats.items() if dtype in HALVES] or list(floats)
     others = tuple(name for name in floats if name not in halves)
-    return Followed(base, origins, _assumed(base, alike), tuple(halves), others)
+    return TypedTrace(base, origins, _assumed(base, alike), tuple(halves), others)
 
 
 def _with(example: Example, assigned: Assigned) -> Example:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from lastbit.from_torch import arithmetic, reductions, selections, shapes  # noqa: F401 (their rules)
-from lastbit.from_torch.dtypes import HALVES, Followed
+from lastbit.from_torch.dtypes import HALVES, TypedTrace
 from lastbit.from_torch.values import RULES, Kind, Unmapped, Value
 
 CONVERSIONS = frozenset({"to", "float", "half", "bfloat16", "type_as", "type"})
@@ -29,7 +29,7 @@ class Operations:
         steps: whether every operation rounds as torch rounds it; otherwise the results alone round.
     """
 
-    followed: Followed
+    followed: TypedTrace
     steps: bool
 
     def target(self, node: fx.Node) -> str:

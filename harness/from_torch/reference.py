@@ -12,7 +12,7 @@ from torch import fx
 
 import lastbit.numerics
 from lastbit.errors import UsageError
-from lastbit.from_torch.dtypes import Followed, followed
+from lastbit.from_torch.dtypes import TypedTrace, followed
 from lastbit.from_torch.selections import FORMULAS
 from lastbit.from_torch.tracing import Example, Traced
 from lastbit.from_torch.writing import Body, written_body
@@ -34,7 +34,7 @@ class Written:
     """
 
     text: str
-    followed: Followed
+    followed: TypedTrace
     rows: tuple[str, ...]
     rounds: dict[str, str]
     stages: dict[fx.Node, str]
@@ -95,7 +95,7 @@ def _is_part(part: torch.Tensor, whole: torch.Tensor, index: tuple[slice, ...], 
     return torch.allclose(part.double(), expected.double(), rtol=2.0**-6, atol=2.0**-6, equal_nan=True)
 
 
-def _file(name: str, found: Followed, body: Body, rows: tuple[str, ...], source: str, steps: bool) -> str:
+def _file(name: str, found: TypedTrace, body: Body, rows: tuple[str, ...], source: str, steps: bool) -> str:
     """Return the whole text of the file."""
     statements = [*_checks(found), *body.lines]
     code = "\n".join(part for line in statements for part in wrapped(f"    {line}"))
@@ -182,11 +182,11 @@ def _formulas(code: str) -> list[str]:
     return [one for one in FORMULAS if re.search(rf"(?<!\w){one}\(", code)]
 
 
-def _integers(found: Followed) -> list[str]:
+def _integers(found: TypedTrace) -> list[str]:
     return [n for n, t in found.traced.example.tensors.items() if not t.is_floating_point()]
 
 
-def _declaration(found: Followed, body: Body, rows: tuple[str, ...]) -> list[str]:
+def _declaration(found: TypedTrace, body: Body, rows: tuple[str, ...]) -> list[str]:
     """Return the lines of the decorator."""
     lines = [f"    rows={_tuple(rows)},"]
     if integers := _integers(found):
@@ -207,7 +207,7 @@ def _tuple(names: Sequence[str]) -> str:
     return f"({texts},)" if len(names) == 1 else f"({texts})"
 
 
-def _signature(name: str, found: Followed) -> list[str]:
+def _signature(name: str, found: TypedTrace) -> list[str]:
     example, integers = found.traced.example, _integers(found)
     return [
         f"def {name}(",
@@ -232,7 +232,7 @@ def _shapes(example: Example) -> str:
     return f"Traced with {shapes}{f', and {fixed}' if fixed else ''}."
 
 
-def _checks(found: Followed) -> list[str]:
+def _checks(found: TypedTrace) -> list[str]:
     """Return the statements that refuse dtypes for which the function rounds elsewhere."""
     lines = []
     if len(found.alike) > 1:

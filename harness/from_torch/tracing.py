@@ -110,7 +110,7 @@ def evaluated(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     return node.target(*args, **kwargs)
 
 
-class Operand(fx.Proxy):
+class TracedOperand(fx.Proxy):
     """A stand-in for a tensor or a number while a function is traced; it knows the value of the example."""
 
     tracer: _Tracer
@@ -143,7 +143,7 @@ class Operand(fx.Proxy):
     def __setitem__(self, index: object, value: object) -> None:
         raise Untraceable(f"{here()}: elements are assigned in place; write an operation with a result")
 
-    def _in_place(self, other: object) -> Operand:
+    def _in_place(self, other: object) -> TracedOperand:
         raise Untraceable(f"{here()}: a tensor is changed in place; write an operation with a result")
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = _in_place
@@ -171,10 +171,10 @@ class _Tracer(fx.Tracer):
         self.graph = fx.Graph(tracer_cls=type(self))
         self.traced = Traced(example, self.graph, {}, {}, {}, {})
 
-    def proxy(self, node: fx.Node) -> Operand:
-        return Operand(node, self)
+    def proxy(self, node: fx.Node) -> TracedOperand:
+        return TracedOperand(node, self)
 
-    def given(self, name: str, value: object) -> Operand:
+    def given(self, name: str, value: object) -> TracedOperand:
         """Return the operand for an argument that the function is called with."""
         node = self.create_node("placeholder", name, (), {})
         self.traced.values[node] = value
@@ -213,13 +213,13 @@ class _Tracer(fx.Tracer):
 
 
 def _is_tensor(operand: object) -> bool:
-    return isinstance(operand, Operand) and isinstance(operand.example, torch.Tensor)
+    return isinstance(operand, TracedOperand) and isinstance(operand.example, torch.Tensor)
 
 
 def name_operands(frame: FrameType, names: dict[fx.Node, str]) -> None:
     """Take note of the variables that hold operands without a name."""
     for name, value in frame.f_locals.items():
-        if isinstance(value, Operand) and name.isidentifier() and not keyword.iskeyword(name):
+        if isinstance(value, TracedOperand) and name.isidentifier() and not keyword.iskeyword(name):
             names.setdefault(value.node, name.strip("_") or "value")
 
 
@@ -271,7 +271,7 @@ def _results(returned: Any, traced: Traced) -> dict[str, fx.Node]:
     else:
         found = {_name_of(returned, traced) or "output": returned}
     for name, value in found.items():
-        if not isinstance(value, Operand) or not isinstance(value.example, torch.Tensor):
+        if not isinstance(value, TracedOperand) or not isinstance(value.example, torch.Tensor):
             raise Untraceable(f"the function returns {type(value).__name__} as {name!r}; a result must be a tensor")
         if value.node.op == "placeholder":
             raise Untraceable(f"the function returns its input {value.node.target!r} as it is")
@@ -279,4 +279,6 @@ def _results(returned: Any, traced: Traced) -> dict[str, fx.Node]:
 
 
 def _name_of(value: Any, traced: Traced) -> str:
-    return traced.names.get(value.node, "") if isinstance(value, Operand) and value.node.op != "placeholder" else ""
+    return (
+        traced.names.get(value.node, "") if isinstance(value, TracedOperand) and value.node.op != "placeholder" else ""
+    )

@@ -83,7 +83,7 @@ def binary(left: Value, sign: str, right: Value, level: int, *, computed: bool =
 
 
 @dataclass(frozen=True)
-class Rules:
+class ValueRules:
     """The rules for operations: name of the operation → function from its arguments to a value."""
 
     functions: dict[str, Callable[..., Value]] = field(default_factory=dict)
@@ -98,4 +98,4 @@ class Rules:
         return register
 
 
-RULES = Rules()
+RULES = ValueRules()

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import fx
 
 import lastbit.numerics
-from lastbit.from_torch.dtypes import Followed
+from lastbit.from_torch.dtypes import TypedTrace
 from lastbit.from_torch.operations import CONVERSIONS, Operations, first_operand, kind_of, operation
 from lastbit.from_torch.selections import FORMULAS
 from lastbit.from_torch.tracing import ancestors
@@ -41,7 +41,7 @@ class Body:
     unmapped: list[str] = field(default_factory=list)
 
 
-def written_body(followed: Followed, *, steps: bool = True) -> Body:
+def written_body(followed: TypedTrace, *, steps: bool = True) -> Body:
     """Write the statements of a reference.
 
     steps: whether every operation rounds as torch rounds it; otherwise the results alone round.
@@ -52,7 +52,7 @@ def written_body(followed: Followed, *, steps: bool = True) -> Body:
 class _Writer:
     """Goes through the operations once, and writes a line where a value has a name or is needed twice."""
 
-    def __init__(self, followed: Followed, steps: bool) -> None:
+    def __init__(self, followed: TypedTrace, steps: bool) -> None:
         self.followed, self.operations = followed, Operations(followed, steps)
         self.traced = followed.traced
         self.values: dict[fx.Node, Value] = {}

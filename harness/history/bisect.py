@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from lastbit.errors import LastbitError, UsageError
-from lastbit.history.criterion import Question, criterion_of, objection
-from lastbit.outcomes.bisection import Bisection, Criterion, Mark, Point, Step
+from lastbit.history.criterion import BisectQuestion, criterion_of, objection
+from lastbit.outcomes.bisection import Bisection, BisectStep, Criterion, Mark, Point
 from lastbit.result import CaseResult
 from lastbit.run import Run
 
 
 @dataclass(frozen=True)
-class Place:
+class RevisionPlace:
     """The folders in which a commit or version lies while it is measured.
 
     Attributes:
@@ -69,18 +69,18 @@ class Space(Protocol):
     def key(self, name: str) -> str:
         """Return a key that is equal for two candidates that need only one measurement."""
 
-    def place(self, name: str) -> AbstractContextManager[Place]:
+    def place(self, name: str) -> AbstractContextManager[RevisionPlace]:
         """Provide the files of a candidate for as long as the context lasts; LastbitError if they cannot be made."""
 
 
 Measure = Callable[[str, Mapping[str, Any]], Run]
 """Runs the case under a name, with changes of the run's `Config`; LastbitError if the run cannot begin."""
 
-Tell = Callable[[Criterion, Step], None]
+Tell = Callable[[Criterion, BisectStep], None]
 """Hears of every step at once."""
 
 
-def bisect(space: Space, question: Question, measure: Measure, tell: Tell) -> Bisection:
+def bisect(space: Space, question: BisectQuestion, measure: Measure, tell: Tell) -> Bisection:
     """Find the first bad commit or version.
 
     Raises:
@@ -106,14 +106,14 @@ def search(
     space: Space,
     criterion: Criterion,
     look: Callable[[Point], CaseResult],
-    ends: Sequence[Step],
+    ends: Sequence[BisectStep],
     tell: Tell,
-) -> list[Step]:
+) -> list[BisectStep]:
     """Measure and mark until one candidate is left, or only ones that cannot be measured.
 
     `look` raises LastbitError for what cannot be measured. Of equal keys, one is measured.
     """
-    steps: list[Step] = []
+    steps: list[BisectStep] = []
     known = {space.key(step.point.name): step for step in ends}
     marked = {step.point.name for step in ends}
     run = max(step.run for step in ends)
@@ -130,15 +130,15 @@ def search(
     return steps
 
 
-def _looked_at(point: Point, criterion: Criterion, look: Callable[[Point], CaseResult], run: int) -> Step:
+def _looked_at(point: Point, criterion: Criterion, look: Callable[[Point], CaseResult], run: int) -> BisectStep:
     try:
         result = look(point)
     except LastbitError as error:
-        return Step(point, Mark.SKIPPED, reason=str(error))
-    return Step(point, Mark.BAD if criterion.is_bad(result) else Mark.GOOD, run, result)
+        return BisectStep(point, Mark.SKIPPED, reason=str(error))
+    return BisectStep(point, Mark.BAD if criterion.is_bad(result) else Mark.GOOD, run, result)
 
 
-def _again(known: Step, point: Point) -> Step:
+def _again(known: BisectStep, point: Point) -> BisectStep:
     """Return the step of a point that does not differ from the one that is known."""
     reason = known.reason if known.mark is Mark.SKIPPED else f"the same files as {known.point.short}"
     return replace(known, point=point, run=0, reason=reason)
@@ -148,7 +148,7 @@ Results = Mapping[str, CaseResult]
 """Name of a kernel → its result."""
 
 
-def _ends(space: Space, kernel: str, measure: Measure) -> list[Step]:
+def _ends(space: Space, kernel: str, measure: Measure) -> list[BisectStep]:
     """Measure the good end and the bad end."""
     ends = [(Mark.GOOD, space.point(space.good)), (Mark.BAD, space.point(space.bad))]
     found: list[Results] = []
@@ -160,7 +160,7 @@ def _ends(space: Space, kernel: str, measure: Measure) -> list[Step]:
     steps = []
     for run, ((mark, point), results) in enumerate(zip(ends, found, strict=True), 1):
         with _naming(mark, point):
-            steps.append(Step(point, mark, run, _usable(results, kernel), left=left))
+            steps.append(BisectStep(point, mark, run, _usable(results, kernel), left=left))
     return steps
 
 
@@ -193,7 +193,7 @@ def _alone(space: Space, point: Point, measure: Measure, kernel: str) -> Results
             raise LastbitError(_reason(str(error).replace(f"{place.root}/", ""))) from error
 
 
-def _settings(place: Place, kernel: str) -> dict[str, Any]:
+def _settings(place: RevisionPlace, kernel: str) -> dict[str, Any]:
     return place.settings | ({"kernels": (kernel,)} if kernel else {})
 
 

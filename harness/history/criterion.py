@@ -14,7 +14,7 @@ CLEARLY = 1.1
 
 
 @dataclass(frozen=True)
-class Question:
+class BisectQuestion:
     """The user's question: the figure of a kernel that is followed.
 
     Attributes:
@@ -36,7 +36,7 @@ class Question:
             raise UsageError(f"--drift {self.drift:g} must be a factor above 1, such as 1.3")
 
 
-def criterion_of(question: Question, good: CaseResult, bad: CaseResult) -> Criterion:
+def criterion_of(question: BisectQuestion, good: CaseResult, bad: CaseResult) -> Criterion:
     """Return the criterion by which the good end is good and the bad end is bad.
 
     Raises:

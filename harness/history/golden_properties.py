@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from lastbit.case import Group, parse_case
 from lastbit.history.golden_file import Golden
 from lastbit.invariance.properties import properties_of
-from lastbit.property_result import Outcome, PropertyResult, together
+from lastbit.property_result import PropertyOutcome, PropertyResult, together
 from lastbit.verify.check import Subject
 from lastbit.verify.inprocess import Watch
 from lastbit.verify.properties import in_a_run, properties_on, sentence_of
@@ -38,12 +38,12 @@ def _found(subject: Subject, line: str, name: str, watch: Watch) -> PropertyResu
         with watch(line):
             return properties_on(subject, parse_case(line), [name])[0]
     except Exception as error:  # of the kernel: its own case, or `lastbit verify`, says more
-        return PropertyResult(name, Outcome.NOT_APPLICABLE, reason=f"the kernel raised {type(error).__name__}")
+        return PropertyResult(name, PropertyOutcome.NOT_APPLICABLE, reason=f"the kernel raised {type(error).__name__}")
 
 
 def held_of(found: Found, asked: Held) -> Held:
     """Return the properties that hold, for the file of a golden."""
-    return {name: tuple(asked[name]) for name, one in found.items() if one.outcome is Outcome.HOLDS}
+    return {name: tuple(asked[name]) for name, one in found.items() if one.outcome is PropertyOutcome.HOLDS}
 
 
 def lost(before: Golden, after: Golden, found: Found) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -61,7 +61,7 @@ def lost(before: Golden, after: Golden, found: Found) -> tuple[tuple[str, ...], 
         one = found.get(name)
         if one is None:
             losses.append(f"{name} held, and does not any more.")
-        elif one.outcome is not Outcome.BROKEN:
+        elif one.outcome is not PropertyOutcome.BROKEN:
             losses.append(f"{name} held, and cannot be asked any more: {one.reason}.")
         else:
             (elsewhere if moved and not one.fails else losses).append(sentence_of(one))

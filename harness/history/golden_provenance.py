@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from lastbit.errors import LastbitError
 from lastbit.history.revisions import Repository
-from lastbit.outcomes.golden import Difference
+from lastbit.outcomes.golden import ProvenanceDifference
 from lastbit.trees import checkout_of, imported, of_repository
 from lastbit.verify.check import Subject
 
@@ -59,11 +59,11 @@ def provenance(subject: Subject) -> dict[str, str]:
     }
 
 
-def differences(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Difference, ...]:
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[ProvenanceDifference, ...]:
     """Return the items that differ, of packages one by one; the revision counts only where the code differs."""
     before, after = _one_by_one(before), _one_by_one(after)
     pairs = ((item, before.get(item, ""), after.get(item, "")) for item in {**before, **after})
-    differing = [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+    differing = [ProvenanceDifference(*pair) for pair in pairs if pair[1] != pair[2]]
     moved = any(difference.item in (_SOURCE, _IMPORTS) for difference in differing)
     return tuple(difference for difference in differing if moved or difference.item != _REVISION)
 

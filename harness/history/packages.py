@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from lastbit.errors import LastbitError, UsageError, unknown
-from lastbit.history.bisect import Place
+from lastbit.history.bisect import RevisionPlace
 from lastbit.outcomes.bisection import Mark, Point, Recipe
 from lastbit.verify.run import environment_for
 
@@ -117,13 +117,13 @@ class Versions:
         return name
 
     @contextmanager
-    def place(self, name: str) -> Iterator[Place]:
+    def place(self, name: str) -> Iterator[RevisionPlace]:
         """Yield a folder with the package alone; what it needs comes from this environment."""
         with tempfile.TemporaryDirectory(prefix="lastbit-bisect-") as temporary:
             root = str(Path(temporary).resolve())
             _pip("install", "--quiet", "--no-deps", "--no-compile", "--target", root, f"{self.package}=={name}")
             self._check(name, root)
-            yield Place(root, site=root)
+            yield RevisionPlace(root, site=root)
 
     def _check(self, name: str, site: str) -> None:
         """Ask a process like those of a run which version it imports."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastbit.errors import LastbitError, UsageError
-from lastbit.history.bisect import Place
+from lastbit.history.bisect import RevisionPlace
 from lastbit.outcomes.bisection import Mark, Point, Recipe
 
 
@@ -202,11 +202,11 @@ class Revisions:
         return self.control.known(f"{name}^{{tree}}") or name
 
     @contextmanager
-    def place(self, name: str) -> Iterator[Place]:
+    def place(self, name: str) -> Iterator[RevisionPlace]:
         """Yield a worktree of the commit, built if that was asked for."""
         with _worktree(self.control, self.temporary / name, name) as root:
             _build(self.build, root)
-            yield Place(str(root), kernels=str(root / self.kernels))
+            yield RevisionPlace(str(root), kernels=str(root / self.kernels))
 
     def change(self, name: str) -> str:
         """Return the difference that a commit made to its first parent."""
@@ -238,7 +238,7 @@ def _build(command: str, root: Path) -> None:
 
 
 @contextmanager
-def kernels_at(revision: str, folders: Sequence[Path], *, asked: str = "", build: str = "") -> Iterator[Place]:
+def kernels_at(revision: str, folders: Sequence[Path], *, asked: str = "", build: str = "") -> Iterator[RevisionPlace]:
     """Yield the folder of kernels at `revision` of its repository, in a worktree that is gone afterwards.
 
     There may be no such folder at that revision. `asked` is how the user asked for it, if not by --base; `build` is
@@ -265,4 +265,4 @@ def kernels_at(revision: str, folders: Sequence[Path], *, asked: str = "", build
         _worktree(repository, Path(temporary, "base"), commit) as top,
     ):
         _build(build, top)
-        yield Place(str(top), str(top / kernels.relative_to(root.resolve())))
+        yield RevisionPlace(str(top), str(top / kernels.relative_to(root.resolve())))

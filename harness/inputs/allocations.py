@@ -23,7 +23,7 @@ from torch import Tensor
 from lastbit.errors import UsageError
 from lastbit.inputs.guards import MANTISSA_BITS, Guarded, canary, guard, is_whole
 from lastbit.inputs.poison import POISONS, Poison
-from lastbit.inputs.written import Check, Violation, only_canaries, violations
+from lastbit.inputs.written import AllocationCheck, Violation, only_canaries, violations
 
 Allocate = Callable[..., Any]
 
@@ -84,7 +84,7 @@ class Allocations:
         """The guarded tensors, in the order in which they were allocated."""
         return [guarded.tensor for guarded in self._guarded]
 
-    def checks(self, names: Mapping[str, Tensor]) -> list[Check]:
+    def checks(self, names: Mapping[str, Tensor]) -> list[AllocationCheck]:
         """Return the checks that nothing was written outside the allocated tensors, each named as in `names` if it
         backs one of these.
 

@@ -15,7 +15,7 @@ _LANES = 0x0000FFFF0000FFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DrawnBlock:
     """A block of one tensor, and the random numbers that belong to it.
 
     A row is a line along the last dimension; a tensor with fewer dimensions is one row. Every method takes the index

@@ -13,33 +13,33 @@ import math
 import torch
 from torch import Tensor
 
-from lastbit.inputs.draws import Block
+from lastbit.inputs.draws import DrawnBlock
 
 _FEW = 8
 
 
-def fan_in(block: Block) -> Tensor:
+def fan_in(block: DrawnBlock) -> Tensor:
     """Draw normal values divided by the root of the width: dots of such rows with normal ones have variance 1."""
     return block.normal(block.elements) / torch.full_like(block.elements, math.sqrt(block.width), dtype=torch.float64)
 
 
-def few(block: Block) -> Tensor:
+def few(block: DrawnBlock) -> Tensor:
     """Draw integers from 1 to 4 in about eight columns of each row, whatever the width, and zeros."""
     kept = block.integers(block.elements, 0, max(1, block.width // _FEW) - 1, "kept") == 0
     return torch.where(kept, block.integers(block.elements, 1, 4), 0).to(torch.float64)
 
 
-def fractions(block: Block) -> Tensor:
+def fractions(block: DrawnBlock) -> Tensor:
     """Draw multiples of 2**-8 between 0 and 1, both excluded."""
     return block.integers(block.elements, 1, 255).to(torch.float64) * 2.0**-8
 
 
-def quarters(block: Block) -> Tensor:
+def quarters(block: DrawnBlock) -> Tensor:
     """Draw 0, 0.25, 0.5 or 0.75."""
     return block.integers(block.elements, 0, 3).to(torch.float64) * 0.25
 
 
-def sparse_signs(block: Block) -> Tensor:
+def sparse_signs(block: DrawnBlock) -> Tensor:
     """Draw 1 or -1 in one column of sixteen, but about four per row at least, and zeros."""
     kept = block.integers(block.elements, 0, max(1, min(16, block.width // 4)) - 1, "kept") == 0
     return torch.where(kept, block.signs(block.elements), 0.0)

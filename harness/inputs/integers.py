@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lastbit.dtypes import DTYPE_NAMES
 from lastbit.errors import UsageError
-from lastbit.inputs.draws import Block
+from lastbit.inputs.draws import DrawnBlock
 
-Values = Callable[[Block, torch.dtype], Tensor]
+Values = Callable[[DrawnBlock, torch.dtype], Tensor]
 
 _NUMBERED = re.compile(r"(?P<word>[a-z]+)_(?P<number>[1-9]\d*)$")
 _VOCABULARY = 1 << 17
@@ -20,29 +20,29 @@ _MOST_ENDS = 1 << 16
 _LOADS = (0, 1, 16, 17, 32, 64, 128)  # nothing, one pair, and what fills one or several blocks of 16, 32, 64 or 128
 
 
-def normal(block: Block, dtype: torch.dtype) -> Tensor:
+def normal(block: DrawnBlock, dtype: torch.dtype) -> Tensor:
     """Integers: uniform from -64 to 63; bool: either value."""
     low, high = (0, 1) if dtype is torch.bool else (-64, 63)
     return block.integers(block.elements, low, high)
 
 
-def zeros(block: Block, dtype: torch.dtype) -> Tensor:
+def zeros(block: DrawnBlock, dtype: torch.dtype) -> Tensor:
     """Integers: all 0; bool: all False."""
     return torch.zeros_like(block.elements)
 
 
-def ones(block: Block, dtype: torch.dtype) -> Tensor:
+def ones(block: DrawnBlock, dtype: torch.dtype) -> Tensor:
     """Integers: all 1; bool: all True."""
     return torch.ones_like(block.elements)
 
 
-def spans(block: Block, dtype: torch.dtype) -> Tensor:
+def spans(block: DrawnBlock, dtype: torch.dtype) -> Tensor:
     """Bool: what a row keeps: all, up to a column, from one on, one alone, none, or a random half."""
     _require_room(block, dtype, "spans", 1)
     return kept(block).to(torch.int64)
 
 
-def kept(block: Block) -> Tensor:
+def kept(block: DrawnBlock) -> Tensor:
     """Return which elements `spans` keeps, as bool."""
     column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
     places = (
@@ -59,19 +59,19 @@ def kept(block: Block) -> Tensor:
     return values
 
 
-def counting(block: Block, dtype: torch.dtype) -> Tensor:
+def counting(block: DrawnBlock, dtype: torch.dtype) -> Tensor:
     """Integers: 0, 1, 2, … along the last dimension."""
     _require_room(block, dtype, "counting", block.width - 1)
     return block.columns + torch.zeros_like(block.rows)
 
 
-def below(block: Block, dtype: torch.dtype, bound: int) -> Tensor:
+def below(block: DrawnBlock, dtype: torch.dtype, bound: int) -> Tensor:
     """Integers: uniform from 0 to N-1, such as below_128."""
     _require_room(block, dtype, f"below_{bound}", bound - 1)
     return block.integers(block.elements, 0, bound - 1)
 
 
-def sequences(block: Block, dtype: torch.dtype, ends: int) -> Tensor:
+def sequences(block: DrawnBlock, dtype: torch.dtype, ends: int) -> Tensor:
     """Integers: rows of token ids from N to 131071 that ids below N end: nowhere, once, often, or from a column on."""
     if ends > _MOST_ENDS:
         raise UsageError(f"regime 'sequences_{ends}' of tensor {block.name!r}: at most {_MOST_ENDS} ids end a sequence")
@@ -97,20 +97,20 @@ def sequences(block: Block, dtype: torch.dtype, ends: int) -> Tensor:
     return values
 
 
-def bits(block: Block, dtype: torch.dtype) -> Tensor:
+def bits(block: DrawnBlock, dtype: torch.dtype) -> Tensor:
     """Integers: any bits at all, as packed codes have; bool: either value."""
     if dtype is torch.bool:
         return normal(block, dtype)
     return block.words(block.elements, "bits")  # what does not fit is cut off
 
 
-def around(block: Block, dtype: torch.dtype, middle: int) -> Tensor:
+def around(block: DrawnBlock, dtype: torch.dtype, middle: int) -> Tensor:
     """Integers: uniform from N-3 to N+3, such as around_127."""
     _require_room(block, dtype, f"around_{middle}", middle + 3)
     return block.integers(block.elements, middle - 3, middle + 3)
 
 
-def experts(block: Block, dtype: torch.dtype, count: int) -> Tensor:
+def experts(block: DrawnBlock, dtype: torch.dtype, count: int) -> Tensor:
     """Integers: ids of N experts per token: uniform, all one, few in use, the same in a row, or of no expert."""
     _require_room(block, dtype, f"experts_{count}", 2 * count + 7)
     kind = block.integers(block.whole, 0, 5, "kind")
@@ -127,7 +127,7 @@ def experts(block: Block, dtype: torch.dtype, count: int) -> Tensor:
     return values
 
 
-def lookalikes(block: Block, dtype: torch.dtype, ends: int) -> Tensor:
+def lookalikes(block: DrawnBlock, dtype: torch.dtype, ends: int) -> Tensor:
     """Integers: along the last dimension, of each id below N the one with its lower half of bits above, below; -100."""
     _require_room(block, dtype, f"lookalikes_{ends}", max(ends, _VOCABULARY) - 1)
     end, span = block.columns // 3 % ends, 1 << (4 * dtype.itemsize)
@@ -135,7 +135,7 @@ def lookalikes(block: Block, dtype: torch.dtype, ends: int) -> Tensor:
     return torch.where(kind == 0, end + span, torch.where(kind == 1, end - span, -100))
 
 
-def labels(block: Block, dtype: torch.dtype, classes: int) -> Tensor:
+def labels(block: DrawnBlock, dtype: torch.dtype, classes: int) -> Tensor:
     """Integers: labels below N: uniform, one in eight each the first and the last, one in four -100, to be ignored."""
     _require_room(block, dtype, f"labels_{classes}", classes - 1)
     kind = block.integers(block.elements, 0, 7, "kind")
@@ -145,7 +145,7 @@ def labels(block: Block, dtype: torch.dtype, classes: int) -> Tensor:
     return values
 
 
-def loads(block: Block, dtype: torch.dtype, count: int) -> Tensor:
+def loads(block: DrawnBlock, dtype: torch.dtype, count: int) -> Tensor:
     """Integers: ids of N experts, the first of which get 0, 1, 16, 17, 32, 64 and 128 pairs; the last gets the rest."""
     _require_room(block, dtype, f"loads_{count}", count - 1)
     number = block.height * block.width - 1 - block.elements
@@ -156,7 +156,7 @@ def loads(block: Block, dtype: torch.dtype, count: int) -> Tensor:
     return torch.where(values == len(_LOADS), count - 1, values)
 
 
-def _lookalikes(block: Block, dtype: torch.dtype, end: Tensor, values: Tensor) -> Tensor:
+def _lookalikes(block: DrawnBlock, dtype: torch.dtype, end: Tensor, values: Tensor) -> Tensor:
     """Replace one in eight of `values`: by an id above or below `end` with the lower half of its bits, or by -100.
 
     -100 is the label that losses ignore.
@@ -168,7 +168,7 @@ def _lookalikes(block: Block, dtype: torch.dtype, end: Tensor, values: Tensor) -
     return values
 
 
-def _require_room(block: Block, dtype: torch.dtype, regime: str, needed: int) -> None:
+def _require_room(block: DrawnBlock, dtype: torch.dtype, regime: str, needed: int) -> None:
     """Raise a `UsageError` if `needed` is no value of the dtype, or beyond what `Block.integers` can draw."""
     largest = 1 if dtype is torch.bool else min(torch.iinfo(dtype).max, 2**31 - 1)
     if needed > largest:
@@ -179,7 +179,7 @@ def _require_room(block: Block, dtype: torch.dtype, regime: str, needed: int) ->
 PLAIN: Mapping[str, Values] = {regime.__name__: regime for regime in (normal, zeros, ones, spans, counting, bits)}
 """Name → function of the regimes for integer and bool tensors that have no number in their name."""
 
-NUMBERED: Mapping[str, Callable[[Block, torch.dtype, int], Tensor]] = {
+NUMBERED: Mapping[str, Callable[[DrawnBlock, torch.dtype, int], Tensor]] = {
     regime.__name__: regime for regime in (below, around, experts, labels, loads, sequences, lookalikes)
 }
 """Word → function of those that have one: `below` makes below_1, below_2, and so on."""

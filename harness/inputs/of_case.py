@@ -16,7 +16,7 @@ from lastbit.inputs.fingerprint import combined, fingerprints_of
 from lastbit.inputs.guards import Guarded, check_separate, guard, is_whole, twin
 from lastbit.inputs.rebound import Rebound, rebound
 from lastbit.inputs.values import check_regime, fill
-from lastbit.inputs.written import Check, Violation, unchanged, violations
+from lastbit.inputs.written import AllocationCheck, Violation, unchanged, violations
 from lastbit.timing import INPUTS, timed
 
 # The first canaries are the poisons of allocations; inputs have their own, so that a kernel that copies what lies
@@ -57,7 +57,7 @@ class Inputs:
         """Return the changes in memory since the tensors were built: see `checks`."""
         return violations(self.checks(expect))
 
-    def checks(self, expect: Collection[str] = ()) -> list[Check]:
+    def checks(self, expect: Collection[str] = ()) -> list[AllocationCheck]:
         """Return the checks that nothing changed in memory since the tensors were built, but elements of `expect`.
 
         What became of an allocation that was resized is not looked at; `rebound` says that it was.

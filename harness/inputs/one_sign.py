@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import UsageError
-from lastbit.inputs.draws import Block
+from lastbit.inputs.draws import DrawnBlock
 
 _LABELS = r"(?:[A-Za-z_]\w*(?:\*[A-Za-z_]\w*)*)?"
 _CALL = re.compile(rf"(?P<word>\w+)\((?P<rows>{_LABELS}),(?P<columns>{_LABELS})\)$")
 _MEAN = 0.75
 
 
-def one_sign(block: Block) -> Tensor:
+def one_sign(block: DrawnBlock) -> Tensor:
     """Draw magnitudes uniform in [0.25, 1.25), all positive."""
     return block.uniform(block.elements) + 0.25
 
 
-def one_sign_fan_in(block: Block) -> Tensor:
+def one_sign_fan_in(block: DrawnBlock) -> Tensor:
     """Draw positive magnitudes that vary fivefold, as do their rows, divided by the width: dots keep a size of one."""
     scale = (block.uniform(block.rows, "scale") + 0.25) * 2
     return one_sign(block) * scale / torch.full_like(block.elements, _MEAN * block.width, dtype=torch.float64)
 
 
-POSITIVE: Mapping[str, Callable[[Block], Tensor]] = {r.__name__: r for r in (one_sign, one_sign_fan_in)}
+POSITIVE: Mapping[str, Callable[[DrawnBlock], Tensor]] = {r.__name__: r for r in (one_sign, one_sign_fan_in)}
 """Name → regime of positive values, to which labels give signs."""
 
 SIGNED: Mapping[str, str] = {
@@ -43,7 +43,7 @@ SIGNED: Mapping[str, str] = {
 """How a regime with signs is written → one-line description."""
 
 
-def signed(name: str) -> Callable[[Block], Tensor] | None:
+def signed(name: str) -> Callable[[DrawnBlock], Tensor] | None:
     """Return the regime `WORD(ROWS,COLUMNS)`: `WORD` times the signs of the labels of an element's row and column.
 
     A row counts within its matrix, the last two dimensions. Labels are joined by `*`; without one the sign is plus.
@@ -64,7 +64,7 @@ def signed(name: str) -> Callable[[Block], Tensor] | None:
     return lambda block: _with_signs(POSITIVE[word](block), block, *labels)
 
 
-def _with_signs(values: Tensor, block: Block, rows: list[str], columns: list[str]) -> Tensor:
+def _with_signs(values: Tensor, block: DrawnBlock, rows: list[str], columns: list[str]) -> Tensor:
     for index, labels in ((block.rows_of_matrix, rows), (block.columns, columns)):
         for label in labels:
             values = values * block.shared.signs(index, label)

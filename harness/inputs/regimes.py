@@ -1,8 +1,8 @@
 """Regimes: named ways to make the values of a floating-point tensor.
 
-A regime is a function from a `Block` to fp64 values. To give the same bits on every device and torch version, it uses
-integer operations and single fp64 operations that IEEE 754 rounds correctly (+ − × ÷), and nothing else: no exp, log or
-sums over elements. A divisor is a tensor, because torch on CUDA multiplies by the reciprocal of a scalar divisor.
+A regime is a function from a `DrawnBlock` to fp64 values. To give the same bits on every device and torch version, it
+uses integer operations and single fp64 operations that IEEE 754 rounds correctly (+ − × ÷), and nothing else: no exp,
+log or sums over elements. A divisor is a tensor, because torch on CUDA multiplies by the reciprocal of a scalar one.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import UsageError
-from lastbit.inputs.draws import Block
+from lastbit.inputs.draws import DrawnBlock
 from lastbit.inputs.factors import fan_in, few, fractions, quarters, sparse_signs
 from lastbit.inputs.integers import kept
 from lastbit.inputs.one_sign import POSITIVE
 
-Regime = Callable[[Block], Tensor]
+Regime = Callable[[DrawnBlock], Tensor]
 
 
-def normal(block: Block) -> Tensor:
+def normal(block: DrawnBlock) -> Tensor:
     """Draw normal values, mean 0 and variance 1."""
     return block.normal(block.elements)
 
 
-def uniform(block: Block) -> Tensor:
+def uniform(block: DrawnBlock) -> Tensor:
     """Draw uniform values in [-1, 1)."""
     return block.uniform(block.elements) * 2 - 1
 
 
-def rows(block: Block) -> Tensor:
+def rows(block: DrawnBlock) -> Tensor:
     """Draw normal rows of scales from 2**-14 to 2**6; three in ten have a mean of two standard deviations."""
     scale = block.powers(block.rows, -14, 5) * (1 + block.uniform(block.rows, "mantissa"))
     shifted = block.uniform(block.rows, "shifted") < 0.3
@@ -40,36 +40,36 @@ def rows(block: Block) -> Tensor:
     return (block.normal(block.elements) + mean) * scale
 
 
-def tiny(block: Block) -> Tensor:
+def tiny(block: DrawnBlock) -> Tensor:
     """Draw normal values times 1e-4: an eps of 1e-6 or more dominates their squares."""
     return block.normal(block.elements) * 1e-4
 
 
-def tiniest(block: Block) -> Tensor:
+def tiniest(block: DrawnBlock) -> Tensor:
     """Draw normal values times 1e-8: eps alone decides, and fp16 keeps hardly anything."""
     return block.normal(block.elements) * 1e-8
 
 
-def outlier(block: Block) -> Tensor:
+def outlier(block: DrawnBlock) -> Tensor:
     """Draw normal values with one column, the same in all rows, a thousand times larger."""
     column = block.integers(block.whole, 0, min(block.width, 2**31) - 1)
     values = block.normal(block.elements)
     return torch.where(block.columns == column, values * 1000, values)
 
 
-def outlier_last(block: Block) -> Tensor:
+def outlier_last(block: DrawnBlock) -> Tensor:
     """Draw normal values with the last column a thousand times larger."""
     values = block.normal(block.elements)
     return torch.where(block.columns == block.width - 1, values * 1000, values)
 
 
-def offset(block: Block) -> Tensor:
+def offset(block: DrawnBlock) -> Tensor:
     """Draw rows whose mean (1 to 2, either sign) is 8 to 2048 times their standard deviation."""
     mean = (1 + block.uniform(block.rows)) * block.signs(block.rows)
     return mean + block.normal(block.elements) * block.powers(block.rows, -10, -3)
 
 
-def lattice(block: Block) -> Tensor:
+def lattice(block: DrawnBlock) -> Tensor:
     """Draw small integers times one power of two: sums of squares over a row are exact in fp32 in any order."""
     limit = min(math.isqrt(2**24 // block.width) - 1, 2**block.fmt.precision)
     if limit < 1:
@@ -80,31 +80,31 @@ def lattice(block: Block) -> Tensor:
     return integers * block.powers(block.whole, -4, 3)
 
 
-def zero_rows(block: Block) -> Tensor:
+def zero_rows(block: DrawnBlock) -> Tensor:
     """Mix rows of three kinds: all zero, one constant, and normal."""
     kind = block.integers(block.rows, 0, 2)
     constants = torch.where(kind == 0, 0.0, block.normal(block.rows, "constant"))
     return torch.where(kind == 2, block.normal(block.elements), constants)
 
 
-def constant(block: Block) -> Tensor:
+def constant(block: DrawnBlock) -> Tensor:
     """Draw one normal value per row, repeated."""
     return block.normal(block.rows) + torch.zeros_like(block.columns, dtype=torch.float64)
 
 
-def pow2(block: Block) -> Tensor:
+def pow2(block: DrawnBlock) -> Tensor:
     """Draw powers of two from 2**-6 to 2**7, either sign."""
     return block.powers(block.elements, -6, 7) * block.signs(block.elements)
 
 
-def subnormal(block: Block) -> Tensor:
+def subnormal(block: DrawnBlock) -> Tensor:
     """Draw nonzero subnormal numbers of the tensor's format, either sign."""
     largest = 2 ** (block.fmt.precision - 1) - 1
     fraction = block.uniform(block.elements) * min(largest, 2**52)
     return (torch.floor(fraction) + 1) * block.fmt.quantum * block.signs(block.elements)
 
 
-def huge(block: Block) -> Tensor:
+def huge(block: DrawnBlock) -> Tensor:
     """Draw rows up to the largest finite number: squares overflow fp32 (fp32, bf16) or their own format (fp16, fp8)."""
     top = math.frexp(block.fmt.max)[1] - 1
     scale = block.powers(block.rows, top // 2 if top > 64 else top - 3, top)
@@ -112,13 +112,13 @@ def huge(block: Block) -> Tensor:
     return magnitude.clamp(max=block.fmt.max) * block.signs(block.elements)
 
 
-def largest(block: Block) -> Tensor:
+def largest(block: DrawnBlock) -> Tensor:
     """Draw numbers from half of the largest finite one up to it, either sign: two of one sign overflow the format."""
     magnitude = (0.5 + 0.5 * block.uniform(block.elements)) * block.fmt.max
     return magnitude * block.signs(block.elements)
 
 
-def special(block: Block) -> Tensor:
+def special(block: DrawnBlock) -> Tensor:
     """Draw normal values; one row with inf, one with -inf, one with NaN, one with both infinities (from 8 rows on)."""
     period = max(block.height, 8)
     position = (block.rows + block.integers(block.whole, 0, min(period, 2**31) - 1, "shift")) % period
@@ -138,7 +138,7 @@ def special(block: Block) -> Tensor:
     return values
 
 
-def special_columns(block: Block) -> Tensor:
+def special_columns(block: DrawnBlock) -> Tensor:
     """Draw normal values; NaN in one column, the same in all rows, inf and -inf in the two after it, -0 in the next."""
     first = block.integers(block.whole, 0, min(block.width, 2**31) - 1, "column")
     values = block.normal(block.elements)
@@ -147,7 +147,7 @@ def special_columns(block: Block) -> Tensor:
     return values
 
 
-def masked_classes(block: Block) -> Tensor:
+def masked_classes(block: DrawnBlock) -> Tensor:
     """Draw normal values; half of the rows have -inf before some column, others after it, as masked classes have."""
     column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
     before = block.integers(block.rows, 0, 1, "before") == 0
@@ -155,13 +155,13 @@ def masked_classes(block: Block) -> Tensor:
     return torch.where(hidden, -math.inf, block.normal(block.elements))
 
 
-def sparse(block: Block) -> Tensor:
+def sparse(block: DrawnBlock) -> Tensor:
     """Draw one normal value in sixteen, and zeros."""
     kept = block.integers(block.elements, 0, 15) == 0
     return torch.where(kept, block.normal(block.elements), 0.0)
 
 
-def masked(block: Block) -> Tensor:
+def masked(block: DrawnBlock) -> Tensor:
     """Draw 0, or normal values, to be added to scores; -inf or the lowest finite number where `spans` is false."""
     added = torch.where(block.integers(block.rows, 0, 1, "added") == 0, 0.0, block.normal(block.elements))
     finite = block.integers(block.rows, 0, 1, "lowest") == 0
@@ -169,68 +169,68 @@ def masked(block: Block) -> Tensor:
     return torch.where(kept(block), added, lowest)
 
 
-def near_one(block: Block) -> Tensor:
+def near_one(block: DrawnBlock) -> Tensor:
     """Draw 1 plus normal values times 0.1, as trained norm weights are."""
     return 1 + block.normal(block.elements) * 0.1
 
 
-def ones(block: Block) -> Tensor:
+def ones(block: DrawnBlock) -> Tensor:
     """Fill with 1."""
     return torch.ones_like(block.elements, dtype=torch.float64)
 
 
-def zeros(block: Block) -> Tensor:
+def zeros(block: DrawnBlock) -> Tensor:
     """Fill with 0."""
     return torch.zeros_like(block.elements, dtype=torch.float64)
 
 
-def signs(block: Block) -> Tensor:
+def signs(block: DrawnBlock) -> Tensor:
     """Draw 1 or -1."""
     return block.signs(block.elements)
 
 
-def small(block: Block) -> Tensor:
+def small(block: DrawnBlock) -> Tensor:
     """Draw uniform values in (-2**-8, 2**-8), as weights that are added to one."""
     return (block.uniform(block.elements) * 2 - 1 + 2.0**-53) * 2.0**-8
 
 
-def gates(block: Block) -> Tensor:
+def gates(block: DrawnBlock) -> Tensor:
     """Draw normal values times a power of two from 2**-6 to 2**7, either sign: sigmoids from 0 over the middle to 1."""
     return block.normal(block.elements) * block.powers(block.elements, -6, 7)
 
 
-def saturated(block: Block) -> Tensor:
+def saturated(block: DrawnBlock) -> Tensor:
     """Draw integers from 18 to 24, whose sigmoid is 1 in fp32, so that z · sigmoid(z) is z itself."""
     return block.integers(block.elements, 18, 24).to(torch.float64)
 
 
-def integers(block: Block) -> Tensor:
+def integers(block: DrawnBlock) -> Tensor:
     """Draw integers from -8 to 8: sums of products of several such factors are exact in fp32 in any order."""
     return block.integers(block.elements, -8, 8).to(torch.float64)
 
 
-def scale_pow2(block: Block) -> Tensor:
+def scale_pow2(block: DrawnBlock) -> Tensor:
     """Draw a quantization scale that is a power of two, 2**-8 to 2**2: quotients are exact, so ties occur."""
     return block.powers(block.elements, -8, 2)
 
 
-def scale_amax(block: Block) -> Tensor:
+def scale_amax(block: DrawnBlock) -> Tensor:
     """Draw a quantization scale u/448, u in [1, 8] of 8 bits, as the largest magnitude in bf16: codes fall on ties."""
     amax = block.integers(block.elements, 32, 256).to(torch.float64) * 2.0**-5
     return amax / torch.full_like(amax, 448.0)
 
 
-def scale_odd(block: Block) -> Tensor:
+def scale_odd(block: DrawnBlock) -> Tensor:
     """Draw a quantization scale of 3, 5 or 7 times a power of two: multiples fall on ties, and 1 / scale is rounded."""
     return (2 * block.integers(block.elements, 1, 3) + 1).to(torch.float64) * block.powers(block.elements, -10, -1)
 
 
-def scale_random(block: Block) -> Tensor:
+def scale_random(block: DrawnBlock) -> Tensor:
     """Draw a quantization scale from 2**-8 to 2**2, no power of two."""
     return block.powers(block.elements, -8, 1) * (1 + block.uniform(block.elements))
 
 
-def scale_overflow(block: Block) -> Tensor:
+def scale_overflow(block: DrawnBlock) -> Tensor:
     """Draw a quantization scale from 2**-11 to 2**-10: most normal values divided by it exceed 448."""
     return 2.0**-11 * (1 + block.uniform(block.elements))
 

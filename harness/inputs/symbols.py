@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lastbit.inputs.bits import INCREMENT, bits_of_float, signed
-from lastbit.inputs.draws import Block
+from lastbit.inputs.draws import DrawnBlock
 from lastbit.numerics.formats import Format
 
 _TYPES = {torch.int64: "tl.int64", torch.float64: "tl.float64", torch.bool: "tl.int1"}
@@ -46,7 +46,7 @@ class Program:
     constants: tuple[int, ...]
 
 
-class Tape:
+class ProgramLines:
     """The lines of a program while it is recorded; equal expressions have one line."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Tape:
 class Symbol:
     """Stands for an int64, float64 or bool tensor in a program, where it is called `text`."""
 
-    def __init__(self, tape: Tape, text: str, dtype: torch.dtype) -> None:
+    def __init__(self, tape: ProgramLines, text: str, dtype: torch.dtype) -> None:
         self.tape, self.text, self.dtype = tape, text, dtype
 
     @classmethod
@@ -214,10 +214,10 @@ _FUNCTIONS: Mapping[Callable[..., Any], Callable[..., Symbol]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class SymbolicBlock(Block):
+class SymbolicBlock(DrawnBlock):
     """A block whose numbers are symbols; their random words come from keys that are arguments."""
 
-    tape: Tape
+    tape: ProgramLines
 
     @property
     def elements(self) -> Any:
@@ -234,13 +234,13 @@ class SymbolicBlock(Block):
 
 
 def recorded(
-    regime: Callable[[Block], Tensor], name: str, fmt: Format, height: int, width: int, matrix: int
+    regime: Callable[[DrawnBlock], Tensor], name: str, fmt: Format, height: int, width: int, matrix: int
 ) -> Program | None:
-    """Record the program of a regime for a tensor called `name`, as in `Block`; None if no line can express it.
+    """Record the program of a regime for a tensor called `name`, as in `DrawnBlock`; None if no line can express it.
 
     Raises what the regime raises, a `UsageError` where it makes no values of that shape.
     """
-    tape = Tape()
+    tape = ProgramLines()
     rows, columns = (Symbol(tape, text, torch.int64) for text in ("rows", "columns"))
     block = SymbolicBlock(0, name, fmt, rows, columns, height, width, matrix, tape)  # type: ignore[arg-type]
     try:

@@ -19,7 +19,7 @@ from lastbit.errors import UsageError, unknown
 from lastbit.inputs.bits import NAN_BITS, bits_of, key_of, signed
 from lastbit.inputs.blocks import block_budget, row_blocks
 from lastbit.inputs.captured import fill_captured, is_captured
-from lastbit.inputs.draws import Block
+from lastbit.inputs.draws import DrawnBlock
 from lastbit.inputs.fused import fill as fill_at_once
 from lastbit.inputs.fused import source
 from lastbit.inputs.given import check_given, fill_given, is_given
@@ -32,7 +32,7 @@ from lastbit.inputs.symbols import Program, recorded
 from lastbit.numerics.formats import FP64, Format, cast, format_of
 from lastbit.trust import fuses, trusted
 
-Regime = Callable[[Block], Tensor]
+Regime = Callable[[DrawnBlock], Tensor]
 
 _SAMPLE = 1 << 16  # elements at least that a fused kernel is compared on
 _FEW_USES = 256  # of a kernel for small tensors, which torch fills in less time than it takes to compile
@@ -114,7 +114,7 @@ def _pieces(target: Tensor, shape: tuple[int, ...], budget: int) -> Iterator[tup
 def _bits(spec: TensorSpec, seed: int, rows: Tensor, columns: Tensor) -> Tensor:
     """Return the bits of the values of `spec` in its dtype, [R, C]."""
     dtype = spec.torch_dtype
-    block = Block(seed, spec.name, _format(dtype), rows, columns, *_sizes(spec.shape))
+    block = DrawnBlock(seed, spec.name, _format(dtype), rows, columns, *_sizes(spec.shape))
     values = _regime(spec.regime, dtype)(block)
     if not dtype.is_floating_point:
         return bits_of(values.to(dtype))
@@ -143,7 +143,7 @@ def _format(dtype: torch.dtype) -> Format:
 
 
 def _sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return rows and columns of a tensor, and rows of one of its matrices, as a `Block` has them."""
+    """Return rows and columns of a tensor, and rows of one of its matrices, as a `DrawnBlock` has them."""
     return math.prod(shape[:-1]), shape[-1] if shape else 1, shape[-2] if len(shape) > 1 else 1
 
 

@@ -54,7 +54,7 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Check:
+class AllocationCheck:
     """The contents that an allocation must have: see `unchanged` and `only_canaries`.
 
     Attributes:
@@ -84,26 +84,26 @@ class Check:
 
     def violations(self) -> list[Violation]:
         """Return all differences."""
-        found = _Found(self.guarded)
+        found = _ChangedPlaces(self.guarded)
         for start, actual, expected in self.pieces():
             found.add((actual != expected).nonzero().flatten() + (start - self.guarded.start))
         return found.violations(elements=self.elements)
 
 
-def unchanged(guarded: Guarded, pristine: Tensor, *, elements: bool) -> Check:
+def unchanged(guarded: Guarded, pristine: Tensor, *, elements: bool) -> AllocationCheck:
     """Return the check that an input's allocation equals its `pristine` copy, in elements only if `elements`."""
-    return Check(guarded, _integers(pristine, guarded), elements)
+    return AllocationCheck(guarded, _integers(pristine, guarded), elements)
 
 
-def only_canaries(guarded: Guarded, number: int) -> Check:
+def only_canaries(guarded: Guarded, number: int) -> AllocationCheck:
     """Return the check that margins of an allocation and gaps between its rows hold canary `number`."""
     itemsize = guarded.tensor.element_size()
     bits = integer_of(canary(guarded.tensor.dtype, number), itemsize)
     pattern = torch.full((), bits, dtype=INTEGER_OF_SIZE[itemsize], device=guarded.words.device)
-    return Check(guarded, pattern, elements=False)
+    return AllocationCheck(guarded, pattern, elements=False)
 
 
-def violations(checks: Iterable[Check]) -> list[Violation]:
+def violations(checks: Iterable[AllocationCheck]) -> list[Violation]:
     """Return the violations that checks find, in order; where there are none, a device is waited for once."""
     checks = list(checks)
     flags = [(check, flag) for check in checks for flag in check.flags()]
@@ -122,7 +122,7 @@ def _canary_ranges(guarded: Guarded) -> Iterator[tuple[int, int]]:
     yield end, guarded.words.nbytes // guarded.tensor.element_size()
 
 
-class _Found:
+class _ChangedPlaces:
     """Changed places of one allocation, counted by region."""
 
     def __init__(self, guarded: Guarded) -> None:

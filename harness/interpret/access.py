@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lastbit.interpret.formats import Array, DType
-from lastbit.interpret.lanes import Addresses
+from lastbit.interpret.lanes import OffsetAddresses
 from lastbit.interpret.places import Place
 
 
@@ -53,7 +53,7 @@ class Access:
 
     def advanced(self, base: Array, count: Array | None, *arrays: Array) -> Any:
         """Perform the access at `count` elements after the addresses `base`, or at `base` itself if `count` is None."""
-        addresses = Addresses(base, count, self.dtype.itemsize)
+        addresses = OffsetAddresses(base, count, self.dtype.itemsize)
         return getattr(self.owner.memory, self.kind)(self, addresses, *arrays)
 
 

@@ -36,7 +36,7 @@ from lastbit.interpret.formats import (
 )
 from lastbit.interpret.lanes import advanced, broadcast
 from lastbit.interpret.libdevice import evaluate
-from lastbit.interpret.memory import Memory
+from lastbit.interpret.memory import LaunchMemory
 from lastbit.interpret.places import here
 from lastbit.interpret.shapes import alike, filled, histogram, programs_of
 
@@ -61,7 +61,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
 
     # The default makes every integer operation compute an overflow check whose outcome only a debug build reports.
     options = InterpreterOptions(sanitize_overflow=False)
-    memory = Memory()
+    memory = LaunchMemory()
 
     def __getattr__(self, name: str) -> Any:
         return missing(name.removeprefix("create_"))()

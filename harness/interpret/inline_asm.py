@@ -119,7 +119,7 @@ def assembled(assembly: str, constraints: str, types: Sequence[Any], pack: int) 
     return Assembly(snippet, tuple(widths), tuple(map(numpy_dtype, types)), pack, special)
 
 
-class Results(tuple[Any, ...]):
+class AsmResults(tuple[Any, ...]):
     """The handles of a snippet's results, with the method by which Triton's language asks for them."""
 
     __slots__ = ()
@@ -130,14 +130,14 @@ class Results(tuple[Any, ...]):
 
 def inline_assembly(
     builder: Any, assembly: str, constraints: str, values: Sequence[Any], types: Sequence[Any], pack: int
-) -> Results:
+) -> AsmResults:
     """Run a snippet on handles, by the operations of `builder`, and return the handles of its results."""
     made = assembled(assembly, constraints, types, pack)
     special = [SPECIAL[name](builder) for name in made.special]
     if values and types[0].is_block():
         special = [builder.create_splat(types[0], x) for x in special]
     operands = [*values, *special] or [builder.get_int32(0)]
-    return Results(
+    return AsmResults(
         builder.create_of_arrays(partial(made.result, i), *operands, dtype=dtype.scalar)
         for i, dtype in enumerate(types)
     )

@@ -38,7 +38,7 @@ def advanced(addresses: Array, count: Array, width: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Addresses:
+class OffsetAddresses:
     """The addresses `base` + `count` · `width` bytes, not yet added up; a `count` of None stands for 0."""
 
     base: Array
@@ -51,11 +51,11 @@ class Addresses:
         return self.base if self.count is None else advanced(self.base, self.count, self.width)
 
     @property
-    def turned(self) -> Addresses | None:
+    def turned(self) -> OffsetAddresses | None:
         """These addresses with the last two axes swapped, if lanes are neighbours along the last but one alone."""
         if self.count is None or self.base.ndim < 2 or self.count.ndim < 2 or self.starts is not None:
             return None
-        swapped = Addresses(self.base.swapaxes(-1, -2), self.count.swapaxes(-1, -2), self.width)
+        swapped = OffsetAddresses(self.base.swapaxes(-1, -2), self.count.swapaxes(-1, -2), self.width)
         return None if swapped.starts is None else swapped
 
     @cached_property
@@ -91,7 +91,7 @@ class Lanes:
         return int(self.run > 1)
 
 
-def lanes_of(addresses: Addresses, mask: Array | None) -> Lanes:
+def lanes_of(addresses: OffsetAddresses, mask: Array | None) -> Lanes:
     """Return the lanes of an access that `mask` leaves, as runs of neighbours where that is possible."""
     if (starts := addresses.starts) is not None:
         length = max(addresses.base.shape[-1], addresses.count.shape[-1])  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from lastbit.interpret.failure import described
 from lastbit.interpret.faults import blank_of, masked, noted
 from lastbit.interpret.formats import Array, numpy_dtype
 from lastbit.interpret.given import given
-from lastbit.interpret.memory import Memory
+from lastbit.interpret.memory import LaunchMemory
 from lastbit.interpret.operations import current
 from lastbit.interpret.order import is_one_by_one, programs, watching_races
 from lastbit.interpret.racing import Races
@@ -86,7 +86,7 @@ class Launch:
 
     def __init__(self, function: Any, arguments: Arguments, builder: Builder) -> None:
         self._function, self._arguments, self._builder = function, arguments, builder
-        self._memory = builder.memory = Memory(given(arguments.bound.items(), blank_of))
+        self._memory = builder.memory = LaunchMemory(given(arguments.bound.items(), blank_of))
         by_python = arguments.key is None or is_one_by_one()
         key = (function, arguments.key)
         self._tape = Tape([], [], refused=True) if by_python else _tapes.find(key, arguments.dtypes)

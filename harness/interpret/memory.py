@@ -17,14 +17,14 @@ from lastbit.interpret.access import Access
 from lastbit.interpret.faults import noted, outside, uninitialised
 from lastbit.interpret.formats import Array, bits_of
 from lastbit.interpret.given import Given
-from lastbit.interpret.lanes import Addresses, Lanes, broadcast, first_of, lanes_of, ranges_of, taken, windows
+from lastbit.interpret.lanes import Lanes, OffsetAddresses, broadcast, first_of, lanes_of, ranges_of, taken, windows
 from lastbit.interpret.places import Place
 from lastbit.interpret.racing import Races
 from lastbit.interpret.speculation import Conflict, Speculation
 
 
 @dataclass
-class Memory:
+class LaunchMemory:
     """The memory that the programs of a launch may touch, and the record of their accesses.
 
     Attributes:
@@ -67,7 +67,9 @@ class Memory:
 
     # Accesses.
 
-    def load(self, access: Access, where: Addresses, mask: Array | None = None, fill: Array | None = None) -> Array:
+    def load(
+        self, access: Access, where: OffsetAddresses, mask: Array | None = None, fill: Array | None = None
+    ) -> Array:
         """Load the bits at addresses; masked lanes get the bits of `fill`, or undefined ones without it."""
         if access.rank > 1 and (turned := where.turned) is not None:
             swapped = [None if x is None else x.swapaxes(-1, -2) for x in (mask, fill)]
@@ -87,7 +89,7 @@ class Memory:
         values = memory.load(addresses, inside, np.zeros(addresses.shape, access.raw), access.raw)
         return np.where(inside, values, other).view(access.dtype)
 
-    def store(self, access: Access, where: Addresses, value: Array, mask: Array | None = None) -> None:
+    def store(self, access: Access, where: OffsetAddresses, value: Array, mask: Array | None = None) -> None:
         """Store bits at addresses, but for those that a mask excludes; of two at one address, the last."""
         mask = None if mask is None or np.count_nonzero(mask) == mask.size else mask
         bits = bits_of(np.ascontiguousarray(value))
@@ -99,7 +101,7 @@ class Memory:
             addresses, inside = self._allowed(access, where.all, mask)
             memory.store(addresses, np.ascontiguousarray(np.broadcast_to(bits, addresses.shape)), inside)
 
-    def update(self, access: Access, where: Addresses, value: Array, mask: Array) -> Array:
+    def update(self, access: Access, where: OffsetAddresses, value: Array, mask: Array) -> Array:
         """Update the elements atomically, program by program and one after the other; return their previous values."""
         addresses, value, inside = self._of_every_program(access, where.all, value, mask)
         if value.dtype.itemsize == 2 and value.dtype.kind not in "iu":
@@ -110,7 +112,7 @@ class Memory:
             old = memory.atomic_rmw(operation, addresses, raw, inside, sem)
         return np.where(inside, bits_of(old), self._undefined(access, False)).view(value.dtype)
 
-    def exchange(self, access: Access, where: Addresses, expected: Array, value: Array) -> Array:
+    def exchange(self, access: Access, where: OffsetAddresses, expected: Array, value: Array) -> Array:
         """Compare and swap bits, program by program and one after the other; return the previous values."""
         expected, value = (bits_of(np.ascontiguousarray(x)) for x in (expected, value))
         addresses, value, inside = self._of_every_program(access, where.all, value, np.ones(1, bool))
@@ -141,7 +143,7 @@ class Memory:
         return access.raw.type(0) if access.place is not None and access.place == self.refilled else access.highest
 
     def _require_written(
-        self, access: Access, tensor: Given, where: Addresses, values: Array, mask: Array | None
+        self, access: Access, tensor: Given, where: OffsetAddresses, values: Array, mask: Array | None
     ) -> None:
         """Record a fault if memory is loaded to which nothing was written."""
         blank = values == access.raw.type(tensor.blank)

@@ -9,7 +9,7 @@ from typing import Any
 from triton.runtime.interpreter import TensorHandle
 
 from lastbit.interpret.replay import Diverged
-from lastbit.interpret.tape import Guard, Step
+from lastbit.interpret.tape import Guard, TapeStep
 
 
 class Past:
@@ -17,7 +17,7 @@ class Past:
 
     def __init__(self, diverged: Diverged) -> None:
         self.registers, self.segment, self.failed = diverged.registers, diverged.path[-1], diverged.failed
-        self._events: list[tuple[str, Step | None]] = []
+        self._events: list[tuple[str, TapeStep | None]] = []
         for segment in diverged.path:
             self._events += [(step.name, step) for step in segment.steps]
             self._events.append((Guard.__name__, None))

@@ -19,7 +19,7 @@ from lastbit.interpret.past import Past, on_arrays
 from lastbit.interpret.replay import Diverged
 from lastbit.interpret.rewrite import Namespace
 from lastbit.interpret.speculation import Conflict
-from lastbit.interpret.tape import Guard, Segment, Step, Tape, Trust
+from lastbit.interpret.tape import Guard, Segment, Tape, TapeStep, Trust
 
 PURE = frozenset(
     f"create_{name}"
@@ -178,12 +178,12 @@ class Recorder(Compositions):
             return method(*args, **kwargs)
         return self._note(name, method, args, kwargs, operands)
 
-    def _known_step(self, name: str) -> Step | None:
+    def _known_step(self, name: str) -> TapeStep | None:
         """Return the next step of the program's past, which must be the operation `name`; None where it has no more."""
         if self._past is None:
             return None
         if self._past.goes_on:
-            step: Step = self._past.take(name)
+            step: TapeStep = self._past.take(name)
             return step
         if self._past.failed:
             self.recording = False
@@ -244,7 +244,7 @@ class Recorder(Compositions):
                 inputs = tuple(map(self._register, operands))
             varies, spread = not self._varying.isdisjoint(inputs), not self._spread.isdisjoint(inputs)
             output = self._tape.register(None, dtype)
-            self._add(Step(name, run, inputs, output, True, varies, spread, data.ndim, data.nbytes), result)
+            self._add(TapeStep(name, run, inputs, output, True, varies, spread, data.ndim, data.nbytes), result)
         return result
 
     def _result(
@@ -253,12 +253,12 @@ class Recorder(Compositions):
         """Note a step that gave `result`; for a tuple also one for each of its parts."""
         output = self._tape.register(None, getattr(result, "dtype", None))
         size = result.data.nbytes if isinstance(result, TensorHandle) else 0
-        self._add(Step(name, run, inputs, output, name in PURE, varies, spread, _rank(result), size), result)
+        self._add(TapeStep(name, run, inputs, output, name in PURE, varies, spread, _rank(result), size), result)
         if isinstance(result, (tuple, list)):
             for i, part in enumerate(result):
                 self._result("part", itemgetter(i), (output,), part, varies, spread)
 
-    def _add(self, step: Step, result: Any) -> None:
+    def _add(self, step: TapeStep, result: Any) -> None:
         if getattr(result, "attr", None):
             self._tape.attributes[step.output] = dict(result.attr)
         self._segment.steps.append(step)
@@ -267,7 +267,7 @@ class Recorder(Compositions):
         if self._bytes > LARGEST:
             self.give_up()
 
-    def _place(self, result: Any, step: Step) -> None:
+    def _place(self, result: Any, step: TapeStep) -> None:
         if type(result) is TensorHandle or not isinstance(result, CONSTANTS):
             self._registers[id(result)] = step.output
             self._kept.append(result)
@@ -276,7 +276,7 @@ class Recorder(Compositions):
         if step.spread:
             self._spread.add(step.output)
 
-    def _recall(self, step: Step) -> Any:
+    def _recall(self, step: TapeStep) -> Any:
         past = self._past
         assert past is not None
         value, dtype = past.registers[step.output], self._tape.dtypes[step.output]

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from lastbit.interpret.formats import Array
-from lastbit.interpret.memory import Memory
+from lastbit.interpret.memory import LaunchMemory
 from lastbit.interpret.speculation import Conflict
-from lastbit.interpret.tape import Segment, Step, Tape, Trust
+from lastbit.interpret.tape import Segment, Tape, TapeStep, Trust
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _Group:
     registers: list[Any]
     path: list[Segment] = field(default_factory=list)
     ranks: dict[int, Any] = field(default_factory=dict)
-    left: dict[int, Step] = field(default_factory=dict)
+    left: dict[int, TapeStep] = field(default_factory=dict)
     parted: dict[int, Array] = field(default_factory=dict)
 
     def part(self, rows: Array, segment: Segment | None) -> _Group:
@@ -93,7 +93,7 @@ class Replay:
         registers: what they hold: what is common to the launch, and of the latest program that ran alone.
     """
 
-    def __init__(self, tape: Tape, arguments: Sequence[Array], memory: Memory) -> None:
+    def __init__(self, tape: Tape, arguments: Sequence[Array], memory: LaunchMemory) -> None:
         self.tape, self.memory = tape, memory
         self.registers: list[Any] = list(arguments)
         self._prepared: set[int] = set()

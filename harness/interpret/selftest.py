@@ -14,7 +14,7 @@ from triton.runtime.interpreter import interpreter_semantic
 
 
 @dataclass(frozen=True)
-class Check:
+class LaunchCheck:
     """A launch, and the values that it must return."""
 
     name: str
@@ -70,27 +70,29 @@ def _bf16(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.bfloat16)
 
 
-def checks() -> tuple[Check, ...]:
+def checks() -> tuple[LaunchCheck, ...]:
     """Return the checks of rounding, conversions, scalar arguments, several programs and reductions, a launch each."""
     ties = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, 2.0**-134, 3.4e38])
     fp8 = torch.tensor([1.0625, 1.1875, -1000.0, math.inf])
     small = torch.tensor([2.0, -1.0, 3.0, 0.5], dtype=torch.float16)
     return (
-        Check("fp32 to bf16", lambda: _ran(_convert, [ties], torch.bfloat16), [1.0, 1.015625, 0.0, math.inf]),
-        Check("fp32 to e4m3", lambda: _ran(_convert, [fp8], torch.float8_e4m3fn), [1.0, 1.25, -448.0, 448.0]),
-        Check("bf16 to fp32", lambda: _ran(_convert, [_bf16(1.5, -2.0)], torch.float32), [1.5, -2.0]),
-        Check(
+        LaunchCheck("fp32 to bf16", lambda: _ran(_convert, [ties], torch.bfloat16), [1.0, 1.015625, 0.0, math.inf]),
+        LaunchCheck("fp32 to e4m3", lambda: _ran(_convert, [fp8], torch.float8_e4m3fn), [1.0, 1.25, -448.0, 448.0]),
+        LaunchCheck("bf16 to fp32", lambda: _ran(_convert, [_bf16(1.5, -2.0)], torch.float32), [1.5, -2.0]),
+        LaunchCheck(
             "bf16 product",
             lambda: _ran(_multiply, [_bf16(1.0078125, 3.0), _bf16(1.0078125, 0.5)], torch.bfloat16),
             [1.015625, 1.5],
         ),
-        Check("scalars", lambda: _ran(_scale, [_bf16(3.0, 3.0)], torch.float32, 0.1, 50000), [0.6000000238418579] * 2),
-        Check("programs", lambda: _ran(_repeat, [small], torch.float32, programs=4), [2.0, -2.0, 3.0, 1.0]),
-        Check("reductions", lambda: _ran(_reduce, [small], torch.float32), [4.5, 3.0, 11.5, -1.0]),
+        LaunchCheck(
+            "scalars", lambda: _ran(_scale, [_bf16(3.0, 3.0)], torch.float32, 0.1, 50000), [0.6000000238418579] * 2
+        ),
+        LaunchCheck("programs", lambda: _ran(_repeat, [small], torch.float32, programs=4), [2.0, -2.0, 3.0, 1.0]),
+        LaunchCheck("reductions", lambda: _ran(_reduce, [small], torch.float32), [4.5, 3.0, 11.5, -1.0]),
     )
 
 
-def differences(chosen: Sequence[Check] | None = None) -> list[str]:
+def differences(chosen: Sequence[LaunchCheck] | None = None) -> list[str]:
     """Return a sentence for every check that fails or raises."""
     wrong = []
     for check in checks() if chosen is None else chosen:

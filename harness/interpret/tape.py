@@ -23,7 +23,7 @@ LARGEST = 64 << 20
 BYTES_OF_STEP = 500
 
 
-class Step(NamedTuple):
+class TapeStep(NamedTuple):
     """One operation.
 
     Attributes:
@@ -76,7 +76,7 @@ class Segment:
         parts: the segments that it joins; empty if it was recorded as it is.
     """
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TapeStep] = field(default_factory=list)
     guard: Guard | None = None
     branches: dict[Any, Segment] = field(default_factory=dict)
     parts: Sequence[Segment] = ()
@@ -108,11 +108,11 @@ class Together:
     steps: list[tuple[Callable[..., Any], tuple[int, ...], int, tuple[int, ...]]]
     reads: list[int]
     spread: dict[int, Any]
-    left: dict[int, Step]
+    left: dict[int, TapeStep]
     bytes: int
 
     @staticmethod
-    def of(steps: Sequence[Step], guard: Guard | None) -> Together:
+    def of(steps: Sequence[TapeStep], guard: Guard | None) -> Together:
         """Make the steps before `guard` ready for programs that run together, without those that run once in a launch.
 
         Where a program ends, and no other way can begin, nobody asks again for what was computed: registers are emptied
@@ -134,11 +134,11 @@ class Together:
         return Together(runnable, sorted(reads), spread, left_out, _peak(runnable, sizes))
 
 
-def _advancing(steps: Sequence[Step]) -> Callable[[Step], Step]:
+def _advancing(steps: Sequence[TapeStep]) -> Callable[[TapeStep], TapeStep]:
     """Let an access to memory add up its addresses by itself, if it has a faster way."""
     sums = {step.output: step for step in steps if step.name == "create_addptr"}
 
-    def advancing(step: Step) -> Step:
+    def advancing(step: TapeStep) -> TapeStep:
         advanced = getattr(step.run, "advanced", None)
         if advanced is None or step.inputs[0] not in sums:
             return step
@@ -147,7 +147,7 @@ def _advancing(steps: Sequence[Step]) -> Callable[[Step], Step]:
     return advancing
 
 
-def _needed(steps: Sequence[Step], asked: set[int]) -> list[Step]:
+def _needed(steps: Sequence[TapeStep], asked: set[int]) -> list[TapeStep]:
     """Return the steps that have an effect, or whose result is read or asked for."""
     read = set(asked)
     kept = []

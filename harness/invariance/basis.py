@@ -105,7 +105,7 @@ def line_of(inputs: Inputs, device: torch.device) -> str:
 
 
 @dataclass(frozen=True)
-class Difference:
+class BitDifference:
     """Elements of a result in which two calls differ; NaNs are equal, whatever their sign and payload.
 
     Attributes:
@@ -127,15 +127,15 @@ class Difference:
 _MOST_ROWS = 256
 
 
-def difference(matched: Matched) -> Difference | None:
+def difference(matched: Matched) -> BitDifference | None:
     """Return the difference of the result with the most differing elements; None if all results are bitwise equal."""
     found = [d for name, (a, b) in matched.items() if (d := _difference(name, a, b)) is not None]
     return max(found, key=lambda d: d.elements, default=None)
 
 
-def _difference(name: str, a: Tensor, b: Tensor) -> Difference | None:
+def _difference(name: str, a: Tensor, b: Tensor) -> BitDifference | None:
     if a.shape != b.shape or a.dtype != b.dtype:
-        return Difference(name, max(a.numel(), b.numel()), max(a.numel(), b.numel()), ulp=math.inf)
+        return BitDifference(name, max(a.numel(), b.numel()), max(a.numel(), b.numel()), ulp=math.inf)
     a, b = a.detach(), b.detach().to(a.device)
     changed = bits_with_one_nan(a) != bits_with_one_nan(b)
     elements = int(changed.sum())
@@ -143,6 +143,6 @@ def _difference(name: str, a: Tensor, b: Tensor) -> Difference | None:
         return None
     ulp = float(distance(a[changed], b[changed]).max())
     if changed.ndim < 2:
-        return Difference(name, elements, a.numel(), ulp=ulp)
+        return BitDifference(name, elements, a.numel(), ulp=ulp)
     rows = changed.reshape(-1, changed.shape[-1]).any(-1).nonzero().flatten()
-    return Difference(name, elements, a.numel(), tuple(rows[:_MOST_ROWS].tolist()), len(rows), ulp)
+    return BitDifference(name, elements, a.numel(), tuple(rows[:_MOST_ROWS].tolist()), len(rows), ulp)

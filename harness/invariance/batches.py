@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lastbit.invariance.basis import Basis, difference
-from lastbit.invariance.launches import Launch, Launches, joined, picked
+from lastbit.invariance.launches import Launches, RowsCall, joined, picked
 from lastbit.invariance.property import Pairs, Property
 from lastbit.relations import Tensors, same
 
@@ -42,7 +42,7 @@ def _padding(basis: Basis, pairs: Pairs) -> None:
         pairs.notes.append(f"{', '.join(sorted(summed))}: other bits with rows of zeros, which add nothing to a sum")
 
 
-def _found(launches: Launches, further: int, *, after: bool) -> dict[str, tuple[Launch, bool]]:
+def _found(launches: Launches, further: int, *, after: bool) -> dict[str, tuple[RowsCall, bool]]:
     """Map the contents of the further rows to the launch with them, and to whether it changed the rows of the case."""
     found = {}
     with warnings.catch_warnings():
@@ -53,7 +53,7 @@ def _found(launches: Launches, further: int, *, after: bool) -> dict[str, tuple[
     return found
 
 
-def _with(launches: Launches, what: str, padded: Tensors, *, after: bool) -> Launch | None:
+def _with(launches: Launches, what: str, padded: Tensors, *, after: bool) -> RowsCall | None:
     """Launch the rows of the case together with further rows, and keep only the rows of the case."""
     further, count = len(next(iter(padded.values()))), launches.count
     rows = joined([launches.tensors, padded] if after else [padded, launches.tensors])
@@ -65,7 +65,7 @@ def _with(launches: Launches, what: str, padded: Tensors, *, after: bool) -> Lau
     return replace(launch, rows={name: tensor[start : start + count] for name, tensor in launch.rows.items()})
 
 
-def _explained(found: Mapping[str, tuple[Launch, bool]]) -> list[str]:
+def _explained(found: Mapping[str, tuple[RowsCall, bool]]) -> list[str]:
     """Name the cause of changed bits, from launches of one size: the number of rows or the further rows' contents."""
     broken = [what for what, (_, changed) in found.items() if changed]
     launches = [launch for launch, _ in found.values()]
@@ -102,11 +102,11 @@ def _filled(like: Tensor, what: str) -> Tensor:
     return torch.full_like(filled.double(), largest).to(like.dtype) if lacks else filled
 
 
-def _same_rows(a: Launch, b: Launch) -> bool:
+def _same_rows(a: RowsCall, b: RowsCall) -> bool:
     return difference({name: (tensor, b.rows[name]) for name, tensor in a.rows.items()}) is None
 
 
-def _changed_sums(launches: Launches, launch: Launch) -> set[str]:
+def _changed_sums(launches: Launches, launch: RowsCall) -> set[str]:
     """Name the results without rows that rows of zeros changed.
 
     If they are sums over rows, such rows add nothing in exact arithmetic, but a mean or a count may be meant. So this

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lastbit.calling.performing import Asked, results_of
+from lastbit.calling.performing import CallRequest, results_of
 from lastbit.inputs import Inputs, build, holding
 from lastbit.inputs.guards import ALIGNMENT
 from lastbit.invariance.basis import Basis
@@ -37,7 +37,7 @@ def called(
 ) -> Tensors:
     """Call the kernel, or `function` in its place, and return copies of the results; the inputs are restored."""
     try:
-        call, asked = function or basis.kernel.call, Asked(basis.case.params, tuple(basis.results))
+        call, asked = function or basis.kernel.call, CallRequest(basis.case.params, tuple(basis.results))
         given = results_of(call, asked, device or basis.device, inputs.hand_out())
         return {name: given[name].detach().clone() for name in basis.results}
     finally:

@@ -24,7 +24,7 @@ _BLOCK = 64 << 20  # bytes that are in use elsewhere in later replays
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class GraphReplay:
     """A captured call: the graph, what it was captured on, and the results that it writes."""
 
     graph: torch.cuda.CUDAGraph
@@ -56,7 +56,7 @@ def show(basis: Basis, pairs: Pairs) -> None:
         _compare_on_other_values(basis, pairs, replay)
 
 
-def _compare_on_other_values(basis: Basis, pairs: Pairs, replay: Replay) -> None:
+def _compare_on_other_values(basis: Basis, pairs: Pairs, replay: GraphReplay) -> None:
     """Replay the graph on other values, which shows values kept from the capture; then on the first ones again."""
     there = other_values(basis)
     eager = basis.call(there)
@@ -70,7 +70,7 @@ def _compare_on_other_values(basis: Basis, pairs: Pairs, replay: Replay) -> None
     pairs.compare(basis, what, same(basis.results, results), basis.inputs, results)
 
 
-def replay_of(basis: Basis, inputs: Inputs) -> Replay:
+def replay_of(basis: Basis, inputs: Inputs) -> GraphReplay:
     """Capture the call in a CUDA graph; raise `NotApplicable` with the first line of the reason if that fails."""
     handed = inputs.hand_out()
 
@@ -86,7 +86,7 @@ def replay_of(basis: Basis, inputs: Inputs) -> Replay:
     except Exception as error:  # a kernel may do anything that a capture forbids
         torch.cuda.synchronize()
         raise NotApplicable(f"the call cannot be captured: {said(error)}") from error
-    return Replay(graph, inputs, {name: results[name] for name in basis.results})
+    return GraphReplay(graph, inputs, {name: results[name] for name in basis.results})
 
 
 def _warm(inputs: Inputs, call: Callable[[], object]) -> None:

@@ -20,7 +20,7 @@ Numbers = range | Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
-class Launch:
+class RowsCall:
     """A call on some rows.
 
     Attributes:
@@ -68,11 +68,11 @@ class Launches:
         if leads > 1:
             self._flatten()
 
-    def launch(self, rows: Numbers, what: str, leading: tuple[int, ...] | None = None) -> Launch | None:
+    def launch(self, rows: Numbers, what: str, leading: tuple[int, ...] | None = None) -> RowsCall | None:
         """Call the kernel on these rows, in these leading dimensions; None, with a note, if it declines the call."""
         return self.of({name: picked(tensor, rows) for name, tensor in self.tensors.items()}, what, leading)
 
-    def of(self, rows: Tensors, what: str, leading: tuple[int, ...] | None = None) -> Launch | None:
+    def of(self, rows: Tensors, what: str, leading: tuple[int, ...] | None = None) -> RowsCall | None:
         """Call the kernel on any rows, also on rows that the case lacks: input name → tensor [rows, …]."""
         count = len(next(iter(rows.values())))
         shape = (*self._outer, count) if leading is None else leading
@@ -82,14 +82,14 @@ class Launches:
         if results is None:
             return None
         found = {n: _rows_of(results[n], own, count, shape) for n, own in self.results.items() if n in results}
-        return Launch(what, inputs, results, found)
+        return RowsCall(what, inputs, results, found)
 
     def compare(self, rows: Numbers, what: str, leading: tuple[int, ...] | None = None) -> list[int] | None:
         """Return the rows of the case with other bits in a launch of these rows; None if the kernel declines it."""
         launch = self.launch(rows, what, leading)
         return None if launch is None else self.compared(launch, rows)
 
-    def compared(self, launch: Launch, rows: Numbers, *, shown: bool = False) -> list[int]:
+    def compared(self, launch: RowsCall, rows: Numbers, *, shown: bool = False) -> list[int]:
         """Count a launch of these rows, and give those which have other bits than in the launch of all rows."""
         matched = self.matched(launch.rows, rows)
         second = launch.what

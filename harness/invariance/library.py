@@ -22,7 +22,7 @@ from lastbit.dtypes import DTYPE_NAMES
 from lastbit.inputs import Inputs, bits_of
 from lastbit.inputs.bitwise import bits_with_one_nan
 from lastbit.invariance.basis import Basis
-from lastbit.property_result import Outcome, PropertyResult
+from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.relations import Tensors
 
 BYTES, ROWS = 64 << 20, 1 << 15
@@ -44,7 +44,7 @@ def breaking(found: PropertyResult, basis: Basis, ask: Callable[[Basis], Propert
             return ""
         for operation in list(watch.noted)[:_MOST]:
             held = _Watch(operation)
-            if ask(held.of(basis)).outcome is Outcome.HOLDS and not held.over:
+            if ask(held.of(basis)).outcome is PropertyOutcome.HOLDS and not held.over:
                 return f"{operation} breaks it: {held.noted[operation]}; with the first in both, the property holds."
     return ""
 

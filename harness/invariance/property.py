@@ -9,8 +9,8 @@ from functools import partial
 from lastbit.errors import UnsupportedCase
 from lastbit.inputs import Inputs
 from lastbit.invariance import library
-from lastbit.invariance.basis import Basis, Difference, difference
-from lastbit.property_result import Outcome, PropertyResult
+from lastbit.invariance.basis import Basis, BitDifference, difference
+from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.relations import Matched, NotApplicable, Related, Relation, Tensors
 
 _SHOWN = 300  # characters of what a kernel raised
@@ -30,7 +30,7 @@ class Broken:
 
     first: str
     second: str
-    difference: Difference
+    difference: BitDifference
     legal: bool | None = None
 
 
@@ -83,7 +83,7 @@ class Pairs:
             self.most = broken
         return False
 
-    def asks(self, found: Difference, basis: Basis, *, shown: bool = False) -> bool:
+    def asks(self, found: BitDifference, basis: Basis, *, shown: bool = False) -> bool:
         """Tell whether to ask the contract about a pair that differs; no more once it has excluded bits of one.
 
         Asked about are the first few, pairs further apart than any before, and the pair that is shown.
@@ -192,14 +192,14 @@ def both(one: Property, other: Property) -> Property:
 def result_of(property: Property, basis: Basis) -> PropertyResult:
     """Return what is found of a property, and which operation of torch breaks it where that fails the kernel."""
     found = _found(property, basis)
-    if not (found.outcome is Outcome.BROKEN and found.fails and basis.direct):
+    if not (found.outcome is PropertyOutcome.BROKEN and found.fails and basis.direct):
         return found
     return replace(found, library=library.breaking(found, basis, partial(_found, property)))
 
 
 def _found(property: Property, basis: Basis) -> PropertyResult:
     """Make the property's pairs of calls and return its result; an exception of the kernel is reported, not raised."""
-    found = PropertyResult(property.name, Outcome.HOLDS, property.name in basis.kernel.invariant)
+    found = PropertyResult(property.name, PropertyOutcome.HOLDS, property.name in basis.kernel.invariant)
     left_out = frozenset(() if property.unordered else basis.kernel.unordered) & basis.results.keys()
     pairs = Pairs(left_out)
     raised = ""
@@ -207,7 +207,7 @@ def _found(property: Property, basis: Basis) -> PropertyResult:
         property.show(basis, pairs)
     except (NotApplicable, UnsupportedCase) as reason:
         if not pairs.tried:
-            return replace(found, outcome=Outcome.NOT_APPLICABLE, reason=str(reason))
+            return replace(found, outcome=PropertyOutcome.NOT_APPLICABLE, reason=str(reason))
         pairs.skip("other calls", reason)
     except Exception as error:  # of the kernel: it may raise anything
         raised = f"errored: {type(error).__name__}: {error}"[:_SHOWN]
@@ -215,16 +215,16 @@ def _found(property: Property, basis: Basis) -> PropertyResult:
     if pairs.first is None or pairs.most is None:
         if not (raised or pairs.tried):
             nothing = found.reason or "no pair of calls was made whose results have elements to compare"
-            return replace(found, outcome=Outcome.NOT_APPLICABLE, reason=nothing)
-        return replace(found, outcome=Outcome.ERRORED if raised else Outcome.HOLDS)
+            return replace(found, outcome=PropertyOutcome.NOT_APPLICABLE, reason=nothing)
+        return replace(found, outcome=PropertyOutcome.ERRORED if raised else PropertyOutcome.HOLDS)
     kept = pairs.most.difference.result not in basis.kernel.unordered  # whose bits may change by declaration
     return _broken(replace(found, declared=found.declared and kept), pairs, pairs.first, pairs.most.difference)
 
 
-def _broken(found: PropertyResult, pairs: Pairs, first: Broken, most: Difference) -> PropertyResult:
+def _broken(found: PropertyResult, pairs: Pairs, first: Broken, most: BitDifference) -> PropertyResult:
     return replace(
         found,
-        outcome=Outcome.BROKEN,
+        outcome=PropertyOutcome.BROKEN,
         first=first.first,
         second=first.second,
         where=pairs.where,

@@ -15,7 +15,7 @@ from lastbit.invariance.basis import Basis
 from lastbit.invariance.launches import Launches, Numbers, joined
 from lastbit.invariance.property import Pairs, Property
 from lastbit.invariance.sizes import sizes_up_to
-from lastbit.invariance.thresholds import Changes
+from lastbit.invariance.thresholds import BitChanges
 from lastbit.relations import Tensors
 
 _LAUNCHES = 2  # of one size, in `lastbit verify`
@@ -29,7 +29,7 @@ _MANY_TO_COUNT = 1024
 def show(basis: Basis, pairs: Pairs) -> None:
     """Compare the rows of the case in launches of fewer rows, at other places and in other shapes."""
     launches = Launches(basis, pairs)
-    search = Search(launches, basis.random, _MANY_LAUNCHES if basis.thorough else _LAUNCHES)
+    search = RowSearch(launches, basis.random, _MANY_LAUNCHES if basis.thorough else _LAUNCHES)
     for size in reversed(sizes_up_to(launches.count, basis.device, few=not basis.thorough)):
         search.size(size)
     search.places()
@@ -43,7 +43,7 @@ def show(basis: Basis, pairs: Pairs) -> None:
         _count(launches, changes, _MANY_TO_COUNT if basis.thorough else _TO_COUNT)
 
 
-class Search:
+class RowSearch:
     """Looks for rows whose bits change.
 
     Attributes:
@@ -124,7 +124,7 @@ def _starts(count: int, size: int, most: int, random: Random) -> list[int]:
     return list(dict.fromkeys([0, *drawn]))
 
 
-def _count(launches: Launches, changes: Changes, most: int) -> None:
+def _count(launches: Launches, changes: BitChanges, most: int) -> None:
     """Count the changed rows in launches of the size that the explanation names, and show a pair of case lines."""
     size, last = changes.counted, launches.count - changes.counted
     parts: list[Tensors] = []

@@ -19,7 +19,7 @@ _MANY = 10  # calls beside each kind of work where calls may cost seconds
 
 
 @dataclass(frozen=True)
-class Work:
+class BusyWork:
     """Matrix products that keep a device busy for milliseconds.
 
     Attributes:
@@ -45,9 +45,9 @@ def _bytes(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 # About 5 ms each on an H200. A product of 1024 rows has 64 tiles or fewer, on 132 multiprocessors.
-PRODUCTS = Work("matrix products on all multiprocessors", _square(4096, torch.bfloat16), torch.mm, 25)
-SMALL_PRODUCTS = Work("matrix products on some multiprocessors", _square(1024, torch.float32), torch.mm, 80)
-COPIES = Work("copies of memory", _bytes, lambda a, b: a.copy_(b), 60)
+PRODUCTS = BusyWork("matrix products on all multiprocessors", _square(4096, torch.bfloat16), torch.mm, 25)
+SMALL_PRODUCTS = BusyWork("matrix products on some multiprocessors", _square(1024, torch.float32), torch.mm, 80)
+COPIES = BusyWork("copies of memory", _bytes, lambda a, b: a.copy_(b), 60)
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def on(stream: torch.Stream) -> Iterator[None]:
 
 
 @contextmanager
-def busy(work: Work, stream: torch.Stream) -> Iterator[None]:
+def busy(work: BusyWork, stream: torch.Stream) -> Iterator[None]:
     """Queue work on a stream, and wait for it at the end."""
     a, b = work.buffers(stream.device)
     torch.accelerator.synchronize(stream.device)

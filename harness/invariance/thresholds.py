@@ -26,7 +26,7 @@ Bits = tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
-class Changes:
+class BitChanges:
     """Causes of changed bits in rows.
 
     Attributes:
@@ -59,13 +59,13 @@ Following = Callable[[int], Bits | None]
 """Number of rows → the bits of a few rows in a launch of so many; None if the kernel does not take it."""
 
 
-def of(launches: Launches, rows: Sequence[int]) -> Changes:
+def of(launches: Launches, rows: Sequence[int]) -> BitChanges:
     """Find the causes of changed bits in rows that are known to change: numbers of rows, places, other rows."""
     sizes = [*sizes_up_to(launches.count, launches.basis.device), launches.count]
     profile = cache(partial(_profile, launches, rows[:_COPIED]))
     known = [one for size in sizes if (one := profile(size)) is not None]
     if not known:
-        return Changes("")
+        return BitChanges("")
     placed = [_places(one, launches.count) for one in known if one.other]
     alone = known[-1].own and not placed  # rows do without each other: several can be followed in a launch
 
@@ -78,7 +78,7 @@ def of(launches: Launches, rows: Sequence[int]) -> Changes:
 
     by_size, counted = _by_size({one.size: bits for one in known if (bits := following(one.size))}, following)
     others = ["changes with what the other rows hold"] if not known[-1].own else []
-    return Changes(", and ".join([*others, *by_size, *placed[-1:]]), counted)
+    return BitChanges(", and ".join([*others, *by_size, *placed[-1:]]), counted)
 
 
 def _by_size(first: dict[int, Bits], following: Following) -> tuple[list[str], int]:

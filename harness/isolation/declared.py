@@ -14,7 +14,7 @@ from lastbit.isolation import answers
 from lastbit.isolation.answers import Raised, Unreadable
 from lastbit.isolation.confinement import Confinement
 from lastbit.isolation.folders import cache_of
-from lastbit.isolation.isolated import Pair
+from lastbit.isolation.isolated import ProcessPair
 from lastbit.isolation.limits import Limits
 from lastbit.isolation.process import ForkServer, KernelProcess, KernelProcessEnded, Start
 from lastbit.kernel import Kernel
@@ -90,7 +90,7 @@ class Kernels:
             return tuple(self._kernel(fields, files) for fields in answers.listed(answer.get("kernels")))
 
     @contextmanager
-    def pair(self, kernel: Kernel, timeout: float) -> Iterator[Pair]:
+    def pair(self, kernel: Kernel, timeout: float) -> Iterator[ProcessPair]:
         """Yield a pair of processes for an item of a kernel, which have loaded it.
 
         Raises:
@@ -101,10 +101,10 @@ class Kernels:
         with self._process(call.path, bare=False) as guarded, self._process(call.path, bare=True) as bare:
             for process in (guarded, bare):
                 _loaded(process, call.path)
-            yield Pair(guarded, bare, call.name, timeout)
+            yield ProcessPair(guarded, bare, call.name, timeout)
 
     @contextmanager
-    def of_file(self, path: Path, role: Role, timeout: float) -> Iterator[tuple[Kernel, Pair]]:
+    def of_file(self, path: Path, role: Role, timeout: float) -> Iterator[tuple[Kernel, ProcessPair]]:
         """Yield the kernel of a file in a role, as the file declares it, and its processes for an item.
 
         Raises:
@@ -118,7 +118,7 @@ class Kernels:
             _loaded(bare, path, timeout, role=asdict(role), kernel=kernel.name, plain=plain)
             self._asked[path] = guarded
             try:
-                yield kernel, Pair(guarded, bare, kernel.name, timeout)
+                yield kernel, ProcessPair(guarded, bare, kernel.name, timeout)
             finally:
                 del self._asked[path]
 

@@ -53,12 +53,14 @@ def accelerators() -> list[Path]:
     return [path for pattern in _ACCELERATORS for path in sorted(Path("/dev").glob(pattern))]
 
 
-def rules(own: Sequence[Path], readable: Sequence[Path], device_type: str, *, shared_memory: bool) -> landlock.Rules:
+def rules(
+    own: Sequence[Path], readable: Sequence[Path], device_type: str, *, shared_memory: bool
+) -> landlock.LandlockRules:
     """Return what Landlock is to allow: `own` to write, and what programs need to read.
 
     `shared_memory`: `/dev/shm` is the process's own.
     """
-    made = landlock.Rules(abstract_sockets=device_type != "cpu")
+    made = landlock.LandlockRules(abstract_sockets=device_type != "cpu")
     made.allow([*_SYSTEM, *(Path("/etc", name) for name in _SETTINGS), *_named(), *python_folders()], landlock.READ)
     made.allow(readable, landlock.READ)
     made.allow((Path("/dev", name) for name in _PLAIN_DEVICES), landlock.DEVICE)

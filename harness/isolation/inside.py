@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lastbit.calling.attempting import attempted
-from lastbit.calling.performing import Asked, Performed, Said, perform, results_of
+from lastbit.calling.performing import CallRequest, Performed, Said, perform, results_of
 from lastbit.inputs.guards import Guarded, twin
 from lastbit.inputs.rebound import rebound
 from lastbit.inputs.written import violations
@@ -35,7 +35,7 @@ MOST_OPAQUE = 100
 Message = Mapping[str, Any]
 
 
-class Work:
+class KernelWork:
     """The requests of a judge that a kernel process serves: to load kernels, and to call one of them."""
 
     def __init__(self) -> None:
@@ -115,8 +115,8 @@ def _warning(warning: Warning) -> list[str]:
     return [str(warning)]
 
 
-def _asked(message: Message) -> Asked:
-    return Asked(
+def _asked(message: Message) -> CallRequest:
+    return CallRequest(
         params=message["params"],
         results=tuple(message["results"]),
         may_return=tuple(message["may_return"]),

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from lastbit.calling.attempting import Attempt
-from lastbit.calling.performing import INPUT, Asked, Performed
+from lastbit.calling.performing import INPUT, CallRequest, Performed
 from lastbit.errors import KernelError, UnsupportedCase, no_stage, wrong_kind
 from lastbit.inputs import Inputs, Poison
 from lastbit.inputs.guards import ALIGNMENT, Guarded
 from lastbit.interpret.order import watching_races
 from lastbit.isolation import answers
 from lastbit.isolation.answers import Raised, Result
-from lastbit.isolation.memory import Block, Blocks, memory_of
+from lastbit.isolation.memory import Blocks, SharedBlock, memory_of
 from lastbit.isolation.process import KernelProcess, KernelProcessEnded
 from lastbit.numerics.residues import Residues
 from lastbit.placement import PlacementWarning
@@ -38,7 +38,7 @@ _SHORTEST = 0.001  # seconds
 
 
 @dataclass
-class Pair:
+class ProcessPair:
     """The kernel processes of an item: one that calls its kernel amid guards, and one with nothing of lastbit.
 
     Attributes:
@@ -68,7 +68,9 @@ class Pair:
         self.blocks.begin()
         self.latest = time.monotonic() + self.timeout
 
-    def ask(self, process: KernelProcess, message: Mapping[str, Any], blocks: Sequence[Block]) -> Mapping[str, Any]:
+    def ask(
+        self, process: KernelProcess, message: Mapping[str, Any], blocks: Sequence[SharedBlock]
+    ) -> Mapping[str, Any]:
         """Send a message about memory in some blocks to a kernel process, and return its answer."""
         new = {b.number: b for b in blocks if b.number not in process.known}
         gone = process.known - self.blocks.numbers()
@@ -98,7 +100,7 @@ class Isolated:
         later: the first call of the case is over.
     """
 
-    pair: Pair
+    pair: ProcessPair
     device: torch.device
     later: bool = False
     parted = True
@@ -107,14 +109,14 @@ class Isolated:
     def over(self) -> bool:
         return self.pair.over
 
-    def perform(self, inputs: Inputs, asked: Asked) -> Performed:
+    def perform(self, inputs: Inputs, asked: CallRequest) -> Performed:
         if not self.later:
             self.pair.begin()
         process = self.pair.bare if asked.poison is None else self.pair.guarded
         answer, named = self._called(process, inputs, {"do": "call", "later": self.later, **_how(asked)}, asked.shapes)
         return _performed(answer, named, inputs, asked)
 
-    def attempt(self, inputs: Inputs, asked: Asked, device: torch.device | None) -> Attempt:
+    def attempt(self, inputs: Inputs, asked: CallRequest, device: torch.device | None) -> Attempt:
         to = None if device is None else str(device)
         try:
             message = {"do": "attempt", "to": to, **_how(asked)}
@@ -182,9 +184,9 @@ class Isolated:
         self,
         process: KernelProcess,
         message: Mapping[str, Any],
-        blocks: Sequence[Block],
+        blocks: Sequence[SharedBlock],
         shapes: Mapping[str, tuple[int, ...]] | None,
-    ) -> tuple[Mapping[str, Any], Block]:
+    ) -> tuple[Mapping[str, Any], SharedBlock]:
         """Return the answer to a call, and the memory that its results were copied to."""
         into = self._results(_FIRST_RESULTS)
         _wait(self.device)
@@ -210,11 +212,11 @@ class Isolated:
             raise
         return answer, into
 
-    def _results(self, size: int) -> Block:
+    def _results(self, size: int) -> SharedBlock:
         return self.pair.blocks.sized(_RESULTS, self.device, size)
 
 
-def _how(asked: Asked) -> dict[str, Any]:
+def _how(asked: CallRequest) -> dict[str, Any]:
     """Return the fields of a call that a kernel process needs."""
     return {
         "params": dict(asked.params),
@@ -239,7 +241,7 @@ def _warning(words: tuple[Any, ...]) -> Warning:
     return PlacementWarning(answers.name_of(name), source, target)
 
 
-def _performed(answer: Mapping[str, Any], named: dict[str, Tensor], inputs: Inputs, asked: Asked) -> Performed:
+def _performed(answer: Mapping[str, Any], named: dict[str, Tensor], inputs: Inputs, asked: CallRequest) -> Performed:
     """Return what is known of a call: of its process's answer, only facts that this process can know."""
     if missing := [name for name in asked.results if name not in named]:
         raise KernelError(f"the kernel returned {sorted(named)}, which lacks the result {missing[0]!r}")
@@ -274,7 +276,7 @@ def _said(answer: Mapping[str, Any], what: str) -> tuple[_Said, ...]:
     return tuple(_Said(finding.kind, finding.stage, finding.sentence) for finding in found)
 
 
-def _described(guarded: Guarded, block: Block) -> dict[str, Any]:
+def _described(guarded: Guarded, block: SharedBlock) -> dict[str, Any]:
     """Return the description from which a kernel process makes a tensor, without where its values come from."""
     tensor = guarded.tensor
     return {
@@ -289,13 +291,13 @@ def _described(guarded: Guarded, block: Block) -> dict[str, Any]:
     }
 
 
-def _there(guarded: Guarded, block: Block) -> Tensor:
+def _there(guarded: Guarded, block: SharedBlock) -> Tensor:
     """Return the words of an input in its block: as far from an aligned address as the judge's own."""
     start = guarded.words.data_ptr() % ALIGNMENT // 8
     return block.words[start : start + guarded.words.numel()]
 
 
-def _own(result: Result, into: Block) -> Tensor:
+def _own(result: Result, into: SharedBlock) -> Tensor:
     """Copy a result to memory of this process alone."""
     if result.at < 0:
         return _empty(result)

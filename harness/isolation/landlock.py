@@ -51,7 +51,7 @@ def version() -> int:
         return 0
 
 
-class Rules:
+class LandlockRules:
     """The rights that remain after `enforce`, which refuses everything else that its version knows.
 
     `abstract_sockets`: whether those of other processes can be reached, where the network is another's business.

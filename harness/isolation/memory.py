@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 
 
 @dataclass(eq=False)
-class Block:
+class SharedBlock:
     """A piece of memory that is shared whole.
 
     Attributes:
@@ -49,7 +49,7 @@ class Block:
         return {"number": self.number, "bytes": self.nbytes, "cuda": self.handle}
 
 
-def fresh(device: torch.device, size: int) -> Block:
+def fresh(device: torch.device, size: int) -> SharedBlock:
     """Return memory of at least `size` bytes that no kernel process has ever had, or can still have."""
     if device.type == "cpu":
         return _of_file(size)
@@ -63,25 +63,25 @@ def fresh(device: torch.device, size: int) -> Block:
 _FEW = 64 << 20  # bytes up to which blocks are powers of two, so that one serves many cases
 
 
-def _of_file(size: int) -> Block:
+def _of_file(size: int) -> SharedBlock:
     size = max(_LEAST, 1 << (size - 1).bit_length()) if size <= _FEW else -(-size // _LEAST) * _LEAST
     descriptor = os.memfd_create("tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # of Linux alone
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     words = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.int64)
-    block = Block(next(_numbers), words, descriptor, None)
+    block = SharedBlock(next(_numbers), words, descriptor, None)
     weakref.finalize(block, os.close, descriptor)
     return block
 
 
-def _of_device(device: torch.device, size: int, pool: object) -> Block:
+def _of_device(device: torch.device, size: int, pool: object) -> SharedBlock:
     """Allocate a segment of device memory: another process that opens a part of a segment has all of it."""
     size = -(-max(size, _LEAST_SEGMENT) // _SEGMENTS) * _SEGMENTS
     with torch.cuda.use_mem_pool(pool, device):  # type: ignore[arg-type]
         words = torch.zeros(size // 8, dtype=torch.int64, device=device)
     torch.cuda.synchronize(device)  # or it would be zeroed after another process has written to it
-    return Block(next(_numbers), words, None, [words.device.index, *exported(words.data_ptr())])
+    return SharedBlock(next(_numbers), words, None, [words.device.index, *exported(words.data_ptr())])
 
 
 _LEAST_SEGMENT, _SEGMENTS = 10 << 20, 2 << 20  # bytes from which torch's allocator gives segments of their own
@@ -98,8 +98,8 @@ def memory_of(device: torch.device) -> int:
 class Blocks:
     """The blocks of a judge: those that a case has in use by the memory of its tensors, and those that are free."""
 
-    used: dict[int, Block] = field(default_factory=dict)
-    free: list[Block] = field(default_factory=list)
+    used: dict[int, SharedBlock] = field(default_factory=dict)
+    free: list[SharedBlock] = field(default_factory=list)
     pools: dict[torch.device, object] = field(default_factory=dict)
 
     def begin(self) -> None:
@@ -107,11 +107,11 @@ class Blocks:
         self.free = list(self.used.values())
         self.used = {}
 
-    def of(self, words: Tensor) -> Block:
+    def of(self, words: Tensor) -> SharedBlock:
         """Return the block for the memory of a tensor; the same one each time in a case."""
         return self.sized(words.data_ptr(), words.device, words.nbytes + _ROOM)
 
-    def sized(self, key: int, device: torch.device, size: int) -> Block:
+    def sized(self, key: int, device: torch.device, size: int) -> SharedBlock:
         """Return the block of a key, with `size` bytes or more."""
         block = self.used.get(key)
         if block is None or block.nbytes < size or block.words.device != device:
@@ -123,7 +123,7 @@ class Blocks:
             self.used[key] = block
         return block
 
-    def _made(self, device: torch.device, size: int) -> Block:
+    def _made(self, device: torch.device, size: int) -> SharedBlock:
         if device.type == "cpu":
             return _of_file(size)
         if device not in self.pools:

@@ -29,7 +29,7 @@ from lastbit.isolation.messages import LENGTH, LONGEST_ANSWER, is_whole, missing
 from lastbit.isolation.output import Output
 from lastbit.isolation.privileges import shield
 from lastbit.isolation.server import MAIN, preparation
-from lastbit.isolation.watch import Watch
+from lastbit.isolation.watch import ProcessWatch
 
 _GRACE = 20.0  # seconds for a process to come up
 _PARTING = 1.0  # seconds that a process has to end itself when it has closed its socket
@@ -102,7 +102,7 @@ class ForkServer:
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self.watch = Watch()
+        self.watch = ProcessWatch()
         own = clean_environment(os.environ if environ is None else environ)
         self._environ = {**own, "PYTHONSAFEPATH": "1"}  # its working directory changes
         self._process: subprocess.Popen[bytes] | None = None

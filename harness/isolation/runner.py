@@ -92,7 +92,7 @@ def exported(address: int) -> tuple[str, int]:
     return bytes(handle.reserved).hex(), address - base.value
 
 
-class Opened:
+class ExportedMemory:
     """Memory of a device that another process has exported; it stays where it is until this process ends.
 
     A kernel may keep a tensor of an earlier call, and look at it.
@@ -119,7 +119,7 @@ class Mapped:
     """Memory of the judge by number: bytes of a file that both have mapped, or of a device."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, mmap.mmap | Opened] = {}
+        self._blocks: dict[int, mmap.mmap | ExportedMemory] = {}
 
     def take(self, new: Iterable[Message], gone: Iterable[int], fds: Iterable[int]) -> None:
         """Map what is new, and forget what is gone."""
@@ -132,7 +132,7 @@ class Mapped:
                 self._blocks[block["number"]] = mmap.mmap(fd, block["bytes"])
                 os.close(fd)
             else:
-                self._blocks[block["number"]] = Opened(block["bytes"], *block["cuda"])
+                self._blocks[block["number"]] = ExportedMemory(block["bytes"], *block["cuda"])
 
     def words(self, place: Message) -> Tensor:
         """Return a tensor of int64 over the bytes of a place, in a storage that has these bytes alone."""
@@ -145,7 +145,7 @@ class Mapped:
     def close(self, number: int) -> None:
         """Forget a block, and let its memory of a device go."""
         block = self._blocks.pop(number, None)
-        if isinstance(block, Opened):
+        if isinstance(block, ExportedMemory):
             block.close()
 
     def whole(self, number: int) -> Tensor:
@@ -156,7 +156,7 @@ class Mapped:
         return len(self._blocks.get(number, ()))
 
 
-class Results:
+class ReturnedResults:
     """The results of a call, until they are copied where the judge wants them."""
 
     def __init__(self, memory: Mapped, named: Mapping[str, Tensor]) -> None:
@@ -287,7 +287,7 @@ def serve(connection: socket.socket, work: object, memory: Mapped | None = None)
     Who needs the judge's `memory` otherwise gives it.
     """
     channel, memory = Channel(connection), memory or Mapped()
-    results = Results(memory, {})
+    results = ReturnedResults(memory, {})
     answer: Message
     while True:
         message, fds = channel.receive()
@@ -298,10 +298,10 @@ def serve(connection: socket.socket, work: object, memory: Mapped | None = None)
             memory.take(message.get("new", ()), message.get("gone", ()), fds)
             mapped = True
             if "tensors" in message:
-                results = Results(memory, {})
+                results = ReturnedResults(memory, {})
                 asked = getattr(work, message["do"])
                 named, said = asked(message, [(t, memory.words(t)) for t in message["tensors"]])
-                results = Results(memory, named)
+                results = ReturnedResults(memory, named)
                 del named
                 answer = {**results.copied(message["into"]), **said}
             elif message["do"] == "copy":

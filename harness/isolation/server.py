@@ -23,7 +23,7 @@ from lastbit.isolation import runner, system
 from lastbit.isolation.confine import confine
 from lastbit.isolation.files import python_folders
 from lastbit.isolation.folders import remove
-from lastbit.isolation.inside import Work
+from lastbit.isolation.inside import KernelWork
 from lastbit.isolation.limits import Limits
 from lastbit.isolation.privileges import shield
 
@@ -160,7 +160,7 @@ def _guarded(connection: socket.socket) -> Program:
     return compile("serve(connection, work)", "<kernel process>", "exec"), {
         "serve": serve,
         "connection": connection,
-        "work": Work(),
+        "work": KernelWork(),
     }
 
 

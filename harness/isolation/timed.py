@@ -19,7 +19,7 @@ Call = Callable[..., Any]
 Said = Mapping[str, Any]
 
 
-class Timed:
+class TimedWorker:
     """The requests that a bare kernel process serves, and calls that are timed.
 
     `bare` loads kernels and calls one; `memory` is that of the judge.

@@ -45,7 +45,7 @@ class Watched:
     seen: float = field(default=0.0, repr=False)
 
 
-class Watch:
+class ProcessWatch:
     """Watches from `begin` to `over`; as a context manager, until the end of it at the latest."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ProcessWatch:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -14,10 +14,10 @@ from lastbit.errors import LastbitError, UnsupportedCase, UsageError
 from lastbit.isolation.isolated import Isolated
 from lastbit.judges.conclusions import Repro
 from lastbit.judges.opening import Desk
-from lastbit.judges.question import Question
+from lastbit.judges.question import JudgeQuestion
 from lastbit.kernel import Kernel
 from lastbit.outcomes.file_verdict import CallTime, CaseFinding, FileVerdict
-from lastbit.outcomes.speed import Bound
+from lastbit.outcomes.speed import SpeedBound
 from lastbit.result import Verdict
 from lastbit.verify.check import Subject, unsupported
 
@@ -25,7 +25,7 @@ TIMED = "timed"
 """The kind of a finding: what the kernel gave is wrong where it was timed."""
 
 
-def with_speed(found: FileVerdict, desk: Desk, subject: Subject, question: Question, repro: Repro) -> FileVerdict:
+def with_speed(found: FileVerdict, desk: Desk, subject: Subject, question: JudgeQuestion, repro: Repro) -> FileVerdict:
     """Add to the document of a kernel that passed the time of a call, or the reason why there is none.
 
     Results of timed calls that are wrong make it FAILED. A kernel that cannot be timed has passed all the same.
@@ -39,7 +39,7 @@ def with_speed(found: FileVerdict, desk: Desk, subject: Subject, question: Quest
     return _wrong(found, bound, repro) if bound.verdict == Verdict.FAILED else found
 
 
-def _timed(desk: Desk, subject: Subject, question: Question) -> Bound:
+def _timed(desk: Desk, subject: Subject, question: JudgeQuestion) -> SpeedBound:
     """Bound the time on the first case that the kernel takes, of the question or of those that are measured."""
     reason = f"no case of {question.op} that is measured is one that the kernel takes; give a 'CASE'"
     for case in _cases(desk, question):
@@ -52,23 +52,23 @@ def _timed(desk: Desk, subject: Subject, question: Question) -> Bound:
     raise LastbitError(reason)
 
 
-def _cases(desk: Desk, question: Question) -> Iterator[Case]:
+def _cases(desk: Desk, question: JudgeQuestion) -> Iterator[Case]:
     cases = map(parse_case, question.lines) if question.lines else bench_cases(desk.project, desk.device, "kernels.txt")
     return (case for case in cases if case.op == question.op)
 
 
-def _call_time(bound: Bound, desk: Desk) -> CallTime:
+def _call_time(bound: SpeedBound, desk: Desk) -> CallTime:
     seconds, overhead = bound.time.median, bound.empty.median
     return CallTime(bound.of, seconds, overhead, bound.time.count, roof=round(bound.share(desk.roof), 6))
 
 
-def _wrong(found: FileVerdict, bound: Bound, repro: Repro) -> FileVerdict:
+def _wrong(found: FileVerdict, bound: SpeedBound, repro: Repro) -> FileVerdict:
     finding = CaseFinding(TIMED, "", f"in calls that were timed: {bound.why}", bound.of, repro(bound.of))
     contracts = replace(found.contracts, keeps=())
     return replace(found, verdict=Verdict.FAILED, findings=(*found.findings, finding), contracts=contracts)
 
 
-def _beside(time: CallTime, desk: Desk, question: Question) -> tuple[CallTime, str]:
+def _beside(time: CallTime, desk: Desk, question: JudgeQuestion) -> tuple[CallTime, str]:
     """Add the time of a kernel of the project if that is asked for, or the reason why there is none."""
     if not question.beside:
         return time, ""
@@ -81,7 +81,7 @@ def _beside(time: CallTime, desk: Desk, question: Question) -> tuple[CallTime, s
     return replace(time, beside={bound.kernel: bound.time.median}), ""
 
 
-def beside(desk: Desk, question: Question, case: Case, effort: Effort) -> Bound | None:
+def beside(desk: Desk, question: JudgeQuestion, case: Case, effort: Effort) -> SpeedBound | None:
     """Time the first kernel of the project that keeps the contract and takes the case, in its own processes.
 
     Raises:
@@ -96,7 +96,7 @@ def beside(desk: Desk, question: Question, case: Case, effort: Effort) -> Bound 
         return bound_of(subject, case, desk.kernels.server, effort)
 
 
-def _trusted(desk: Desk, question: Question, case: Case) -> Iterator[Kernel]:
+def _trusted(desk: Desk, question: JudgeQuestion, case: Case) -> Iterator[Kernel]:
     """Yield kernels of the project, or those that the configuration names, that keep the contract and take the case."""
     op = desk.project.op(question.op)
     contract = op.contract(question.contract)

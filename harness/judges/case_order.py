@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from lastbit.case import SEED_BITS, Case, Group, parse_case
 from lastbit.config import PROFILES
 from lastbit.inputs.values import check_regime
-from lastbit.judges.question import RANDOM, Question
+from lastbit.judges.question import RANDOM, JudgeQuestion
 from lastbit.verify.design import designed
 from lastbit.verify.drawing import draw
 from lastbit.verify.fuzz import reseeded
@@ -17,7 +17,7 @@ from lastbit.verify.project import Project
 
 
 @dataclass(frozen=True)
-class Chosen:
+class OrderedCase:
     """A case, and the name and cases of the group that it is of."""
 
     case: Case
@@ -35,9 +35,9 @@ class CaseOrder:
 
     project: Project
     small: bool
-    _known: dict[tuple[object, ...], tuple[Chosen, ...]] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], tuple[OrderedCase, ...]] = field(default_factory=dict)
 
-    def of(self, question: Question, accepts: frozenset[str]) -> tuple[Chosen, ...]:
+    def of(self, question: JudgeQuestion, accepts: frozenset[str]) -> tuple[OrderedCase, ...]:
         """List the cases for a kernel that takes `accepts`, by their number of elements.
 
         Where the seed is random, each case gets one that follows from the number drawn for the question, or for this
@@ -57,7 +57,7 @@ class CaseOrder:
             return chosen
         return tuple(replace(one, case=reseeded(one.case, _seed(number, n))) for n, one in enumerate(chosen))
 
-    def _drawn(self, question: Question, accepts: frozenset[str]) -> list[Chosen]:
+    def _drawn(self, question: JudgeQuestion, accepts: frozenset[str]) -> list[OrderedCase]:
         count = PROFILES[question.profile]
         groups = designed(
             self.project.groups(question.op, accepts, small=self.small), count, whole=count >= PROFILES["ci"]
@@ -72,17 +72,17 @@ def _seed(number: str, place: int) -> int:
     return int.from_bytes(digest) >> (8 * len(digest) - SEED_BITS)
 
 
-def _of_group(group: Group, count: int, seed: int) -> list[Chosen]:
+def _of_group(group: Group, count: int, seed: int) -> list[OrderedCase]:
     drawn = tuple(draw(group, count, seed))
-    return [Chosen(case, group.name, drawn) for case in drawn]
+    return [OrderedCase(case, group.name, drawn) for case in drawn]
 
 
-def _of_lines(question: Question) -> tuple[Chosen, ...]:
+def _of_lines(question: JudgeQuestion) -> tuple[OrderedCase, ...]:
     cases = [parse_case(line) for line in question.lines]
     for case in cases:
         for tensor in case.tensors:
             check_regime(tensor)
-    return tuple(Chosen(case, "lines", ()) for case in cases)
+    return tuple(OrderedCase(case, "lines", ()) for case in cases)
 
 
 def elements(case: Case) -> int:

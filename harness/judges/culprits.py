@@ -9,12 +9,12 @@ from lastbit.errors import LastbitError
 from lastbit.isolation.process import KernelProcessEnded
 from lastbit.judges import explaining
 from lastbit.judges.opening import Desk
-from lastbit.judges.question import Question
+from lastbit.judges.question import JudgeQuestion
 from lastbit.outcomes.file_verdict import Culprit, FileVerdict
 from lastbit.result import CaseResult
 
 
-def with_culprit(found: FileVerdict, desk: Desk, question: Question, failure: CaseResult | None) -> FileVerdict:
+def with_culprit(found: FileVerdict, desk: Desk, question: JudgeQuestion, failure: CaseResult | None) -> FileVerdict:
     """Add to the document the line that is wrong, or why none is found, if a failure is to be explained."""
     if failure is None or not question.explaining:
         return found
@@ -22,7 +22,7 @@ def with_culprit(found: FileVerdict, desk: Desk, question: Question, failure: Ca
     return replace(found, culprit=culprit, culprit_reason=reason)
 
 
-def _looked_for(desk: Desk, path: Path, question: Question, failure: CaseResult) -> tuple[Culprit | None, str]:
+def _looked_for(desk: Desk, path: Path, question: JudgeQuestion, failure: CaseResult) -> tuple[Culprit | None, str]:
     arguments = {
         "path": str(path),
         "role": asdict(question.role),

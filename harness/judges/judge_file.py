@@ -17,11 +17,11 @@ from pathlib import Path
 
 from lastbit.case import Case, Group, parse_case
 from lastbit.errors import LastbitError, UsageError, unknown
-from lastbit.judges.case_order import Chosen, elements
+from lastbit.judges.case_order import OrderedCase, elements
 from lastbit.judges.conclusions import concluded, failure_of
 from lastbit.judges.culprits import with_culprit
-from lastbit.judges.opening import Desk, Opened, desk_of, opened
-from lastbit.judges.question import Question
+from lastbit.judges.opening import Desk, OpenedKernel, desk_of, opened
+from lastbit.judges.question import JudgeQuestion
 from lastbit.outcomes.file_verdict import FileVerdict
 from lastbit.result import BAD, CaseResult, Finding, Verdict
 from lastbit.verify.check import Subject, unsupported
@@ -40,7 +40,7 @@ _TRIED = 4  # cases in which torch's operators give other values
 _PACKAGES = ("lastbit", "torch", "triton")
 
 
-def ready(place: Workplace, question: Question | None) -> None:
+def ready(place: Workplace, question: JudgeQuestion | None) -> None:
     """Prepare for files: start the server of kernel processes, and evaluate one case of each group of the question."""
     desk = desk_of(place)
     desk.kernels.begin()
@@ -52,7 +52,7 @@ def ready(place: Workplace, question: Question | None) -> None:
             desk.evaluate(op, op.contract(question.contract), case)
 
 
-def judge_file(place: Workplace, path: str, question: Question) -> FileVerdict:
+def judge_file(place: Workplace, path: str, question: JudgeQuestion) -> FileVerdict:
     """Judge the kernel of a file, which is loaded in a process of its own.
 
     Raises:
@@ -70,7 +70,7 @@ def judge_file(place: Workplace, path: str, question: Question) -> FileVerdict:
     return replace(found, seconds=round(time.perf_counter() - start, 4))
 
 
-def _check(desk: Desk, question: Question) -> None:
+def _check(desk: Desk, question: JudgeQuestion) -> None:
     """Raise `UsageError` if a question means nothing for the project, whatever the file."""
     op = desk.project.op(question.op)
     op.contract(question.contract)
@@ -83,7 +83,7 @@ def _check(desk: Desk, question: Question) -> None:
 
 
 def unjudged(
-    path: str, question: Question, device: str, *, verdict: Verdict = Verdict.SKIPPED, reason: str = ""
+    path: str, question: JudgeQuestion, device: str, *, verdict: Verdict = Verdict.SKIPPED, reason: str = ""
 ) -> FileVerdict:
     """Make the document of a file that was not judged."""
     return FileVerdict(
@@ -122,7 +122,7 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _judged(desk: Desk, kernel: Opened, question: Question, empty: FileVerdict) -> FileVerdict:
+def _judged(desk: Desk, kernel: OpenedKernel, question: JudgeQuestion, empty: FileVerdict) -> FileVerdict:
     """Judge a kernel that is loaded."""
     subject, question = kernel.subject, question.drawn
     empty = replace(empty, kernel=subject.kernel.name, notes=kernel.notes, confinement=kernel.confinement)
@@ -157,7 +157,9 @@ def _declined(subject: Subject, results: Sequence[CaseResult]) -> int:
     return sum(not unsupported(subject.kernel, case) for case in turned)
 
 
-def _results(desk: Desk, kernel: Opened, question: Question, chosen: Sequence[Chosen]) -> list[CaseResult]:
+def _results(
+    desk: Desk, kernel: OpenedKernel, question: JudgeQuestion, chosen: Sequence[OrderedCase]
+) -> list[CaseResult]:
     """Judge the cases in order, until the process is gone or, with `fail_fast`, to the first failing one."""
     results: list[CaseResult] = []
 
@@ -184,7 +186,7 @@ def _results(desk: Desk, kernel: Opened, question: Question, chosen: Sequence[Ch
     return results
 
 
-def _torch_ops(kernel: Opened, results: Sequence[CaseResult]) -> tuple[tuple[str, ...], CaseResult | None]:
+def _torch_ops(kernel: OpenedKernel, results: Sequence[CaseResult]) -> tuple[tuple[str, ...], CaseResult | None]:
     """Return the operators of torch for the whole op on which the kernel depends, and a case that shows it.
 
     A few of the cases that it passed are drawn when all are over, and tried one after the other.

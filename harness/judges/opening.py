@@ -22,7 +22,7 @@ from lastbit.isolation.isolated import Isolated
 from lastbit.isolation.limits import Limits
 from lastbit.isolation.process import ForkServer
 from lastbit.judges.case_order import CaseOrder
-from lastbit.judges.question import Question
+from lastbit.judges.question import JudgeQuestion
 from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
 from lastbit.of_file import held_to
@@ -121,7 +121,7 @@ def open_desk(config: Config, watch: Watch, tick: Tick, turns: str = "") -> Desk
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedKernel:
     """A kernel that is held to the role that the caller gives it.
 
     Attributes:
@@ -161,7 +161,7 @@ class Opened:
 
 
 @contextmanager
-def opened(desk: Desk, path: Path, question: Question) -> Iterator[Opened]:
+def opened(desk: Desk, path: Path, question: JudgeQuestion) -> Iterator[OpenedKernel]:
     """Open the kernel of a file; its processes last as long as the context.
 
     Raises:
@@ -174,4 +174,6 @@ def opened(desk: Desk, path: Path, question: Question) -> Iterator[Opened]:
         check_kernel(own, op)
         isolated = Isolated(pair, desk.device)
         premises = load_premises(desk.device)
-        yield Opened(Subject(own, op, desk.device, premises, question.strict, performer=isolated), isolated, notes)
+        yield OpenedKernel(
+            Subject(own, op, desk.device, premises, question.strict, performer=isolated), isolated, notes
+        )

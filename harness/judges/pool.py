@@ -16,7 +16,7 @@ from lastbit.devices import DevicePlan, plan_devices
 from lastbit.errors import UsageError
 from lastbit.judges.judge_file import judge_file, ready, unjudged
 from lastbit.judges.opening import open_desk
-from lastbit.judges.question import Question
+from lastbit.judges.question import JudgeQuestion
 from lastbit.outcomes.file_verdict import FileVerdict
 from lastbit.result import Verdict
 from lastbit.verify.run import workers_for
@@ -38,8 +38,8 @@ class Judges:
         workers: processes; by default as many as `lastbit verify` has, or one for each device if it asks for `speed`.
         device: of the kernels; several, joined by commas, are shared out among the judges.
         projects: folders with references/ and cases/ of your own ops.
-        asked: fields of a `Question` that hold for every file unless its own call says otherwise. With an op, judges
-            evaluate some of its cases before the first file comes.
+        asked: fields of a `JudgeQuestion` that hold for every file unless its own call says otherwise. With an op,
+            judges evaluate some of its cases before the first file comes.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Judges:
         count = default_count(devices, speed=bool(asked.get("speed"))) if workers is None else workers
         configs = _configs(devices, tuple(map(str, projects)), count)
         self._asked, self._closed = asked, False
-        self._usual = Question(**asked) if "op" in asked else None
+        self._usual = JudgeQuestion(**asked) if "op" in asked else None
         self._turns = TemporaryDirectory(prefix="judges-")
         opening = partial(open_desk, turns=self._turns.name)
         self._workers = {worker: one.devices[0] for one in configs for worker in [Worker(one, opening=opening)]}
@@ -74,12 +74,12 @@ class Judges:
         self._turns.cleanup()
 
     def judge(self, path: str | Path, **asked: Any) -> Future[FileVerdict]:
-        """Judge the kernel of a file, in the future; see `Question` for what can be asked.
+        """Judge the kernel of a file, in the future; see `JudgeQuestion` for what can be asked.
 
         The future raises `UsageError` where the question means nothing, such as an op that there is not. Whatever is
         wrong with the file is its verdict.
         """
-        question = Question(**{**self._asked, **asked})
+        question = JudgeQuestion(**{**self._asked, **asked})
         return self._threads.submit(self._judged, str(path), question)
 
     def _warm(self, worker: Worker) -> None:
@@ -89,7 +89,7 @@ class Judges:
         finally:
             self._idle.put(worker)
 
-    def _judged(self, path: str, question: Question) -> FileVerdict:
+    def _judged(self, path: str, question: JudgeQuestion) -> FileVerdict:
         """Judge a file with an idle judge; if that judge ends, with the one that takes its place."""
         worker, reason = self._idle.get(), ""
         try:

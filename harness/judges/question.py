@@ -29,7 +29,7 @@ EXPLAIN = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class JudgeQuestion:
     """A question about a kernel file. The contract is the caller's, whatever the file declares.
 
     Attributes:
@@ -90,7 +90,7 @@ class Question:
             raise UsageError(f"seed {self.seed!r} is neither {RANDOM}, {RANDOM}:N nor a whole number N from 0 on")
 
     @property
-    def drawn(self) -> Question:
+    def drawn(self) -> JudgeQuestion:
         """The question with a number drawn for the seeds of its cases, if they are random and have no number."""
         open_ = self.seed == RANDOM and not self.lines
         return replace(self, seed=f"{RANDOM}:{secrets.randbits(SEED_BITS)}") if open_ else self

@@ -22,7 +22,7 @@ from lastbit.timing import COMPARING, timed
 from lastbit.trust import fuses
 
 if TYPE_CHECKING:
-    from lastbit.judging.fused_compare import Pair
+    from lastbit.judging.fused_compare import ComparedPair
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +99,12 @@ def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
     return pair.outside_count()
 
 
-def _pair(actual: Tensor, expected: Enclosure | Tensor) -> Pair | None:
+def _pair(actual: Tensor, expected: Enclosure | Tensor) -> ComparedPair | None:
     """What the kernels take, where they may be used; Triton is not imported for tensors in the memory of the CPU."""
     if not fuses(actual):
         return None
     from lastbit.judging.compare_selftest import trusted
-    from lastbit.judging.fused_compare import Pair
+    from lastbit.judging.fused_compare import ComparedPair
 
-    pair = Pair.of(actual, expected)
+    pair = ComparedPair.of(actual, expected)
     return pair if pair is not None and trusted(pair.sort) else None

@@ -12,7 +12,7 @@ from torch import Tensor
 from lastbit import trust
 from lastbit.judging import torch_compare
 from lastbit.judging.compare import finished
-from lastbit.judging.fused_compare import Pair, Sort
+from lastbit.judging.fused_compare import ComparedPair, Sort
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import FORMATS, FP64, cast
 from lastbit.result import NEAR, Comparison
@@ -94,7 +94,7 @@ def _of_floats(sort: Sort) -> Iterator[str]:
         for which, chosen in sets_of(a, e).items():
             actual, stacked = _laid_out(a[chosen], flat), _laid_out(e.parts[:, chosen], flat)
             actual, expected = actual.to(sort.device), Enclosure(stacked.to(sort.device))
-            pair = Pair.of(actual, expected, large=sort.large)
+            pair = ComparedPair.of(actual, expected, large=sort.large)
             assert pair is not None
             for fmt in TESTED:
                 [fused] = finished([pair.begin(fmt)])
@@ -109,7 +109,7 @@ def _of_integers(sort: Sort, dtype: torch.dtype) -> Iterator[str]:
     edges = torch.tensor([0, 1, -1, 2, 3, 5, 16, 17, 127, -128, 2**31 - 1, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63)])
     actual = _laid_out(edges.repeat(4).to(sort.actual), sort.flat).to(sort.device)
     expected = _laid_out(torch.cat([edges.roll(k) for k in range(4)]).to(dtype), sort.flat).to(sort.device)
-    pair = Pair.of(actual, expected, large=sort.large)
+    pair = ComparedPair.of(actual, expected, large=sort.large)
     assert pair is not None
     [fused] = finished([pair.begin_integers()])
     defined = torch_compare.compare_integers(actual, expected)

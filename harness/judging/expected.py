@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lastbit.judging.compare import Begun, begin, begin_choices, begin_integers, finished, outside_count, outside_mask
 from lastbit.judging.torch_compare import are_decided
-from lastbit.numerics import Enclosure, Following, Format, Indices, Premises, Sum, format_of, using
+from lastbit.numerics import AfterSums, Enclosure, Format, Indices, Premises, Sum, format_of, using
 from lastbit.numerics.formats import Integers
 from lastbit.result import Comparison
 from lastbit.timing import REFERENCES, timed
@@ -162,7 +162,7 @@ class Exact(Expected):
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen(Expected):
+class ChosenIndices(Expected):
     """Indices, each of which may be any of those that are allowed in its row."""
 
     indices: Indices
@@ -191,10 +191,10 @@ class Chosen(Expected):
         return self.outside(actual).count_nonzero()
 
     def same(self, other: Expected) -> bool:
-        return isinstance(other, Chosen) and torch.equal(self.indices.allowed, other.indices.allowed)
+        return isinstance(other, ChosenIndices) and torch.equal(self.indices.allowed, other.indices.allowed)
 
     def apart(self, other: Expected) -> bool:
-        if not isinstance(other, Chosen) or self.shape != other.shape:
+        if not isinstance(other, ChosenIndices) or self.shape != other.shape:
             return True
         return bool((~(self.indices.allowed & other.indices.allowed).any(-1)).any())
 
@@ -210,7 +210,7 @@ class RowSum(Expected):
         premises: those under which it is finished.
     """
 
-    sum: Sum | Following
+    sum: Sum | AfterSums
     format: Format
     rounds: bool
     premises: Premises
@@ -238,7 +238,7 @@ class RowSum(Expected):
     def __add__(self, other: RowSum) -> RowSum:
         if isinstance(self.sum, Sum) and isinstance(other.sum, Sum):
             return replace(self, sum=self.sum + other.sum)
-        assert isinstance(self.sum, Following) and isinstance(other.sum, Following)
+        assert isinstance(self.sum, AfterSums) and isinstance(other.sum, AfterSums)
         return replace(self, sum=self.sum + other.sum)
 
     def begin(self, actual: Tensor) -> Begun | Comparison:

@@ -31,7 +31,7 @@ INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.in
 _PARTS = 4
 
 
-class Grid(NamedTuple):
+class LaunchShape(NamedTuple):
     """Elements in a block, the most programs, and the warps of each."""
 
     block: int
@@ -39,9 +39,9 @@ class Grid(NamedTuple):
     warps: int
 
 
-STATISTICS = Grid(block=64, programs=8448, warps=1)
-COUNT = Grid(block=512, programs=2112, warps=8)
-FINISH = Grid(block=1024, programs=1, warps=4)
+STATISTICS = LaunchShape(block=64, programs=8448, warps=1)
+COUNT = LaunchShape(block=512, programs=2112, warps=8)
+FINISH = LaunchShape(block=1024, programs=1, warps=4)
 
 
 class Walk(NamedTuple):
@@ -79,7 +79,7 @@ class Sort(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class ComparedPair:
     """An actual tensor that is not empty and what is expected of it, as the kernels take them.
 
     Attributes:
@@ -95,7 +95,7 @@ class Pair:
     end: int = 0
 
     @classmethod
-    def of(cls, actual: Tensor, expected: Enclosure | Tensor, *, large: bool | None = None) -> Pair | None:
+    def of(cls, actual: Tensor, expected: Enclosure | Tensor, *, large: bool | None = None) -> ComparedPair | None:
         """None where there is no kernel for them; `large` unless their size is to say which kernels."""
         large = actual.numel() >= LARGE if large is None else large
         walk = walk_of(actual, expected)
@@ -149,7 +149,7 @@ class Pair:
         )  # fmt: skip
         return count[0]
 
-    def _blocks(self, grid: Grid) -> int:
+    def _blocks(self, grid: LaunchShape) -> int:
         return -(-self.walk.numel // grid.block)
 
     def _room(self, figures: int, columns: int) -> list[Tensor]:
@@ -165,7 +165,7 @@ class Pair:
         )  # fmt: skip
 
     def _launch(
-        self, kernel: Any, grid: Grid, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...]
+        self, kernel: Any, grid: LaunchShape, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...]
     ) -> None:
         if self.sort.large:  # worth a kernel for each alignment
             with torch.cuda.device_of(self.actual):

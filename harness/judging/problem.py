@@ -16,12 +16,12 @@ from lastbit.dtypes import DTYPE_NAMES
 from lastbit.errors import OpError, UsageError, no_such
 from lastbit.files import BUILT_IN, PACKAGE
 from lastbit.inputs import row_blocks
-from lastbit.judging.expected import Chosen, Exact, Numbers, RowSum
+from lastbit.judging.expected import ChosenIndices, Exact, Numbers, RowSum
 from lastbit.judging.trace import Steps, Trace
 from lastbit.numerics import (
     TARGETS,
+    AfterSums,
     Enclosure,
-    Following,
     Format,
     Indices,
     Premises,
@@ -324,11 +324,11 @@ class _Recorder:
             own = self.given.get(name, value)
             return own if own is value or not isinstance(own, Tensor) else own.clone()  # as in `_values`
         if isinstance(value, Indices):
-            self.trace.record(name, Chosen(value, Integers(DTYPE_NAMES[value.dtype], value.dtype)))
+            self.trace.record(name, ChosenIndices(value, Integers(DTYPE_NAMES[value.dtype], value.dtype)))
             chosen = self.given.get(name)
             return value.only(chosen) if isinstance(chosen, Tensor) else value
         fmt, rounds = self.problem.format(name), name in self.problem.contract.rounds
-        if isinstance(value, Sum | Following):
+        if isinstance(value, Sum | AfterSums):
             rounds = rounds and current().arithmetic is not PRECISE
             self.trace.record(name, RowSum(value, fmt, rounds, self._premises_of_sum(name)))
             return value

@@ -61,7 +61,7 @@ from lastbit.numerics.softmax import (
     rescaled_accumulation,
     softmax,
 )
-from lastbit.numerics.sums import Following, Sum
+from lastbit.numerics.sums import AfterSums, Sum
 from lastbit.numerics.tensor_cores import BY_CAPABILITY, LOOSEST, TensorCores
 
 __all__ = [
@@ -71,11 +71,11 @@ __all__ = [
     "FORMATS",
     "LOOSEST",
     "TARGETS",
+    "AfterSums",
     "Bound",
     "Enclosure",
     "Exponentials",
     "Factor",
-    "Following",
     "Format",
     "Groups",
     "Indices",

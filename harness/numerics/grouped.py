@@ -23,7 +23,7 @@ _BLOCK = 1 << 23  # elements of the operands of groups that are multiplied at on
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class GroupedRows:
     """The rows of G groups side by side, [G, most], the shorter groups filled up.
 
     Attributes:
@@ -43,7 +43,7 @@ class Rows:
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, groups: Mapping[int, Tensor], device: torch.device) -> Rows:
+    def of(cls, groups: Mapping[int, Tensor], device: torch.device) -> GroupedRows:
         """Those of groups with these numbers of rows, which are in the memory of the host, for rows on a device."""
         padded = torch.nn.utils.rnn.pad_sequence([*groups.values()], batch_first=True, padding_value=-1)
         real, shape = padded.flatten() >= 0, (padded.shape[0], padded.shape[1])
@@ -87,13 +87,13 @@ class Groups:
         return {g: (numbers == g).nonzero()[:, 0] for g in present}
 
     @cached_property
-    def _together(self) -> dict[tuple[int, ...], Rows]:
+    def _together(self) -> dict[tuple[int, ...], GroupedRows]:
         return {}
 
-    def together(self, groups: tuple[int, ...]) -> Rows:
+    def together(self, groups: tuple[int, ...]) -> GroupedRows:
         """The rows of several groups, looked up once."""
         if groups not in self._together:
-            self._together[groups] = Rows.of({group: self.rows[group] for group in groups}, self.numbers.device)
+            self._together[groups] = GroupedRows.of({group: self.rows[group] for group in groups}, self.numbers.device)
         return self._together[groups]
 
 

@@ -30,7 +30,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class _RememberedCall:
     """Operands of a call, which keep their memory as long as it is known, with their versions; and what it gave."""
 
     operands: list[Tensor]
@@ -42,11 +42,11 @@ class _Call:
         return all(map(_is_same, self.operands, self.places, operands))
 
 
-class _Memory:
+class _CallCache:
     """The calls so far, by everything that they depend on but their operands, and by where these are."""
 
     def __init__(self) -> None:
-        self._calls: dict[object, dict[tuple[tuple[int, int], ...], _Call]] = {}
+        self._calls: dict[object, dict[tuple[tuple[int, int], ...], _RememberedCall]] = {}
         self._premises: list[Premises] = []
         self._kept: set[int] = set()
         self._elements = 0
@@ -60,13 +60,13 @@ class _Memory:
         places = tuple([(operand.data_ptr(), operand._version) for operand in operands])
         known = calls.get(places) or _alike(calls.values(), operands)
         if known is None:
-            known = _Call(operands, places, function(*args))
+            known = _RememberedCall(operands, places, function(*args))
             if self._has_room(known):
                 calls[places] = known
         result: R = known.result
         return result
 
-    def _has_room(self, call: _Call) -> bool:
+    def _has_room(self, call: _RememberedCall) -> bool:
         """Whether there is room for a call; memory that is kept already takes none."""
         taken = {t.data_ptr(): t.numel() for t in (*call.operands, *_tensors(call.result))}
         elements = self._elements + sum([count for address, count in taken.items() if address not in self._kept])
@@ -84,13 +84,13 @@ class _Memory:
         return self._premises.index(premises)
 
 
-_memory: ContextVar[_Memory | None] = ContextVar("memory", default=None)
+_memory: ContextVar[_CallCache | None] = ContextVar("memory", default=None)
 
 
 @contextmanager
 def remembering() -> Iterator[None]:
     """Remember calls of functions marked `@remembered` until the end; within another `remembering` it is that one."""
-    token = _memory.set(_memory.get() or _Memory())
+    token = _memory.set(_memory.get() or _CallCache())
     try:
         yield
     finally:
@@ -121,7 +121,7 @@ def _shown(value: object, operands: list[Tensor]) -> object:
     return kind, value.hex() if isinstance(value, float) else value  # 0.0 == -0.0 == 0
 
 
-def _alike(calls: Iterable[_Call], operands: list[Tensor]) -> _Call | None:
+def _alike(calls: Iterable[_RememberedCall], operands: list[Tensor]) -> _RememberedCall | None:
     """A call with operands of the same bits; on an accelerator nobody asks, which would have to finish first."""
     if not operands or operands[0].device.type != "cpu":
         return None

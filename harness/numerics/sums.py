@@ -77,17 +77,17 @@ class Sum:
         parts = bounded(self.facts, relative, absolute, self.count * flushed(), least, current().arithmetic)
         return Enclosure(parts, algebra=self.algebra)
 
-    def then(self, function: Callable[..., Enclosure], *others: Sum) -> Following:
+    def then(self, function: Callable[..., Enclosure], *others: Sum) -> AfterSums:
         """What follows from the finished sum, and from finished `others`, such as a mean from a sum and a count.
 
         `function` takes an enclosure for each sum. It must not depend on the rows that were seen: a count of rows or
         labels is a sum, too.
         """
-        return Following((self, *others), function)
+        return AfterSums((self, *others), function)
 
 
 @dataclass(frozen=True, eq=False)
-class Following:
+class AfterSums:
     """What follows from sums over rows when all rows have been seen; `+` joins the terms of two parts of the rows.
 
     Attributes:
@@ -98,14 +98,14 @@ class Following:
     sums: tuple[Sum, ...]
     function: Callable[..., Enclosure]
 
-    def __add__(self, other: Following) -> Following:
+    def __add__(self, other: AfterSums) -> AfterSums:
         for name, number in _numbers(self.function).items():
             if (found := _numbers(other.function).get(name, number)) != number:
                 raise OpError(
                     f"what follows from a sum over rows takes {name}={number} in some rows and {found} in others; what "
                     "depends on the rows must come from a sum over them, as a count does from sum_of_rows of ones"
                 )
-        return Following(tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)), self.function)
+        return AfterSums(tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)), self.function)
 
     @property
     def shape(self) -> torch.Size:
@@ -116,9 +116,9 @@ class Following:
         """What follows."""
         return self.function(*(each.enclosure for each in self.sums))
 
-    def then(self, function: Callable[[Enclosure], Enclosure]) -> Following:
+    def then(self, function: Callable[[Enclosure], Enclosure]) -> AfterSums:
         """What follows from that in turn."""
-        return Following(self.sums, lambda *finished: function(self.function(*finished)))
+        return AfterSums(self.sums, lambda *finished: function(self.function(*finished)))
 
 
 def _numbers(function: Callable[..., object]) -> dict[str, float]:

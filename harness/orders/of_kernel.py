@@ -113,7 +113,7 @@ def _read(subject: Subject, probe: Probe, found: Order) -> Order:
         return replace(found, reason=objection)
     blind: dict[str, list[str]] = {}
     for name in summed.results:
-        call = _Call(subject, summed, name)
+        call = _KernelOfTerms(subject, summed, name)
         if not call.gives(probe):
             continue
         revealed = reveal(
@@ -168,7 +168,7 @@ def _objection(subject: Subject, summed: ProbedSum, probe: Probe) -> str:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _KernelOfTerms:
     """A kernel as a function from rows of terms to one of its results, or of the stages that it can store."""
 
     subject: Subject

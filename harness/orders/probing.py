@@ -85,7 +85,7 @@ def words(results: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class ProbeReading:
     """A way to read the results of a probe.
 
     Attributes:
@@ -128,7 +128,7 @@ class Reading:
         taken = (triples[:, :, None] == self.columns.to(triples.device)).any(1)
         return (~taken).int().argmax(1)
 
-    def with_values(self, values: Values) -> Reading:
+    def with_values(self, values: Values) -> ProbeReading:
         return replace(self, values=values)
 
 

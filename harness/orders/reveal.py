@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import UsageError
-from lastbit.orders.probing import NotRevealed, NotVisible, Probes, Reading
+from lastbit.orders.probing import NotRevealed, NotVisible, ProbeReading, Probes
 from lastbit.orders.search import around, kind_of, search
 from lastbit.orders.tree import Indices, Truths, added, within
 from lastbit.orders.visible import signed_reading, squared_reading
@@ -94,7 +94,7 @@ def reveal(
 class _Budget:
     """A reading that is asked no more than a tree needs, as answers that no tree explains can lead anywhere."""
 
-    reading: Reading
+    reading: ProbeReading
     left: int = 0
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class _Budget:
         return self.reading.ask(triples)
 
 
-def _unsteady(reading: Reading, random: np.random.Generator) -> tuple[str, ...]:
+def _unsteady(reading: ProbeReading, random: np.random.Generator) -> tuple[str, ...]:
     """Say what results depend on besides their row; if it is the place of a row, read only the first from then on."""
     probes, terms = reading.probes, reading.probes.terms
     some = _drawn(terms, 8, random)
@@ -125,12 +125,12 @@ def _unsteady(reading: Reading, random: np.random.Generator) -> tuple[str, ...]:
     return ("the results of a row depend on its place in the call or on other rows; only the first row was used",)
 
 
-def _bits(reading: Reading, triples: Indices) -> Tensor:
+def _bits(reading: ProbeReading, triples: Indices) -> Tensor:
     return reading.probes.bits(reading.probes.placed(triples, reading.values), reading.values.tuning)
 
 
 def _checked(
-    reading: Reading, tree: SumTree, random: np.random.Generator, squares: bool, notes: tuple[str, ...]
+    reading: ProbeReading, tree: SumTree, random: np.random.Generator, squares: bool, notes: tuple[str, ...]
 ) -> Revealed:
     """Accept the tree if further random triples agree with it."""
     probes = reading.probes
@@ -162,7 +162,7 @@ def _checked(
     return replace(found, tree=None if odd else tree, reason=odd, notes=(*notes, *held))
 
 
-def _held(reading: Reading, triples: Indices) -> tuple[str, ...]:
+def _held(reading: ProbeReading, triples: Indices) -> tuple[str, ...]:
     """Say in what a sum of signed terms is held, if not in fp32."""
     values = reading.values
     large = values.pair[0] / values.asked
@@ -178,7 +178,7 @@ def _held(reading: Reading, triples: Indices) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _unlike(reading: Reading, tree: SumTree, random: np.random.Generator) -> str:
+def _unlike(reading: ProbeReading, tree: SumTree, random: np.random.Generator) -> str:
     """Say why the tree does not explain sums of random terms, if results are the sum itself or 2^k times it.
 
     A compensated sum keeps what a single small term cannot show.

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from lastbit.orders.tree import Indices, Node, Truths, numbered
+from lastbit.orders.tree import Indices, TreeNode, Truths, numbered
 from lastbit.outcomes.order import SumTree
 
 Ask = Callable[[Indices], Truths]
@@ -78,19 +78,19 @@ def _together(askings: Iterable[Asking[T]]) -> Asking[list[T]]:
     return [found[number] for number in sorted(found)]
 
 
-def _tree(terms: Indices, random: np.random.Generator) -> Asking[Node]:
+def _tree(terms: Indices, random: np.random.Generator) -> Asking[TreeNode]:
     """Find the tree of these terms, which are all or some of the terms of one node."""
     if len(terms) == 1:
-        return Node(int(terms[0]))
+        return TreeNode(int(terms[0]))
     pivot = int(random.choice(terms))
     ranks = yield from _ranked(pivot, terms[terms != pivot], random)
     if len(ranks) == 1 and len(terms) > 2 and (yield from _at_once(terms, random)):
-        return Node.of([Node(int(term)) for term in terms])
+        return TreeNode.of([TreeNode(int(term)) for term in terms])
     parts = yield from _together([_tree(rank, random) for rank in ranks])
     joined = yield from _joined(pivot, parts)
-    node = Node(pivot)
+    node = TreeNode(pivot)
     for part, one in zip(parts, joined, strict=True):
-        node = Node.of([node, *(part.children if one else [part])])
+        node = TreeNode.of([node, *(part.children if one else [part])])
     return node
 
 
@@ -131,7 +131,7 @@ def _at_once(terms: Indices, random: np.random.Generator) -> Asking[bool]:
     return bool((kind_of(answers.reshape(-1, 3)) == 3).all())
 
 
-def _joined(pivot: int, parts: list[Node]) -> Asking[list[bool]]:
+def _joined(pivot: int, parts: list[TreeNode]) -> Asking[list[bool]]:
     """Ask for each part whether its summands are added to the pivot at once, in the same node."""
     several = [number for number, part in enumerate(parts) if part.children]
     joined = [False] * len(parts)

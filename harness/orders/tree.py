@@ -19,7 +19,7 @@ Truths = npt.NDArray[np.bool_]
 
 
 @dataclass(eq=False)
-class Node:
+class TreeNode:
     """A node while a tree is being found: a term, or what is added in it.
 
     Attributes:
@@ -27,14 +27,14 @@ class Node:
     """
 
     term: int
-    children: list[Node] = field(default_factory=list)
+    children: list[TreeNode] = field(default_factory=list)
 
     @classmethod
-    def of(cls, children: list[Node]) -> Node:
+    def of(cls, children: list[TreeNode]) -> TreeNode:
         return cls(min(child.term for child in children), children)
 
 
-def numbered(root: Node) -> SumTree:
+def numbered(root: TreeNode) -> SumTree:
     """Assign numbers to the nodes of a tree, in the order that `SumTree` prescribes."""
     nodes = _descendants(root)
     sizes: dict[int, int] = {}
@@ -50,7 +50,7 @@ def numbered(root: Node) -> SumTree:
     return SumTree(terms, tuple(parents))
 
 
-def _descendants(root: Node) -> list[Node]:
+def _descendants(root: TreeNode) -> list[TreeNode]:
     """List the node and all nodes below it, each after its parent."""
     found = [root]
     for node in found:
@@ -71,16 +71,16 @@ def tree_of(nested: Any) -> SumTree:
     return numbered(root)
 
 
-def _node(nested: Any) -> Node:
+def _node(nested: Any) -> TreeNode:
     """Make nodes of nested sequences without recursion: a chain is as deep as it has terms."""
-    root = Node(0)
+    root = TreeNode(0)
     made, left = [(root, nested)], [(root, nested)]
     while left:
         node, content = left.pop()
         if isinstance(content, int):
             node.term = content
             continue
-        parts = [(Node(0), part) for part in content]
+        parts = [(TreeNode(0), part) for part in content]
         node.children.extend(part for part, _ in parts)
         made += parts
         left += parts

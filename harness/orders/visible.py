@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lastbit.orders.probing import NotRevealed, NotVisible, Probes, Reading, witnesses
+from lastbit.orders.probing import NotRevealed, NotVisible, ProbeReading, Probes, witnesses
 from lastbit.orders.tree import Indices
 from lastbit.orders.values import Values, mantissas, signed_values, squared_values
 
@@ -30,7 +30,7 @@ _MIXED = 512  # different fillers in a row, at most
 _PLACES = 12  # pairs of columns at which a reading must be the same
 
 
-def signed_reading(probes: Probes, random: np.random.Generator) -> Reading:
+def signed_reading(probes: Probes, random: np.random.Generator) -> ProbeReading:
     """Find how to read a unit between M and -M from the results.
 
     Raises:
@@ -42,7 +42,7 @@ def signed_reading(probes: Probes, random: np.random.Generator) -> Reading:
         found = probes.bits(probes.placed(_with_third(pairs, probes.terms), without), values.tuning)
         columns = witnesses(probes, found)
         lost = _same(found, columns, pairs)
-        shown = Reading(probes, kept, columns, lost) if lost is not None else None
+        shown = ProbeReading(probes, kept, columns, lost) if lost is not None else None
         if shown is not None and not shown.ask(_with_third(pairs, probes.terms)).any():
             if shown.with_values(without).ask(_with_third(_every_column(probes.terms, random), probes.terms)).all():
                 return shown.with_values(values)
@@ -51,7 +51,7 @@ def signed_reading(probes: Probes, random: np.random.Generator) -> Reading:
     raise NotVisible(_WEIGHTED if weighted else f"no result shows what is left of a sum ({probes.result})")
 
 
-def squared_reading(probes: Probes, random: np.random.Generator) -> Reading:
+def squared_reading(probes: Probes, random: np.random.Generator) -> ProbeReading:
     """Find how to read one ulp of fp32 of a sum of squares from the results.
 
     Raises:
@@ -107,7 +107,7 @@ def _visible(probes: Probes, drawn: list[Values], random: np.random.Generator) -
         yield replace(drawn[row], filler=float(mixed[row, own % mixed.shape[1]]))
 
 
-def _checked(probes: Probes, values: Values, random: np.random.Generator) -> Reading | None:
+def _checked(probes: Probes, values: Values, random: np.random.Generator) -> ProbeReading | None:
     """Return the reading with these values if their answer is the same at all columns; None otherwise."""
     pairs = _pairs(probes.terms, random)
     rows = [probes.rows_of(pairs, [(values.asked, second)], values.filler) for second in (values.pair[0], values.alone)]
@@ -116,21 +116,21 @@ def _checked(probes: Probes, values: Values, random: np.random.Generator) -> Rea
     lost, seen = (_same(part, columns, pairs) for part in found.chunk(2))
     if lost is None or seen is None or (lost == seen).any():
         return None
-    return _cut_or_rounded(Reading(probes, values, columns, lost, seen), pairs)
+    return _cut_or_rounded(ProbeReading(probes, values, columns, lost, seen), pairs)
 
 
-def _check_every_square(reading: Reading, random: np.random.Generator) -> None:
+def _check_every_square(reading: ProbeReading, random: np.random.Generator) -> None:
     """Raise `NotRevealed` if the square at some column does not show as those at others do."""
     probes, values = reading.probes, replace(reading.values, pair=(reading.values.alone, reading.values.filler))
     assert reading.seen is not None
-    seen = Reading(probes, values, reading.columns, lost=reading.seen)
+    seen = ProbeReading(probes, values, reading.columns, lost=reading.seen)
     triples = _with_third(_every_column(probes.terms, random), probes.terms)[:, [1, 2, 0]]
     if not (as_others := seen.ask(triples)).all():
         large, small = triples[int(as_others.argmin())][:2].tolist()
         raise NotRevealed(f"terms at the columns {large} and {small} do not count as those at others do")
 
 
-def _cut_or_rounded(reading: Reading, pairs: Indices) -> Reading | None:
+def _cut_or_rounded(reading: ProbeReading, pairs: Indices) -> ProbeReading | None:
     """Choose the reading's values by how a sum is shortened: cut off, if it loses more than half an ulp, or rounded."""
     probes, values = reading.probes, reading.values
     one = values.filler / 2.0 ** math.floor(math.log2(values.filler))

@@ -45,7 +45,7 @@ class StageAgreement:
 
 
 @dataclass(frozen=True)
-class Side:
+class KernelSide:
     """One of the two kernels, and the contracts that it keeps.
 
     Attributes:
@@ -109,7 +109,7 @@ class Agreement:
 
     op: str
     device: str
-    sides: tuple[Side, Side]
+    sides: tuple[KernelSide, KernelSide]
     cases: int = 0
     unequal_cases: int = 0
     stages: tuple[StageAgreement, ...] = ()

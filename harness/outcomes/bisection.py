@@ -94,7 +94,7 @@ def stage_of(result: CaseResult, name: str) -> StageResult | None:
 
 
 @dataclass(frozen=True)
-class Step:
+class BisectStep:
     """One commit or version that was looked at.
 
     Attributes:
@@ -142,7 +142,7 @@ class Bisection:
     what: str
     criterion: Criterion
     candidates: tuple[Point, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[BisectStep, ...]
     change: str = ""
     log: str = ""
     recipe: Recipe | None = None
@@ -158,15 +158,15 @@ class Bisection:
         return max(step.run for step in self.steps)
 
     @property
-    def before(self) -> Step:
+    def before(self) -> BisectStep:
         """The last step that was good."""
         return next(step for step in reversed(self.steps) if step.mark is Mark.GOOD)
 
     @property
-    def after(self) -> Step:
+    def after(self) -> BisectStep:
         """The last step that was bad, which is the culprit's own if there is one."""
         return next(step for step in reversed(self.steps) if step.mark is Mark.BAD)
 
     @property
-    def skipped(self) -> tuple[Step, ...]:
+    def skipped(self) -> tuple[BisectStep, ...]:
         return tuple(step for step in self.steps if step.mark is Mark.SKIPPED)

@@ -16,7 +16,7 @@ NEARLY_RIGHT = "a rounding more or less, or a formula nearly right."
 
 
 @dataclass(frozen=True)
-class Worked:
+class WorkedStage:
     """A stage of the reference for one element, as it follows from the kernel's own values of the stages before it.
 
     A stage that was not seen before it stands for itself, with what the contract allows for it.
@@ -92,7 +92,7 @@ class Explanation:
     stage: str = ""
     worst: Worst | None = None
     inputs: tuple[Source, ...] = ()
-    arithmetic: tuple[Worked, ...] = ()
+    arithmetic: tuple[WorkedStage, ...] = ()
 
     @classmethod
     def of_nothing(
@@ -108,7 +108,7 @@ class Explanation:
         return self.trace.blamed
 
     @property
-    def deciding(self) -> Worked | None:
+    def deciding(self) -> WorkedStage | None:
         """The stage that is to blame: the one that the trace found wrong, or else the first that is not allowed."""
         wrong = [worked for worked in self.arithmetic if worked.did]
         return next((worked for worked in wrong if worked.stage == self.trace.wrong), next(iter(wrong), None))

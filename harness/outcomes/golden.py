@@ -113,7 +113,7 @@ class CaseOutcome:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ProvenanceDifference:
     """An item of provenance that is not the same on both sides."""
 
     item: str
@@ -140,7 +140,7 @@ class KernelOutcome:
     path: str
     contracts: tuple[str, str] = ("", "")
     cases: tuple[CaseOutcome, ...] = ()
-    provenance: tuple[Difference, ...] = ()
+    provenance: tuple[ProvenanceDifference, ...] = ()
     unordered: tuple[str, ...] = ()
     own: Status = Status.SAME
     reason: str = ""

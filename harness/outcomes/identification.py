@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 
 
 @dataclass(frozen=True)
-class Tally:
+class ContractTally:
     """One contract against a kernel's results in some cases.
 
     Attributes:
@@ -59,8 +59,8 @@ class Tally:
         """Whether the kernel's formula alone rules out the contract."""
         return self.differing > 0 and not self.outside and not self.unexplained and not self.undefined
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+    def __add__(self, other: ContractTally) -> ContractTally:
+        return ContractTally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class Candidate:
     contracts: tuple[str, ...]
     fixed: str
     free: tuple[str, ...]
-    tallies: Mapping[str, Tally]
+    tallies: Mapping[str, ContractTally]
     changed: bool = False
     changes: tuple[str, ...] = ()
 
     @property
-    def total(self) -> Tally:
-        return functools.reduce(operator.add, self.tallies.values(), Tally())
+    def total(self) -> ContractTally:
+        return functools.reduce(operator.add, self.tallies.values(), ContractTally())
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Search:
+class CombinationSearch:
     """The combinations of rounding points that were tried where no contract of the op fits.
 
     Attributes:
@@ -147,7 +147,7 @@ class Identification:
     unsupported: Mapping[str, int] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
     contracts: int = 0
-    search: Search = field(default_factory=Search)
+    search: CombinationSearch = field(default_factory=CombinationSearch)
     beside: tuple[str, ...] = ()
     followed: int = 0
     opaque: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lastbit.property_result import Outcome, PropertyResult, together
+from lastbit.property_result import PropertyOutcome, PropertyResult, together
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,6 @@ class Invariance:
     @property
     def exit_code(self) -> int:
         """0 nothing that fails the kernel is broken, 1 something is, 2 it raised, 3 there was no case that it takes."""
-        if self.errors or any(one.fails and one.outcome is Outcome.ERRORED for one in self.results):
+        if self.errors or any(one.fails and one.outcome is PropertyOutcome.ERRORED for one in self.results):
             return 2
         return int(any(one.fails for one in self.results)) if self.cases else 3

@@ -67,7 +67,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Bound:
+class SpeedBound:
     """An upper bound of the time of a kernel that nobody trusts, on a case, by the clock of the judge.
 
     Attributes:

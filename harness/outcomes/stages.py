@@ -9,7 +9,7 @@ from lastbit.result import Comparison, Verdict
 from lastbit.row_check import RowCheck
 
 
-class Kind(StrEnum):
+class StageKind(StrEnum):
     """The kind of fault at a stage, or its absence."""
 
     CLEAN = "clean"
@@ -90,7 +90,7 @@ class StageSearch:
     verdict: Verdict
     reason: str = ""
     handovers: tuple[Handover, ...] = ()
-    kind: Kind = Kind.CLEAN
+    kind: StageKind = StageKind.CLEAN
     stage: str = ""
     shown: str = ""
     wrong: tuple[int, int] = (0, 0)
@@ -111,4 +111,4 @@ class StageSearch:
         """0 nothing goes wrong, 1 something does, 2 the kernel raised, 3 it does not take the case."""
         if not self.handovers:
             return 3 if self.verdict in (Verdict.UNSUPPORTED, Verdict.SKIPPED) else 2
-        return int(self.kind is not Kind.CLEAN or bool(self.beside))
+        return int(self.kind is not StageKind.CLEAN or bool(self.beside))

@@ -19,7 +19,7 @@ from lastbit.verify.inprocess import Workplace
 
 
 @dataclass(frozen=True)
-class Memory:
+class NamedAllocation:
     """A named allocation: that of an input, or of something that the kernel returned."""
 
     name: str
@@ -36,7 +36,7 @@ class Called:
         raised: what the kernel raised; empty if nothing.
     """
 
-    memory: tuple[Memory, ...] = ()
+    memory: tuple[NamedAllocation, ...] = ()
     raised: str = ""
 
 
@@ -69,8 +69,8 @@ def _returned(subject: Subject, tensors: Mapping[str, Tensor], arguments: Mappin
     return under_any_name(returned)
 
 
-def _memory(tensors: Mapping[str, object]) -> Iterator[Memory]:
+def _memory(tensors: Mapping[str, object]) -> Iterator[NamedAllocation]:
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor):
             storage = tensor.untyped_storage()
-            yield Memory(name, storage.data_ptr(), storage.nbytes())
+            yield NamedAllocation(name, storage.data_ptr(), storage.nbytes())

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lastbit.result import Finding
-from lastbit.sanitize.call import Memory
+from lastbit.sanitize.call import NamedAllocation
 from lastbit.sanitize.report import Nearest, Report
 from lastbit.sanitize.tool import MOST_REPORTS
 
 
-def findings(tool: str, reports: Sequence[Report], memory: Sequence[Memory]) -> list[Finding]:
+def findings(tool: str, reports: Sequence[Report], memory: Sequence[NamedAllocation]) -> list[Finding]:
     """Merge reports of a tool on one case into findings; reports that differ in thread and address alone are one."""
     first: dict[object, Report] = {}
     count = Counter[object]()
@@ -27,7 +27,7 @@ def findings(tool: str, reports: Sequence[Report], memory: Sequence[Memory]) -> 
     ]
 
 
-def _sentence(tool: str, report: Report, memory: Sequence[Memory], count: str) -> str:
+def _sentence(tool: str, report: Report, memory: Sequence[NamedAllocation], count: str) -> str:
     by = f", by {report.thread}" if report.thread else ""
     more = f" ({count} such accesses)" if count != "1" else ""
     if report.accesses:
@@ -35,7 +35,7 @@ def _sentence(tool: str, report: Report, memory: Sequence[Memory], count: str) -
     return f"{tool}: {report.what} in {report.place}{by}{_where(report, memory)}{more}."
 
 
-def _where(report: Report, memory: Sequence[Memory]) -> str:
+def _where(report: Report, memory: Sequence[NamedAllocation]) -> str:
     """Describe in words the allocation that the access missed, or the place of its byte."""
     if report.nearest is not None:
         found = next((m for m in memory if m.start == report.nearest.start), None)
@@ -52,13 +52,13 @@ def _plural(nearest: Nearest) -> str:
     return re.sub(r"^1 bytes\b", "1 byte", nearest.distance)
 
 
-def _name(report: Report, memory: Sequence[Memory]) -> str:
+def _name(report: Report, memory: Sequence[NamedAllocation]) -> str:
     """Name the tensor of the allocation that an access missed or lies in; empty for memory without a name."""
     start = None if report.nearest is None else report.nearest.start
     found = next((m for m in memory if m.start == start), None) or _inside(report, memory)
     return found.name if found else ""
 
 
-def _inside(report: Report, memory: Sequence[Memory]) -> Memory | None:
+def _inside(report: Report, memory: Sequence[NamedAllocation]) -> NamedAllocation | None:
     address = report.address
     return None if address is None else next((m for m in memory if m.start <= address < m.start + m.size), None)

@@ -26,7 +26,7 @@ AFTER = "it reports something for an earlier case of the kernel"
 
 
 @dataclass(frozen=True)
-class Seen:
+class ToolReport:
     """The result of one tool on one case: findings, or the reason why there are none."""
 
     tool: str
@@ -43,7 +43,7 @@ class Looking:
     sanitizer: Sanitizer
     tool: str
 
-    def at(self, results: Sequence[CaseResult], stop: Event) -> Iterator[Seen]:
+    def at(self, results: Sequence[CaseResult], stop: Event) -> Iterator[ToolReport]:
         """Yield what the tool finds in the case of each result, kernel by kernel, until `stop` is set.
 
         Raises:
@@ -54,9 +54,11 @@ class Looking:
             for seen in self._until_one_ends_it(left, stop):
                 yield seen
                 if seen.findings:
-                    yield from (Seen(self.tool, other, reason=AFTER) for other in _others_of_kernel(seen.result, left))
+                    yield from (
+                        ToolReport(self.tool, other, reason=AFTER) for other in _others_of_kernel(seen.result, left)
+                    )
 
-    def _until_one_ends_it(self, left: deque[CaseResult], stop: Event) -> Iterator[Seen]:
+    def _until_one_ends_it(self, left: deque[CaseResult], stop: Event) -> Iterator[ToolReport]:
         """Yield the findings of one process on the cases that are left; it takes at least one, all of one device."""
         device, log = left[0].device, Path(self.config.folder, f"{self.tool}-{len(left)}.txt")
         config = replace(self.config, device_plan=DevicePlan((device,), ("of the run",)))
@@ -69,17 +71,17 @@ class Looking:
                 if ended or _reports(log):
                     last = result, called
                 else:
-                    yield Seen(self.tool, result, reason=called.raised)
+                    yield ToolReport(self.tool, result, reason=called.raised)
         found = _reports(log)  # now that the process has ended, all of them
         if last is not None:
             yield self._seen(*last, found)
         elif found:
             raise LastbitError(f"it reports something after the last case, which nobody can be blamed for; see {log}")
 
-    def _seen(self, result: CaseResult, called: Called, found: Sequence[Report]) -> Seen:
+    def _seen(self, result: CaseResult, called: Called, found: Sequence[Report]) -> ToolReport:
         if not found:
-            return Seen(self.tool, result, reason=called.raised)
-        return Seen(self.tool, result, tuple(findings(self.tool, found, called.memory)))
+            return ToolReport(self.tool, result, reason=called.raised)
+        return ToolReport(self.tool, result, tuple(findings(self.tool, found, called.memory)))
 
 
 def _called(worker: Worker, result: CaseResult, log: Path) -> tuple[Called, bool]:

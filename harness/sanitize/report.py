@@ -28,7 +28,7 @@ _NEAREST = re.compile(
 
 
 @dataclass(frozen=True)
-class Place:
+class InstructionPlace:
     """The source line of an instruction of a GPU kernel; `file` is empty where nothing says it."""
 
     symbol: str
@@ -62,7 +62,7 @@ class Report:
     """
 
     what: str
-    place: Place
+    place: InstructionPlace
     accesses: tuple[str, ...] = ()
     thread: str = ""
     address: int | None = None
@@ -124,10 +124,10 @@ def _hazard(hazard: re.Match[str], lines: list[str]) -> Report | None:
     )
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> InstructionPlace:
     match = _OLD_PLACE.fullmatch(text) or _PLACE.fullmatch(text)
     assert match is not None
-    return Place(match["symbol"], match["file"] or "", int(match["line"] or 0))
+    return InstructionPlace(match["symbol"], match["file"] or "", int(match["line"] or 0))
 
 
 def _nearest(match: re.Match[str]) -> Nearest:

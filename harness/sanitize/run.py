@@ -14,7 +14,7 @@ from lastbit.config import Config
 from lastbit.errors import LastbitError
 from lastbit.result import TURNED_DOWN, CaseResult, Finding, Verdict
 from lastbit.run import NotRun, Run
-from lastbit.sanitize.looking import Looking, Seen
+from lastbit.sanitize.looking import Looking, ToolReport
 from lastbit.sanitize.tool import NAME, TOOLS, Sanitizer
 from lastbit.verify.assemble import INTERRUPTED
 
@@ -32,7 +32,7 @@ def sanitized(config: Config, sanitizer: Sanitizer, run: Run, tick: Callable[[Ca
     config = replace(config, lines=tuple(dict.fromkeys(result.case for result in chosen)))
 
     def look(tool: str) -> _Looked:
-        seen, broken, began = list[Seen](), "", time.monotonic()
+        seen, broken, began = list[ToolReport](), "", time.monotonic()
         try:
             for one in Looking(config, sanitizer, tool).at(chosen, stop):
                 seen.append(one)
@@ -63,7 +63,7 @@ class _Looked:
     """The findings of one tool on all cases, its time in seconds, and why it stopped early."""
 
     tool: str
-    seen: tuple[Seen, ...]
+    seen: tuple[ToolReport, ...]
     seconds: float
     broken: str
 
@@ -77,7 +77,7 @@ def chosen_of(run: Run) -> list[CaseResult]:
     return sorted(chosen.values(), key=lambda r: (r.device, r.op, r.kernel, r.verdict is Verdict.PASSED, _elements(r)))
 
 
-def with_seen(run: Run, seen: Sequence[Seen], *, strict: bool = False) -> Run:
+def with_seen(run: Run, seen: Sequence[ToolReport], *, strict: bool = False) -> Run:
     """Add the findings to the results of a run, and list what was not looked at as not run."""
     found: dict[tuple[str, str, str], list[Finding]] = {}
     for one in seen:
@@ -93,7 +93,7 @@ def _with_findings(result: CaseResult, found: Sequence[Finding], strict: bool) -
     return result.strict if strict else result
 
 
-def _left_out(run: Run, seen: Sequence[Seen]) -> Iterator[NotRun]:
+def _left_out(run: Run, seen: Sequence[ToolReport]) -> Iterator[NotRun]:
     if large := sum(_was_run(r) and _elements(r) > MOST_ELEMENTS for r in run.results):
         yield NotRun(f"{NAME} on {_cases(large)}", f"inputs of more than {MOST_ELEMENTS:,} elements")
     reasons = Counter((s.tool, s.result.kernel, s.result.device, s.reason) for s in seen if s.reason)

@@ -47,7 +47,7 @@ class Opaque(NamedTuple):
         return f"{self.operation} at {self.place}: {self.reason}"
 
 
-class Mode(TorchDispatchMode):
+class UncompiledMode(TorchDispatchMode):
     """A mode of torch that does not import the compiler, which takes seconds: nothing is compiled within."""
 
     @classmethod
@@ -55,7 +55,7 @@ class Mode(TorchDispatchMode):
         return False
 
 
-class Following(Mode):
+class Following(UncompiledMode):
     """Keep the residues of every floating-point tensor that PyTorch's operations write while this is entered.
 
     Operations without a rule leave the residues of their values, OPEN, and are noted in `opaque`, once for each place.

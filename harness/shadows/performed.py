@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from lastbit.kernel import Kernel
-from lastbit.shadows.aten import ONCE_ON_CUDA, as_written
+from lastbit.shadows.aten import ONCE_ON_CUDA, UncompiledMode, as_written
 from lastbit.shadows.aten_rules import EXACT, MOVES, RULES
 
 _ONCE = (
@@ -42,7 +42,7 @@ _OF_TARGET = frozenset({"current_target", "is_cuda", "is_hip", "cuda_capability_
 
 
 @dataclass(frozen=True)
-class Performed:
+class PerformedSteps:
     """What a call of a kernel performed.
 
     Attributes:
@@ -53,7 +53,7 @@ class Performed:
     steps: tuple[str, ...]
     doubts: tuple[str, ...]
 
-    def apart(self, other: Performed) -> str:
+    def apart(self, other: PerformedSteps) -> str:
         """Return why the other one, on the CPU, may be another computation; empty if they are the same."""
         for own, theirs in zip((*self.steps, "nothing"), (*other.steps, "nothing"), strict=False):
             if own != theirs:
@@ -63,7 +63,9 @@ class Performed:
         return next(iter((*self.doubts, *other.doubts)), "")
 
 
-def performed(kernel: Kernel, tensors: Mapping[str, Tensor], params: Mapping[str, Any], device_type: str) -> Performed:
+def performed(
+    kernel: Kernel, tensors: Mapping[str, Tensor], params: Mapping[str, Any], device_type: str
+) -> PerformedSteps:
     """Call a kernel on tensors, which it may write to, and return what it performs.
 
     Functions that torch would compile run as they are written. `device_type` is of the one that the doubts are about.
@@ -75,18 +77,14 @@ def performed(kernel: Kernel, tensors: Mapping[str, Tensor], params: Mapping[str
         returned = kernel.call(**tensors, **params)
     seen.check(returned)
     seen.check(list(tensors.values()))
-    return Performed(tuple(seen.steps), tuple(dict.fromkeys(seen.doubts)))
+    return PerformedSteps(tuple(seen.steps), tuple(dict.fromkeys(seen.doubts)))
 
 
-class _Steps(TorchDispatchMode):
+class _Steps(UncompiledMode):
     """Notes what is performed, and where something else has written what is read: an extension, another thread.
 
     It keeps what memory holds after the last step that may have written there.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # which imports the compiler, for seconds
 
     def __init__(self, once: Collection[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

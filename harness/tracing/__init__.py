@@ -8,9 +8,9 @@ led to an element, back to the tensors that the kernel was given.
 from __future__ import annotations
 
 from lastbit.interpret.places import Place
-from lastbit.tracing.events import Event, Launch, Operand
+from lastbit.tracing.events import Event, Operand, TracedLaunch
 from lastbit.tracing.follow import Path, follow
 from lastbit.tracing.log import Log, TraceLimit
 from lastbit.tracing.record import traced
 
-__all__ = ["Event", "Launch", "Log", "Operand", "Path", "Place", "TraceLimit", "follow", "traced"]
+__all__ = ["Event", "Log", "Operand", "Path", "Place", "TraceLimit", "TracedLaunch", "follow", "traced"]

@@ -29,7 +29,7 @@ class Origin(IntEnum):
 
 
 @dataclass(frozen=True)
-class Launch:
+class TracedLaunch:
     """A launch of a Triton kernel.
 
     Attributes:
@@ -114,7 +114,7 @@ class Event:
     values: Array = field(repr=False)
     operands: tuple[Operand, ...] = field(default=(), repr=False)
     program: Program | None = None
-    launch: Launch | None = None
+    launch: TracedLaunch | None = None
     origin: Origin = Origin.MEMORY
     again: Again | None = field(default=None, repr=False)
     residues: Residues | None = field(default=None, repr=False)

@@ -12,7 +12,7 @@ import numpy as np
 from lastbit.errors import LastbitError
 from lastbit.interpret.formats import Array
 from lastbit.numerics.residues import Residues
-from lastbit.tracing.events import NOWHERE, Again, Event, Launch, Operand, Origin, Program, dtype_name
+from lastbit.tracing.events import NOWHERE, Again, Event, Operand, Origin, Program, TracedLaunch, dtype_name
 from lastbit.tracing.memory import Write, Writes, finder
 from lastbit.tracing.places import Places, places
 
@@ -43,7 +43,7 @@ class Log:
     limit: int = LIMIT
     events: list[Event] = field(default_factory=list)
     writes: Writes = field(default_factory=Writes)
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[TracedLaunch] = field(default_factory=list)
     handed: dict[int, Places] = field(default_factory=dict)
     interpreting: bool = False
     bytes: int = 0
@@ -60,10 +60,10 @@ class Log:
         """A loop begins its next round: what follows is another occurrence, be it of the same expression."""
         self._last = ()
 
-    def begin(self, name: str, frame: FrameType | None, numbers: frozenset[float]) -> Launch:
+    def begin(self, name: str, frame: FrameType | None, numbers: frozenset[float]) -> TracedLaunch:
         """A Triton kernel is launched, with these numbers among its arguments."""
         at = places(frame)
-        self.launches.append(Launch(len(self.launches), name, at[0] if at else NOWHERE, numbers))
+        self.launches.append(TracedLaunch(len(self.launches), name, at[0] if at else NOWHERE, numbers))
         return self.launches[-1]
 
     def add(

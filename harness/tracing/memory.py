@@ -13,7 +13,7 @@ from lastbit.tracing.lanes import Shape
 from lastbit.tracing.places import Places
 
 if TYPE_CHECKING:
-    from lastbit.tracing.events import Event, Launch, Program
+    from lastbit.tracing.events import Event, Program, TracedLaunch
 
 Find = Callable[[Array], Array]
 
@@ -68,7 +68,7 @@ class Write:
     find: Find
     event: Event | None = None
     program: Program | None = None
-    launch: Launch | None = None
+    launch: TracedLaunch | None = None
     places: Places = ()
     adds: bool = False
 

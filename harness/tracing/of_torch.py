@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lastbit.interpret.formats import BFLOAT16, E4M3, E5M2, Array
 from lastbit.numerics.residues import Residues
-from lastbit.shadows.aten import Following, Mode
+from lastbit.shadows.aten import Following, UncompiledMode
 from lastbit.shadows.memory import ShadowMemory
 from lastbit.tracing import lanes
 from lastbit.tracing.arguments import flat, swapped
@@ -95,7 +95,7 @@ def _used(name: str, tensor: Tensor) -> _Used:
     return _Used(tensor, addresses_of(tensor), values, name in CHOOSING)
 
 
-class TorchWatch(Mode):
+class TorchWatch(UncompiledMode):
     """Tells a log of what PyTorch does within this context, but for views, which write nothing."""
 
     def __init__(self, log: Log, shadow: ShadowMemory | None = None) -> None:

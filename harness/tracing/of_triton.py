@@ -25,12 +25,12 @@ from lastbit.numerics.residues import Residues
 from lastbit.shadows.programs import Shadow, Shadowing
 from lastbit.tracing import lanes
 from lastbit.tracing.arguments import flat, swapped
-from lastbit.tracing.events import Again, Event, Launch, Made, Operand, Origin, Program
+from lastbit.tracing.events import Again, Event, Made, Operand, Origin, Program, TracedLaunch
 from lastbit.tracing.lanes import Source
 from lastbit.tracing.log import Log
 from lastbit.tracing.memory import of_array
 from lastbit.tracing.places import Places, places
-from lastbit.tracing.triton_lanes import Call, of_whole, sources_of
+from lastbit.tracing.triton_lanes import BuilderCall, of_whole, sources_of
 
 NEAR = 2.0**-18
 """Relative error up to which what stands for a primitive is one."""
@@ -39,7 +39,7 @@ OF_PROGRAM = ("get_program_id", "get_num_programs", "make_range")
 """Operations without operands that are no constants."""
 
 
-class Watch:
+class LaunchWatch:
     """Tells a log of launches; see `lastbit.interpret.watching.Watcher`."""
 
     def __init__(self, log: Log, beneath: Shadowing | None = None) -> None:
@@ -87,7 +87,9 @@ class Tracer(Builder):
         numbers = [x.data for x in handles.values() if x.data.size == 1 and not x.dtype.is_ptr()]
         constants = (getattr(x, "value", x) for x in arguments.values())
         plain = {float(x) for x in constants if isinstance(x, int | float)}
-        self.launch: Launch = log.begin(name, outside, frozenset(plain | {float(x.reshape(-1)[0]) for x in numbers}))
+        self.launch: TracedLaunch = log.begin(
+            name, outside, frozenset(plain | {float(x.reshape(-1)[0]) for x in numbers})
+        )
         self._arguments = {id(handle): (name, handle) for name, handle in handles.items()}
         self._program: Program | None = None
         self._made: dict[int, Event] = {}
@@ -187,7 +189,7 @@ class Tracer(Builder):
         for part, made in enumerate(parts):
             if isinstance(made, TensorHandle):
                 plain = getattr(super(), f"create_{name}")  # moves the numbers of elements, too
-                call = Call(name, partial(self._quietly, plain), args, kwargs, part)
+                call = BuilderCall(name, partial(self._quietly, plain), args, kwargs, part)
                 followed = replace(call, again=partial(self._quietly, method))
                 found = sources_of(call, handles, made)
                 operands = tuple(self._operand(*one) for one in found)
@@ -301,7 +303,7 @@ def _follows(values: Sequence[Made | None]) -> bool:
     return all(own is None or own.residues is not None or own.values.dtype.kind in "iub" for own in values)
 
 
-def _again(plain: Call, followed: Call, handles: Sequence[Any], values: Sequence[Made | None]) -> Made:
+def _again(plain: BuilderCall, followed: BuilderCall, handles: Sequence[Any], values: Sequence[Made | None]) -> Made:
     """Do an operation of the builder's once more, on handles of which some have other values."""
     call = followed if _follows(values) else plain
     pairs = zip(handles, values, strict=True)

@@ -15,7 +15,7 @@ from lastbit.shadows.programs import Shadowing
 from lastbit.tracing.events import Program
 from lastbit.tracing.log import LIMIT, Log
 from lastbit.tracing.of_torch import TorchWatch, record_input
-from lastbit.tracing.of_triton import Watch
+from lastbit.tracing.of_triton import LaunchWatch
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def traced(
             operations = stack.enter_context(Following(shadow))
             shadow.unseen = operations.unseen
         beneath = None if shadow is None else Shadowing(shadow, primitives)
-        stack.enter_context(watched(Watch(log, beneath)))
+        stack.enter_context(watched(LaunchWatch(log, beneath)))
         stack.enter_context(as_written())
         stack.enter_context(TorchWatch(log, shadow))
         yield log

@@ -20,7 +20,7 @@ MOVERS = ("splat", "unsplat", "broadcast", "expand_dims", "reshape", "trans", "c
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class BuilderCall:
     """A call of a method of the builder.
 
     Attributes:
@@ -40,7 +40,7 @@ Found = tuple[Any, Source, bool]
 """An operand; its elements; whether it says where something is or whether it is taken, and not what it is."""
 
 
-def sources_of(call: Call, handles: list[Any], made: Any) -> list[Found]:
+def sources_of(call: BuilderCall, handles: list[Any], made: Any) -> list[Found]:
     """The handles among the arguments of a call, with their elements, for a result."""
     shape = made.data.shape
     if call.name in MOVERS:
@@ -64,7 +64,7 @@ def of_whole(name: str, shape: Shape, given: Mapping[str, Any]) -> Source:
     return lanes.everything(shape)
 
 
-def _of_mover(call: Call, handles: list[Any]) -> list[Found]:
+def _of_mover(call: BuilderCall, handles: list[Any]) -> list[Found]:
     """By the same call on the numbers of elements. What is gathered by indices is moved, the indices say from where."""
     data = handles[:1] if call.name == "gather" else handles
 

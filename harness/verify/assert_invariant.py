@@ -14,7 +14,7 @@ from lastbit.devices import parse_device
 from lastbit.errors import UsageError, told_to_the_caller
 from lastbit.interpret import install
 from lastbit.kernel import Kernel, declarations_of
-from lastbit.property_result import Outcome, PropertyResult
+from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.verify.check import Subject, unsupported
 from lastbit.verify.declarations import check_kernel
 from lastbit.verify.narrowing import groups_of
@@ -99,9 +99,9 @@ def _case_of(kernel: Kernel, line: str) -> Case:
 def _message(name: str, found: Sequence[PropertyResult]) -> str:
     """What is wrong with a property; empty if it holds on a case and is broken on none."""
     for one in found:
-        if one.outcome in (Outcome.BROKEN, Outcome.ERRORED):
+        if one.outcome in (PropertyOutcome.BROKEN, PropertyOutcome.ERRORED):
             return "\n".join(filter(None, [sentence_of(one), one.first, one.second]))
-    if any(one.outcome is Outcome.HOLDS for one in found):
+    if any(one.outcome is PropertyOutcome.HOLDS for one in found):
         return ""
     reasons = "; ".join(dict.fromkeys(one.reason for one in found if one.reason))
     return f"{name} cannot be asked on any of {len(found)} cases: {reasons}"

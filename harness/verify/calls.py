@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lastbit.calling.attempting import Attempt
-from lastbit.calling.performing import INPUT, Asked, Performed, perform, results_of
+from lastbit.calling.performing import INPUT, CallRequest, Performed, perform, results_of
 from lastbit.calling.process_state import left_by_loading
 from lastbit.inputs import Inputs, Poison, violations
 from lastbit.kernel import Kernel
@@ -60,10 +60,10 @@ class Performer(Protocol):
     def over(self) -> bool:
         """No call can be performed any more."""
 
-    def perform(self, inputs: Inputs, asked: Asked) -> Performed:
+    def perform(self, inputs: Inputs, asked: CallRequest) -> Performed:
         """The call on inputs, whose memory the kernel gets."""
 
-    def attempt(self, inputs: Inputs, asked: Asked, device: torch.device | None) -> Attempt:
+    def attempt(self, inputs: Inputs, asked: CallRequest, device: torch.device | None) -> Attempt:
         """The call on inputs that may be on any device, or on copies of them on one."""
 
     def follow(
@@ -93,10 +93,10 @@ class Here:
     held: Mapping[str, Tensor] = field(default_factory=dict)
     parted = over = False
 
-    def perform(self, inputs: Inputs, asked: Asked) -> Performed:
+    def perform(self, inputs: Inputs, asked: CallRequest) -> Performed:
         return perform(self.kernel.call, inputs.guards, asked, self.device, self.held)
 
-    def attempt(self, inputs: Inputs, asked: Asked, device: torch.device | None) -> Attempt:
+    def attempt(self, inputs: Inputs, asked: CallRequest, device: torch.device | None) -> Attempt:
         return placed.in_this_process(partial(results_of, self.kernel.call, asked, self.device))(inputs, device)
 
     def follow(
@@ -167,10 +167,10 @@ class Caller:
     def _performer(self) -> Performer:
         return Here(self.kernel, self.device) if self.performer is None else self.performer
 
-    def _asked(self, inputs: Inputs, **how: Any) -> Asked:
-        return Asked(inputs.case.params, self.results, self.may_return, shapes=self.shapes, **how)
+    def _asked(self, inputs: Inputs, **how: Any) -> CallRequest:
+        return CallRequest(inputs.case.params, self.results, self.may_return, shapes=self.shapes, **how)
 
-    def _called(self, inputs: Inputs, asked: Asked) -> Call:
+    def _called(self, inputs: Inputs, asked: CallRequest) -> Call:
         performed = self._performer.perform(inputs, asked)
         named, mutates = performed.named, [guard.name for guard in inputs.guards if guard.name in self.kernel.mutates]
         seen = [*performed.rebound, *violations([*inputs.checks(mutates), *performed.checks]), *performed.violations]

@@ -23,7 +23,7 @@ from lastbit.judging.formula import Compared, compare_formulas, describe_formula
 from lastbit.judging.problem import Problem
 from lastbit.result import OF_FORMULA, CaseResult, Judgement, StageResult, Verdict
 from lastbit.shadows.following import Followed, follow
-from lastbit.shadows.performed import Performed, performed
+from lastbit.shadows.performed import PerformedSteps, performed
 from lastbit.timing import FORMULAS, timed
 from lastbit.verify.calls import Here
 from lastbit.verify.check import Subject, after_raising, first_line
@@ -214,7 +214,7 @@ def open_to_follow(config: Config, watch: Watch, tick: Tick) -> Workplace:
 
 
 def follow_beside(
-    place: Workplace, kernel: str, result: CaseResult, elsewhere: Performed, *, compiled: bool
+    place: Workplace, kernel: str, result: CaseResult, elsewhere: PerformedSteps, *, compiled: bool
 ) -> CaseResult:
     """Return the result of a case on another device with what the formula of the kernel says here.
 
@@ -258,7 +258,7 @@ def _is_scarce(stage: StageResult) -> bool:
     return 100 * stage.decided < stage.cumulative.numel - stage.constant
 
 
-def _apart(subject: Subject, inputs: Inputs, elsewhere: Performed, device_type: str) -> str:
+def _apart(subject: Subject, inputs: Inputs, elsewhere: PerformedSteps, device_type: str) -> str:
     """Return why what a kernel computes here may be something else than what it performed on another device."""
     why = ""
     for _ in range(2):  # the first call may fill a cache, which was full elsewhere

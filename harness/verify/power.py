@@ -17,7 +17,7 @@ from lastbit.judging.problem import Problem
 from lastbit.numerics import Premises
 from lastbit.ops import Contract, Op
 from lastbit.result import BAD, CaseResult
-from lastbit.run import LEAST_DECIDED, Agreement, Power, Run, Undecidable
+from lastbit.run import LEAST_DECIDED, DeviceAgreement, Power, Run, Undecidable
 from lastbit.timing import POWER, timed
 from lastbit.verify.project import Project
 
@@ -132,7 +132,7 @@ def undecidable_of(results: Iterable[CaseResult], project: Project) -> tuple[Und
     return tuple(found)
 
 
-def agreement_of(results: Iterable[CaseResult]) -> tuple[Agreement, ...]:
+def agreement_of(results: Iterable[CaseResult]) -> tuple[DeviceAgreement, ...]:
     """How often two devices gave equal bits for the same case and input bits."""
     bits: dict[tuple[str, str, str, str], dict[str, str]] = defaultdict(dict)
     for r in results:
@@ -143,4 +143,4 @@ def agreement_of(results: Iterable[CaseResult]) -> tuple[Agreement, ...]:
         first, *others = sorted(by_device.items())
         for other in others:
             pairs[(kernel, stage_name, (first[0], other[0]))].append(first[1] == other[1])
-    return tuple(Agreement(k, s, devices, len(equal), sum(equal)) for (k, s, devices), equal in pairs.items())
+    return tuple(DeviceAgreement(k, s, devices, len(equal), sum(equal)) for (k, s, devices), equal in pairs.items())

@@ -18,7 +18,7 @@ from lastbit.invariance.property import Property, result_of
 from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
 from lastbit.ops import Op
-from lastbit.property_result import Outcome, PropertyResult
+from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.relations import Independent, Tensors
 from lastbit.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
 from lastbit.takes import beyond
@@ -27,7 +27,7 @@ from lastbit.verify.calls import Caller
 from lastbit.verify.check import Subject, after_raising
 from lastbit.verify.memory import is_lost
 
-_VERDICTS = {Outcome.BROKEN: Verdict.FAILED, Outcome.ERRORED: Verdict.ERRORED}
+_VERDICTS = {PropertyOutcome.BROKEN: Verdict.FAILED, PropertyOutcome.ERRORED: Verdict.ERRORED}
 
 
 def check_names(names: Iterable[str], ops: Sequence[Op]) -> None:
@@ -71,7 +71,7 @@ def with_properties(
     else:
         findings = tuple(findings_of(found))
         verdict = Verdict.worst(result.verdict, *(_VERDICTS[one.outcome] for one in found if one.fails))
-        errored = [sentence_of(one) for one in found if one.fails and one.outcome is Outcome.ERRORED]
+        errored = [sentence_of(one) for one in found if one.fails and one.outcome is PropertyOutcome.ERRORED]
         reason = errored[0] if errored else result.reason
         findings = (*findings, *result.findings)
         result = replace(result, verdict=verdict, findings=findings, properties=found, reason=reason)
@@ -99,7 +99,7 @@ def properties_on(
         try:
             basis = basis_of(subject, case, thorough=thorough, anew=anew)
         except UnsupportedCase as error:
-            nothing, reason = Outcome.NOT_APPLICABLE, f"the kernel does not take the case: {error}"
+            nothing, reason = PropertyOutcome.NOT_APPLICABLE, f"the kernel does not take the case: {error}"
             promised = subject.kernel.invariant
             return tuple(PropertyResult(p.name, nothing, p.name in promised, reason=reason) for p in chosen)
         return tuple(_found(subject, property, basis, begins) for property in chosen)
@@ -109,7 +109,7 @@ def _found(subject: Subject, property: Property, basis: Basis, begins: Callable[
     """What is found of a property; what the kernel raises is told, and raised where no other call can follow."""
     begins()
     found = result_of(property, basis)
-    if found.outcome is Outcome.ERRORED and (subject.is_lost or is_lost(subject.device)):
+    if found.outcome is PropertyOutcome.ERRORED and (subject.is_lost or is_lost(subject.device)):
         raise LastbitError(f"calls that look for {property.name} {found.reason}")
     return found
 
@@ -165,7 +165,7 @@ def findings_of(results: Iterable[PropertyResult]) -> Iterator[Finding]:
 
 def sentence_of(one: PropertyResult) -> str:
     """A broken property in a sentence: what changes, where, and by how much; of one that errored, why."""
-    if one.outcome is Outcome.ERRORED:
+    if one.outcome is PropertyOutcome.ERRORED:
         return f"whether {one.name} holds, nobody knows: {one.reason}"
     promised = (
         "which the kernel declares, is broken" if one.declared else "which the kernel does not declare, is broken"

@@ -25,7 +25,7 @@ _FATAL = 17
 """Exit status of a worker whose accelerator can no longer be used."""
 
 
-class Recorder:
+class ResultRecorder:
     """Appends results of one worker process to files in the run's folder.
 
     A case that takes longer than the limit ends the process: nothing else stops a kernel that hangs in native code.

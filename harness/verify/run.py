@@ -138,7 +138,7 @@ def _start(config: Config, path: Path, device_type: str, arguments: Sequence[str
     return Child(device_type, process, log)
 
 
-class Results:
+class RunResults:
     """The results of a run as its workers record them; each line is read once."""
 
     def __init__(self, config: Config, parse: Parse) -> None:

@@ -1,9 +1,9 @@
 """A failing case made small: fewer rows and columns, ordinary memory and values, nothing that can be left out.
 
-What is tried are guesses, by somebody who knows no op. A `Trial` says of each whether it means anything, and whether it
-fails as the case did. Sizes that are equal in all cases of a group change together; so do sizes of which one divides
-the other (codes that share an element, columns that share a scale), where the op takes no other change. A tensor whose
-values the line lists keeps them, and its size.
+What is tried are guesses, by somebody who knows no op. A `ShrinkTrial` says of each whether it means anything, and
+whether it fails as the case did. Sizes that are equal in all cases of a group change together; so do sizes of which one
+divides the other (codes that share an element, columns that share a scale), where the op takes no other change. A
+tensor whose values the line lists keeps them, and its size.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Places = frozenset[Place]
 Change = Callable[[Case], Case]
 
 
-class Trial(Protocol):
+class ShrinkTrial(Protocol):
     """What a smaller case is tried on."""
 
     def takes(self, case: Case) -> bool:
@@ -48,7 +48,7 @@ class Trial(Protocol):
         """Whether it fails in the same way."""
 
 
-def shrink(case: Case, op: Op, alike: Iterable[Case], trial: Trial, *, most: int = MOST_TRIES) -> Case:
+def shrink(case: Case, op: Op, alike: Iterable[Case], trial: ShrinkTrial, *, most: int = MOST_TRIES) -> Case:
     """The smallest failing case that is found in `most` tries, each step towards which fails; or `case` itself.
 
     `alike` are cases of the same group, by which sizes that are equal by chance are told from those that must be.
@@ -65,7 +65,7 @@ def shrink(case: Case, op: Op, alike: Iterable[Case], trial: Trial, *, most: int
 class _Tries:
     """A trial that is asked nothing twice, and nothing any more once so many cases were tried."""
 
-    def __init__(self, trial: Trial, most: int) -> None:
+    def __init__(self, trial: ShrinkTrial, most: int) -> None:
         self._trial, self._most = trial, most
         self._taken: dict[Case, bool] = {}
         self._tried: set[Case] = set()
@@ -97,7 +97,7 @@ def sizes_of(case: Case) -> dict[Place, int]:
     return dims | regimes | {(name, 0): value for name, value in case.params.items() if type(value) is int}
 
 
-def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: Trial, *, known: bool) -> Case:
+def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: ShrinkTrial, *, known: bool) -> Case:
     """The case with the least of every size, the largest first; of sizes that are `known` to be, one less is tried."""
     seen: set[Place] = set()
     for place, size in sorted(sizes_of(case).items(), key=lambda item: -item[1]):
@@ -113,7 +113,7 @@ def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: Trial, *, k
     return case
 
 
-def _least(case: Case, places: Places, trial: Trial, *, known: bool) -> tuple[Case, bool]:
+def _least(case: Case, places: Places, trial: ShrinkTrial, *, known: bool) -> tuple[Case, bool]:
     """The case with the sizes at `places` as small as bisection finds them, in proportion; whether any was taken."""
     sizes = sizes_of(case)
     high = unit = math.gcd(*(sizes[place] for place in places))
@@ -186,7 +186,7 @@ def in_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
 # Everything else
 
 
-def _simpler(case: Case, op: Op, trial: Trial) -> Case:
+def _simpler(case: Case, op: Op, trial: ShrinkTrial) -> Case:
     """The case with as much as possible left out, and the rest ordinary: all at once, by kind, or one by one."""
     left_out, *ordinary = _changes(case, op)
     kinds = [left_out, *ordinary]

@@ -8,10 +8,10 @@ from lastbit.isolation.declared import Kernels
 from lastbit.verify.fuzz import CaseFailed, Stopped
 from lastbit.verify.perform import perform
 from lastbit.verify.plan import Item
-from lastbit.verify.recorder import Recorder
+from lastbit.verify.recorder import ResultRecorder
 
 
-def test_kernel(item: Item, recorder: Recorder, kernels: Kernels | None) -> None:
+def test_kernel(item: Item, recorder: ResultRecorder, kernels: Kernels | None) -> None:
     """The kernel keeps its contract on every case of the group."""
     try:
         perform(item, recorder, kernels)

@@ -18,7 +18,7 @@ from lastbit.errors import LastbitError
 from lastbit.judges import call_time, opening
 from lastbit.kernel import Kernel
 from lastbit.outcomes.bench import Sample
-from lastbit.outcomes.speed import Bound, Roof
+from lastbit.outcomes.speed import Roof, SpeedBound
 from lastbit.reports.bound import Bounds, as_jsonl, page, sentence
 from lastbit.verify.project import open_project
 
@@ -26,7 +26,7 @@ ROOF = Roof(Sample.of([1e12]), Sample.of([5e14]))
 LINE = "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1"
 
 
-def measured(kernel: str = "k", **changes: Any) -> Bound:
+def measured(kernel: str = "k", **changes: Any) -> SpeedBound:
     given = {
         "of": LINE,
         "contract": "c",
@@ -35,7 +35,7 @@ def measured(kernel: str = "k", **changes: Any) -> Bound:
         "copied": 0.5,
         "traffic": 10**9,
     }
-    return Bound(kernel=kernel, **{**given, "time": Sample.of([4e-3]), "empty": Sample.of([1e-4]), **changes})
+    return SpeedBound(kernel=kernel, **{**given, "time": Sample.of([4e-3]), "empty": Sample.of([1e-4]), **changes})
 
 
 def kernel_of(name: str, contract: str = "") -> Kernel:
@@ -66,7 +66,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Path, list[s
     def opened(desk: Any, path: Path, question: Any) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(subject=SimpleNamespace(kernel=kernel_of(path.stem, question.contract)))
 
-    def bound_of(subject: Any, case: Any, *rest: object) -> Bound:
+    def bound_of(subject: Any, case: Any, *rest: object) -> SpeedBound:
         seen.append(subject.kernel.name)
         if subject.kernel.contract.endswith("+divided"):
             raise LastbitError("lost")

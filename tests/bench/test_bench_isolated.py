@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from lastbit.bench import isolated
-from lastbit.bench.isolated import Timed, bound, one_call
+from lastbit.bench.isolated import TimedKernel, bound, one_call
 from lastbit.bench.samples import Effort
-from lastbit.bench.unseen import ALIGNMENT, Layout, Shaped, contiguous, drawn, places_in, shapes_of, take, write
+from lastbit.bench.unseen import ALIGNMENT, MemoryMap, Shaped, contiguous, drawn, places_in, shapes_of, take, write
 from lastbit.case import parse_case
 from lastbit.inputs import build
 from lastbit.isolation.timed import Prepared, nothing
@@ -85,8 +85,10 @@ class Clock:
         return self.now
 
 
-def timed(process: Here) -> Timed:
-    return Timed(Subject(Kernel("k", "rms_norm", "", norm), rms_norm, CPU), CASE, OUTPUT, process, Clock(process.log))
+def timed(process: Here) -> TimedKernel:
+    return TimedKernel(
+        Subject(Kernel("k", "rms_norm", "", norm), rms_norm, CPU), CASE, OUTPUT, process, Clock(process.log)
+    )
 
 
 def verdict_of(call: Callable[..., Any]) -> tuple[str, str]:
@@ -201,7 +203,7 @@ def test_a_result_that_is_not_there_when_the_clock_stops_fails() -> None:
                     pending.pop()()
             return super().__call__()
 
-    late = Timed(timed(process).subject, CASE, OUTPUT, process, Stopped(process.log))
+    late = TimedKernel(timed(process).subject, CASE, OUTPUT, process, Stopped(process.log))
     found = bound(late, Here(nothing), LEAST)
     assert found.verdict == "FAILED" and "work went on when the clock had stopped" in found.why
 
@@ -244,7 +246,7 @@ def test_a_kernel_that_raises_or_exits_in_its_thread_raises() -> None:
     process, before = Here(raising), threading.active_count()
     with pytest.raises(ValueError, match="no such width"):
         one_call(timed(process), threaded=True)
-    exits = Timed(timed(process).subject, parse_case(str(CASE).replace("1e-06", "0")), OUTPUT, process)
+    exits = TimedKernel(timed(process).subject, parse_case(str(CASE).replace("1e-06", "0")), OUTPUT, process)
     with pytest.raises(SystemExit, match="the kernel ended its thread"):
         one_call(exits, threaded=True)
     assert torch.is_grad_enabled() and threading.active_count() == before
@@ -273,7 +275,7 @@ def test_nothing_more_is_judged_after_a_failure() -> None:
 
 
 def test_tensors_lie_apart_and_keep_their_strides() -> None:
-    layout = Layout.of(shapes_of(CASE))
+    layout = MemoryMap.of(shapes_of(CASE))
     words = torch.zeros(-(-layout.nbytes // 8), dtype=torch.int64)
     case = drawn(CASE)
     write(case, layout, words)
@@ -285,7 +287,7 @@ def test_tensors_lie_apart_and_keep_their_strides() -> None:
 
 def test_a_stride_of_zero_and_an_empty_tensor_have_memory() -> None:
     shaped = (Shaped("a", torch.float32, (3, 4), (0, 1)), Shaped("b", torch.int64, (0, 4), (4, 1)))
-    layout = Layout.of(shaped)
+    layout = MemoryMap.of(shaped)
     assert [tensor.elements for tensor in shaped] == [4, 0] and layout.nbytes == 2 * ALIGNMENT
     words = torch.arange(layout.nbytes // 8)
     assert layout.tensors_in(words)["a"].stride() == (0, 1)
@@ -293,7 +295,7 @@ def test_a_stride_of_zero_and_an_empty_tensor_have_memory() -> None:
 
 
 def test_witnesses_are_words_of_all_results() -> None:
-    layout = Layout.of([contiguous(name, torch.bfloat16, (6, 64)) for name in ("output", "residual")])
+    layout = MemoryMap.of([contiguous(name, torch.bfloat16, (6, 64)) for name in ("output", "residual")])
     places = places_in(layout, CPU)[1:] * 8
     of_result = [sum(start <= place < start + 768 for place in places.tolist()) for start in layout.starts.values()]
     assert of_result == [96, 96], "as many as a result has words"

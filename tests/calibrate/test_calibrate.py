@@ -13,7 +13,7 @@ import torch
 from lastbit.calibrate import __main__ as command
 from lastbit.calibrate import coverage, functions, kernels, measure, store
 from lastbit.calibrate.functions import EVERY, FUNCTIONS, arguments, measured, ways
-from lastbit.calibrate.store import SUBNORMAL_PRODUCTS, Measurement, load_premises, save
+from lastbit.calibrate.store import SUBNORMAL_PRODUCTS, MeasuredPremise, load_premises, save
 from lastbit.errors import LastbitError
 from lastbit.interpret import install
 from lastbit.numerics import BY_CAPABILITY, DOCUMENTED, LOOSEST, Premises
@@ -30,9 +30,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "lastbit" / "premises"
 
 
-def kept(premise: str, primitive: str, worst: float, *, exhaustive: bool = False) -> Measurement:
+def kept(premise: str, primitive: str, worst: float, *, exhaustive: bool = False) -> MeasuredPremise:
     limit = DOCUMENTED[primitive].relative if primitive else 0.0
-    return Measurement(premise, primitive, worst, limit, exhaustive)
+    return MeasuredPremise(premise, primitive, worst, limit, exhaustive)
 
 
 # What is measured
@@ -112,7 +112,7 @@ def test_a_wrong_function_is_found(fault: object, worst: float, outside: bool) -
 # The command
 
 
-def measurements(*, holds: bool) -> Iterator[Measurement]:
+def measurements(*, holds: bool) -> Iterator[MeasuredPremise]:
     yield kept("tl log", "log", 2.0**-24)
     yield replace(kept("casts", "", 0.0 if holds else 0.5))
 
@@ -132,7 +132,7 @@ def test_the_command_prints_keeps_and_says_what_does_not_hold(
 def test_a_measurement_that_raises_is_no_premise_that_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(device: torch.device) -> Iterator[Measurement]:
+    def fail(device: torch.device) -> Iterator[MeasuredPremise]:
         raise RuntimeError("no compiler")
         yield
 

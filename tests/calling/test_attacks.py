@@ -13,7 +13,7 @@ import pytest
 import torch
 from attacks import NO_HARM, NO_PASS
 
-from lastbit.calling.performing import Asked
+from lastbit.calling.performing import CallRequest
 from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UnsupportedCase
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 RMS_NORM = open_project(Config(folder="")).op("rms_norm")
 CASE = parse_case("rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1")
 INPUTS = build(CASE.gathered(), CPU)
-ASKED = Asked({}, ("output",), frozenset({"rstd"}))
+ASKED = CallRequest({}, ("output",), frozenset({"rstd"}))
 
 
 @pytest.fixture(scope="module")

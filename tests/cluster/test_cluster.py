@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from lastbit.cluster.connection import Cluster
 from lastbit.cluster.ledger import GRACE, MOST_LOST
 from lastbit.cluster.pool import Heard
-from lastbit.cluster.resources import Kind
-from lastbit.cluster.run import Worked, work_on
+from lastbit.cluster.resources import DeviceKind
+from lastbit.cluster.run import TeamsWork, work_on
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.errors import LastbitError
@@ -28,7 +28,7 @@ from lastbit.result import CaseResult, Verdict
 from lastbit.verify.plan import Planned
 
 CONTRACT = "native_multiply+rounded_sum"
-CPU, GPU = Kind("cpu", "", 4, 3), Kind("cuda:0", "H200", 2, 2)
+CPU, GPU = DeviceKind("cpu", "", 4, 3), DeviceKind("cuda:0", "H200", 2, 2)
 LIMIT = 100.0
 
 
@@ -97,13 +97,13 @@ class Fake:
     slow: str = ""  # an item whose first run goes no further
     now: float = 0.0
     says: dict[int, deque[Any]] = field(default_factory=dict)
-    kinds: dict[int, Kind] = field(default_factory=dict)
+    kinds: dict[int, DeviceKind] = field(default_factory=dict)
     places: dict[int, str] = field(default_factory=dict)  # actor → its accelerator
     killed: list[int] = field(default_factory=list)
     runs: Counter[str] = field(default_factory=Counter)
     failed: dict[str, list[Any]] = field(default_factory=dict)
 
-    def start(self, kind: Kind) -> int:
+    def start(self, kind: DeviceKind) -> int:
         actor = len(self.kinds) + 1
         held = {self.places[other] for other in self.says if self.kinds[other] == kind}
         free = [str(n) for n in range(kind.count) if str(n) not in held] if kind.type != "cpu" else [""]
@@ -153,7 +153,7 @@ class Fake:
         return [Heard(actor, kind, content)]
 
 
-def worked(fake: Fake, folder: Path, kinds: Sequence[Kind] = (CPU,), *, keep_going: bool = True) -> Worked:
+def worked(fake: Fake, folder: Path, kinds: Sequence[DeviceKind] = (CPU,), *, keep_going: bool = True) -> TeamsWork:
     plan = DevicePlan(tuple(kind.device for kind in kinds), ("",) * len(kinds))
     config = Config(folder=str(folder), device_plan=plan, timeout=LIMIT, keep_going=keep_going)
     told: list[CaseResult] = []
@@ -161,7 +161,7 @@ def worked(fake: Fake, folder: Path, kinds: Sequence[Kind] = (CPU,), *, keep_goi
     return work_on(cluster, fake, parse=parse, tell=told.append, plan=lambda cases: None, clock=lambda: fake.now)
 
 
-def verdicts(found: Worked) -> dict[str, list[Verdict]]:
+def verdicts(found: TeamsWork) -> dict[str, list[Verdict]]:
     """Item → verdicts of its cases, each of which is there once and in order."""
     verdicts: dict[str, list[Verdict]] = {}
     for team in found.teams:
@@ -255,7 +255,7 @@ class Other(Fake):
 
     plan: Mapping[str, Any] = {"refused": "unknown kernel 'k'"}
 
-    def start(self, kind: Kind) -> int:
+    def start(self, kind: DeviceKind) -> int:
         actor = super().start(kind)
         if actor == 2:
             self.says[actor][1] = ("ready", self.plan)
@@ -337,7 +337,7 @@ def test_what_kernel_processes_print_is_in_the_log_of_the_device(tmp_path: Path)
 class Full(Fake):
     """There is room for one actor."""
 
-    def start(self, kind: Kind) -> int:
+    def start(self, kind: DeviceKind) -> int:
         actor = super().start(kind)
         if actor > 1:
             self.says[actor].clear()

@@ -14,16 +14,16 @@ import pytest
 from lastbit import cli
 from lastbit.cluster import pool
 from lastbit.cluster.connection import _lacking
-from lastbit.cluster.resources import Kind, Node, chosen, device_plan, kinds_of, side_by_side
+from lastbit.cluster.resources import ClusterNode, DeviceKind, chosen, device_plan, kinds_of, side_by_side
 from lastbit.cluster.travel import packed, unpacked
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UsageError
 from lastbit.files import BUILT_IN
 
 HOPPERS, AMPERES, CORES = (
-    Node("h", "10.0.0.1", 16, 2, "H200"),
-    Node("a", "10.0.0.2", 64, 1, "A100"),
-    Node("c", "10.0.0.3", 8, 0),
+    ClusterNode("h", "10.0.0.1", 16, 2, "H200"),
+    ClusterNode("a", "10.0.0.2", 64, 1, "A100"),
+    ClusterNode("c", "10.0.0.3", 8, 0),
 )
 ALL = [HOPPERS, AMPERES, CORES]
 
@@ -31,7 +31,7 @@ ALL = [HOPPERS, AMPERES, CORES]
 def test_a_node_is_known_by_its_resources() -> None:
     resources = {"CPU": 16.0, "GPU": 2.0, "accelerator_type:H200": 1.0, "memory": 1e9, "TPU": 4.0}
     told = {"NodeID": "h", "NodeManagerAddress": "10.0.0.1", "Resources": resources, "Alive": True}
-    assert Node.of(told) == replace(HOPPERS, others=("TPU",))
+    assert ClusterNode.of(told) == replace(HOPPERS, others=("TPU",))
 
 
 def test_each_kind_of_device_runs_once() -> None:
@@ -75,10 +75,10 @@ def test_what_a_cluster_lacks_is_said() -> None:
 
 
 def test_all_kinds_find_a_core() -> None:
-    kinds = side_by_side(kinds_of([Node("n", "", 4, 1)], None), 4)
+    kinds = side_by_side(kinds_of([ClusterNode("n", "", 4, 1)], None), 4)
     assert [(kind.device, kind.actors) for kind in kinds] == [("cpu", 1), ("cuda:0", 3)]
     assert [kind.actors for kind in side_by_side(kinds_of(ALL, None), 88)] == [64, 16, 8]
-    assert [kind.actors for kind in side_by_side([Kind("cpu", "", 2, 2)], 2)] == [2]
+    assert [kind.actors for kind in side_by_side([DeviceKind("cpu", "", 2, 2)], 2)] == [2]
 
 
 def test_folders_are_found_on_a_node_and_called_as_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

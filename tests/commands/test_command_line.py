@@ -15,7 +15,7 @@ from lastbit import cli
 from lastbit.command_line import Asked, command, read_words
 from lastbit.commands.former import modern
 from lastbit.errors import UsageError
-from lastbit.outcomes.agreement import Agreement, Side
+from lastbit.outcomes.agreement import Agreement, KernelSide
 from lastbit.outcomes.explanation import Explanation
 from lastbit.reports.agreement import print_agreement
 from lastbit.reports.explanation import explain_line
@@ -74,7 +74,7 @@ def test_a_command_names_what_it_was_made_for(paths: list[str], kernel: str) -> 
 def test_printed_commands_are_read_by_their_parsers(capsys: pytest.CaptureFixture[str]) -> None:
     options = "--kernels 'my kernels' --project . --strict"
     why = Explanation.of_nothing("eager[x]", "rms_norm", "", CASE, "cuda:0", verdict=Verdict.FAILED, reason="")
-    sides = Side("norm", ""), Side("norm@v1", "")
+    sides = KernelSide("norm", ""), KernelSide("norm@v1", "")
     print_agreement(Agreement("rms_norm", "cpu", sides, line=CASE), make_console(), options)
     printed = [line.strip() for line in capsys.readouterr().out.splitlines() if "lastbit verify" in line]
     assert len(printed) == 2 and "--base v1" in printed[1] and "--base" not in printed[0]

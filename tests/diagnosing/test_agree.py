@@ -19,7 +19,7 @@ from lastbit.config import Config
 from lastbit.diagnosing.agree import _compare, _in_order, agree_kernels
 from lastbit.errors import UsageError
 from lastbit.kernel import Kernel
-from lastbit.outcomes.agreement import Agreement, Side, StageAgreement
+from lastbit.outcomes.agreement import Agreement, KernelSide, StageAgreement
 from lastbit.reports.agreement import as_json, sentences
 from lastbit.verify.check import Subject
 from lastbit.verify.inprocess import Workplace
@@ -150,7 +150,7 @@ def test_what_is_wrong_beside_the_values_is_told(agree: Agree) -> None:
 
 
 def test_nothing_to_compare() -> None:
-    found = Agreement("op", "cpu", (Side("a", "c", unsupported={"too wide": 2}), Side("b", "c")))
+    found = Agreement("op", "cpu", (KernelSide("a", "c", unsupported={"too wide": 2}), KernelSide("b", "c")))
     assert found.exit_code == 3
     assert [*sentences(found)] == ["There was nothing to compare.", "a turned down 2 cases: too wide."]
 
@@ -237,5 +237,5 @@ def test_a_process_that_ends_is_an_error() -> None:
 
 def test_json_spells_what_it_cannot(agree: Agree) -> None:
     stage = StageAgreement("y", True, 1, 1, 1, 1, math.inf)
-    found = Agreement("op", "cpu", (Side("a", "c"), Side("b", "c")), 1, 1, (stage,))
+    found = Agreement("op", "cpu", (KernelSide("a", "c"), KernelSide("b", "c")), 1, 1, (stage,))
     assert json.loads(as_json(found))["stages"][0]["ulp"] == "Infinity"

@@ -37,7 +37,7 @@ from lastbit.judging.problem import Problem
 from lastbit.kernel import Kernel
 from lastbit.numerics import FORMATS, Enclosure, round_to
 from lastbit.ops import op
-from lastbit.outcomes.explanation import Explanation, Worked
+from lastbit.outcomes.explanation import Explanation, WorkedStage
 from lastbit.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
 from lastbit.reports.encoding import encoded
 from lastbit.reports.explanation import NO_TEST, computed, decision, explanation_lines, print_explanation
@@ -351,7 +351,7 @@ def test_a_rounding_is_said_of_one_element_only_if_it_gives_all_that_are_wrong()
 
 def test_the_contract_is_not_said_to_round_away_from_the_nearest() -> None:
     """20.989 is nearer to 20; the contract has 22 because it rounded a stage before that was not seen."""
-    worked = Worked("output", (0,), 20.989, 22.0, 22.0, 22.0, "e4m3", rounds=True, below=20.0, above=22.0,
+    worked = WorkedStage("output", (0,), 20.989, 22.0, 22.0, 22.0, "e4m3", rounds=True, below=20.0, above=22.0,
                     did="leaves out a rounding before this one, and rounds to 20")  # fmt: skip
     said = decision(worked, sure=False)
     assert "lies between" not in said and "rounds output here" not in said
@@ -568,6 +568,6 @@ def test_what_fails_on_an_accelerator_alone(explainer: Explainer) -> None:
 
 
 def test_an_explanation_is_data() -> None:
-    worked = Worked("output", (0, 1), 1.0, 1.0, 1.0, 1.0, "bf16", rounds=True, actual=Element("1", "0x3f80"))
+    worked = WorkedStage("output", (0, 1), 1.0, 1.0, 1.0, 1.0, "bf16", rounds=True, actual=Element("1", "0x3f80"))
     found = replace(found_on("cpu", Verdict.FAILED), arithmetic=(worked,))
     assert encoded(found)["arithmetic"][0]["index"] == [0, 1]

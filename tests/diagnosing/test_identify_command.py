@@ -13,7 +13,7 @@ from rich.console import Console
 from lastbit.commands import identify as command
 from lastbit.diagnosing.identify import identify_kernel
 from lastbit.errors import UsageError
-from lastbit.outcomes.identification import Answer, Candidate, Identification, Tally
+from lastbit.outcomes.identification import Answer, Candidate, ContractTally, Identification
 from lastbit.reports.identification import elements, print_identification, print_overview
 from lastbit.verify.inprocess import Workplace
 from lastbit.verify.worker import WorkerEnded
@@ -34,8 +34,8 @@ def printed(show: Callable[[Console], None], width: int = 120) -> str:
 
 
 def test_the_table() -> None:
-    kept = Candidate(("a+b", "a+c"), "a", ("second",), {"bf16": Tally(2, elements=9_000, rows=12)})
-    other = Candidate(("d+b",), "d+b", (), {"bf16": Tally(2, 1, elements=9_000, outside=1_234)})
+    kept = Candidate(("a+b", "a+c"), "a", ("second",), {"bf16": ContractTally(2, elements=9_000, rows=12)})
+    other = Candidate(("d+b",), "d+b", (), {"bf16": ContractTally(2, 1, elements=9_000, outside=1_234)})
     answers = (Answer("bf16", 2, (kept,)),)
     found = Identification("mine", "op", "cpu", "d+b", (kept, other), answers, cases=2, contracts=3)
     lines = printed(lambda console: print_identification(found, console)).splitlines()
@@ -48,7 +48,9 @@ def test_the_table() -> None:
 
 def test_no_figure_is_wrapped_on_a_narrow_terminal() -> None:
     """All that decides is there: what is left out is of how many each figure is."""
-    figures = Tally(39, 27, elements=414_800, outside=75_416, rows=1_249, unexplained=373, followed=16_917, differing=1)
+    figures = ContractTally(
+        39, 27, elements=414_800, outside=75_416, rows=1_249, unexplained=373, followed=16_917, differing=1
+    )
     one = Candidate(("native_multiply+rounded_inverse",), "native_multiply+rounded_inverse", (), {"bf16": figures})
     found = Identification("mine", "op", "cpu", "d+b", (one,), cases=39, contracts=9, followed=17)
     lines = printed(lambda console: print_identification(found, console), 80).splitlines()
@@ -60,7 +62,7 @@ def test_no_figure_is_wrapped_on_a_narrow_terminal() -> None:
 
 def test_rows_beyond_the_first_are_counted() -> None:
     candidates = tuple(
-        Candidate((f"c{n}",), f"c{n}", (), {"bf16": Tally(1, 1, elements=9, outside=n)}) for n in range(12)
+        Candidate((f"c{n}",), f"c{n}", (), {"bf16": ContractTally(1, 1, elements=9, outside=n)}) for n in range(12)
     )
     found = Identification("mine[a]", "op", "cpu", "c3", candidates, cases=1, contracts=12)
     assert "and 4 more rows; --all" in printed(lambda console: print_identification(found, console))
@@ -70,8 +72,8 @@ def test_rows_beyond_the_first_are_counted() -> None:
 
 def test_columns_of_an_overview_are_left_out_before_a_name_is_broken() -> None:
     name = "native_multiply+rounded_inverse"
-    others = (Candidate((name,), name, (), {"bf16": Tally(1, 1, elements=9, outside=9)}),)
-    fits = Candidate(("fp32_multiply",), "fp32_multiply", (), {"bf16": Tally(1, elements=9)})
+    others = (Candidate((name,), name, (), {"bf16": ContractTally(1, 1, elements=9, outside=9)}),)
+    fits = Candidate(("fp32_multiply",), "fp32_multiply", (), {"bf16": ContractTally(1, elements=9)})
     found = Identification("a_long_name_of_mine", "op", "cpu", "fp32_multiply", (fits, *others), cases=1, contracts=2)
     console = Console(width=80)
     with console.capture() as capture:
@@ -80,7 +82,7 @@ def test_columns_of_an_overview_are_left_out_before_a_name_is_broken() -> None:
 
 
 def test_figures_of_contracts_that_were_left_are_lower_bounds() -> None:
-    assert elements(Tally(3, 3, elements=90, outside=5, untried=2)) == "at least 5 of 90"
+    assert elements(ContractTally(3, 3, elements=90, outside=5, untried=2)) == "at least 5 of 90"
 
 
 # The command
@@ -104,7 +106,7 @@ def test_a_kernel_that_was_not_judged_is_not_said_to_keep_nothing(found: Identif
 
 
 def test_errors_beside_judged_cases_are_said() -> None:
-    tally = Tally(cases=1, elements=4)
+    tally = ContractTally(cases=1, elements=4)
     fits = Candidate(("once",), "once", (), {"bf16": tally})
     found = Identification("mine", "op", "cpu", "once", (fits,), cases=1, errors=("ValueError: no",))
     assert "yes, but it errored in 1 case" in printed(lambda console: print_overview([found], console))

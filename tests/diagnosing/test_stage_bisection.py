@@ -24,7 +24,7 @@ from lastbit.judging.problem import Problem
 from lastbit.kernel import Kernel
 from lastbit.numerics import Enclosure, hull
 from lastbit.ops import Contract, StageRecorder, op
-from lastbit.outcomes.stages import Kind, StageSearch, Suspect
+from lastbit.outcomes.stages import StageKind, StageSearch, Suspect
 from lastbit.reports.stages import print_stages, sentences
 from lastbit.verify.check import Subject
 from lastbit.verify.worker import WorkerEnded
@@ -156,7 +156,7 @@ def test_what_no_rounding_explains(unexplained: str) -> None:
 def test_no_stage_of_a_correct_kernel(name: str, line: str) -> None:
     kernel = next(k for k in hunt.clean_kernels() if k.name == name)
     found = searched(kernel, line)
-    assert (found.kind, found.stage, found.suspects, found.exit_code) == (Kind.CLEAN, "", (), 0)
+    assert (found.kind, found.stage, found.suspects, found.exit_code) == (StageKind.CLEAN, "", (), 0)
     assert found.handovers[0].stage == "" and found.handovers[-1].result
     assert all(not h.isolated.outside and not h.forward.outside and not h.backward for h in found.handovers)
     assert next(sentences(found)).startswith("No stage goes wrong.")
@@ -186,7 +186,7 @@ def test_a_fault_that_no_result_shows() -> None:
         return {**made, "variance": made["variance"] * (1 + 2**-20)}
 
     found = of(with_stages(stored_wrong), SMALL, stages=("variance", "normalized"))
-    assert (found.kind, found.stage) == (Kind.UNSEEN, "variance")
+    assert (found.kind, found.stage) == (StageKind.UNSEEN, "variance")
     assert "No result shows it here" in next(sentences(found))
 
 
@@ -198,7 +198,7 @@ def test_the_first_of_the_stages_that_are_seen() -> None:
         return {name: made[name] for name in ("output", *stages)} if stages else made["output"]
 
     found = of(with_another_eps, stages=("normalized", "product"))
-    assert (found.kind, found.stage, found.named) == (Kind.LOCAL, "normalized", "inv_rms")
+    assert (found.kind, found.stage, found.named) == (StageKind.LOCAL, "normalized", "inv_rms")
     assert found.handovers[1].backward == 0
 
 
@@ -215,7 +215,7 @@ def test_results_that_do_not_follow_although_every_stage_does() -> None:
 
     subject = Subject(Kernel("mine", "forgetful", "", doubled, stages=("a",)), forgetful, CPU)
     found = search_stages(subject, parse_case("forgetful x=fp32[2,4] seed=1"))
-    assert (found.kind, found.stage, found.exit_code) == (Kind.MISSING, "a", 1)
+    assert (found.kind, found.stage, found.exit_code) == (StageKind.MISSING, "a", 1)
     assert next(sentences(found)).startswith("Every stage follows from those before it")
 
 
@@ -226,7 +226,7 @@ def test_rows_that_disagree_with_themselves() -> None:
         return x * torch.where(torch.arange(x.shape[-1]) < x.shape[-1] // 2, *ends) * weight
 
     found = of(torn, FP32)
-    assert (found.kind, found.stage, found.exit_code) == (Kind.ROWS, "inv_rms", 1)
+    assert (found.kind, found.stage, found.exit_code) == (StageKind.ROWS, "inv_rms", 1)
     assert "cannot come from one inv_rms" in next(sentences(found))
 
 
@@ -235,7 +235,7 @@ def test_what_no_stage_shows_is_said() -> None:
         return x.copy_(parts(x, weight, eps)["output"])
 
     found = of(in_place)
-    assert found.kind is Kind.CLEAN and found.exit_code == 1
+    assert found.kind is StageKind.CLEAN and found.exit_code == 1
     assert any("changed" in sentence for sentence in sentences(found))
 
 

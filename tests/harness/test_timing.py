@@ -38,7 +38,7 @@ from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.collect import _spent
 from lastbit.verify.notes import TIME, read_json, write_json
 from lastbit.verify.project import open_project
-from lastbit.verify.recorder import Recorder
+from lastbit.verify.recorder import ResultRecorder
 
 
 class Hands:
@@ -139,7 +139,7 @@ def test_time_that_workers_noted_is_added_up(tmp_path: Path) -> None:
 
 
 def test_a_worker_notes_its_time_after_each_item(tmp_path: Path, hands: Hands) -> None:
-    recorder = Recorder(Config(folder=str(tmp_path)), "cpu-gw0", dump)
+    recorder = ResultRecorder(Config(folder=str(tmp_path)), "cpu-gw0", dump)
     for until in (1.0, 3.0):
         with timed(REFERENCES):
             hands.at = until

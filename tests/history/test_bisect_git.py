@@ -19,7 +19,7 @@ from bisect_histories import commit_all, line_of, result
 from lastbit import cli
 from lastbit.errors import LastbitError, UsageError
 from lastbit.history.bisect import bisect
-from lastbit.history.criterion import Question
+from lastbit.history.criterion import BisectQuestion
 from lastbit.history.revisions import kernels_at, open_revisions
 from lastbit.outcomes.bisection import Bisection, Mark
 from lastbit.run import Run
@@ -54,7 +54,7 @@ def repository(tmp_path: Path) -> tuple[Path, list[str]]:
 
 def found_in(folder: Path, good: str, bad: str, measure: Measured, **options: str) -> Bisection:
     with open_revisions(folder, good, bad, **{"kernels": "kernels", **options}) as space:
-        found = bisect(space, Question(), measure, lambda criterion, step: None)
+        found = bisect(space, BisectQuestion(), measure, lambda criterion, step: None)
         return replace(found, log=space.log(), change=space.change(found.after.point.name))
 
 
@@ -159,7 +159,7 @@ def test_equal_files_are_measured_once(repository: tuple[Path, list[str]]) -> No
         assert space.key(commits[-1]) == space.key("HEAD") != space.key("HEAD~1")
         measure = Measured(first_bad=20)
         with pytest.raises(UsageError, match="PASSED at the good end and PASSED at the bad end"):
-            bisect(space, Question(), measure, lambda criterion, step: None)
+            bisect(space, BisectQuestion(), measure, lambda criterion, step: None)
     found = found_in(folder, commits[0], "HEAD", Measured(first_bad=19))
     assert [step.reason for step in found.steps if step.point.name == commits[19]] == [
         f"the same files as {found.steps[1].point.short}"

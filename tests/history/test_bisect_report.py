@@ -10,15 +10,15 @@ import pytest
 from bisect_histories import FAILS, result
 from rich.console import Console
 
-from lastbit.outcomes.bisection import Bisection, Criterion, Mark, Point, Recipe, Step
+from lastbit.outcomes.bisection import Bisection, BisectStep, Criterion, Mark, Point, Recipe
 from lastbit.reports.bisection import MOST_LINES, print_bisection, print_extent, print_step
 
 POINTS = [Point(f"{i}" * 40, f"{i}" * 7, f"Change {i}", "2024-05-06") for i in range(4)]
 STEPS = (
-    Step(POINTS[0], Mark.GOOD, 1, result(failed=False), left=3),
-    Step(POINTS[3], Mark.BAD, 1, result(failed=True, outside=1200, mismatched=250), left=3),
-    Step(POINTS[1], Mark.SKIPPED, reason="kernels/norms.py raised SyntaxError", left=3),
-    Step(POINTS[2], Mark.BAD, 2, result(failed=True, outside=1100, mismatched=240), left=2),
+    BisectStep(POINTS[0], Mark.GOOD, 1, result(failed=False), left=3),
+    BisectStep(POINTS[3], Mark.BAD, 1, result(failed=True, outside=1200, mismatched=250), left=3),
+    BisectStep(POINTS[1], Mark.SKIPPED, reason="kernels/norms.py raised SyntaxError", left=3),
+    BisectStep(POINTS[2], Mark.BAD, 2, result(failed=True, outside=1100, mismatched=240), left=2),
 )
 FOUND = Bisection("commit", FAILS, (POINTS[2],), STEPS, "+new\n-old", "git bisect start", Recipe("git worktree add /w"))
 
@@ -30,7 +30,7 @@ def printed(bisection: Bisection = FOUND, options: str = "", *, terminal: bool =
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def step_line(step: Step, criterion: Criterion = FAILS) -> str:
+def step_line(step: BisectStep, criterion: Criterion = FAILS) -> str:
     console = Console(file=io.StringIO(), width=40, highlight=False)
     print_step(criterion, step, console)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
@@ -83,14 +83,14 @@ def test_colours_only_on_terminals() -> None:
             "  2  2222222  bad      FAILED  mismatch 24 %      Change 2  (2 left)\n",
         ),
         (
-            Step(POINTS[2], Mark.BAD, 2, result(failed=True, special=1), left=2),
+            BisectStep(POINTS[2], Mark.BAD, 2, result(failed=True, special=1), left=2),
             Criterion("rel_l2", "output"),
             "  2  2222222  bad      FAILED  rel. error inf       Change 2  (2 left)\n",
         ),
         (STEPS[2], FAILS, "  –  1111111  skipped  Change 1  kernels/norms.py raised SyntaxError  (3 left)\n"),
     ],
 )
-def test_a_step_is_one_line_however_long(step: Step, criterion: Criterion, expected: str) -> None:
+def test_a_step_is_one_line_however_long(step: BisectStep, criterion: Criterion, expected: str) -> None:
     assert step_line(step, criterion) == expected
 
 

@@ -13,11 +13,11 @@ import pytest
 from bisect_histories import FAILS, History, commit_all, line_of, random_history, result, with_merges
 
 from lastbit.errors import LastbitError, UsageError
-from lastbit.history.bisect import Place, Space, bisect, search
-from lastbit.history.criterion import Question
+from lastbit.history.bisect import RevisionPlace, Space, bisect, search
+from lastbit.history.criterion import BisectQuestion
 from lastbit.history.packages import Versions
 from lastbit.history.revisions import open_revisions
-from lastbit.outcomes.bisection import Bisection, Criterion, Mark, Step
+from lastbit.outcomes.bisection import Bisection, BisectStep, Criterion, Mark
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import Run
 
@@ -26,7 +26,7 @@ MOST = math.log2(COMMITS) + 3
 VERSIONS = [f"{i}.0" for i in range(COMMITS)]
 
 
-def searched(space: Space, history: History) -> tuple[list[Step], int]:
+def searched(space: Space, history: History) -> tuple[list[BisectStep], int]:
     """The steps, and the number of verifications with that of the ends."""
     steps = search(space, FAILS, history.look, history.ends(space), lambda criterion, step: None)
     return steps, max([2, *(step.run for step in steps)])
@@ -109,7 +109,7 @@ class Placed(Versions):
     """Versions that need no installation."""
 
     def place(self, name: str) -> Any:
-        return nullcontext(Place(f"/place/{name}", site=f"/place/{name}"))
+        return nullcontext(RevisionPlace(f"/place/{name}", site=f"/place/{name}"))
 
 
 def look_of(count: int, first_bad: int, **others: CaseResult | str) -> dict[str, CaseResult | str]:
@@ -121,7 +121,7 @@ def look_of(count: int, first_bad: int, **others: CaseResult | str) -> dict[str,
 def found_by(look: Mapping[str, CaseResult | str]) -> tuple[Bisection, Runs]:
     runs = Runs(look)
     space = Placed("package", list(look), "cpu")
-    return bisect(space, Question(), runs, lambda criterion, step: None), runs
+    return bisect(space, BisectQuestion(), runs, lambda criterion, step: None), runs
 
 
 def test_versions_are_measured_one_by_one_with_the_kernel_of_the_ends() -> None:
@@ -169,14 +169,14 @@ def test_the_kernel_must_be_told_where_there_are_several() -> None:
 
     space = Placed("package", VERSIONS[:10], "cpu")
     with pytest.raises(UsageError, match=r"choose one by name: a, b"):
-        bisect(space, Question(), Two({}), lambda criterion, step: None)
-    assert bisect(space, Question(kernel="b"), Two({}), lambda criterion, step: None).culprit
+        bisect(space, BisectQuestion(), Two({}), lambda criterion, step: None)
+    assert bisect(space, BisectQuestion(kernel="b"), Two({}), lambda criterion, step: None).culprit
 
 
 def test_every_step_is_told_at_once() -> None:
-    told: list[tuple[Criterion, Step]] = []
+    told: list[tuple[Criterion, BisectStep]] = []
     space = Placed("package", VERSIONS, "cpu")
-    found = bisect(space, Question(), Runs(look_of(COMMITS, 11)), lambda *step: told.append(step))
+    found = bisect(space, BisectQuestion(), Runs(look_of(COMMITS, 11)), lambda *step: told.append(step))
     assert [step for _, step in told] == list(found.steps)
     assert {criterion for criterion, _ in told} == {found.criterion}
     left = [step.left for step in found.steps]

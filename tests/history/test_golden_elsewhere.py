@@ -11,13 +11,15 @@ from rich.console import Console
 from lastbit.history.golden_check import Take, compare
 from lastbit.history.golden_file import Golden
 from lastbit.outcomes.golden import GoldenReport, Status
-from lastbit.property_result import Outcome, PropertyResult
+from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.reports.golden import print_check
 
 BEFORE = Golden("mine", "rms_norm", "fp32_multiply", "cpu", {"device": "one processor"}, (), {"layout": ("line",)})
 HERE = replace(BEFORE, properties={})
 ELSEWHERE = replace(HERE, provenance={"device": "another processor"})
-BROKEN = PropertyResult("layout", Outcome.BROKEN, elements=1, numel=4000, ulp=1.0, second="strides", result="output")
+BROKEN = PropertyResult(
+    "layout", PropertyOutcome.BROKEN, elements=1, numel=4000, ulp=1.0, second="strides", result="output"
+)
 CHECKED = {"fine": (Status.SAME, Status.CHANGED)}
 
 
@@ -27,7 +29,7 @@ CHECKED = {"fine": (Status.SAME, Status.CHANGED)}
         (ELSEWHERE, replace(BROKEN, legal=True), Status.SAME),
         (ELSEWHERE, replace(BROKEN, legal=False), Status.LOST),
         (ELSEWHERE, replace(BROKEN, declared=True, legal=True), Status.LOST),
-        (ELSEWHERE, PropertyResult("layout", Outcome.NOT_APPLICABLE, reason="it raised"), Status.LOST),
+        (ELSEWHERE, PropertyResult("layout", PropertyOutcome.NOT_APPLICABLE, reason="it raised"), Status.LOST),
         (HERE, replace(BROKEN, legal=True), Status.LOST),
     ],
     ids=["undeclared", "not legal", "declared", "not asked", "same processor"],

@@ -12,7 +12,7 @@ import torch
 
 from lastbit.history.golden_provenance import REVISION_VARIABLE, differences, kind_of, provenance
 from lastbit.kernel import Kernel
-from lastbit.outcomes.golden import Difference
+from lastbit.outcomes.golden import ProvenanceDifference
 from lastbit.references.rms_norm import rms_norm
 from lastbit.verify.check import Subject
 
@@ -114,6 +114,6 @@ def test_kinds_of_accelerators_are_their_models(monkeypatch: pytest.MonkeyPatch)
 def test_the_revision_counts_only_where_the_source_does() -> None:
     old = {"source": "a", "revision": "1", "torch": "2"}
     assert differences(old, {**old, "revision": "2"}) == ()
-    assert differences(old, {**old, "torch": "3"}) == (Difference("torch", "2", "3"),)
+    assert differences(old, {**old, "torch": "3"}) == (ProvenanceDifference("torch", "2", "3"),)
     moved = differences(old, {**old, "source": "b", "revision": "2"})
     assert [d.item for d in moved] == ["source", "revision"]

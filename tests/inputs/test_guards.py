@@ -121,8 +121,10 @@ def test_a_device_is_waited_for_once(changed: bool, monkeypatch: pytest.MonkeyPa
     waits = []
     monkeypatch.setattr(written, "numbers", lambda flags: waits.append(len(flags)) or numbers(flags))
     looked_at = []
-    look = written.Check.violations
-    monkeypatch.setattr(written.Check, "violations", lambda check: looked_at.append(check.guarded.name) or look(check))
+    look = written.AllocationCheck.violations
+    monkeypatch.setattr(
+        written.AllocationCheck, "violations", lambda check: looked_at.append(check.guarded.name) or look(check)
+    )
     inputs = build(parse_case("op a=fp32[4,8] b=bf16[4,8]@16,1 c=int8[3] seed=0"), "cpu")
     if changed:
         inputs.hand_out()["b"][1, 2] = 99

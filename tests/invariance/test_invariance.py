@@ -9,7 +9,7 @@ from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.kernel import Kernel
-from lastbit.property_result import Outcome
+from lastbit.property_result import PropertyOutcome
 from lastbit.relations import Related, Relation
 from lastbit.verify import properties
 from lastbit.verify.check import Subject
@@ -35,14 +35,14 @@ def subject(function, **declared):
 
 def test_rows_are_bisected():
     [found] = properties_on(subject(by_number_of_rows, invariant=("rows",)), CASE, ["rows"])
-    assert found.outcome is Outcome.BROKEN and found.fails and found.legal
+    assert found.outcome is PropertyOutcome.BROKEN and found.fails and found.legal
     assert found.where == f"changes between {THRESHOLD - 1} and {THRESHOLD} rows"
 
 
 def test_a_case_without_elements_shows_nothing():
     empty = parse_case("rms_norm x=fp32[0,256] weight=fp32[256] eps=1e-06 seed=1")
     for found in properties_on(subject(by_number_of_rows), empty, ["layout", "run to run"]):
-        assert found.outcome is Outcome.NOT_APPLICABLE and "no pair of calls" in found.reason
+        assert found.outcome is PropertyOutcome.NOT_APPLICABLE and "no pair of calls" in found.reason
 
 
 def test_a_relation_of_two_other_calls_shows_the_first_of_them():
@@ -69,7 +69,7 @@ def test_a_case_that_the_kernel_does_not_take_shows_nothing():
         raise UnsupportedCase("40 rows are too many")
 
     [found] = properties_on(subject(refuses, invariant=("rows",)), CASE, ["rows"])
-    assert found.outcome is Outcome.NOT_APPLICABLE and found.declared
+    assert found.outcome is PropertyOutcome.NOT_APPLICABLE and found.declared
     assert found.reason == "the kernel does not take the case: 40 rows are too many"
 
 

@@ -3,25 +3,25 @@
 import torch
 
 from lastbit.errors import UnsupportedCase
-from lastbit.property_result import Outcome
+from lastbit.property_result import PropertyOutcome
 from tests.property_kernels import GRADIENTS, found_in, found_on, gradients, nudged, rms_norm, some
 
 
 def test_order_and_further_rows_change_nothing():
     for name in ("permutation", "padding"):
         found = found_in(rms_norm, 12, name)
-        assert found.outcome is Outcome.HOLDS and found.pairs >= 3 and not found.reason
+        assert found.outcome is PropertyOutcome.HOLDS and found.pairs >= 3 and not found.reason
 
 
 def test_a_place_that_is_special_shows_in_other_orders():
     found = found_in(nudged(lambda x: some(x, 3) & (torch.arange(len(x)) < 2)), 12, "permutation")
-    assert found.outcome is Outcome.BROKEN and found.second == "the same rows from last to first"
+    assert found.outcome is PropertyOutcome.BROKEN and found.second == "the same rows from last to first"
 
 
 def test_the_order_of_one_row_does_not_matter():
-    assert found_in(rms_norm, 1, "permutation").outcome is Outcome.NOT_APPLICABLE
-    assert found_in(rms_norm, 1, "padding").outcome is Outcome.HOLDS
-    assert found_in(rms_norm, 0, "padding").outcome is Outcome.NOT_APPLICABLE
+    assert found_in(rms_norm, 1, "permutation").outcome is PropertyOutcome.NOT_APPLICABLE
+    assert found_in(rms_norm, 1, "padding").outcome is PropertyOutcome.HOLDS
+    assert found_in(rms_norm, 0, "padding").outcome is PropertyOutcome.NOT_APPLICABLE
 
 
 def test_the_number_of_rows_is_told_from_what_they_hold():
@@ -59,9 +59,9 @@ def test_sums_over_rows_are_noted_apart():
         return {**(found := gradients(x, **inputs)), "dw": found["dw"] / len(x)}
 
     found = found_on(gradients, GRADIENTS.format(rows=12), "padding")
-    assert found.outcome is Outcome.HOLDS and not found.reason
+    assert found.outcome is PropertyOutcome.HOLDS and not found.reason
     found = found_on(with_means, GRADIENTS.format(rows=12), "padding")
-    assert found.outcome is Outcome.HOLDS
+    assert found.outcome is PropertyOutcome.HOLDS
     assert found.reason == "dw: other bits with rows of zeros, which add nothing to a sum"
 
 
@@ -72,4 +72,4 @@ def test_what_is_not_taken_is_said():
         return rms_norm(x, weight, eps=eps)
 
     found = found_in(even, 12, "padding")
-    assert found.outcome is Outcome.HOLDS and "13 rows are no pairs" in found.reason
+    assert found.outcome is PropertyOutcome.HOLDS and "13 rows are no pairs" in found.reason

@@ -20,7 +20,7 @@ from lastbit.invariance.properties import properties_of
 from lastbit.kernel import Kernel, kernel
 from lastbit.ops import Op
 from lastbit.outcomes.invariance import Invariance
-from lastbit.property_result import Outcome, PropertyResult, together
+from lastbit.property_result import PropertyOutcome, PropertyResult, together
 from lastbit.reports.invariance import print_invariance
 from lastbit.reports.paper import make_console
 from lastbit.result import CaseResult, Verdict
@@ -99,7 +99,7 @@ def test_a_declared_property_that_is_broken_fails() -> None:
 def test_one_that_is_not_declared_is_data_even_where_notices_fail() -> None:
     result = asked(replace(subject(by_number_of_rows), strict=True))
     assert result.verdict is Verdict.PASSED and not result.findings
-    assert [(one.name, one.outcome) for one in result.properties] == [("rows", Outcome.BROKEN)]
+    assert [(one.name, one.outcome) for one in result.properties] == [("rows", PropertyOutcome.BROKEN)]
 
 
 def test_bits_that_leave_the_contract_fail_whatever_is_declared() -> None:
@@ -114,7 +114,7 @@ def test_what_a_kernel_raises_counts_where_it_promised(invariant: tuple[str, ...
     result = asked(subject(raises_alone, invariant=invariant))
     [one] = result.properties
     assert result.verdict is verdict
-    assert one.outcome is Outcome.ERRORED and "one row" in one.reason
+    assert one.outcome is PropertyOutcome.ERRORED and "one row" in one.reason
 
 
 def test_a_case_that_failed_before_is_not_asked() -> None:
@@ -209,25 +209,25 @@ def found(*results: PropertyResult, errors: tuple[str, ...] = (), cases: tuple[s
     return Invariance("k", "op", "once", "cpu", cases, results, errors)
 
 
-HOLDS = PropertyResult("rows", Outcome.HOLDS, declared=True, pairs=3)
-BROKEN = PropertyResult("rows", Outcome.BROKEN, pairs=4, elements=7, legal=True)
+HOLDS = PropertyResult("rows", PropertyOutcome.HOLDS, declared=True, pairs=3)
+BROKEN = PropertyResult("rows", PropertyOutcome.BROKEN, pairs=4, elements=7, legal=True)
 
 
 def test_the_exit_code() -> None:
     assert found(HOLDS, BROKEN).exit_code == 0
     assert found(replace(BROKEN, declared=True)).exit_code == 1
     assert found(replace(BROKEN, legal=False)).exit_code == 1
-    assert found(replace(HOLDS, outcome=Outcome.ERRORED)).exit_code == 2
+    assert found(replace(HOLDS, outcome=PropertyOutcome.ERRORED)).exit_code == 2
     assert found(HOLDS, errors=("rows: it died",)).exit_code == 2
     assert found(cases=()).exit_code == 3
 
 
 def test_several_cases_say_the_worst_with_the_pairs_of_all() -> None:
-    nothing = PropertyResult("rows", Outcome.NOT_APPLICABLE)
-    assert together([HOLDS, nothing])["rows"].outcome is Outcome.HOLDS
+    nothing = PropertyResult("rows", PropertyOutcome.NOT_APPLICABLE)
+    assert together([HOLDS, nothing])["rows"].outcome is PropertyOutcome.HOLDS
     worst = together([HOLDS, BROKEN, replace(BROKEN, elements=9), nothing])["rows"]
-    assert (worst.outcome, worst.elements, worst.pairs) == (Outcome.BROKEN, 9, 11)
-    errored = replace(HOLDS, outcome=Outcome.ERRORED)
+    assert (worst.outcome, worst.elements, worst.pairs) == (PropertyOutcome.BROKEN, 9, 11)
+    errored = replace(HOLDS, outcome=PropertyOutcome.ERRORED)
     assert together([errored, BROKEN])["rows"] == replace(errored, pairs=7), "what fails the kernel"
 
 
@@ -269,7 +269,9 @@ def test_a_call_that_no_line_gives_is_in_words_and_its_case_runs_again(capsys: p
 
 
 def test_what_is_declared_and_not_applicable_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    print_invariance(found(PropertyResult("graph", Outcome.NOT_APPLICABLE, True, reason="no graphs")), make_console())
+    print_invariance(
+        found(PropertyResult("graph", PropertyOutcome.NOT_APPLICABLE, True, reason="no graphs")), make_console()
+    )
     assert "not applicable: graph (declared): no graphs" in capsys.readouterr().out
 
 
@@ -288,7 +290,7 @@ def test_a_question_that_ends_the_process_costs_its_own_answer_alone(
     def one_ends(place: object, kernel: str, question: asking.Asking, *, thorough: bool) -> PropertyResult:
         if question.property == "rows":
             raise WorkerEnded("the process died without an exception", question.case)
-        return PropertyResult(question.property, Outcome.HOLDS, pairs=3)
+        return PropertyResult(question.property, PropertyOutcome.HOLDS, pairs=3)
 
     monkeypatch.setattr(command, "answer", one_ends)
     assert run("undeclared", *planted, "--property", "run to run") == 2
@@ -303,10 +305,10 @@ def test_a_question_that_ends_the_process_costs_its_own_answer_alone(
 def test_a_kernel_that_holds_passes_and_one_that_does_not_is_told() -> None:
     own = {"op": "rms_norm", "contract": "fp32_multiply", "cases": [LINE]}
     [rows] = lastbit.assert_invariant(in_one_sum, "rows", **own)
-    assert rows.outcome is Outcome.HOLDS
+    assert rows.outcome is PropertyOutcome.HOLDS
     with pytest.raises(lastbit.InvarianceViolation, match="changes between 18 and 19 rows") as raised:
         lastbit.assert_invariant(by_number_of_rows, "rows", **own)
-    assert raised.value.results[0].outcome is Outcome.BROKEN
+    assert raised.value.results[0].outcome is PropertyOutcome.BROKEN
     with pytest.raises(
         lastbit.InvarianceViolation, match="rows cannot be asked on any of 1 cases: the case has 1 rows"
     ):

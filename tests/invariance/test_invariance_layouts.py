@@ -3,7 +3,7 @@
 from lastbit.case import parse_case
 from lastbit.errors import UnsupportedCase
 from lastbit.kernel import kernel
-from lastbit.property_result import Outcome
+from lastbit.property_result import PropertyOutcome
 from lastbit.verify.check import Subject
 from lastbit.verify.properties import properties_on
 from tests.property_kernels import CPU, PROJECT, ahead, found_in, rms_norm
@@ -16,7 +16,7 @@ def by_stride(x, weight, *, eps):
 
 def test_layouts_that_change_nothing_hold():
     few, all_of_them = (found_in(rms_norm, "2,3,16", "layout", thorough=thorough) for thorough in (False, True))
-    assert few.outcome is all_of_them.outcome is Outcome.HOLDS and few.pairs < all_of_them.pairs
+    assert few.outcome is all_of_them.outcome is PropertyOutcome.HOLDS and few.pairs < all_of_them.pairs
     assert not few.reason
 
 
@@ -58,7 +58,7 @@ def test_layouts_that_the_kernel_does_not_take_are_told():
         return rms_norm(x, weight, eps=eps)
 
     found = found_in(contiguous_only, 12, "layout", thorough=False)
-    assert found.outcome is Outcome.HOLDS and found.pairs == 1
+    assert found.outcome is PropertyOutcome.HOLDS and found.pairs == 1
     assert found.reason == "not tried: x packed_qkv: contiguous tensors only"
 
 
@@ -66,12 +66,12 @@ def test_what_a_kernel_overwrites_is_not_repeated():
     def overwrites(x, weight, *, eps):
         return x.copy_(rms_norm(x, weight, eps=eps))
 
-    assert found_in(overwrites, 12, "layout", mutates=("x",)).outcome is Outcome.HOLDS
+    assert found_in(overwrites, 12, "layout", mutates=("x",)).outcome is PropertyOutcome.HOLDS
 
 
 def test_an_empty_tensor_has_one_layout():
     found = found_in(rms_norm, "0", "layout", width=0)
-    assert found.outcome is Outcome.NOT_APPLICABLE
+    assert found.outcome is PropertyOutcome.NOT_APPLICABLE
 
 
 def in_place(function, invariant=("in place",), **declared):
@@ -87,7 +87,7 @@ def test_a_result_over_its_input_is_told_from_one_elsewhere():
         out[:, 8:] = rms_norm(x, weight, eps=eps)[:, 8:]
 
     found = in_place(two_passes, out={"out": "output"})
-    assert found.outcome is Outcome.BROKEN and found.elements > 12 * 7 and not found.legal
+    assert found.outcome is PropertyOutcome.BROKEN and found.elements > 12 * 7 and not found.legal
     assert found.where == "changes where the result lies in the memory of x"
     assert found.second == "the result output in the memory of x"
 
@@ -97,14 +97,14 @@ def test_one_pass_gives_the_same_over_its_input():
         out.copy_(rms_norm(x, weight, eps=eps))
 
     found = in_place(one_pass, out={"out": "output"})
-    assert found.outcome is Outcome.HOLDS and found.pairs == 1
+    assert found.outcome is PropertyOutcome.HOLDS and found.pairs == 1
     found = in_place(one_pass, (), out={"out": "output"})
-    assert found.outcome is Outcome.NOT_APPLICABLE and "says of no input" in found.reason
-    assert in_place(one_pass, (), out={"out": "output"}, mutates=("x",)).outcome is Outcome.HOLDS
+    assert found.outcome is PropertyOutcome.NOT_APPLICABLE and "says of no input" in found.reason
+    assert in_place(one_pass, (), out={"out": "output"}, mutates=("x",)).outcome is PropertyOutcome.HOLDS
 
 
 def test_a_kernel_without_memory_for_results_has_one_place():
     def returns(x, weight, *, eps):
         return rms_norm(x, weight, eps=eps)
 
-    assert in_place(returns).outcome is Outcome.NOT_APPLICABLE
+    assert in_place(returns).outcome is PropertyOutcome.NOT_APPLICABLE

@@ -17,7 +17,7 @@ from lastbit.history.golden_folder import Target, held
 from lastbit.history.golden_properties import asked_of
 from lastbit.kernel import Kernel
 from lastbit.outcomes.golden import KernelOutcome, Status
-from lastbit.property_result import Outcome, PropertyResult
+from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.reports import changes, changes_json, changes_text, html, junit, markdown, records, sarif
 from lastbit.reports.summary import repro_line
 from lastbit.reports.terminal import print_run
@@ -31,7 +31,7 @@ LINE = "rms_norm x=fp32[40,256] weight=fp32[256] eps=1e-06 seed=1"
 RMS_NORM = open_project(Config(folder="")).op("rms_norm")
 BROKEN = PropertyResult(
     name="rows",
-    outcome=Outcome.BROKEN,
+    outcome=PropertyOutcome.BROKEN,
     pairs=84,
     first=LINE,
     second="row 0 alone",
@@ -43,9 +43,9 @@ BROKEN = PropertyResult(
     ulp=1.0,
     legal=True,
 )
-HOLDS = PropertyResult("rows", Outcome.HOLDS, pairs=84)
-LAYOUT = PropertyResult("layout", Outcome.HOLDS, declared=True, pairs=5)
-NOTHING = PropertyResult("in place", Outcome.NOT_APPLICABLE, reason="the kernel overwrites nothing")
+HOLDS = PropertyResult("rows", PropertyOutcome.HOLDS, pairs=84)
+LAYOUT = PropertyResult("layout", PropertyOutcome.HOLDS, declared=True, pairs=5)
+NOTHING = PropertyResult("in place", PropertyOutcome.NOT_APPLICABLE, reason="the kernel overwrites nothing")
 
 
 def result(*properties: PropertyResult, kernel: str = "mine", device: str = "cpu") -> CaseResult:

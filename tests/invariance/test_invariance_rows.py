@@ -9,7 +9,7 @@ from lastbit.case import parse_case
 from lastbit.errors import UnsupportedCase
 from lastbit.inputs import build
 from lastbit.invariance import sizes
-from lastbit.property_result import Outcome
+from lastbit.property_result import PropertyOutcome
 from tests.property_kernels import CPU, GRADIENTS, ahead, found_in, found_on, gradients, nudged, rms_norm, some
 
 
@@ -19,7 +19,7 @@ def x_of(rows):
 
 def test_rows_that_hold_are_told_with_the_pairs():
     found = found_in(rms_norm, 64)
-    assert found.outcome is Outcome.HOLDS and not found.fails
+    assert found.outcome is PropertyOutcome.HOLDS and not found.fails
     assert 64 + 32 + 22 + 16 < found.pairs < 400
 
 
@@ -30,7 +30,7 @@ def test_quick_takes_few_calls():
         calls.append(len(x))
         return rms_norm(x, weight, eps=eps)
 
-    assert found_in(counted, 4096, thorough=False).outcome is Outcome.HOLDS
+    assert found_in(counted, 4096, thorough=False).outcome is PropertyOutcome.HOLDS
     assert len(calls) < 40
 
 
@@ -87,7 +87,7 @@ def test_a_middle_size_that_no_power_of_two_is_near_shows_between_two_that_agree
     def changes(x):
         return torch.full((len(x),), len(x) == 24)
 
-    assert found_in(nudged(changes), 64).outcome is Outcome.HOLDS
+    assert found_in(nudged(changes), 64).outcome is PropertyOutcome.HOLDS
 
 
 def test_split_by_occupancy_is_found(monkeypatch):
@@ -127,7 +127,7 @@ def test_the_last_tile_is_found(rows, where):
         return torch.arange(len(x)) >= len(x) // 16 * 16
 
     found = found_in(nudged(changes), rows)
-    assert found.outcome is Outcome.BROKEN and found.where.endswith(where)
+    assert found.outcome is PropertyOutcome.BROKEN and found.where.endswith(where)
 
 
 def test_the_first_row_is_found():
@@ -167,24 +167,27 @@ def test_rows_of_a_strided_case_are_compared_with_contiguous_ones():
         output = rms_norm(x, weight, eps=eps)
         return output if x.is_contiguous() else ahead(output)
 
-    assert found_in(strided, "12,16", layout="@32,1+16").outcome is Outcome.HOLDS
+    assert found_in(strided, "12,16", layout="@32,1+16").outcome is PropertyOutcome.HOLDS
 
 
 def test_a_sum_over_rows_has_no_rows_however_many_there_are():
     found = found_on(gradients, GRADIENTS.format(rows=16), "rows")
-    assert found.outcome is Outcome.HOLDS and found.pairs > 16
+    assert found.outcome is PropertyOutcome.HOLDS and found.pairs > 16
 
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_no_row_and_one_row_have_no_batch(rows):
     found = found_in(rms_norm, rows)
-    assert found.outcome is Outcome.NOT_APPLICABLE and found.reason == f"the case has {rows} rows; 2 are needed"
+    assert found.outcome is PropertyOutcome.NOT_APPLICABLE and found.reason == f"the case has {rows} rows; 2 are needed"
 
 
 def test_unordered_results_are_left_out():
     changing = nudged(lambda x: torch.full((len(x),), len(x) < 8))
     found = found_in(changing, 16, invariant=(), thorough=False, unordered=("output",))
-    assert found.outcome is Outcome.NOT_APPLICABLE and found.reason == "not compared: output, declared as unordered"
+    assert (
+        found.outcome is PropertyOutcome.NOT_APPLICABLE
+        and found.reason == "not compared: output, declared as unordered"
+    )
 
 
 def test_what_the_kernel_raises_is_told_and_fails_what_it_declares():
@@ -194,7 +197,9 @@ def test_what_the_kernel_raises_is_told_and_fails_what_it_declares():
         return rms_norm(x, weight, eps=eps)
 
     found = found_in(refuses_odd, 16)
-    assert found.outcome is Outcome.ERRORED and found.fails and found.reason == "errored: RuntimeError: three rows"
+    assert (
+        found.outcome is PropertyOutcome.ERRORED and found.fails and found.reason == "errored: RuntimeError: three rows"
+    )
 
 
 def test_sizes_that_the_kernel_does_not_take_are_told():
@@ -204,7 +209,7 @@ def test_sizes_that_the_kernel_does_not_take_are_told():
         return rms_norm(x, weight, eps=eps)
 
     found = found_in(not_three, 16)
-    assert found.outcome is Outcome.HOLDS
+    assert found.outcome is PropertyOutcome.HOLDS
     assert found.reason == "not tried: rows 0 to 2 in a launch of their own: three rows"
 
 
@@ -217,7 +222,7 @@ def test_every_nan_is_the_same():
         output.view(torch.int32)[:, 1] = 0x7FC00000 + len(x)
         return output
 
-    assert found_in(other_nans, 16).outcome is Outcome.HOLDS
+    assert found_in(other_nans, 16).outcome is PropertyOutcome.HOLDS
 
 
 def test_signs_of_zero_are_bits():
@@ -229,7 +234,7 @@ def test_signs_of_zero_are_bits():
         return output
 
     found = found_in(signs, 16)
-    assert found.outcome is Outcome.BROKEN and found.ulp == 0 and found.where == "changes between 7 and 8 rows"
+    assert found.outcome is PropertyOutcome.BROKEN and found.ulp == 0 and found.where == "changes between 7 and 8 rows"
 
 
 def test_bits_that_are_not_legal_are_found_behind_legal_ones():
@@ -250,4 +255,4 @@ def test_a_result_with_rows_that_nobody_gave_is_wrong():
         return torch.nn.functional.pad(rms_norm(x, weight, eps=eps), (0, 0, 0, -len(x) % 8))
 
     found = found_in(padded, 40)
-    assert found.outcome is Outcome.ERRORED and "shape" in found.reason
+    assert found.outcome is PropertyOutcome.ERRORED and "shape" in found.reason

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lastbit.invariance.property import of_relation, result_of
-from lastbit.property_result import Outcome
+from lastbit.property_result import PropertyOutcome
 from lastbit.relations import NotApplicable, scaled
 from lastbit.verify.properties import basis_of
 from tests.property_kernels import GRADIENTS, gradients, subject_of
@@ -92,9 +92,9 @@ def scaling_of(function):
 
 
 def test_gradients_scale():
-    assert scaling_of(gradients).outcome is Outcome.HOLDS and scaling_of(gradients).pairs == 5
+    assert scaling_of(gradients).outcome is PropertyOutcome.HOLDS and scaling_of(gradients).pairs == 5
 
 
 def test_a_kernel_with_a_range_of_its_own_does_not():
     found = scaling_of(flushing)
-    assert found.outcome is Outcome.BROKEN and found.fails and found.second.startswith("dy times 2^")
+    assert found.outcome is PropertyOutcome.BROKEN and found.fails and found.second.startswith("dy times 2^")

@@ -22,7 +22,7 @@ from lastbit.invariance.basis import Basis
 from lastbit.invariance.property import Property, result_of
 from lastbit.invariance.ways import WAYS
 from lastbit.kernel import Kernel, load_kernels
-from lastbit.property_result import Outcome, PropertyResult
+from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.verify import anew
 from lastbit.verify.check import Subject
 from lastbit.verify.inprocess import open_workplace, plan_for, prepare, unwatched
@@ -119,7 +119,7 @@ def found(property: Property, function: object, **declared: object) -> PropertyR
 )
 def test_what_later_calls_depend_on(function: object, second: str) -> None:
     one = found(RUN_TO_RUN, function, invariant=("run to run",))
-    assert (one.outcome, one.second, one.fails, one.pairs) == (Outcome.BROKEN, second, True, 3)
+    assert (one.outcome, one.second, one.fails, one.pairs) == (PropertyOutcome.BROKEN, second, True, 3)
     assert one.legal
 
 
@@ -136,12 +136,12 @@ def test_an_odd_distance_is_found_however_far_apart_allocations_are(
 
 def test_later_calls_of_a_kernel_without_memory_are_the_same() -> None:
     one = found(RUN_TO_RUN, plain)
-    assert (one.outcome, one.pairs) == (Outcome.HOLDS, 3)
+    assert (one.outcome, one.pairs) == (PropertyOutcome.HOLDS, 3)
 
 
 def test_unordered_results_are_told_and_fail_nothing() -> None:
     one = found(RUN_TO_RUN, Second(), invariant=("run to run",), unordered=("output",))
-    assert one.outcome is Outcome.BROKEN and not one.fails
+    assert one.outcome is PropertyOutcome.BROKEN and not one.fails
 
 
 def test_what_is_ordered_counts_although_other_results_change_more_often() -> None:
@@ -161,7 +161,11 @@ def test_what_is_ordered_counts_although_other_results_change_more_often() -> No
 
 def test_other_properties_leave_unordered_results_out() -> None:
     one = found(COMPILED, Second(), unordered=("output",))
-    assert one.outcome is Outcome.NOT_APPLICABLE and "output" in one.reason and "declared as unordered" in one.reason
+    assert (
+        one.outcome is PropertyOutcome.NOT_APPLICABLE
+        and "output" in one.reason
+        and "declared as unordered" in one.reason
+    )
 
 
 def test_mutated_inputs_are_as_before_in_each_call() -> None:
@@ -169,7 +173,7 @@ def test_mutated_inputs_are_as_before_in_each_call() -> None:
         return x.copy_(plain(x, weight, eps=eps))
 
     for way in (RUN_TO_RUN, COMPILED):
-        assert found(way, in_place, mutates=("x",)).outcome is Outcome.HOLDS
+        assert found(way, in_place, mutates=("x",)).outcome is PropertyOutcome.HOLDS
 
 
 # Compiled
@@ -182,14 +186,14 @@ def test_another_width_of_eps_when_compiled_is_found() -> None:
 
 def test_a_kernel_that_is_traced_holds_and_nothing_stays_compiled() -> None:
     one = found(COMPILED, plain)
-    assert (one.outcome, one.pairs) == (Outcome.HOLDS, 2)
+    assert (one.outcome, one.pairs) == (PropertyOutcome.HOLDS, 2)
     assert not torch._dynamo.convert_frame.input_codes.seen  # type: ignore[attr-defined]
 
 
 def test_a_kernel_that_is_not_traced_shows_nothing() -> None:
     with torch.compiler.set_stance("force_eager"):
         one = found(COMPILED, plain)
-    assert one.outcome is Outcome.NOT_APPLICABLE and "nothing of the kernel was traced" in one.reason
+    assert one.outcome is PropertyOutcome.NOT_APPLICABLE and "nothing of the kernel was traced" in one.reason
 
 
 def test_a_kernel_that_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +203,7 @@ def test_a_kernel_that_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "compile", refuses)
     one = found(COMPILED, plain)
     expected = "torch.compile(backend='eager', dynamic=False): RuntimeError: no such step; "
-    assert one.outcome is Outcome.NOT_APPLICABLE and one.reason.startswith(expected)
+    assert one.outcome is PropertyOutcome.NOT_APPLICABLE and one.reason.startswith(expected)
 
 
 PROGRAM = """
@@ -231,7 +235,7 @@ def test_programs_of_triton_are_launched_and_not_traced(tmp_path: Path) -> None:
     for _ in range(2):  # a second load has other modules under the same names
         [kernel] = load_kernels(tmp_path)
         one = result_of(COMPILED, basis_of(Subject(kernel, RMS_NORM, CPU), CASE))
-        assert (one.outcome, one.pairs, one.reason) == (Outcome.HOLDS, 2, "")
+        assert (one.outcome, one.pairs, one.reason) == (PropertyOutcome.HOLDS, 2, "")
     assert "sibling" not in sys.modules
 
 
@@ -241,17 +245,19 @@ def test_programs_of_triton_are_launched_and_not_traced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["stream", "graph", "contention", "device", "fp fusion"])
 def test_on_the_cpu_the_others_mean_nothing(name: str) -> None:
     one = found(BY_NAME[name], plain)
-    assert one.outcome is Outcome.NOT_APPLICABLE and "cpu" in one.reason.lower()
+    assert one.outcome is PropertyOutcome.NOT_APPLICABLE and "cpu" in one.reason.lower()
 
 
 @pytest.mark.parametrize("name", ["stream", "graph", "compiled", "contention", "device"])
 def test_kernels_in_processes_of_their_own_are_not_called_here(name: str) -> None:
     one = result_of(BY_NAME[name], replace(basis(plain), direct=False))
-    assert one.outcome is Outcome.NOT_APPLICABLE and "processes of their own" in one.reason
+    assert one.outcome is PropertyOutcome.NOT_APPLICABLE and "processes of their own" in one.reason
 
 
-@pytest.mark.parametrize(("function", "outcome"), [(plain, Outcome.HOLDS), (Second(), Outcome.BROKEN)])
-def test_another_device_is_compared(monkeypatch: pytest.MonkeyPatch, function: object, outcome: Outcome) -> None:
+@pytest.mark.parametrize(("function", "outcome"), [(plain, PropertyOutcome.HOLDS), (Second(), PropertyOutcome.BROKEN)])
+def test_another_device_is_compared(
+    monkeypatch: pytest.MonkeyPatch, function: object, outcome: PropertyOutcome
+) -> None:
     monkeypatch.setattr(other_device, "require_accelerator", lambda *asked: None)
     monkeypatch.setattr(other_device, "alike", lambda device: (CPU,))
     one = found(BY_NAME["device"], function)
@@ -278,13 +284,13 @@ def scaled(x: Tensor, weight: Tensor, *, eps: float, scale: float | None = None)
     return small * torch.rsqrt(small.square().mean(-1, keepdim=True) + eps / scale**2) * weight
 
 
-@pytest.mark.parametrize(("bakes", "outcome"), [(False, Outcome.HOLDS), (True, Outcome.BROKEN)])
+@pytest.mark.parametrize(("bakes", "outcome"), [(False, PropertyOutcome.HOLDS), (True, PropertyOutcome.BROKEN)])
 def test_a_graph_that_keeps_a_number_of_its_capture(
-    monkeypatch: pytest.MonkeyPatch, bakes: bool, outcome: Outcome
+    monkeypatch: pytest.MonkeyPatch, bakes: bool, outcome: PropertyOutcome
 ) -> None:
-    def replay_of(basis: Basis, inputs: Inputs) -> graphs.Replay:
+    def replay_of(basis: Basis, inputs: Inputs) -> graphs.GraphReplay:
         graph = Baked(inputs, float(inputs.tensors["x"].abs().max()) if bakes else 0.0)
-        return graphs.Replay(graph, inputs, {"output": graph.output})  # type: ignore[arg-type]
+        return graphs.GraphReplay(graph, inputs, {"output": graph.output})  # type: ignore[arg-type]
 
     monkeypatch.setattr(graphs, "require_accelerator", lambda *asked: None)
     monkeypatch.setattr(graphs, "replay_of", replay_of)
@@ -298,8 +304,8 @@ def test_a_graph_that_keeps_a_number_of_its_capture(
 # Compiled without fused multiplications and additions
 
 
-@pytest.mark.parametrize(("broken", "outcome"), [(False, Outcome.HOLDS), (True, Outcome.BROKEN)])
-def test_fusion_is_compared_between_two_new_processes(broken: bool, outcome: Outcome) -> None:
+@pytest.mark.parametrize(("broken", "outcome"), [(False, PropertyOutcome.HOLDS), (True, PropertyOutcome.BROKEN)])
+def test_fusion_is_compared_between_two_new_processes(broken: bool, outcome: PropertyOutcome) -> None:
     own = basis(plain)
 
     def in_new_process(environ: object) -> dict[str, Tensor]:
@@ -376,17 +382,17 @@ def waits(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "function", "outcome"),
     [
-        ("run to run", plain, Outcome.HOLDS),
-        ("stream", plain, Outcome.HOLDS),
-        ("stream", on_the_default_stream, Outcome.BROKEN),
-        ("graph", plain, Outcome.HOLDS),
-        ("graph", Bakes(), Outcome.BROKEN),
-        ("graph", waits, Outcome.NOT_APPLICABLE),
-        ("compiled", wide_eps_when_compiled, Outcome.BROKEN),
-        ("contention", plain, Outcome.HOLDS),
+        ("run to run", plain, PropertyOutcome.HOLDS),
+        ("stream", plain, PropertyOutcome.HOLDS),
+        ("stream", on_the_default_stream, PropertyOutcome.BROKEN),
+        ("graph", plain, PropertyOutcome.HOLDS),
+        ("graph", Bakes(), PropertyOutcome.BROKEN),
+        ("graph", waits, PropertyOutcome.NOT_APPLICABLE),
+        ("compiled", wide_eps_when_compiled, PropertyOutcome.BROKEN),
+        ("contention", plain, PropertyOutcome.HOLDS),
     ],
 )
-def test_ways_of_calling_on_a_gpu(name: str, function: object, outcome: Outcome) -> None:
+def test_ways_of_calling_on_a_gpu(name: str, function: object, outcome: PropertyOutcome) -> None:
     made = Kernel("planted", "rms_norm", "fp32_multiply", function)  # type: ignore[arg-type]
     one = result_of(BY_NAME[name], basis_of(Subject(made, RMS_NORM, torch.device("cuda:0")), CASE))
     assert one.outcome is outcome, one

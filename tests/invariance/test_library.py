@@ -11,7 +11,7 @@ from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.invariance import library
 from lastbit.kernel import Kernel
-from lastbit.property_result import Outcome, PropertyResult
+from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.verify.check import Subject
 from lastbit.verify.project import open_project
 from lastbit.verify.properties import properties_on, sentence_of
@@ -23,7 +23,7 @@ def found(function: Callable[..., torch.Tensor]) -> PropertyResult:
     kernel = Kernel("planted", "rms_norm", "fp32_multiply", function, invariant=("padding",))
     subject = Subject(kernel, open_project(Config(folder="")).op("rms_norm"), torch.device("cpu"))
     [one] = properties_on(subject, CASE, ["padding"])
-    assert one.outcome is Outcome.BROKEN and one.fails
+    assert one.outcome is PropertyOutcome.BROKEN and one.fails
     return one
 
 

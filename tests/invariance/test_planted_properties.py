@@ -8,7 +8,7 @@ import torch
 from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.kernel import Kernel, load_kernels
-from lastbit.property_result import Outcome
+from lastbit.property_result import PropertyOutcome
 from lastbit.result import Verdict
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.project import Project, open_project
@@ -48,5 +48,5 @@ def test_its_contract_allows_it(planted: Planted) -> None:
 @pytest.mark.parametrize("planted", [p for p in PLANTED if not p.cuda], ids=str)
 def test_what_its_bits_depend_on_is_found(planted: Planted) -> None:
     [found] = properties_on(subject(planted), parse_case(planted.line), [planted.property], thorough=True)
-    assert (found.outcome, found.legal) == (Outcome.BROKEN, True), found
+    assert (found.outcome, found.legal) == (PropertyOutcome.BROKEN, True), found
     assert planted.where in found.where

@@ -19,7 +19,7 @@ from lastbit.invariance.independent import worded
 from lastbit.invariance.properties import properties_of
 from lastbit.kernel import Kernel
 from lastbit.ops import op
-from lastbit.property_result import Outcome, PropertyResult
+from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.relations import Independent, NotApplicable, extended, shuffled
 from lastbit.verify.check import Subject
 from lastbit.verify.project import Project, open_project
@@ -114,7 +114,7 @@ FAULTS: dict[str, tuple[Halves, set[str]]] = {
 def test_a_right_layer_holds_every_relation(project: Project) -> None:
     found = found_of(partial(layer, halves=lambda *_: False), LAYER, project, *OF_EXPERTS)
     assert {*found} == {*OF_EXPERTS}
-    assert {one.outcome for one in found.values()} == {Outcome.HOLDS}
+    assert {one.outcome for one in found.values()} == {PropertyOutcome.HOLDS}
     assert found["shards"].pairs == 5 and found["tokens"].pairs > 10 and found["zero adapter"].pairs == 2
 
 
@@ -122,7 +122,7 @@ def test_a_right_layer_holds_every_relation(project: Project) -> None:
 def test_a_fault_breaks_what_it_breaks_and_nothing_else(fault: str, project: Project) -> None:
     halves, expected = FAULTS[fault]
     found = found_of(partial(layer, halves=halves), LAYER, project, *OF_EXPERTS)
-    assert {name for name, one in found.items() if one.outcome is Outcome.BROKEN} == expected
+    assert {name for name, one in found.items() if one.outcome is PropertyOutcome.BROKEN} == expected
     assert all(found[name].legal for name in expected if name not in ("capacity", "other tokens"))
 
 
@@ -139,9 +139,9 @@ def test_a_kernel_is_not_asked_for_what_it_does_not_take(project: Project) -> No
 
     plain = parse_case(str(LAYER).replace(ADAPTERS, ""))
     found = found_of(without_first_expert, plain, project, "relabelling", "zero adapter")
-    assert found["relabelling"].outcome is Outcome.HOLDS and found["relabelling"].pairs == 1
+    assert found["relabelling"].outcome is PropertyOutcome.HOLDS and found["relabelling"].pairs == 1
     assert "the kernel does not take first_expert" in found["relabelling"].reason
-    assert found["zero adapter"].outcome is Outcome.NOT_APPLICABLE
+    assert found["zero adapter"].outcome is PropertyOutcome.NOT_APPLICABLE
 
 
 def test_numbers_of_fp16_are_not_scaled(project: Project) -> None:
@@ -154,7 +154,7 @@ def test_numbers_of_fp16_are_not_scaled(project: Project) -> None:
 def test_adapters_of_zero_beside_infinities_are_not_asked_about(project: Project) -> None:
     special = parse_case(str(LAYER).replace("gate_lora_a=fp32[5,4,24]", "gate_lora_a=fp32[5,4,24]:special"))
     found = found_of(partial(layer, halves=lambda *_: False), special, project, "zero adapter")["zero adapter"]
-    assert found.outcome is Outcome.NOT_APPLICABLE and "gate_lora_a holds numbers beyond" in found.reason
+    assert found.outcome is PropertyOutcome.NOT_APPLICABLE and "gate_lora_a holds numbers beyond" in found.reason
 
 
 MASK = parse_case("completion_mask ids=int64[20,40]:sequences_3 eos_ids=int64[3]:counting mask_truncated=True seed=1")
@@ -181,7 +181,7 @@ def mask_of_sorted_ends(ids, eos_ids, *, mask_truncated=False):
 )
 def test_relations_of_masks(function: Callable[..., Tensor], broken: str, project: Project) -> None:
     found = found_of(function, MASK, project, "padding", "permutation")
-    assert {name for name, one in found.items() if one.outcome is Outcome.BROKEN} == {*filter(None, [broken])}
+    assert {name for name, one in found.items() if one.outcome is PropertyOutcome.BROKEN} == {*filter(None, [broken])}
     assert not broken or found[broken].legal is False
 
 
@@ -205,7 +205,7 @@ def norm(x, weight, *, eps, group_size=None, is_rms_norm=False, halves=lambda *_
 )
 def test_relations_of_norms_over_groups(halves: Callable[..., bool], broken: set[str], project: Project) -> None:
     found = found_of(partial(norm, halves=halves), GROUPED, project, "shards", "scaling")
-    assert {name for name, one in found.items() if one.outcome is Outcome.BROKEN} == broken
+    assert {name for name, one in found.items() if one.outcome is PropertyOutcome.BROKEN} == broken
     assert all(found[name].legal for name in broken)
 
 
@@ -245,8 +245,8 @@ def test_kernels_in_pytorch_hold_what_they_declare(project: Project) -> None:
     for kernel, case in pairs:
         names = [name for name in kernel.invariant if name in properties_of(project.op(kernel.op))]
         found = properties_on(Subject(kernel, project.op(kernel.op), CPU), case, names)
-        assert not [one for one in found if one.outcome is Outcome.BROKEN], kernel.name
-        assert any(one.outcome is Outcome.HOLDS for one in found), kernel.name
+        assert not [one for one in found if one.outcome is PropertyOutcome.BROKEN], kernel.name
+        assert any(one.outcome is PropertyOutcome.HOLDS for one in found), kernel.name
 
 
 def test_words_of_rows_are_those_of_tokens() -> None:

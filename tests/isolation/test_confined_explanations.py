@@ -16,7 +16,7 @@ from lastbit.isolation.declared import Kernels
 from lastbit.isolation.process import KernelProcessEnded
 from lastbit.judges.confined import ConfinedExplainer
 from lastbit.judges.explaining import read
-from lastbit.outcomes.explanation import Explanation, Worked
+from lastbit.outcomes.explanation import Explanation, WorkedStage
 from lastbit.outcomes.trace import Step
 from lastbit.reports.encoding import encoded
 from lastbit.result import Verdict
@@ -106,7 +106,7 @@ def test_a_process_that_ends(answered: dict[str, Any]) -> None:
 
 
 def test_the_culprit_of_a_file() -> None:
-    worked = Worked("product", (0,), 2.0, 2.0, 2.0, 2.0, "fp32", False, did="gives 3", file="kernel.py", line=7)
+    worked = WorkedStage("product", (0,), 2.0, 2.0, 2.0, 2.0, "fp32", False, did="gives 3", file="kernel.py", line=7)
     culprit, reason = read(encoded(said(arithmetic=(worked,))), "cpu")
     assert culprit is not None and (culprit.file, culprit.line, culprit.expression) == ("kernel.py", 7, "y = a * b")
     assert culprit.sentence == "product is 2 exactly, and the contract allows 2 in fp32; line 7 gives 3." and not reason
@@ -120,7 +120,7 @@ def test_the_culprit_of_a_file() -> None:
 def test_a_line_that_gives_another_value_has_what_would_be_right(did: str, told: bool) -> None:
     """A rounding that is missing says that itself."""
     wrong = replace(WRONG, mend="with 1e-06 in place of 2e-06")
-    worked = Worked("product", (0, 0), 0.1, 0.1, 0.1, 0.1, "fp32", True, did=did, file=WRONG.file, line=WRONG.line)
+    worked = WorkedStage("product", (0, 0), 0.1, 0.1, 0.1, 0.1, "fp32", True, did=did, file=WRONG.file, line=WRONG.line)
     found = replace(said(), arithmetic=(worked,))
     found = replace(found, trace=replace(found.trace, leaves=wrong, blamed=wrong))
     culprit, _ = read(encoded(found), "cpu")

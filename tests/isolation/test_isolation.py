@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from lastbit.calling.performing import Asked
+from lastbit.calling.performing import CallRequest
 from lastbit.case import Case, Group, parse_case
 from lastbit.config import Config
 from lastbit.errors import KernelError, LastbitError
@@ -250,7 +250,7 @@ def _wait_for_end(pid: int) -> None:
 
 
 def test_an_attempt_is_the_same_in_a_process_of_its_own(isolation: Isolation) -> None:
-    asked = Asked(CASE.params, ("output",))
+    asked = CallRequest(CASE.params, ("output",))
     kernel = isolation.there["warning"]
     with isolation.kernels.pair(kernel, 60.0) as pair:
         there, here = build(CASE, CPU), build(CASE, CPU)

@@ -13,7 +13,7 @@ from confined import confined, limited
 from lastbit.isolation import namespaces
 from lastbit.isolation.folders import remove
 from lastbit.isolation.limits import GB, MB, Limits
-from lastbit.isolation.watch import Watch, look
+from lastbit.isolation.watch import ProcessWatch, look
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are confined on Linux only")
 
@@ -72,7 +72,7 @@ def in_nested_folders(write):
 )
 def test_what_fills_the_disk_is_ended_and_the_limit_told(tmp_path, monkeypatch, use, hit):
     monkeypatch.setattr(namespaces, "own_namespaces", lambda wanted: dict.fromkeys(wanted, "refused"))
-    with Watch() as watch, confined(tmp_path / "own", use) as process:
+    with ProcessWatch() as watch, confined(tmp_path / "own", use) as process:
         ready = [process.line() for _ in range(4)]
         watched = watch.begin(process.guardian, Limits(file_size=1 << 19), (tmp_path / "own",))
         assert process.line() == "" and process.ended() == -signal.SIGKILL
@@ -90,7 +90,7 @@ def test_what_fills_the_disk_is_ended_and_the_limit_told(tmp_path, monkeypatch, 
     ],
 )
 def test_what_uses_too_much_is_ended_and_the_limit_told(tmp_path, use, hit):
-    with Watch() as watch, confined(tmp_path / "own", use) as process:
+    with ProcessWatch() as watch, confined(tmp_path / "own", use) as process:
         ready = [process.line() for _ in range(4)]
         watched = watch.begin(process.guardian, Limits(memory=150 * MB, processes=20))
         assert process.line() == "" and process.ended() == -signal.SIGKILL
@@ -107,7 +107,7 @@ def test_memory_of_the_judge_does_not_count(tmp_path):
         time.sleep(60)
         return total
 
-    with Watch() as watch, confined(tmp_path / "own", read) as process:
+    with ProcessWatch() as watch, confined(tmp_path / "own", read) as process:
         assert process.line() == "ready"
         watched = watch.begin(process.guardian, limited(memory=60 * MB))
         watched.shared = 100 * MB
@@ -120,7 +120,7 @@ def test_memory_of_the_judge_does_not_count(tmp_path):
 
 
 def test_one_that_has_ended_is_nothing_to_the_watch(tmp_path):
-    with Watch() as watch, confined(tmp_path / "own", lambda write: 1) as process:
+    with ProcessWatch() as watch, confined(tmp_path / "own", lambda write: 1) as process:
         watched = watch.begin(process.guardian, Limits(memory=GB))
         assert process.answer() == 1 and process.ended() == 0
         look([watched])

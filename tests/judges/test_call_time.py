@@ -17,11 +17,11 @@ from lastbit.config import Config
 from lastbit.errors import LastbitError, UnsupportedCase, UsageError
 from lastbit.judges import call_time
 from lastbit.judges.judge_file import unjudged
-from lastbit.judges.question import Question
+from lastbit.judges.question import JudgeQuestion
 from lastbit.kernel import Kernel
 from lastbit.outcomes.bench import Sample
 from lastbit.outcomes.file_verdict import Contracts, FileVerdict
-from lastbit.outcomes.speed import Bound
+from lastbit.outcomes.speed import SpeedBound
 from lastbit.reports.judged import print_judged
 from lastbit.result import Verdict
 from lastbit.verify.inprocess import unwatched
@@ -30,7 +30,7 @@ from tests.bench.test_bench_file import ROOF, kernel_of, measured
 
 CONFIG = Config("")
 PASSED = replace(
-    unjudged("mine.py", Question(op="rms_norm"), "cpu"), verdict=Verdict.PASSED, contracts=Contracts(keeps=("c",))
+    unjudged("mine.py", JudgeQuestion(op="rms_norm"), "cpu"), verdict=Verdict.PASSED, contracts=Contracts(keeps=("c",))
 )
 
 
@@ -55,7 +55,7 @@ class Timing:
     def __call__(self, **question: Any) -> FileVerdict:
         seen = []
 
-        def bound_of(subject: Any, case: Any, *rest: object) -> Bound:
+        def bound_of(subject: Any, case: Any, *rest: object) -> SpeedBound:
             seen.append(str(case))
             told = self.of.get(subject.kernel.name, {})
             if isinstance(told, list):
@@ -70,7 +70,7 @@ class Timing:
         desk: Any = SimpleNamespace(
             config=CONFIG, project=project, device=torch.device("cpu"), kernels=Kernels(), watch=unwatched, roof=ROOF
         )
-        asked = Question(op="rms_norm", speed=True, **question)
+        asked = JudgeQuestion(op="rms_norm", speed=True, **question)
         subject: Any = SimpleNamespace(kernel=kernel_of("mine"))
         return call_time.with_speed(PASSED, desk, subject, asked, lambda line: asked.repro("mine.py", line, "cpu"))
 
@@ -136,4 +136,4 @@ def test_a_kernel_of_the_project_that_keeps_the_contract_stands_beside_it(timing
 
 def test_nothing_stands_beside_what_is_not_timed() -> None:
     with pytest.raises(UsageError, match="ask for speed as well"):
-        Question(op="rms_norm", beside=True)
+        JudgeQuestion(op="rms_norm", beside=True)

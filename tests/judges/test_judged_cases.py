@@ -14,7 +14,7 @@ from lastbit.errors import UsageError
 from lastbit.judges.case_order import CaseOrder, elements
 from lastbit.judges.conclusions import concluded, contracts_of, failure_of
 from lastbit.judges.judge_file import unjudged
-from lastbit.judges.question import Question
+from lastbit.judges.question import JudgeQuestion
 from lastbit.outcomes.file_verdict import FileVerdict
 from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
 from lastbit.run import Power, Run
@@ -22,7 +22,7 @@ from lastbit.verify.project import Project, open_project
 
 PLAIN = frozenset({"x", "weight", "eps"})
 LINE = "rms_norm x=bf16[1,3]:values(1.5,-2,0.5) eps=1e-06 seed=0"
-ASKED = Question(op="rms_norm", contract="fp32_multiply", profile="smoke")
+ASKED = JudgeQuestion(op="rms_norm", contract="fp32_multiply", profile="smoke")
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from lastbit.inputs import Inputs
 from lastbit.isolation.answers import Raised
 from lastbit.judges import opening
 from lastbit.judges.judge_file import unjudged
-from lastbit.judges.question import Question
+from lastbit.judges.question import JudgeQuestion
 from lastbit.kernel import Kernel
 from lastbit.outcomes.file_verdict import FileVerdict
 from lastbit.reports.judged import document, schema
@@ -202,7 +202,7 @@ def test_a_kernel_that_raises_in_any_case_calls_no_operator(always: bool, monkey
     monkeypatch.setattr(opening.Caller, "unguarded", unguarded)
     kernel = Kernel("mine", "rms_norm", "fp32_multiply", lambda x, weight, *, eps: x)
     subject = Subject(kernel, open_project(Config(folder="")).op("rms_norm"), torch.device("cpu"))
-    kernel_of_file = opening.Opened(subject, None)  # type: ignore[arg-type]
+    kernel_of_file = opening.OpenedKernel(subject, None)  # type: ignore[arg-type]
     assert kernel_of_file.depends_on("aten::rms_norm", parse_case(LINES[0])) is not always
 
 
@@ -273,7 +273,7 @@ class FakeJudges:
     def judge(self, path: Path) -> Future[FileVerdict]:
         future: Future[FileVerdict] = Future()
         verdict = Verdict(path.stem.upper())
-        future.set_result(unjudged(str(path), Question(op="an_op"), "cpu", verdict=verdict))
+        future.set_result(unjudged(str(path), JudgeQuestion(op="an_op"), "cpu", verdict=verdict))
         return future
 
 
@@ -307,7 +307,7 @@ def test_options_are_the_fields_of_the_question(files: dict[str, str]) -> None:
     main(["judge", files["PASSED"], "an_op x=1", "--op", "an_op", *options.split(), *effort.split()])
     made = {name: value for name, value in FakeJudges.asked.items() if name not in ("count", "device", "projects")}
     assert FakeJudges.asked["count"] == 5
-    assert Question(**made) == Question(
+    assert JudgeQuestion(**made) == JudgeQuestion(
         op="an_op",
         contract="a+b",
         function="f",
@@ -339,4 +339,4 @@ def test_what_an_example_in_the_documents_shows(capsys: pytest.CaptureFixture[st
     text = (Path(__file__).parents[2] / "docs" / "judge.md").read_text()
     example = json.loads(text.split("```json")[1].split("```")[0])
     jsonschema.validate(example, schema())
-    assert list(example) == list(document(replace(unjudged("k.py", Question(op="an_op"), "cpu"))))
+    assert list(example) == list(document(replace(unjudged("k.py", JudgeQuestion(op="an_op"), "cpu"))))

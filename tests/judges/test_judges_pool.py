@@ -13,12 +13,12 @@ from lastbit.config import Config
 from lastbit.errors import UsageError
 from lastbit.judges import pool
 from lastbit.judges.judge_file import judge_file, ready, unjudged
-from lastbit.judges.question import Question
+from lastbit.judges.question import JudgeQuestion
 from lastbit.outcomes.file_verdict import FileVerdict
 from lastbit.result import Verdict
 from lastbit.verify.worker import WorkerEnded
 
-Answer = Callable[[str, Question], FileVerdict]
+Answer = Callable[[str, JudgeQuestion], FileVerdict]
 
 
 class FakeWorker:
@@ -59,7 +59,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeWorker]]:
     assert all(worker.over for worker in FakeWorker.made), "a process is left"
 
 
-def passed(path: str, question: Question) -> FileVerdict:
+def passed(path: str, question: JudgeQuestion) -> FileVerdict:
     return unjudged(path, question, "cpu", verdict=Verdict.PASSED)
 
 
@@ -72,9 +72,9 @@ def test_every_file_is_judged_once_and_answers_have_the_order_of_questions(worke
 
 
 def test_a_question_is_that_of_the_pool_unless_the_call_says_otherwise() -> None:
-    asked: list[Question] = []
+    asked: list[JudgeQuestion] = []
 
-    def answer(path: str, question: Question) -> FileVerdict:
+    def answer(path: str, question: JudgeQuestion) -> FileVerdict:
         asked.append(question)
         return passed(path, question)
 
@@ -83,15 +83,15 @@ def test_a_question_is_that_of_the_pool_unless_the_call_says_otherwise() -> None
         judges.judge("1.py").result()
         judges.judge("2.py", contract="b", mutates={"x": ""}).result()
     assert asked == [
-        Question(op="an_op", contract="a", fail_fast=True),
-        Question(op="an_op", contract="b", mutates={"x": ""}, fail_fast=True),
+        JudgeQuestion(op="an_op", contract="a", fail_fast=True),
+        JudgeQuestion(op="an_op", contract="b", mutates={"x": ""}, fail_fast=True),
     ]
 
 
 def test_a_judge_that_ends_is_replaced_and_the_file_tried_once_more() -> None:
     ends = {"once.py": 1, "always.py": 9}
 
-    def answer(path: str, question: Question) -> FileVerdict:
+    def answer(path: str, question: JudgeQuestion) -> FileVerdict:
         if ends.get(path, 0):
             ends[path] -= 1
             raise WorkerEnded("the process died")
@@ -106,7 +106,7 @@ def test_a_judge_that_ends_is_replaced_and_the_file_tried_once_more() -> None:
 
 
 def test_a_question_that_means_nothing_is_an_error_of_the_caller() -> None:
-    def answer(path: str, question: Question) -> FileVerdict:
+    def answer(path: str, question: JudgeQuestion) -> FileVerdict:
         raise UsageError("unknown op 'an_po'")
 
     FakeWorker.answer = staticmethod(answer)  # type: ignore[assignment]
@@ -123,7 +123,7 @@ def test_a_question_that_means_nothing_is_an_error_of_the_caller() -> None:
 def test_an_interruption_ends_the_judges_and_what_waits_is_not_judged(workers: list[FakeWorker]) -> None:
     begun, over = threading.Event(), threading.Event()
 
-    def answer(path: str, question: Question) -> FileVerdict:
+    def answer(path: str, question: JudgeQuestion) -> FileVerdict:
         begun.set()
         assert over.wait(10)
         raise WorkerEnded("it was ended")

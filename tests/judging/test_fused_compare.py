@@ -19,7 +19,7 @@ from lastbit.judging import compare_selftest, fused_compare, torch_compare
 from lastbit.judging.compare import Begun, finished
 from lastbit.judging.compare_selftest import agree
 from lastbit.judging.figures import FloatFigures
-from lastbit.judging.fused_compare import FLOATS, Grid, Pair, Sort, walk_of
+from lastbit.judging.fused_compare import FLOATS, ComparedPair, LaunchShape, Sort, walk_of
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import BF16, FP32, Format
 from lastbit.result import ULP_BINS, Comparison
@@ -35,8 +35,8 @@ def faithful_interpreter() -> None:
     install()
 
 
-def pair_of(actual: Tensor, expected: Enclosure | Tensor, large: bool) -> Pair:
-    pair = Pair.of(actual, expected, large=large)
+def pair_of(actual: Tensor, expected: Enclosure | Tensor, large: bool) -> ComparedPair:
+    pair = ComparedPair.of(actual, expected, large=large)
     assert pair is not None
     return pair
 
@@ -52,7 +52,7 @@ def compared(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
 @given(comparisons(), st.booleans())
 def test_the_kernels_agree_with_the_definition(drawn: tuple[Tensor, Enclosure, Format], large: bool) -> None:
     actual, expected, fmt = drawn
-    if (pair := Pair.of(actual, expected, large=large)) is None:
+    if (pair := ComparedPair.of(actual, expected, large=large)) is None:
         return
     [fused], defined = finished([pair.begin(fmt)]), torch_compare.compare(actual, expected, fmt)
     assert agree(fused, defined), f"{fused}\n{defined}"
@@ -60,9 +60,9 @@ def test_the_kernels_agree_with_the_definition(drawn: tuple[Tensor, Enclosure, F
 
 
 def test_several_programs_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_compare, "STATISTICS", Grid(32, 3, 1))
-    monkeypatch.setattr(fused_compare, "COUNT", Grid(32, 3, 1))
-    monkeypatch.setattr(fused_compare, "FINISH", Grid(2, 1, 1))
+    monkeypatch.setattr(fused_compare, "STATISTICS", LaunchShape(32, 3, 1))
+    monkeypatch.setattr(fused_compare, "COUNT", LaunchShape(32, 3, 1))
+    monkeypatch.setattr(fused_compare, "FINISH", LaunchShape(2, 1, 1))
     actual, expected = compare_selftest.specials(torch.bfloat16, 4)
     for start in (0, 100, 300):  # the worst elements are in other programs
         a, e = actual[start:], expected[slice(start, None),]
@@ -72,7 +72,7 @@ def test_several_programs_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("at", [(3, 40), (40, 3), (95, 96), (0, 99)])
 def test_of_equally_bad_elements_the_first_is_worst(at: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_compare, "STATISTICS", Grid(32, 3, 1))
+    monkeypatch.setattr(fused_compare, "STATISTICS", LaunchShape(32, 3, 1))
     actual = torch.zeros(100)
     actual[list(at)] = 1.0
     for compare in (compared, torch_compare.compare):
@@ -169,10 +169,10 @@ def test_rows_and_columns_in_row_major_order(actual: Tensor, expected: Tensor, f
 
 def test_there_is_no_kernel_for_three_strides_other_dtypes_or_two_devices() -> None:
     a = torch.zeros(4, 3, 2).permute(2, 0, 1)[:, ::2]
-    assert Pair.of(a, Enclosure.point(torch.zeros(a.shape))) is None
-    assert Pair.of(torch.zeros(3, dtype=torch.complex64), Enclosure.point(torch.zeros(3))) is None
-    assert Pair.of(torch.zeros(3), torch.zeros(3, dtype=torch.int64)) is None
-    assert Pair.of(torch.zeros(3), Enclosure.point(torch.zeros(3, device="meta"))) is None
+    assert ComparedPair.of(a, Enclosure.point(torch.zeros(a.shape))) is None
+    assert ComparedPair.of(torch.zeros(3, dtype=torch.complex64), Enclosure.point(torch.zeros(3))) is None
+    assert ComparedPair.of(torch.zeros(3), torch.zeros(3, dtype=torch.int64)) is None
+    assert ComparedPair.of(torch.zeros(3), Enclosure.point(torch.zeros(3, device="meta"))) is None
 
 
 # Trust
@@ -191,14 +191,14 @@ def sort(dtype: torch.dtype = torch.bfloat16) -> Sort:
 
 @pytest.mark.usefixtures("untested")
 def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Pair.begin
+    right = ComparedPair.begin
 
-    def wrong(pair: Pair, fmt: Format) -> Begun:
+    def wrong(pair: ComparedPair, fmt: Format) -> Begun:
         begun = right(pair, fmt)
         begun.figures[FloatFigures._fields.index("special")] += 1
         return begun
 
-    monkeypatch.setattr(Pair, "begin", wrong)
+    monkeypatch.setattr(ComparedPair, "begin", wrong)
     with pytest.warns(RuntimeWarning, match=r"comparing torch.bfloat16 on cpu: all special values in bf16: .* instead"):
         assert not compare_selftest.trusted(sort())
 

@@ -11,7 +11,7 @@ import torch
 from lastbit.judging.problem import Problem
 from lastbit.numerics import Enclosure, Groups, Premises, Tensor, remembered, remembering, using
 from lastbit.numerics.formats import BF16
-from lastbit.numerics.remembered import _alike, _Call, _Memory
+from lastbit.numerics.remembered import _alike, _CallCache, _RememberedCall
 from lastbit.references.rms_norm import rms_norm
 
 Made = list[tuple[object, ...]]
@@ -102,14 +102,14 @@ def test_the_same_memory_is_not_read(function: Callable[..., Tensor], made: Made
 @pytest.mark.usefixtures("unread")
 def test_on_an_accelerator_no_bits_are_compared() -> None:
     x = torch.ones(3)
-    call = _Call([x], ((x.data_ptr(), x._version),), None)
+    call = _RememberedCall([x], ((x.data_ptr(), x._version),), None)
     assert _alike([call], [torch.ones(3, device="meta")]) is None
     with pytest.raises(AssertionError, match="bits were compared"):
         _alike([call], [torch.ones(3)])
 
 
 def test_what_follows_is_found_again_by_its_memory(monkeypatch: pytest.MonkeyPatch, made: Made) -> None:
-    monkeypatch.setitem(_Memory.call.__globals__, "_alike", lambda calls, operands: None)
+    monkeypatch.setitem(_CallCache.call.__globals__, "_alike", lambda calls, operands: None)
 
     @remembered
     def noting(x: Enclosure) -> Enclosure:
@@ -140,7 +140,7 @@ def test_outside_nothing_is_remembered(made: Made) -> None:
 def test_what_is_large_is_not_kept(
     limit: str, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Tensor], made: Made
 ) -> None:
-    monkeypatch.setitem(_Memory.call.__globals__, limit, 4)
+    monkeypatch.setitem(_CallCache.call.__globals__, limit, 4)
     for _ in range(2):
         function(torch.ones(8))
     assert len(made) == 2

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lastbit.calibrate import load_premises
-from lastbit.calibrate.store import Measurement, save
+from lastbit.calibrate.store import MeasuredPremise, save
 from lastbit.errors import OpError
 from lastbit.numerics import BY_CAPABILITY, LOOSEST, Enclosure, Premises, TensorCores, dot, format_of, using
 from lastbit.numerics.formats import FP32, round_to
@@ -188,7 +188,7 @@ def test_what_is_not_known_is_as_loose_as_anything_known() -> None:
 def test_figures_that_were_measured_replace_primitives_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     documented = load_premises(CUDA)
-    save(CUDA, [Measurement("tl rsqrt", "rsqrt", 2.0**-23, 2.0**-22, exhaustive=True)])
+    save(CUDA, [MeasuredPremise("tl rsqrt", "rsqrt", 2.0**-23, 2.0**-22, exhaustive=True)])
     premises = load_premises(CUDA)
     assert premises.inverse_root == 2.0**-23
     assert premises.tensor_cores == documented.tensor_cores
@@ -198,9 +198,9 @@ def test_figures_that_were_measured_replace_primitives_only(monkeypatch: pytest.
 
 def test_a_sample_does_not_narrow_an_inverse_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """5u is more than rsqrt is documented with, and less than a root and a division may err by."""
-    save(CPU, [Measurement("tl 1/sqrt", "rsqrt", 5 * U, 8 * U)])
+    save(CPU, [MeasuredPremise("tl 1/sqrt", "rsqrt", 5 * U, 8 * U)])
     premises = load_premises(CPU)
     assert premises.inverse_root == Premises().inverse_root > 8 * U
     assert premises.device.startswith("documented primitives, checked on ")
-    save(CPU, [Measurement("tl 1/sqrt", "rsqrt", 9 * U, 8 * U)])
+    save(CPU, [MeasuredPremise("tl 1/sqrt", "rsqrt", 9 * U, 8 * U)])
     assert math.isclose(load_premises(CPU).inverse_root, 9 * U)

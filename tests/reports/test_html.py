@@ -16,7 +16,7 @@ import pytest
 from lastbit.errors import LastbitError
 from lastbit.reports import charts, html, html_tables, stage_summary, summary
 from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
-from lastbit.run import Agreement, NotRun, Power, Run, Undecidable
+from lastbit.run import DeviceAgreement, NotRun, Power, Run, Undecidable
 
 NASTY = """k<b>&amp;"'</script><script>alert(1)</script>\u2028"""
 CASE = "rms_norm x=bf16[4,128]@256,1:rows weight=bf16[128] eps=1e-06 seed=17"
@@ -84,7 +84,7 @@ def full_run() -> Run:
         Power("good", "cpu", "bf16", "fp32_multiply", 3, 20, True),
         Power("good", "cpu", "fp16", "same_bits", 3, 0, False),
     )
-    agreement = (Agreement("good", "inv_rms", ("cpu", "cuda:0"), 10, 7),)
+    agreement = (DeviceAgreement("good", "inv_rms", ("cpu", "cuda:0"), 10, 7),)
     environment = {"torch": "2.13", "records": "runs/<1>", "options": "--kernels mine", "devices": "cpu, cuda:0"}
     return Run(results, power, (NotRun("slow on cpu", "declared for cuda only"),), agreement, environment)
 

@@ -16,7 +16,7 @@ from lastbit.reports import markdown, records, stage_summary, summary, wording
 from lastbit.reports.terminal import RunProgress, print_run
 from lastbit.result import ULP_BINS, CaseResult, Comparison, Finding, StageResult, Verdict, Worst
 from lastbit.row_check import RowCheck
-from lastbit.run import Agreement, Coverage, NotRun, Power, Run
+from lastbit.run import Coverage, DeviceAgreement, NotRun, Power, Run
 
 CASE = "rms_norm x=bf16[4,128]@256,1:rows weight=bf16[128] eps=1e-06 seed=17"
 NATIVE, FP32 = "native_multiply+rounded_sum", "fp32_multiply+rounded_sum"
@@ -259,8 +259,8 @@ def full_run() -> Run:
     )
     not_run = (NotRun("slow on cpu", "declared for cuda only"), NotRun("slower on cpu", "declared for cuda only"))
     agreement = (
-        Agreement(KERNEL, "inv_rms", ("cpu", "cuda:0"), 10, 7),
-        Agreement(KERNEL, "output", ("cpu", "cuda:0"), 10, 10),
+        DeviceAgreement(KERNEL, "inv_rms", ("cpu", "cuda:0"), 10, 7),
+        DeviceAgreement(KERNEL, "output", ("cpu", "cuda:0"), 10, 10),
     )
     return Run(results, power, not_run, agreement, {"records": "runs/[1]"})
 

@@ -22,8 +22,8 @@ from lastbit.reports.summary import problems, repro_line
 from lastbit.result import CaseResult, Finding, Verdict
 from lastbit.run import Run
 from lastbit.sanitize import looking, tool
-from lastbit.sanitize.call import Called, Memory
-from lastbit.sanitize.looking import AFTER, Looking, Seen
+from lastbit.sanitize.call import Called, NamedAllocation
+from lastbit.sanitize.looking import AFTER, Looking, ToolReport
 from lastbit.sanitize.run import MOST_ELEMENTS, chosen_of, sanitized, with_seen
 from lastbit.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
 from lastbit.verify.assemble import INTERRUPTED
@@ -39,7 +39,7 @@ REPORT = """\
 =========     Access to 0x1fa0 is out of bounds
 =========     and is 1 bytes after the nearest allocation at 0x1000 of size 4,000 bytes
 """
-X = Memory("x", 0x1000, 4000)
+X = NamedAllocation("x", 0x1000, 4000)
 
 
 def case(rows: int) -> str:
@@ -98,7 +98,7 @@ class Here:
 
     folder: Path
 
-    def look(self, *results: CaseResult) -> list[Seen]:
+    def look(self, *results: CaseResult) -> list[ToolReport]:
         return list(Looking(Config(str(self.folder)), SANITIZER, "memcheck").at(results, Event()))
 
 
@@ -183,14 +183,14 @@ def test_a_finding_fails_its_case_and_no_other(stand_in: type[StandIn], tmp_path
 
 def test_a_warning_is_a_notice_unless_the_run_is_strict() -> None:
     warning = Finding("racecheck", "", "racecheck: perhaps.", notice=True)
-    seen = [Seen("racecheck", result(), (warning,))]
+    seen = [ToolReport("racecheck", result(), (warning,))]
     lenient, strict = (with_seen(Run((result(),)), seen, strict=strict) for strict in (False, True))
     assert (lenient.exit_code, strict.exit_code) == (0, 1) and lenient.results[0].notices == (warning,)
 
 
 def test_a_case_that_raised_says_what_was_found_as_well() -> None:
     raised = result(verdict=Verdict.ERRORED, reason="RuntimeError: an illegal memory access", stages=())
-    seen = [Seen("memcheck", raised, (Finding("memcheck", "x", "memcheck: beyond x."),))]
+    seen = [ToolReport("memcheck", raised, (Finding("memcheck", "x", "memcheck: beyond x."),))]
     run = with_seen(Run((raised,)), seen)
     assert run.results[0].verdict is Verdict.ERRORED
     text = " ".join(shown(run).split())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lastbit.sanitize.call import Memory
+from lastbit.sanitize.call import NamedAllocation
 from lastbit.sanitize.findings import findings
-from lastbit.sanitize.report import Nearest, Place, Report, remarks, reports
+from lastbit.sanitize.report import InstructionPlace, Nearest, Report, remarks, reports
 
 MEMCHECK = """\
 ========= COMPUTE-SANITIZER
@@ -80,7 +80,7 @@ def test_memcheck() -> None:
     read, write = reports(MEMCHECK)
     assert read == Report(
         "Invalid __global__ read of size 4 bytes",
-        Place("copy_kernel", "kernels.py", 9),
+        InstructionPlace("copy_kernel", "kernels.py", 9),
         thread="thread (116,0,0) in block (3,0,0)",
         address=X + 4000,
         nearest=Nearest("1 bytes after", X, 4000),
@@ -89,7 +89,7 @@ def test_memcheck() -> None:
 
 
 def test_initcheck() -> None:
-    [finding] = findings("initcheck", reports(INITCHECK), [Memory("x", 0x7FF1CA800000, 400)])
+    [finding] = findings("initcheck", reports(INITCHECK), [NamedAllocation("x", 0x7FF1CA800000, 400)])
     assert finding.stage == "x" and finding.sentence == (
         "initcheck: Uninitialized __global__ memory read of size 2 bytes in norm_kernel (out_of_sight.py:27), by "
         "thread (8,0,0) in block (4,0,0): byte 224 of x, an allocation of 400 bytes (2 such accesses)."
@@ -99,7 +99,7 @@ def test_initcheck() -> None:
 def test_racecheck() -> None:
     found = reports(RACECHECK)
     assert [(r.what, r.place, r.warning) for r in found] == [
-        ("Potential WAW hazard in __shared__ memory", Place("race_kernel", "kernels.py", 20), False)
+        ("Potential WAW hazard in __shared__ memory", InstructionPlace("race_kernel", "kernels.py", 20), False)
     ] * 2
     [finding] = findings("racecheck", found, [])
     assert finding.sentence == (
@@ -119,7 +119,7 @@ def test_what_is_about_no_kernel_is_a_remark() -> None:
 
 
 def test_a_finding_names_the_tensor_that_was_missed() -> None:
-    read, write = findings("memcheck", reports(MEMCHECK), [Memory("weight", X, 4000)])
+    read, write = findings("memcheck", reports(MEMCHECK), [NamedAllocation("weight", X, 4000)])
     assert (read.kind, read.stage, read.notice) == ("memcheck", "weight", False)
     assert read.sentence == (
         "memcheck: Invalid __global__ read of size 4 bytes in copy_kernel (kernels.py:9), by thread (116,0,0) in block "
@@ -139,16 +139,19 @@ def test_reports_of_one_line_are_one_finding() -> None:
 @pytest.mark.parametrize("place", ["void at::native::f<(int)4>(T1 *, T2) [clone]", "k"])
 def test_a_kernel_without_line_numbers_is_named_as_it_is(place: str) -> None:
     [report] = reports(MEMCHECK.split("========= \n")[0].replace("copy_kernel+0x110 in kernels.py:9", f"{place}+0x70"))
-    assert report.place == Place(place)
+    assert report.place == InstructionPlace(place)
 
 
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        ("0xda0 in /srv/fused_moe.py:175:fused_moe_kernel", Place("fused_moe_kernel", "/srv/fused_moe.py", 175)),
-        ("0x2400 in _ZN2at6native1fIflEEvPT_", Place("_ZN2at6native1fIflEEvPT_")),
+        (
+            "0xda0 in /srv/fused_moe.py:175:fused_moe_kernel",
+            InstructionPlace("fused_moe_kernel", "/srv/fused_moe.py", 175),
+        ),
+        ("0x2400 in _ZN2at6native1fIflEEvPT_", InstructionPlace("_ZN2at6native1fIflEEvPT_")),
     ],
 )
-def test_places_as_older_versions_write_them(place: str, expected: Place) -> None:
+def test_places_as_older_versions_write_them(place: str, expected: InstructionPlace) -> None:
     [report] = reports(MEMCHECK.split("========= \n")[0].replace("copy_kernel+0x110 in kernels.py:9", place))
     assert report.place == expected

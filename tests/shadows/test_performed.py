@@ -8,10 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lastbit.kernel import Kernel
-from lastbit.shadows.performed import Performed, performed
+from lastbit.shadows.performed import PerformedSteps, performed
 
 
-def seen(function: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32, device: str = "cuda") -> Performed:
+def seen(
+    function: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32, device: str = "cuda"
+) -> PerformedSteps:
     x = torch.randn(4, 33, generator=torch.Generator().manual_seed(0)).to(dtype)
     return performed(Kernel("mine", "rms_norm", "", lambda x: function(x)), {"x": x}, {}, device)
 

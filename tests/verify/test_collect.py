@@ -26,7 +26,7 @@ from lastbit.trees import MixedTrees
 from lastbit.verify.collect import collect
 from lastbit.verify.notes import Failures, Unrecorded, write_json
 from lastbit.verify.plan import Planned
-from lastbit.verify.recorder import Recorder
+from lastbit.verify.recorder import ResultRecorder
 from lastbit.verify.run import Child
 
 LINE = "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1"
@@ -148,7 +148,7 @@ def test_what_a_failed_kernel_left_is_a_line_with_the_number_of_cases(left: Left
     items = planned("wrong", "a", 5), *(planned("wrong", f"g{n}", 8) for n in range(9)), planned("right", "a")
     left.plan(*items, not_run=[NotRun("strided cases of right", "declares takes='contiguous'")])
     for worker, groups in (("gw0", {"a": 4, "g0": 8}), ("gw1", {f"g{n}": 8 for n in range(1, 9)})):
-        recorder = Recorder(Config(folder=str(left.folder)), f"cpu-{worker}", dump)
+        recorder = ResultRecorder(Config(folder=str(left.folder)), f"cpu-{worker}", dump)
         for group, cases in groups.items():
             recorder.leave(_item("wrong", group), cases)  # type: ignore[arg-type]
     run = left.run(FAILED, result("wrong", "a", Verdict.FAILED), result("right", "a"))
@@ -159,7 +159,7 @@ def test_what_a_failed_kernel_left_is_a_line_with_the_number_of_cases(left: Left
 
 
 def test_workers_know_of_failures_unless_they_keep_going(tmp_path: Path) -> None:
-    recorders = [Recorder(Config(str(tmp_path), keep_going=on), f"cpu-gw{on:d}", dump) for on in (False, True)]
+    recorders = [ResultRecorder(Config(str(tmp_path), keep_going=on), f"cpu-gw{on:d}", dump) for on in (False, True)]
     assert [recorder.failures for recorder in recorders] == [Failures(tmp_path), None]
 
 
@@ -211,7 +211,7 @@ def test_a_case_under_way_when_pytest_ended_early_blames_no_kernel(left: Left) -
 
 
 def test_a_result_that_cannot_be_written_is_not_taken_for_a_case_that_ended_the_process(tmp_path: Path) -> None:
-    recorder = Recorder(Config(folder=str(tmp_path)), "cpu-gw0", dump)
+    recorder = ResultRecorder(Config(folder=str(tmp_path)), "cpu-gw0", dump)
     recorder.started(_item(), None)  # type: ignore[arg-type]
     recorder._results = Full()  # type: ignore[assignment]
     with pytest.raises(Unrecorded, match=r"cannot write r\.jsonl: No space left on device"):
@@ -222,7 +222,7 @@ def test_a_result_that_cannot_be_written_is_not_taken_for_a_case_that_ended_the_
 def test_a_worker_says_which_result_it_could_not_write(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    recorder = Recorder(Config(folder=str(folder)), "cpu-gw0", dump)
+    recorder = ResultRecorder(Config(folder=str(folder)), "cpu-gw0", dump)
     shutil.rmtree(folder)
     with pytest.raises(Unrecorded, match=r"cannot write .*started: No such file"):
         recorder.started(_item(), None)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from lastbit.verify import check, sharing
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.plan import Plan
 from lastbit.verify.project import open_project
-from lastbit.verify.recorder import Recorder
+from lastbit.verify.recorder import ResultRecorder
 from lastbit.verify.sharing import Attempt, SharedDevice, directly
 
 CPU = torch.device("cpu")  # the turns that workers take do not depend on the device
@@ -181,7 +181,7 @@ def test_memory_is_given_back_before_a_worker_is_alone(tmp_path: Path, monkeypat
 
 
 def test_workers_share_accelerators_only(tmp_path: Path) -> None:
-    recorder = Recorder(Config(folder=str(tmp_path)), "cuda-gw0", dump)
+    recorder = ResultRecorder(Config(folder=str(tmp_path)), "cuda-gw0", dump)
     assert recorder.verify_on(CPU) is directly
     cuda = torch.device("cuda:1")
     assert recorder.verify_on(cuda) == recorder.verify_on(cuda)

@@ -16,7 +16,7 @@ from lastbit.commands.options import config_of
 from lastbit.config import Config
 from lastbit.diagnosing.handover import search_stages
 from lastbit.kernel import Kernel
-from lastbit.outcomes.stages import Kind
+from lastbit.outcomes.stages import StageKind
 from lastbit.references.rms_norm import rms_norm
 from lastbit.reports import alerts, annotations, html, junit, markdown, records, sarif
 from lastbit.reports.stage_summary import stage_order, stage_summaries
@@ -113,7 +113,7 @@ def test_stages_finds_no_fault_where_lanes_disagree() -> None:
     kernel = Kernel("halves", "rms_norm", "fp32_multiply", halves, stages=("inv_rms",))
     case = parse_case("rms_norm x=fp32[6,32] weight=fp32[32] eps=1e-05 seed=1")
     found = search_stages(Subject(kernel, rms_norm, torch.device("cpu")), case)
-    assert (found.kind, found.beside, found.exit_code) == (Kind.CLEAN, (), 0)
+    assert (found.kind, found.beside, found.exit_code) == (StageKind.CLEAN, (), 0)
     assert not any(handover.isolated.outside or handover.backward for handover in found.handovers)
     assert list(sentences(found))[-1].startswith("Notice: 6 of 6 rows come from two values of fp32 inv_rms")
 

@@ -11,7 +11,7 @@ from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.reports.wording import undecided
 from lastbit.result import CaseResult, Comparison, StageResult, Verdict
-from lastbit.run import Agreement, Run
+from lastbit.run import DeviceAgreement, Run
 from lastbit.verify.power import _probes, agreement_of, power_of, undecidable_of
 from lastbit.verify.project import open_project
 
@@ -160,4 +160,4 @@ def test_devices_are_paired_in_one_order() -> None:
     stage = StageResult("output", "bf16", True, Comparison(), Comparison(), "bits")
     one = [result("x=bf16[4,64]", device=d, stages=(stage,), fingerprint="f") for d in ("cuda", "cpu")]
     other = [result("x=bf16[8,64]", device=d, stages=(stage,), fingerprint="g") for d in ("cpu", "cuda")]
-    assert agreement_of([*one, *other]) == (Agreement("k", "output", ("cpu", "cuda"), 2, 2),)
+    assert agreement_of([*one, *other]) == (DeviceAgreement("k", "output", ("cpu", "cuda"), 2, 2),)

@@ -15,7 +15,7 @@ from lastbit.devices import DevicePlan
 from lastbit.diagnosing.handover import search_kernel
 from lastbit.diagnosing.identify import identify_kernel
 from lastbit.errors import DeviceLost, UsageError
-from lastbit.outcomes.stages import Kind
+from lastbit.outcomes.stages import StageKind
 from lastbit.verify.inprocess import planned
 from lastbit.verify.worker import Worker, WorkerEnded, pickled
 from tests.faults import vanishing
@@ -53,7 +53,7 @@ def test_kernels_that_vanish(tmp_path: Path) -> None:
                 assert ended.case == CASE and str(ended).endswith(f", in {CASE}")
                 assert time.monotonic() - began < 60
             else:
-                assert found.kind is Kind.CLEAN
+                assert found.kind is StageKind.CLEAN
                 reasons[kernel] = ""
         assert worker.do(identify_kernel, "stays", most=0).keeps_claim, "the same process, once more"
         with pytest.raises(UsageError, match="unknown dtype 'bf61'"):

@@ -34,7 +34,7 @@ Where = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Layout:
+class OperandLayout:
     """How the elements of the operands are found.
 
     Attributes:
@@ -103,7 +103,7 @@ def _launcher(
 
 
 @lru_cache(maxsize=4096)
-def layout_of(operands: tuple[Where, ...]) -> Layout | None:
+def layout_of(operands: tuple[Where, ...]) -> OperandLayout | None:
     """The layout of operands that broadcast; None if their dimensions do not collapse to three."""
     shape = torch.broadcast_shapes(*(shape[1:] for shape, _ in operands))
     size = math.prod(shape)
@@ -117,7 +117,7 @@ def layout_of(operands: tuple[Where, ...]) -> Layout | None:
         end = strides[0] if own_shape[0] > 2 else 0
         arguments += [contract, end, *(steps[position] for _, steps in padded)]
     arguments += [0] * (3 + 5 * _MOST_OPERANDS - len(arguments))
-    return Layout(tuple(shape), tuple(arguments), len(dimensions) < 2, max(own[0] for own, _ in operands))
+    return OperandLayout(tuple(shape), tuple(arguments), len(dimensions) < 2, max(own[0] for own, _ in operands))
 
 
 def _spread(where: Where, shape: tuple[int, ...]) -> list[int]:
