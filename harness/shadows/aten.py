@@ -67,10 +67,6 @@ class Following(UncompiledMode):
     (tensor([True, True, True]), tensor([False, False, False]), [])
     """
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # which imports the compiler, for seconds
-
     def __init__(
         self, memory: ShadowMemory, device_type: str = "cpu", may_compute: Callable[[], None] = lambda: None
     ) -> None:
