@@ -241,7 +241,7 @@ def scale_arguments(weights: Sequence[Tensor | QuantizedWeight]) -> dict[str, An
 
 
 def _recognised(name: str, weight: Tensor, zero: Tensor | None) -> str:
-    """Find the scheme of codes of this dtype; of two, by whether there is a zero point."""
+    """Find the name of the scheme of codes of this dtype; of two, by whether there is a zero point."""
     found = [scheme for scheme, what in SCHEMES.items() if what.words == weight.dtype]
     if not found:
         known = ", ".join(f"{what.words} ({scheme})" for scheme, what in SCHEMES.items())

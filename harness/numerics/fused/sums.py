@@ -1,6 +1,6 @@
 """The operations of `lastbit.numerics.sums` on CUDA.
 
-The order of a sum is not torch's, so that its last bits may differ; see `Sum.parts`. All else is the same.
+The order of a sum is not torch's, so that its last bits may differ; see `Sum.enclosed`. All other bits are equal.
 """
 
 from __future__ import annotations
