@@ -1,4 +1,4 @@
-"""What the declaration of an op or a kernel may say: names that exist, and options that can be told apart."""
+"""Checks of the declaration of an op or a kernel: names exist, and options can be told apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PASSED_BY_HARNESS = ("contract", "stage")
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """File and line where a function is defined, or that it says itself."""
+    """Return the file and line where a function is defined, or those in its attribute `place`."""
     if place := getattr(function, "place", ""):
         return str(place)
     plain = inspect.unwrap(getattr(function, "func", function))
@@ -22,14 +22,14 @@ def place_of(function: Callable[..., Any]) -> str:
 
 
 def is_names(value: object) -> bool:
-    """Whether a declaration lists names; a string alone would count as its letters."""
+    """Check whether a declaration lists names; a string alone would count as its letters."""
     return (
         isinstance(value, Collection) and not isinstance(value, str | bytes) and all(isinstance(v, str) for v in value)
     )
 
 
 def is_order(value: object) -> bool:
-    """Whether a declaration says after how many terms of a dot one number holds their sum, or None for any order."""
+    """Check whether a declared order of dots is a positive number of terms per partial sum, or None for any order."""
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
 
 

@@ -42,17 +42,17 @@ Value = TypeVar("Value")
 
 
 class StageRecorder(Protocol):
-    """What a reference calls at each named point: rounds where the contract says, records, and returns the value.
+    """The function that a reference calls at each named point: it rounds where the contract says, records and returns.
 
-    `result` marks a stage that a kernel must return. What comes back may be the kernel's own value of that stage. A
-    tensor of integers is exact and is not rounded; of what `argmax` gives any index that is allowed will do. A sum
-    over rows (`sum_of_rows`) is not finished before all rows have been seen: its `then` says what follows from it.
+    `result` marks a stage that a kernel must return. The value returned may be the kernel's own of that stage. A
+    tensor of integers is exact and is not rounded; of the indices that `argmax` allows any will do. A sum over rows
+    (`sum_of_rows`) is not finished before all rows have been seen: its `then` takes the steps that follow from it.
     """
 
     def __call__(self, name: str, value: Value, *, result: bool = False) -> Value: ...
 
     def format_of(self, name: str) -> Format:
-        """The format of an input of numbers."""
+        """Return the format of an input of numbers."""
         ...
 
 
@@ -83,7 +83,7 @@ class Contract:
 
 
 def joined(options: Iterable[str]) -> str:
-    """What a contract with these options is called, where no preset names it; options without a name are left out."""
+    """Join options to the name of a contract that no preset names; options without a name are left out."""
     return "+".join(filter(None, options)) or DEFAULT
 
 
@@ -107,13 +107,13 @@ class Latent:
     also: tuple[str, ...] = ()
 
     def following(self, contract: Contract, stages: Iterable[str]) -> list[str]:
-        """Those of `through` that come after the latent stage; `stages` are all, in order."""
+        """Return the stages of `through` that come after the latent stage; `stages` are all, in order."""
         names = list(stages)
         start = names.index(self.under(contract)) if self.under(contract) in names else len(names)
         return [name for name in self.through if name in names[start:]]
 
     def under(self, contract: Contract) -> str:
-        """The stage that has the value under a contract."""
+        """Return the name of the latent stage under a contract."""
         return next((stage for option, stage in self.instead.items() if contract.has(option)), self.stage)
 
 
@@ -180,7 +180,7 @@ class Op:
         return sorted(results, key=lambda name: (name in self.optional_results, place.get(name, len(place))))
 
     def contract(self, text: str = "") -> Contract:
-        """The contract named by options joined with `+`, the first of which may be a preset.
+        """Return the contract named by options joined with `+`, the first of which may be a preset.
 
         An axis that is not named takes the option of the preset, or else its first. A word such as `output:zero` is the
         direction in which a rounding point rounds.
@@ -209,13 +209,13 @@ class Op:
         return self.directed(found, _directions(text, points, found)) if points else found
 
     def contracts(self) -> tuple[Contract, ...]:
-        """Every contract of the op: all combinations of the options of its axes."""
+        """Return every contract of the op: all combinations of the options of its axes."""
         return tuple(self._point(options) for options in itertools.product(*self.axes.values()))
 
     def candidates(self, contract: Contract) -> tuple[Contract, ...]:
-        """What a kernel that breaks `contract` may keep instead: every contract, or those next to it and to presets.
+        """Return the contracts that a kernel which breaks `contract` may keep: all, or those next to it and to presets.
 
-        Of one with directions also those that keep them, and such with one of them at another point, or at all.
+        If it has directions, also contracts with the same ones, and with one of them at another or at all points.
         """
         if self.presets:
             centers = [contract, *map(self._point, self.presets.values())]
@@ -229,7 +229,7 @@ class Op:
         return tuple({str(c): c for c in found}.values())
 
     def alternatives(self, contract: Contract) -> Iterator[Contract]:
-        """The contracts that differ from `contract` in exactly one axis, or in a direction that the op does not say."""
+        """Yield the contracts that differ from `contract` in exactly one axis, or lack one of its own directions."""
         for axis, choices in enumerate(self.axes.values()):
             for option in choices:
                 if option != contract.options[axis]:
@@ -239,12 +239,12 @@ class Op:
             yield self.directed(contract, {other: d for other, d in contract.directions.items() if other != stage})
 
     def directed(self, contract: Contract, directions: Mapping[str, Direction]) -> Contract:
-        """The contract of the same options whose rounding points round in these directions, if it has them."""
+        """Return the contract of the same options whose rounding points round in these directions, if it has them."""
         return self._point(contract.options, directions)
 
     def idle(self, contract: Contract, consulted: Collection[str], stages: Collection[str]) -> tuple[str, ...]:
-        """The options of a contract that change nothing where the reference asks for the options `consulted` alone and
-        records `stages`: no other option of their axis would, either.
+        """Return the options of a contract that change nothing if the reference asks for the options `consulted` alone
+        and records `stages`: no other option of their axis would, either.
         """
         axes = zip(self.axes.values(), contract.options, strict=True)
         return tuple(
@@ -254,7 +254,7 @@ class Op:
         )
 
     def deviations(self, contract: Contract) -> int:
-        """In how many axes the contract has another option than one without a name, and in how many directions."""
+        """Count the axes in which the contract has a named option where there is a nameless one, and its directions."""
         axes = zip(self.axes.values(), contract.options, strict=True)
         return sum("" in choices and option != "" for choices, option in axes) + len(contract.directions)
 
@@ -268,7 +268,7 @@ class Op:
         return Contract(options, rounds, self._name(options), others)
 
     def _name(self, options: tuple[str, ...]) -> str:
-        """The nearest preset and what differs from it; empty without presets."""
+        """Return the name of the nearest preset, joined with the options that differ from it; empty without presets."""
         if not self.presets:
             return ""
         names = (
@@ -280,7 +280,7 @@ class Op:
 
 
 def _directions(text: str, points: Collection[str], contract: Contract) -> dict[str, Direction]:
-    """What words such as `output:zero` of a contract's text say; errors as in `Op.contract`."""
+    """Parse words such as `output:zero` of a contract's text: stage → direction; errors as in `Op.contract`."""
     found: dict[str, Direction] = {}
     for stage, way in map(split_target, points):
         if stage not in contract.rounds:
@@ -294,7 +294,7 @@ def _directions(text: str, points: Collection[str], contract: Contract) -> dict[
 
 
 def deviation(own: Contract, other: Contract) -> str:
-    """The option or direction in which a contract differs from one's own."""
+    """Name the option or direction in which another contract differs from one's own."""
     if own.options == other.options:
         stage = next(name for name in own.rounds if own.rounds[name] != other.rounds[name])
         return f"rounded {DIRECTIONS[split_target(other.rounds[stage])[1]]}"

@@ -1,7 +1,7 @@
 """All-reduce in PyTorch, of tensors that are all at hand, and with RMSNorm after it.
 
-A process of a group sees the tensors of its peers after an all-gather, or through their memory; what it then computes
-is the function below.
+A process of a group sees the tensors of its peers after an all-gather, or through their memory; then it calls the
+functions below.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Peers:
     peer_7: Tensor | None = None
 
     def with_own(self, x: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, by rank where x is that of the first."""
+        """Return the tensors of all ranks, in the order of ranks where x is the tensor of the first."""
         return [x, *(tensor for tensor in vars(self).values() if tensor is not None)]
 
 
 def fp32_sum(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum by rank, in fp32: the same on every rank."""
+    """Add the tensors in the order of ranks, in fp32, so that every rank gets equal bits."""
     found = tensors[0].float()
     for tensor in tensors[1:]:
         found = found + tensor.float()
@@ -47,7 +47,7 @@ def one_shot(x: Tensor, peers: Peers) -> Tensor:
 
 @kernel("all_reduce", contract="rounded_hops", name="eager[all_reduce+rounded_hops]")
 def ring(x: Tensor, peers: Peers) -> Tensor:
-    """The sum by rank, rounded after each addition, as a chunk of a ring is on its way."""
+    """Add in the order of ranks and round after each addition, as happens to a chunk that goes around a ring."""
     first, *others = peers.with_own(x)
     found = first.clone()
     for tensor in others:
@@ -65,7 +65,7 @@ def unfused(
     eps: float,
     stages: Sequence[str] = (),
 ) -> dict[str, Tensor]:
-    """The chain as separate kernels compute it: the sum is stored in the dtype of x before it goes on."""
+    """Compute the chain as separate kernels do: the sum is stored in the dtype of x before the norm reads it."""
     reduced = fp32_sum(peers.with_own(x)).to(x.dtype)
     squared, value, results = add_residual(reduced, residual, "rounded_sum")
     output = multiply_native(normalize(squared, value, eps, None), weight, x.dtype)

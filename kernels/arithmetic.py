@@ -1,4 +1,4 @@
-"""Arithmetic of several ops: roundings, and what gated norms need in few registers.
+"""Arithmetic of several ops: roundings, and functions for gated norms that take few registers.
 
 `div_rn` and `sqrt_rn` call a slow path, and a call takes some registers.
 
@@ -18,7 +18,7 @@ UPWARD = tl.constexpr(2.0**-43)
 
 @triton.jit
 def rounded(value, dtype: tl.constexpr, ROUND: tl.constexpr):
-    """The fp32 value, rounded to `dtype` if ROUND."""
+    """Round an fp32 value to `dtype` if ROUND; the result is fp32."""
     if ROUND:
         value = value.to(dtype).to(tl.float32)
     return value
@@ -26,7 +26,7 @@ def rounded(value, dtype: tl.constexpr, ROUND: tl.constexpr):
 
 @triton.jit
 def quotient(total, count):
-    """total / count, correctly rounded, for whole numbers `count` up to 2**15 and normal quotients; -0 gives 0."""
+    """Return total / count, correctly rounded, for integers `count` up to 2**15 and normal quotients; -0 gives 0."""
     inverse = 1.0 / count
     approximate = total * inverse
     excess = tl.fma(approximate, -count, total)
@@ -35,7 +35,7 @@ def quotient(total, count):
 
 @triton.jit
 def inverse_root(x):
-    """1 / sqrt(x) for x >= 0, both root and quotient correctly rounded."""
+    """Return 1 / sqrt(x) for x >= 0, both root and quotient correctly rounded."""
     tiny = x < TINY
     x = tl.where(tiny, x * 2.0**64, x)  # exact, and no subnormal
     approximate = tl.rsqrt(x)
@@ -49,5 +49,5 @@ def inverse_root(x):
 
 @triton.jit
 def sigmoid_of(z):
-    """1 / (1 + exp(-z)) as `tl.sigmoid` has it, but for exponentials and results below 2**-126, which are zero."""
+    """Return 1 / (1 + exp(-z)) as `tl.sigmoid` does, but with zero for exponentials and results below 2**-126."""
     return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(z * -LOG2_E))

@@ -32,7 +32,7 @@ def _attention_kernel(
     CAUSAL: tl.constexpr, CAPPED: tl.constexpr, BASE_2: tl.constexpr, SCALED_QUERY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows of one head of keys; a row is a query of one of the `shared` heads that use these keys."""
+    """Compute a tile of rows of one head of keys; a row is a query of one of the `shared` heads that use these keys."""
     tiles = tl.cdiv(queries * shared, BLOCK_M)
     row = tl.program_id(0) % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     live = row < queries * shared
@@ -99,7 +99,7 @@ def _declare(name: str, contract: str, block_n: int, *, base_2: bool, scaled_que
         q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, *, scale: float, causal: bool = False,
         cap: float | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """softmax(scale · q · kᵀ) · v; tensors have any strides, and none is copied.
+        """Compute softmax(scale · q · kᵀ) · v; tensors have any strides, and none is copied.
 
         Args:
             q: [B, T, H, D]; bf16, fp16 or fp32.

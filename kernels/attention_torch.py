@@ -15,26 +15,26 @@ from lastbit import UnsupportedCase, kernel
 
 
 def by_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[B, H, tokens, numbers] each, keys and values once for every head of q."""
+    """Return q, k and v as [B, H, tokens, numbers], keys and values once for every head of q."""
     shared = q.shape[2] // k.shape[2]
     keys, values = (x.transpose(1, 2).repeat_interleave(shared, 1) for x in (k, v))
     return q.transpose(1, 2), keys, values
 
 
 def visible_keys(queries: int, keys: int, device: torch.device, *, causal: bool) -> Tensor:
-    """[T, S]: with `causal`, query i sees the keys up to i + S - T."""
+    """Return a mask [T, S] of the keys that each query sees: with `causal`, query i sees keys up to i + S - T."""
     every = torch.ones(queries, keys, dtype=torch.bool, device=device)
     return every.tril(keys - queries) if causal else every
 
 
 def hidden_scores(scores: Tensor, *, causal: bool) -> Tensor:
-    """-inf where a query does not see a key."""
+    """Set scores to -inf where a query does not see a key."""
     visible = visible_keys(*scores.shape[-2:], scores.device, causal=causal)
     return scores.masked_fill(~visible, -math.inf)
 
 
 def exponentials(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(score - largest), the sum of a row, 1 where it is empty, and lse; the sink counts in both."""
+    """Return exp(score - largest), the sum of a row, 1 where it is empty, and lse; the sink counts in both."""
     largest = scores.amax(-1, keepdim=True)
     if sink is not None:
         largest = torch.maximum(largest, sink)
@@ -47,7 +47,7 @@ def exponentials(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor, T
 
 
 def as_result(x: Tensor, like: Tensor) -> Tensor:
-    """[B, T, H, E], contiguous, in the dtype of q."""
+    """Return x as [B, T, H, E], contiguous, in the dtype of q."""
     return x.transpose(1, 2).to(like.dtype).contiguous()
 
 
@@ -56,7 +56,7 @@ def flash(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, *, scale: float, causal: bool = False,
     cap: float | None = None,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """As flash attention whose first tile has all keys: weights are rounded before they are divided by their sum."""
+    """Compute as flash attention whose first tile has all keys: weights are rounded before division by their sum."""
     check_arguments(q, k, v, sinks, scale=scale, cap=cap)
     queries, keys, values = by_head(q, k, v)
     scores = (queries.float() @ keys.float().mT) * scale
@@ -75,10 +75,10 @@ def eager(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, *, scale: float, causal: bool = False,
     cap: float | None = None, stages: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:  # fmt: skip
-    """As models of Transformers without a fused kernel: every step is a tensor of the dtype of q.
+    """Compute as models of Transformers without a fused kernel: every step is a tensor of the dtype of q.
 
     Products of 16-bit numbers are taken in fp32, because on a GPU torch may add parts of them in 16 bits. Where there
-    are sinks, what the softmax is taken of is relative to its largest number and rounded, as in gpt-oss.
+    are sinks, the argument of the softmax is relative to its largest number and rounded, as in gpt-oss.
     """
     check_arguments(q, k, v, sinks, scale=scale, cap=cap)
     if sinks is not None and sinks.dtype != q.dtype:
@@ -104,7 +104,7 @@ def eager(
 def math_attention(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, *, scale: float, causal: bool = False
 ) -> Tensor:
-    """As the plain path of torch's scaled_dot_product_attention: q and k times the root of the scale, all in fp32."""
+    """Compute as the plain path of torch's scaled_dot_product_attention: q and k times √scale, all in fp32."""
     check_arguments(q, k, v, sinks, scale=scale)
     queries, keys, values = (x.float() for x in by_head(q, k, v))
     scores = (queries * math.sqrt(scale)) @ (keys * math.sqrt(scale)).mT

@@ -30,7 +30,7 @@ def _completion_mask_kernel(
     rows: tl.int64, n, row_stride: tl.int64, column_stride: tl.int64, eos_count, eos_stride: tl.int64,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows per program. Every lane keeps the first end that it meets, so that no order of a reduction matters."""
+    """Compute ROWS rows per program. Every lane keeps its first end, so that no order of a reduction matters."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     live = row < rows
     lanes = tl.arange(0, BLOCK)[None, :]
@@ -67,7 +67,7 @@ def _completion_mask_kernel(
 def completion_mask(
     ids: Tensor, eos_ids: Tensor, *, mask_truncated: bool = False, stages: tuple[str, ...] = ()
 ) -> Tensor | dict[str, Tensor]:
-    """Which tokens count towards a loss: those up to the first token of each row that is one of `eos_ids`.
+    """Mark the tokens that count towards a loss: all up to the first token of each row that is one of `eos_ids`.
 
     Args:
         ids: [..., L], int64 or int32, with any strides. Not copied where the leading dimensions have one stride.
@@ -92,7 +92,7 @@ def completion_mask(
 
 
 def _allocate_stages(ids: Tensor, *, stages: bool) -> dict[str, Tensor]:
-    """A buffer for each stage; without `stages` empty ones of the same dtypes, so that the variant is the same."""
+    """Allocate a buffer for each stage, empty without `stages`: with the dtypes of stages, one variant serves both."""
     shape, per_row = (ids.shape, (*ids.shape[:-1], 1)) if stages else ((0,), (0,))
     return {
         "is_eos": torch.empty(shape, dtype=torch.int8, device=ids.device),

@@ -1,4 +1,4 @@
-"""The completion mask in PyTorch, by argmax as in TRL; `completion_mask.py` says what it is."""
+"""The completion mask in PyTorch, by argmax as in TRL; `completion_mask.py` defines it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lastbit import kernel
     invariant=("rows", "permutation", "padding", "layout", "run to run"),
 )
 def completion_mask(ids: Tensor, eos_ids: Tensor, *, mask_truncated: bool = False) -> Tensor:
-    """Of several ones, torch's argmax takes the first; it has no answer for rows of no tokens."""
+    """Find ends by torch's argmax, which takes the first of equal ones, and has no answer for rows of no tokens."""
     check_arguments(ids, eos_ids)
     length = ids.shape[-1]
     if length == 0:

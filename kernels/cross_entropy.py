@@ -34,9 +34,9 @@ def _cross_entropy_kernel(
     kept, each, logit_scale, softcap, z_loss,
     SMOOTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows per program. Without LOOP a block covers a row. Losses are stored where there is a place for them.
+    """Compute ROWS rows per program. Without LOOP a block covers a row. Losses are stored if there is a place for them.
 
-    `largest` and `sum` are what lse is made of: it is largest + log(sum).
+    `largest` and `sum` give lse = largest + log(sum).
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     live = row < rows
@@ -85,7 +85,7 @@ def _reduce_kernel(
     losses_ptr, labels_ptr, loss_ptr, rows: tl.int64, label_stride: tl.int64, ignore_index: tl.int64, count,
     MEAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sum of all losses in one program, lane by lane; for MEAN divided by `count`, or by the rows that count."""
+    """Add all losses in one program, lane by lane; for MEAN divide by `count`, or by the number of rows that count."""
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     counted = tl.zeros([BLOCK], tl.int32)
@@ -115,7 +115,7 @@ def cross_entropy(
     rounded_losses: bool = False,
     stages: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
-    """losses = lse - x[label] with lse = log(sum(exp(x))) and x = cap · tanh(scale · logits / cap).
+    """Compute losses = lse - x[label] with lse = log(sum(exp(x))) and x = cap · tanh(scale · logits / cap).
 
     Args:
         logits: [T, V], bf16, fp16 or fp32, with any strides; not copied.
@@ -183,7 +183,7 @@ def _launch(
     logits: Described, labels: Described, ignore_index: int, label_smoothing: float, logit_scale: float,
     softcap: float | None, z_loss: float, stored: torch.dtype | None, alone: bool,
 ) -> Launch | None:  # fmt: skip
-    """The launch; the dtype of the losses, and whether no largest logits are stored, change what is compiled."""
+    """Prepare the launch; the dtype of losses, and whether largest logits are stored, choose the compiled variant."""
     check_tensors(logits, labels)
     count, n = logits.shape
     cut = tile(logits)

@@ -1,4 +1,4 @@
-"""The gradient of cross entropy in Triton: elementwise from the logits and what the forward pass knows of each row.
+"""The gradient of cross entropy in Triton: elementwise from the logits and the forward pass's statistics of each row.
 
 Arithmetic is fp32. Under `from_lse` a probability is exp(x - lse), under `normalized` exp(x - largest) / sum; under
 `rounded_gradient` the gradient is rounded to the dtype of the logits before it is multiplied by grad_output.
@@ -37,7 +37,7 @@ def _gradient_kernel(
     kept, each, logit_scale, softcap, twice_z, count,
     ROUNDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows and BLOCK columns per program; `parts` programs cover a row."""
+    """Compute ROWS rows and BLOCK columns per program; `parts` programs cover a row."""
     X: tl.constexpr = logits_ptr.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
     row = program // parts * ROWS + tl.arange(0, ROWS)[:, None]
@@ -96,7 +96,7 @@ def cross_entropy_backward(
     rounded_gradient: bool = False,
     stages: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
-    """grad_logits = (softmax(x) - (1 - s) · onehot - s / V) · dx/dlogits · grad_output / count, 0 in ignored rows.
+    """Compute (softmax(x) - (1 - s) · onehot - s / V) · dx/dlogits · grad_output / count, 0 in ignored rows.
 
     Args:
         logits, labels, ignore_index, label_smoothing, logit_scale, softcap, z_loss: as of the forward pass.
@@ -149,7 +149,7 @@ def _launch(
     logit_scale: float, softcap: float | None, z_loss: float, count: int | None, rounded_gradient: bool,
     left_out: tuple[bool, ...],
 ) -> Launch | None:  # fmt: skip
-    """The launch for tensors like these, of which those that are left out are None; None where there are no rows."""
+    """Prepare the launch for tensors like these, None for those left out; return None where there are no rows."""
     rows, n = logits.shape
     cut = tile(logits)
     parts = triton.cdiv(n, cut.block)

@@ -43,7 +43,7 @@ def from_lse(
     invariant=("run to run",),
 )  # fmt: skip
 def library_of_float(logits, labels, grad_output, *, ignore_index=-100, label_smoothing=0.0, count=None):
-    """Logits converted to fp32 first, as the losses of Transformers do."""
+    """Convert logits to fp32 first, as the losses of Transformers do."""
     return differentiated(logits, labels, grad_output, ignore_index, label_smoothing, count, torch.float32)
 
 
@@ -60,7 +60,7 @@ def library_of_cuda(logits, labels, grad_output, *, ignore_index=-100, label_smo
     devices=("cpu",),
 )  # fmt: skip
 def library_of_cpu(logits, labels, grad_output, *, ignore_index=-100, label_smoothing=0.0, count=None):
-    """On a CPU log_softmax rounds the sum of exponentials and its logarithm, too."""
+    """Differentiate the library on a CPU, where log_softmax also rounds the sum of exponentials and its logarithm."""
     return differentiated(logits, labels, grad_output, ignore_index, label_smoothing, count, logits.dtype)
 
 
@@ -68,7 +68,7 @@ def differentiated(
     logits: Tensor, labels: Tensor, grad_output: Tensor, ignore_index: int, label_smoothing: float, count: int | None,
     dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """The gradient of the losses of logits of that dtype; what they get is grad_output / count in it."""
+    """Differentiate the losses of logits of that dtype; their gradient is grad_output / count in it."""
     check_options(label_smoothing, None, count)
     check_tensors(logits, labels, grad_output=grad_output)
     leaf = logits.detach().requires_grad_()

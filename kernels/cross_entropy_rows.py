@@ -18,7 +18,7 @@ ELEMENTS_PER_THREAD = 16
 
 
 def summation_depth(n: int) -> int:
-    """Greatest number of additions between a term and the sum of n of them, compiled or interpreted.
+    """Return the greatest number of additions between a term and the sum of n of them, compiled or interpreted.
 
     Sums over classes add blocks of at most 4096 columns, each reduced first: ⌈n / 4096⌉ additions. Compiled, a thread
     holds 16 elements (15 additions), and 256 threads are combined in a binary tree (8). Interpreted, the lanes of a
@@ -39,7 +39,7 @@ class Cut(NamedTuple):
 
 
 def tile(logits: Described) -> Cut:
-    """How programs cover logits: bits do not depend on the number of rows."""
+    """Choose the tile of a program; bits do not depend on the number of rows."""
     n, size = logits.shape[1], logits.dtype.itemsize
     block = next((size for size in BLOCKS if size >= n), BLOCKS[-1])
     rows = max(1, ELEMENTS_PER_PROGRAM // block)
@@ -50,7 +50,7 @@ def tile(logits: Described) -> Cut:
 
 @triton.jit
 def columns_of(row_ptr, columns, stride, ALIGNED: tl.constexpr):
-    """Pointers to columns of rows; ALIGNED promises a stride of 1 and rows that start on 16-byte boundaries."""
+    """Return pointers to columns of rows; ALIGNED promises a stride of 1 and rows that start on 16-byte boundaries."""
     if ALIGNED:
         pointers = tl.multiple_of(row_ptr + columns, (1, 16))
     else:
@@ -60,7 +60,7 @@ def columns_of(row_ptr, columns, stride, ALIGNED: tl.constexpr):
 
 @triton.jit
 def logits_at(pointers, mask, logit_scale, softcap):
-    """Logits in fp32 as the softmax sees them, and their tanh, which stands for nothing without a cap."""
+    """Return logits in fp32 as the softmax sees them, and their tanh, which has no meaning without a cap."""
     x = tl.load(pointers, mask=mask, other=0.0).to(tl.float32) * logit_scale
     squashed = x
     if softcap is not None:

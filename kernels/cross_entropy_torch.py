@@ -14,20 +14,20 @@ from lastbit import kernel
 
 
 def as_softmax_sees(logits: Tensor, logit_scale: float, softcap: float | None) -> Tensor:
-    """cap · tanh(scale · logits / cap) in fp32."""
+    """Return cap · tanh(scale · logits / cap) in fp32."""
     x = logits.float() * logit_scale
     return x if softcap is None else softcap * torch.tanh(x / softcap)
 
 
 def log_sum_exp(x: Tensor) -> Tensor:
-    """log(sum(exp(x))) of rows [T, V]: [T]. Unlike torch.logsumexp it makes a row with an infinity NaN."""
+    """Return log(sum(exp(x))) of rows [T, V]: [T]. Unlike torch.logsumexp it makes a row with an infinity NaN."""
     largest = x.amax(-1)
     shift = torch.where(largest.isneginf(), 0.0, largest)
     return torch.log(torch.exp(x - shift[:, None]).sum(-1)) + shift
 
 
 def reduced(losses: Tensor, counted: Tensor, reduction: str, count: int | None) -> dict[str, Tensor]:
-    """The losses, or their sum or mean over the rows that count."""
+    """Return the losses, or their sum or mean over the rows that count."""
     if reduction == "none":
         return {"losses": losses}
     total = losses.float().sum()[None]
@@ -56,7 +56,7 @@ def from_lse(
 
 @kernel("cross_entropy", contract="from_log_probs", name="F.cross_entropy[float]", invariant=("run to run",))
 def library_of_float(logits, labels, *, ignore_index=-100, label_smoothing=0.0, reduction="none", count=None):
-    """Logits converted to fp32 first, as the losses of Transformers do."""
+    """Convert logits to fp32 first, as the losses of Transformers do."""
     return library(logits.float(), labels, ignore_index, label_smoothing, reduction, count)
 
 
@@ -74,9 +74,9 @@ def library_of_cuda(logits, labels, *, ignore_index=-100, label_smoothing=0.0, r
     takes={"logits dtype": "fp32"},
 )  # fmt: skip
 def library_of_cpu(logits, labels, *, ignore_index=-100, label_smoothing=0.0, reduction="none", count=None):
-    """On a CPU the sum of exponentials and its logarithm are rounded, too.
+    """Call the library on a CPU, where the sum of exponentials and its logarithm are rounded, too.
 
-    Losses are added in their own dtype, which no contract does but in fp32.
+    Losses are added in their own dtype, which agrees with a contract in fp32 alone.
     """
     return library(logits, labels, ignore_index, label_smoothing, reduction, count)
 

@@ -1,4 +1,4 @@
-"""What the plan of a launch depends on: everything of a tensor but its elements and its address.
+"""Descriptions of tensors, on which the plan of a launch depends: everything but their elements and addresses.
 
 A launcher checks its arguments and works out grid, strides and variant once for each set of descriptions, in a function
 under `functools.lru_cache`; what raises there is not kept, so that bad arguments raise every time.
@@ -34,7 +34,7 @@ class Described(NamedTuple):
 
 
 def described(tensor: Tensor | None) -> Described | None:
-    """The description of a tensor; None for one that is not given."""
+    """Describe a tensor; None for one that is not given."""
     if tensor is None:
         return None
     aligned = tensor.data_ptr() % VECTOR_BYTES == 0
@@ -42,13 +42,13 @@ def described(tensor: Tensor | None) -> Described | None:
 
 
 def contiguous(tensor: Described) -> Described:
-    """What a contiguous copy of the tensor is described by."""
+    """Describe a contiguous copy of the tensor."""
     strides = tuple(math.prod(tensor.shape[dim + 1 :]) for dim in range(len(tensor.shape)))
     return tensor._replace(strides=strides, aligned=True)
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which `device` is the current one, as a launch needs it; entering it costs nothing where it is."""
+    """Return a context in which `device` is the current one, as a launch needs it; it costs nothing where it is."""
     if device.index is None or device.index == torch.accelerator.current_device_index():
         return _UNCHANGED
     return torch.accelerator.device_index(device.index)
@@ -57,7 +57,7 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 class Launch:
     """A kernel with its grid and its last parameters, which a plan holds and calls with the first ones.
 
-    What was compiled for the first call runs in all of them, so that Triton need not ask again what the arguments are.
+    The variant compiled for the first call runs in all of them, so that Triton need not inspect the arguments again.
     That is right where the plan depends on their descriptions and on which of them are None, and where numbers are no
     part of the key of a variant. Interpreted, a call with other kinds of arguments than the first one had raises.
 

@@ -1,4 +1,4 @@
-"""What becomes of the sums of a tile of a linear layer per expert: LoRA is added, then they are stored or activated."""
+"""The epilogue of a tile of a linear layer per expert: add LoRA to the sums, then store or activate them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swiglu_limit import limited
 
 
 class Adapter(NamedTuple):
-    """What LoRA adds: rows [P, rank] of all pairs, and a weight [E, N, rank], or [E, rank, N] if it is turned.
+    """The operands of LoRA: rows [P, rank] of all pairs, and a weight [E, N, rank], or [E, rank, N] if it is turned.
 
     The rows, and the weight of an expert, have no gaps.
     """
@@ -24,7 +24,7 @@ class Adapter(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Tensors [P, N], or None: both sums, with and without LoRA; and what follows from gate and up, the two sums."""
+    """Tensors [P, N], or None: both sums, with and without LoRA, and the activation of these, gate and up."""
 
     result: Any
     second_result: Any
@@ -37,7 +37,7 @@ class Outputs(NamedTuple):
 
 @triton.jit
 def adapted(base, adapter, pairs, n, n_size, VARIANT: tl.constexpr):
-    """base + scaling · (middle · bᵀ) of columns n, or the base if there is no adapter; zero for experts elsewhere."""
+    """Return base + scaling · (middle · bᵀ) of columns n, or base without adapter; zero for experts elsewhere."""
     value = base
     if adapter.middle_ptr is not None:
         A: tl.constexpr = adapter.middle_ptr.dtype.element_ty
@@ -80,7 +80,7 @@ def store(ptr, value, pairs, n, n_size, VECTORS: tl.constexpr):
 
 @triton.jit
 def store_swiglu(outputs, gate, up, limit, pairs, n, n_size, VARIANT: tl.constexpr):
-    """Write gate and up, and silu(gate) · up of what the limit leaves of them."""
+    """Write gate and up, and silu(gate) · up of both after the limit."""
     A: tl.constexpr = outputs.intermediate.dtype.element_ty
     ROUND: tl.constexpr = VARIANT.round_swiglu
     VECTORS: tl.constexpr = VARIANT.vectors

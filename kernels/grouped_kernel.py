@@ -1,4 +1,4 @@
-"""The grouped matmul in Triton: tiles of the pairs of an expert by columns of its weight, and what they come to."""
+"""The grouped matmul in Triton: tiles of the pairs of an expert by columns of its weight, and their sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grouped_tile import Rows, Table, Weight, add_products, pairs_of, place
 
 
 class Work(NamedTuple):
-    """What all tiles share: two factors with adapters, of which only the first must be there, and what they give."""
+    """The arguments that all tiles share: outputs, and two factors with adapters; the second may be missing."""
 
     table: Any
     rows_0: Any
@@ -58,7 +58,7 @@ def grouped_linear_kernel(
     result_ptr, second_result_ptr, base_ptr, second_base_ptr, saved_gate_ptr, saved_up_ptr, intermediate_ptr, limit,
     BLOCKS_PER_GROUP: tl.constexpr, VARIANT: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of the pairs of one expert by BLOCK_N columns, or by two such."""
+    """Compute tiles of the pairs of one expert by BLOCK_N columns, or by two such blocks."""
     BLOCK_M: tl.constexpr = VARIANT.block_m
     BLOCK_N: tl.constexpr = VARIANT.block_n
     rows_0, rows_1 = Rows(rows_0_ptr, rows_0_slots, rows_0_stride), Rows(rows_1_ptr, rows_1_slots, rows_1_stride)
@@ -95,7 +95,7 @@ def grouped_linear_kernel(
 
 @triton.jit
 def sums(work, pairs, first_n, second_n, VARIANT: tl.constexpr):
-    """rows · weightᵀ of a tile, summed over two factors unless the second weight has a sum of its own."""
+    """Return rows · weightᵀ of a tile, summed over two factors unless the second weight has a sum of its own."""
     A: tl.constexpr = work.rows_0.ptr.dtype.element_ty
     BLOCK_M: tl.constexpr = VARIANT.block_m
     BLOCK_N: tl.constexpr = VARIANT.block_n
@@ -126,7 +126,7 @@ def sums(work, pairs, first_n, second_n, VARIANT: tl.constexpr):
 
 @triton.jit
 def finish(work, first, second, pairs, first_n, second_n, VARIANT: tl.constexpr):
-    """Add LoRA to the sums of a tile, and write what the epilogue makes of them."""
+    """Add LoRA to the sums of a tile, and write the results of the epilogue."""
     BLOCK_N: tl.constexpr = VARIANT.block_n
     outputs, n_size = work.outputs, work.n_size
     n = first_n + tl.arange(0, BLOCK_N)

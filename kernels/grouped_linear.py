@@ -34,7 +34,7 @@ Factors = tuple[Tensor, Tensor | QuantizedWeight]
 
 
 def depth(n: int) -> int:
-    """Greatest number of roundings between a product and the dot of n of them, two factors one after the other or one.
+    """Return the greatest number of roundings between a product and the dot of n of them, of one or two factors.
 
     Rounded additions may come in any order within a tile of 64 products, whose sum is then added to that so far; of two
     factors, each may end with a tile of its own. Interpreted, a tile is rounded once. Compiled, tensor cores add, which
@@ -54,7 +54,7 @@ def grouped_linear(
     round_lora: bool = False,
     base_out: Tensor | None = None,
 ) -> Tensor:
-    """Σ rows · weightᵀ + Σ scaling · (middle · lora_bᵀ) [T, k, N] for each pair, with the weights of its expert.
+    """Compute Σ rows · weightᵀ + Σ scaling · (middle · lora_bᵀ) [T, k, N] for each pair, with its expert's weights.
 
     Args:
         operands: one or two (rows, weight); rows are [T, K] in the order of tokens, or [T, k, K] in that of pairs, bf16
@@ -78,14 +78,14 @@ def grouped_linear(
 
 
 def grouped_pair(rows: Tensor, weights: tuple[Tensor, Tensor], routing: Routing) -> list[Tensor]:
-    """rows · weightᵀ [T, k, N] of two weights, in the dtype of the rows, which are read once for both."""
+    """Compute rows · weightᵀ [T, k, N] of two weights, in the dtype of the rows, which are read once for both."""
     results = [new_rows(routing, weights[0].shape[1], rows.dtype) for _ in weights]
     launch([rows], weights, (), routing, dict(zip(("result", "second_result"), results, strict=True)), paired=True)
     return results
 
 
 def new_rows(routing: Routing, columns: int, dtype: torch.dtype) -> Tensor:
-    """[T, k, columns], not initialized."""
+    """Allocate rows [T, k, columns], not initialized."""
     return torch.empty(routing.tokens, routing.slots, columns, dtype=dtype, device=routing.order.device)
 
 
@@ -126,21 +126,21 @@ def launch(
 
 
 def _described(weight: Tensor | QuantizedWeight) -> Described | Coded:
-    """What a plan depends on of a weight."""
+    """Describe a weight by all that a plan depends on."""
     if isinstance(weight, QuantizedWeight):
         return Coded(weight.shape, described(weight.codes), weight.scheme, weight.group, weight.turned)
     return described(weight)
 
 
 def _without_gaps(weights: Sequence[Tensor]) -> list[Tensor]:
-    """The weights [E, N, r] of adapters, each one's experts without gaps, and all the same way; a copy of others."""
+    """Return weights [E, N, r] of adapters, copied unless experts have no gaps and all the same order of strides."""
     if any(all(gapless(described(w), turned=turned) for w in weights) for turned in (False, True)):
         return list(weights)
     return [weight.contiguous() for weight in weights]
 
 
 def _row_arguments(flat: Sequence[Tensor], rows: Sequence[Tensor], slots: int) -> dict[str, Any]:
-    """What the kernel has to know of the rows, which are those of tokens or of pairs."""
+    """Return the arguments of the kernel that describe the rows, one per token or one per pair."""
     arguments: dict[str, Any] = {}
     for i in (0, 1):
         given = i < len(rows)
@@ -151,7 +151,7 @@ def _row_arguments(flat: Sequence[Tensor], rows: Sequence[Tensor], slots: int) -
 
 
 def _weight_arguments(weights: Sequence[Tensor | QuantizedWeight], blocks: Blocks | None) -> dict[str, Any]:
-    """What the kernel has to know of the weights, or of their codes."""
+    """Return the arguments of the kernel that describe the weights, or their codes."""
     arguments: dict[str, Any] = {}
     for i in (0, 1):
         weight = weights[i] if i < len(weights) else None
@@ -164,13 +164,13 @@ def _weight_arguments(weights: Sequence[Tensor | QuantizedWeight], blocks: Block
 
 
 def _descriptor(weight: Tensor, blocks: Blocks) -> TensorDescriptor:
-    """The tiles of a weight, which is seen so that its last dimension has no gaps."""
+    """Return the tensor descriptor of a weight, which is seen so that its last dimension has no gaps."""
     seen = weight.transpose(1, 2) if blocks.turned else weight
     return TensorDescriptor(seen, list(seen.shape), list(seen.stride()), list(blocks.shape))
 
 
 def _adapter_arguments(middles: Sequence[Tensor], b: Sequence[Tensor]) -> dict[str, Any]:
-    """What the kernel has to know of the adapters."""
+    """Return the arguments of the kernel that describe the adapters."""
     arguments: dict[str, Any] = {"rank": middles[0].shape[-1] if middles else 1}
     for i in (0, 1):
         given = i < len(b)

@@ -1,4 +1,4 @@
-"""Which variant of the grouped matmul is launched, and on which grid: all that follows from shapes, strides and dtypes.
+"""Plans of the grouped matmul: the variant and the grid of a launch, as they follow from shapes, strides and dtypes.
 
 Terms are added in the same order whatever the tile, so that the rows of a tile change no bit of a sum but where they
 change the instruction: 16 rows are multiplied by `mma`, more on a Hopper GPU by `wgmma`.
@@ -21,7 +21,7 @@ SMALLEST_BLOCK = 16  # of a dimension of a dot
 
 
 class Coded(NamedTuple):
-    """What a plan depends on of a weight in codes: its shape, theirs, and how they are read."""
+    """The description of a weight in codes: its shape, theirs, and how they are read."""
 
     shape: torch.Size
     words: Described
@@ -38,10 +38,10 @@ class Blocks(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One launch.
+    """The plan of one launch.
 
     Attributes:
-        variant: what is compiled.
+        variant: the compiled variant.
         blocks: of the weights; None if they are read by pointers.
         columns: tiles side by side.
         warps, stages: of a program, and of its pipeline.
@@ -67,7 +67,7 @@ def plan(
     round_lora: bool = False,
     round_swiglu: bool = False,
 ) -> Plan:
-    """The plan for rows [R, K], weights [E, N, K], and the weights [E, N, r] of adapters, which are without gaps.
+    """Plan a launch for rows [R, K], weights [E, N, K], and weights [E, N, r] of adapters, which are without gaps.
 
     With `paired` the rows are multiplied by both weights, otherwise the products of two factors are added.
     """
@@ -99,7 +99,7 @@ def plan(
 
 
 def gapless(weight: Described, *, turned: bool) -> bool:
-    """Whether the numbers of an expert follow each other without a gap, [N, r], or [r, N] if it is turned."""
+    """Check whether the numbers of an expert follow each other without a gap, [N, r], or [r, N] if it is turned."""
     _, n, rank = weight.shape
     steps = weight.strides[1:]
     return steps == ((1, n) if turned else (rank, 1))
@@ -121,7 +121,7 @@ def _coded(weight: Coded) -> Codes:
 
 
 def _layout(weights: tuple[Described | Coded, ...]) -> str:
-    """`k` or `n`: the dimension along which descriptors can be made of all the weights; `any` if there is none."""
+    """Return the dimension, `k` or `n`, along which all weights can have descriptors; `any` if there is none."""
     for layout, order in (("k", (0, 1, 2)), ("n", (0, 2, 1))):
         if all(isinstance(weight, Described) and _can_be_described(weight, order) for weight in weights):
             return layout
@@ -129,20 +129,20 @@ def _layout(weights: tuple[Described | Coded, ...]) -> str:
 
 
 def _can_be_described(weight: Described, order: tuple[int, ...]) -> bool:
-    """Whether each dimension, in this order, lies without overlap and in whole vectors inside of the one before."""
+    """Check whether each dimension, in this order, lies in whole vectors and without overlap inside the one before."""
     shape, strides = (tuple(values[dim] for dim in order) for values in (weight.shape, weight.strides))
     nested = strides[1] >= shape[2] and strides[0] >= strides[1] * shape[1] and strides[0] % strides[1] == 0
     return nested and _in_vectors(shape, strides, weight)
 
 
 def _in_vectors(shape: tuple[int, ...], strides: tuple[int, ...], tensor: Described) -> bool:
-    """Whether the last dimension is contiguous and starts and ends on 16-byte boundaries everywhere."""
+    """Check whether the last dimension is contiguous and starts and ends on 16-byte boundaries everywhere."""
     vector = VECTOR_BYTES // tensor.dtype.itemsize
     return strides[-1] == 1 and tensor.aligned and not any(step % vector for step in (shape[-1], *strides[:-1]))
 
 
 def _stages(device: torch.device, bytes_per_stage: int) -> int:
-    """How many stages of a pipeline the shared memory of a device holds, up to 4."""
+    """Return the number of stages of a pipeline that the shared memory of a device holds, up to 4."""
     if device.type != "cuda":
         return 4
     shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin

@@ -1,4 +1,4 @@
-"""Tiles of a linear layer per expert, for Triton kernels: what is loaded of rows and weights, and added up.
+"""Tiles of a linear layer per expert, for Triton kernels: rows and weights are loaded, multiplied and added up.
 
 A tile is BLOCK_M pairs of one expert by BLOCK_N columns. Terms go from first to last, BLOCK_K at a time, and one fp32
 number holds the sum of all so far.
@@ -14,20 +14,20 @@ from quantized_weights import Codes, load_quantized
 
 
 class Variant(NamedTuple):
-    """What the grouped matmul is compiled for.
+    """A compiled variant of the grouped matmul.
 
     Attributes:
-        second: of what a tile has a second sum: `columns`, the next BLOCK_N columns of the same result; `weight`, those
-            of another weight, with a result of its own; `none`.
-        epilogue: what becomes of the sums: `store`, or `swiglu`.
-        round_base, round_lora, round_swiglu: what is rounded to the dtype of the rows, step by step.
+        second: the second sum of a tile: `columns`, of the next BLOCK_N columns of the result; `weight`, of another
+            weight, with a result of its own; `none`.
+        epilogue: the use of the sums: `store`, or `swiglu`.
+        round_base, round_lora, round_swiglu: the steps that are rounded to the dtype of the rows.
         layout: of the weights: `k` and `n` are descriptors of tensors that are contiguous along this dimension; `any`.
         row_vectors, vectors, lora_vectors: rows, results and adapters consist of vectors of 16 bytes.
         lora_turned: the weights of adapters are [E, rank, N].
         codes: for both weights, what `NUMBERS` has for one without codes.
         block_m, block_n: pairs and columns of a sum.
         block_k, block_r: terms that are added at a time, of rows and of adapters.
-        rank_steps: how many times terms of adapters are added.
+        rank_steps: number of steps in which terms of adapters are added.
     """
 
     second: str
@@ -96,7 +96,7 @@ class Pairs(NamedTuple):
 
 @triton.jit
 def place(tile, blocks, columns, BLOCKS_PER_GROUP: tl.constexpr):
-    """(block, column) of a tile: of a group of blocks all columns come first, so that what they share is in cache."""
+    """Return (block, column) of a tile: all columns of a group of blocks come first, for shared tiles in cache."""
     group = tile // (BLOCKS_PER_GROUP * columns)
     within = tile % (BLOCKS_PER_GROUP * columns)
     height = tl.minimum(blocks - group * BLOCKS_PER_GROUP, BLOCKS_PER_GROUP)
@@ -105,7 +105,7 @@ def place(tile, blocks, columns, BLOCKS_PER_GROUP: tl.constexpr):
 
 @triton.jit
 def pairs_of(table, block, expert, BLOCK_M: tl.constexpr):
-    """The first BLOCK_M pairs of a block of this expert."""
+    """Return the first BLOCK_M pairs of a block of this expert."""
     position = tl.load(table.block_starts_ptr + block) + tl.arange(0, BLOCK_M)
     live = position < tl.load(table.offsets_ptr + expert + 1)
     pair = tl.load(table.order_ptr + position, mask=live, other=0).to(tl.int32)
@@ -114,7 +114,7 @@ def pairs_of(table, block, expert, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def load_rows(ptr, k, mask, ROW_VECTORS: tl.constexpr):
-    """The elements k of rows that start at `ptr`, zero outside of the mask."""
+    """Load the elements k of rows that start at `ptr`, zero outside of the mask."""
     pointers = ptr + k
     if ROW_VECTORS:
         pointers = tl.multiple_of(pointers, (1, 16))
@@ -125,7 +125,7 @@ def load_rows(ptr, k, mask, ROW_VECTORS: tl.constexpr):
 def load_weight(
     weight, expert, first_n, first_k, n_size, k_size, A: tl.constexpr, WHICH: tl.constexpr, VARIANT: tl.constexpr
 ):
-    """The tile [k, n] of an expert's weight from these indices on, of dtype A, zero outside of it.
+    """Load the tile [k, n] of an expert's weight from these indices on, of dtype A, zero outside of it.
 
     WHICH of the two weights it is says what codes it has.
     """
@@ -165,7 +165,7 @@ def add_products(
     first, second, rows, weight, n, second_weight, second_n, pairs, n_size, k_size,
     WHICH: tl.constexpr, SECOND: tl.constexpr, VARIANT: tl.constexpr,
 ):  # fmt: skip
-    """first + rows · weightᵀ of columns from n on, and likewise `second` if there is one, with the rows loaded once.
+    """Return first + rows · weightᵀ of columns from n on, and likewise `second` if there is one; rows are loaded once.
 
     WHICH of the two weights each one is says what codes it has. Where the pairs' expert is not here, nothing is read.
     """

@@ -56,7 +56,7 @@ def _layer_norm_gated_kernel(
     RMS: tl.constexpr, NORM_FIRST: tl.constexpr, SILU: tl.constexpr, STEPWISE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
-    """One group of ROWS rows per program; a block covers the group. Statistics go to number group · rows + row."""
+    """Compute a group of ROWS rows per program; a block covers it. Statistics go to place group · rows + row."""
     X: tl.constexpr = x_ptr.dtype.element_ty
     W: tl.constexpr = weight_ptr.dtype.element_ty
     group = tl.program_id(0) % groups
@@ -142,7 +142,7 @@ def layer_norm_gated(
     activation: str = "silu",
     stages: tuple[str, ...] = (),
 ) -> Tensor | dict[str, Tensor]:
-    """y = (x - mean) / sqrt(variance + eps) · weight + bias over each group of columns, times act(z).
+    """Compute (x - mean) / sqrt(variance + eps) · weight + bias over each group of columns, times act(z).
 
     Args:
         x: [..., N], bf16, fp16 or fp32. Not copied where its last dimension is contiguous and at most three leading
@@ -193,7 +193,7 @@ def layer_norm_gated_stepwise(
     is_rms_norm: bool = False,
     stages: tuple[str, ...] = (),
 ) -> Tensor | dict[str, Tensor]:
-    """`layer_norm_gated` rounded after every step, as modules written in PyTorch are.
+    """Compute `layer_norm_gated` rounded after every step, as modules written in PyTorch are.
 
     The normalized value is rounded to x's dtype, and its product with the weight to the weight's, before the gate. Only
     with `is_rms_norm`, and weights of x's dtype or fp32.
@@ -228,7 +228,7 @@ def _run(
 
 
 class Plan(NamedTuple):
-    """How a call is made.
+    """The plan of a call.
 
     Attributes:
         launch: takes the tensors and eps; None where there is nothing to do.

@@ -1,4 +1,4 @@
-"""What the arguments of the gated LayerNorm and of its gradient may be, and the errors for what they may not."""
+"""Checks of the arguments of the gated LayerNorm and of its gradient, with an error for each that is not allowed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_forward(
     activation: str,
     stages: tuple[str, ...],
 ) -> int:
-    """How many columns a group has.
+    """Check the arguments of a forward pass, and return the number of columns in a group.
 
     Raises:
         ValueError, TypeError: arguments that do not fit together.
@@ -54,7 +54,7 @@ def check_backward(
     activation: str,
     stages: tuple[str, ...],
 ) -> int:
-    """How many columns a group has; raises as `check_forward` does."""
+    """Return the number of columns in a group; raise as `check_forward` does."""
     _check_options(activation, stages, BACKWARD_STAGES)
     _check_tensors(x, {"dy": dy, "z": z}, {"weight": weight, "bias": bias})
     _check_statistics(x, rstd, mean)
@@ -71,7 +71,7 @@ def _check_options(activation: str, stages: tuple[str, ...], known_stages: tuple
 
 
 def _checked_group_size(x: Described | Tensor, group_size: int | None) -> int:
-    """How many columns a group has.
+    """Return the number of columns in a group.
 
     Raises:
         ValueError: x has no columns to normalize over, or groups of this size do not fill its rows.

@@ -45,7 +45,7 @@ OF_SUMS = ("shards", "scaling", "run to run")
 
 
 class Options(NamedTuple):
-    """The parameters of a call, and how it adds the parts of dw and db."""
+    """The parameters of a call, and the way it adds the parts of dw and db."""
 
     norm_before_gate: bool
     activation: str
@@ -80,7 +80,7 @@ def _layer_norm_gated_backward_kernel(
     ALIGNED: tl.constexpr, FLAT: tl.constexpr, NORM_FIRST: tl.constexpr, SILU: tl.constexpr, ATOMIC: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, IN_FLIGHT: tl.constexpr,
 ):  # fmt: skip
-    """`tiles` tiles of ROWS rows of one group per program; a block covers the group. Absent stages are not stored.
+    """Walk `tiles` tiles of ROWS rows of one group per program; a block covers the group. Absent stages are not stored.
 
     dw and db are [parts, N], one row per program of a group; with ATOMIC they are [1, N], filled with zeros.
     """
@@ -186,7 +186,7 @@ def _layer_norm_gated_backward_kernel(
 
 
 class Plan(NamedTuple):
-    """How a call is made.
+    """The plan of a call.
 
     Attributes:
         copied: the tensors that are to be copied to contiguous memory.
@@ -236,7 +236,7 @@ def _plan(tensors: tuple[Described | None, ...], options: Options, stages: tuple
 
 
 def _run(x: Tensor, others: dict[str, Tensor | None], options: Options, stages: tuple[str, ...]) -> dict[str, Tensor]:
-    """The results and stages of a call; `others` are the tensors but x, in the order of `TENSORS`."""
+    """Return the results and stages of a call; `others` are the tensors but x, in the order of `TENSORS`."""
     plan = _plan((described(x), *map(described, others.values())), options, stages)
     given = {"x": x, **others}
     given |= {name: given[name].contiguous() for name in plan.copied}
@@ -271,7 +271,7 @@ def _declare(name: str, depth: Callable[[int], int], *, atomic: bool) -> Callabl
         recompute_output: bool = False,
         stages: tuple[str, ...] = (),
     ) -> dict[str, Tensor]:  # fmt: skip
-        """Gradients of `layer_norm_gated` for the gradient dy of its output.
+        """Compute the gradients of `layer_norm_gated` for the gradient dy of its output.
 
         Args:
             x, weight, bias, z, norm_before_gate, activation: as `layer_norm_gated` took them.

@@ -1,4 +1,4 @@
-"""Gradient of the gated LayerNorm: how a launch is cut into programs, and what its kernel is told of the tensors.
+"""Launches of the gradient of the gated LayerNorm: the programs, and arguments that describe the tensors.
 
 A program walks tiles of rows of one group of columns and sums a part of dw and db.
 """
@@ -40,14 +40,14 @@ STATISTICS = ("rstd", "mean")
 
 
 def tile(group_size: int) -> tuple[int, int, int]:
-    """(rows, lanes, warps) of a program: a block of lanes that covers a group, for several rows where it is short."""
+    """Return (rows, lanes, warps) of a program: a block of lanes covers a group, for several rows where it is short."""
     block = next((size for size in TILES if size >= group_size), max(TILES))
     rows, warps = TILES[block]
     return rows, block, warps
 
 
 def in_flight(tile_bytes: int, device: torch.device) -> int:
-    """How many tiles of x, dy and z a program works at: one in registers, the others on their way to shared memory."""
+    """Return the number of tiles of x, dy and z in flight: one in registers, the others on the way to shared memory."""
     if device.type != "cuda":
         return 1
     shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin - OTHER_SHARED_BYTES
@@ -55,7 +55,7 @@ def in_flight(tile_bytes: int, device: torch.device) -> int:
 
 
 def group_depth(n: int) -> int:
-    """Greatest number of additions between a term and the sum of n of them over a group, compiled or interpreted.
+    """Return the greatest number of additions between a term and the sum of n of them over a group.
 
     A block covers the group, so there is one reduction over its lanes. Compiled, a thread holds t = 16 elements of a
     row at most (32 of a block of 32768), which take t - 1 additions, and threads are combined in a binary tree of
@@ -69,14 +69,14 @@ def group_depth(n: int) -> int:
 
 
 def parts_of(rows: int, rows_per_tile: int) -> tuple[int, int]:
-    """(parts, tiles per part) of the sums over rows: a power of two of parts, the same on every device."""
+    """Return (parts, tiles per part) of the sums over rows: a power of two of parts, equal on every device."""
     tiles = triton.cdiv(rows, rows_per_tile)
     parts = min(MOST_PARTS, triton.next_power_of_2(max(1, triton.cdiv(tiles, TILES_PER_PART))))
     return parts, triton.cdiv(tiles, parts)
 
 
 def row_depth(n: int, *, atomic: bool) -> int:
-    """Greatest number of additions between a term and the sum of n of them over rows.
+    """Return the greatest number of additions between a term and the sum of n of them over rows.
 
     A part adds its tiles one by one, which takes one addition less than it has tiles, then the rows of a tile in any
     order, one addition less than it has rows. The parts are added in a binary tree, or atomically, one after the other.
@@ -87,17 +87,17 @@ def row_depth(n: int, *, atomic: bool) -> int:
 
 
 def depth(n: int) -> int:
-    """Greatest number of additions between a term and the sum of n of them, over a group or over rows."""
+    """Return the greatest number of additions between a term and the sum of n of them, over a group or over rows."""
     return min(n, max(group_depth(n), row_depth(n, atomic=False)))
 
 
 def depth_atomic(n: int) -> int:
-    """`depth` where the parts of a sum over rows are added atomically."""
+    """Return `depth` where the parts of a sum over rows are added atomically."""
     return min(n, max(group_depth(n), row_depth(n, atomic=True)))
 
 
 def stages_of(given: Collection[str], *, norm_first: bool, recompute_output: bool) -> tuple[str, ...]:
-    """The stages of a case with the tensors `given`."""
+    """Return the stages of a case with the tensors `given`."""
     gated = "z" in given
     present = {
         "gate": gated,
@@ -111,7 +111,7 @@ def stages_of(given: Collection[str], *, norm_first: bool, recompute_output: boo
 
 
 def leading_dims(name: str, tensor: Described) -> list[tuple[int, ...]] | None:
-    """(size, stride) of the leading dimensions after merging; None for strides that the kernel does not take.
+    """Return (size, stride) of the leading dimensions after merging; None for strides that the kernel does not take.
 
     It takes three leading dimensions of tensors whose columns follow each other, and one of statistics.
     """
@@ -125,7 +125,7 @@ def leading_dims(name: str, tensor: Described) -> list[tuple[int, ...]] | None:
 
 
 def layout_of_rows(group_size: int, given: Mapping[str, Described]) -> dict[str, Any]:
-    """What the kernel is told of where rows and statistics lie: sizes and strides, and what they promise.
+    """Return the arguments that say where rows and statistics lie: sizes, strides, and promises about them.
 
     ALIGNED: every group of every row can be read or written in whole 16-byte vectors. FLAT: the rows of each tensor are
     one dimension, too; it is not promised without ALIGNED, so that there are few variants.
@@ -154,7 +154,7 @@ def keep(ptr, offset, value, mask):
 
 @triton.jit
 def store(ptr, offset, lanes, value, mask, ALIGNED: tl.constexpr):
-    """A result, rounded to the dtype of its memory."""
+    """Store a result, rounded to the dtype of its memory."""
     tl.store(address(ptr, offset, lanes, ALIGNED), value.to(ptr.dtype.element_ty), mask=mask)
 
 
@@ -165,7 +165,7 @@ def store(ptr, offset, lanes, value, mask, ALIGNED: tl.constexpr):
 def totals_kernel(
     dw_parts_ptr, db_parts_ptr, dw_ptr, db_ptr, parts, columns: tl.int64, LEVELS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """dw and db, rounded once, from their parts, [parts, columns] in fp32; there are at most 2**LEVELS."""
+    """Add parts of dw and db, [parts, columns] in fp32, and round once; there are at most 2**LEVELS parts."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < columns
     dw = tree_sum(dw_parts_ptr + column, parts, columns, inside, LEVELS)
@@ -177,7 +177,7 @@ def totals_kernel(
 
 @triton.jit
 def tree_sum(pointers, parts, columns, inside, LEVELS: tl.constexpr):
-    """The sum of `parts` rows in a binary tree that adds the second half to the first."""
+    """Add `parts` rows in a binary tree that adds the second half to the first."""
     PARTS: tl.constexpr = 2**LEVELS
     COLUMNS: tl.constexpr = pointers.shape[0]
     part = tl.arange(0, PARTS)[:, None]
@@ -188,7 +188,7 @@ def tree_sum(pointers, parts, columns, inside, LEVELS: tl.constexpr):
 
 
 def launch_of_totals(parts: int, columns: int) -> Launch:
-    """The launch that adds parts; it takes the parts of dw and db, then dw and db."""
+    """Prepare the launch that adds parts; it takes the parts of dw and db, then dw and db."""
     levels = next(levels for levels in LEVELS if 2**levels >= parts)
     parameters = {"parts": parts, "columns": columns, "LEVELS": levels, "COLUMNS": COLUMNS}
     return Launch(totals_kernel, triton.cdiv(columns, COLUMNS), parameters, num_warps=8)

@@ -1,4 +1,4 @@
-"""Gated LayerNorm: how a launch is cut into programs, where rows lie, and which stages are stored.
+"""Launches of the gated LayerNorm: their programs, the places of rows, and the stages that are stored.
 
 A program takes a group of columns, which a block covers, for several rows where it is short.
 """
@@ -45,14 +45,14 @@ class Options(NamedTuple):
 
 
 def tile(group_size: int) -> tuple[int, int, int]:
-    """(rows, lanes, warps) of a program."""
+    """Return (rows, lanes, warps) of a program."""
     block = next(size for size in TILES if size >= group_size)
     rows, warps = TILES[block]
     return rows, block, warps
 
 
 def depth(n: int) -> int:
-    """Greatest number of additions between a term and the sum of n of them over a group, compiled or interpreted.
+    """Return the greatest number of additions between a term and the sum of n of them over a group.
 
     A block covers the group, so there is one reduction over its lanes. Compiled, a thread holds t elements of a program
     and at most as many of a row, which take t - 1 additions, and threads are combined in a binary tree of height
@@ -66,20 +66,20 @@ def depth(n: int) -> int:
 
 
 def rows_of(tensor: Described | None) -> RowLayout:
-    """Where the rows of a tensor lie; of none if there is no tensor."""
+    """Return where the rows of a tensor lie; NO_ROWS if there is no tensor."""
     return NO_ROWS if tensor is None else layout_of([tensor], dims=LEADING_DIMS)
 
 
 def numbers_of(name: str, layout: RowLayout) -> dict[str, int]:
-    """The parameters of a kernel, in its order, that say where the rows of a tensor lie."""
+    """Return the parameters of a kernel, in its order, that say where the rows of a tensor lie."""
     sizes = {f"{name}_size_{i}": layout.sizes[i] for i in (1, 2)}
     return sizes | {f"{name}_stride_{i}": stride for i, stride in enumerate(layout.strides[0])}
 
 
 def stages_to_store(stages: tuple[str, ...], *, gated: bool, norm_first: bool, is_rms_norm: bool) -> tuple[str, ...]:
-    """Of the stages that the case has, all; the statistics, where no others are asked for; none, where none are.
+    """Return the stages to store: all that the case has, or the statistics if no others are asked for, or none.
 
-    What a variant stores is part of what it is compiled for, so that there are three and not one for each choice.
+    The stages that are stored choose the variant, so that there are three of them and not one for each choice.
     """
     absent = {"mean"} if is_rms_norm else set()
     absent |= {"gate", "gated_input"} if not gated else {"gated_input"} if norm_first else set()
@@ -88,7 +88,7 @@ def stages_to_store(stages: tuple[str, ...], *, gated: bool, norm_first: bool, i
 
 
 def stages_in_memory(stages: Collection[str], x: Tensor, groups: int) -> dict[str, Tensor]:
-    """An fp32 tensor for each stage; those with one value per group lie as [groups, rows]."""
+    """Allocate an fp32 tensor for each stage; those with one value per group lie as [groups, rows]."""
     rows = x.shape[:-1].numel()
     return {
         name: x.new_empty((groups, rows), dtype=torch.float32)
@@ -99,12 +99,12 @@ def stages_in_memory(stages: Collection[str], x: Tensor, groups: int) -> dict[st
 
 
 def returned_stages(x: Tensor, buffers: Mapping[str, Tensor], stages: Collection[str]) -> dict[str, Tensor]:
-    """Those of `stages` that are present; the ones with one value per group seen as [..., groups]."""
+    """Return those of `stages` that are present; the ones with one value per group are seen as [..., groups]."""
     found = {name: buffers[name] for name in stages if name in buffers}
     return {n: t.t().view(*x.shape[:-1], len(t)) if n in PER_GROUP else t for n, t in found.items()}
 
 
 @triton.jit
 def load(ptr, offset, lanes, mask, ALIGNED: tl.constexpr):
-    """In fp32: `lanes` elements from each offset on, zero outside of the mask."""
+    """Load in fp32 `lanes` elements from each offset on, zero outside of the mask."""
     return tl.load(address(ptr, offset, lanes, ALIGNED), mask=mask, other=0.0).to(tl.float32)

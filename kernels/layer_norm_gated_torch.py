@@ -14,20 +14,20 @@ from lastbit import kernel
 
 
 def activate(z: Tensor, activation: str) -> Tensor:
-    """z · sigmoid(z), or sigmoid(z), in fp32."""
+    """Return z · sigmoid(z), or sigmoid(z), in fp32."""
     z = z.float()
     return z * torch.sigmoid(z) if activation == "silu" else torch.sigmoid(z)
 
 
 def slope(z: Tensor, activation: str) -> Tensor:
-    """The derivative of the activation, in fp32."""
+    """Return the derivative of the activation, in fp32."""
     z = z.float()
     s = torch.sigmoid(z)
     return s * (1 + z * (1 - s)) if activation == "silu" else s * (1 - s)
 
 
 def normalize(value: Tensor, eps: float, group_size: int, *, is_rms_norm: bool) -> Tensor:
-    """(value - mean) / sqrt(variance + eps) over each group of columns, the variance in two passes; all fp32."""
+    """Return (value - mean) / sqrt(variance + eps) over each group of columns, the variance in two passes; all fp32."""
     grouped = value.unflatten(-1, (-1, group_size))
     centered = grouped if is_rms_norm else grouped - grouped.mean(-1, keepdim=True)
     variance = centered.square().mean(-1, keepdim=True)
@@ -50,7 +50,7 @@ def eager_single_rounding(
 
 @kernel("layer_norm_gated", contract="stepwise", name="eager[stepwise]", invariant=("run to run",))
 def eager_stepwise(x, weight, z=None, *, eps, group_size=None, norm_before_gate=True, is_rms_norm=False):
-    """As Qwen3NextRMSNormGated, and MambaRMSNormGated where the gate comes first, do in Transformers."""
+    """Compute as Qwen3NextRMSNormGated, and MambaRMSNormGated where the gate comes first, do in Transformers."""
     size = check_forward(x, weight, None, z, group_size, "silu", ())
     check_stepwise(x, weight, is_rms_norm=is_rms_norm)
     gate = 1.0 if z is None else activate(z.reshape(x.shape), "silu")
@@ -60,7 +60,7 @@ def eager_stepwise(x, weight, z=None, *, eps, group_size=None, norm_before_gate=
 
 
 def with_statistics(x, weight, bias, eps, stages):
-    """The output of `F.layer_norm`; asked for stages, those of mean and rstd that torch gives as it computed them."""
+    """Return the output of `F.layer_norm`, and as stages mean and rstd, where torch returns them as computed."""
     if not stages:
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
     output, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
@@ -78,7 +78,7 @@ def with_statistics(x, weight, bias, eps, stages):
     takes="one dtype",
 )
 def library_layer_norm(x, weight, bias=None, *, eps, stages=()):
-    """Welford by threads; what is normalized is (x - mean) · rstd."""
+    """Call the library on a GPU: Welford by threads; the normalized value is (x - mean) · rstd."""
     return with_statistics(x, weight, bias, eps, stages)
 
 
@@ -92,7 +92,7 @@ def library_layer_norm(x, weight, bias=None, *, eps, stages=()):
     takes={"x dtype": "fp32"},
 )
 def library_layer_norm_of_fp32(x, weight, bias=None, *, eps, stages=()):
-    """fp32 on the CPU: Welford by chunks of vectors; what is normalized is (x - mean) · rstd."""
+    """Call the library in fp32 on the CPU: Welford by chunks of vectors; the normalized value is (x - mean) · rstd."""
     return with_statistics(x, weight, bias, eps, stages)
 
 
@@ -106,12 +106,12 @@ def library_layer_norm_of_fp32(x, weight, bias=None, *, eps, stages=()):
     takes={"x dtype": ("bf16", "fp16")},
 )
 def library_layer_norm_of_halves(x, weight, bias=None, *, eps, stages=()):
-    """bf16 and fp16 on the CPU: Welford, then fma(x, rstd, -(mean · rstd)), all in fp32."""
+    """Call the library in bf16 or fp16 on the CPU: Welford, then fma(x, rstd, -(mean · rstd)), all in fp32."""
     return with_statistics(x, weight, bias, eps, stages)
 
 
 def through_norm(dnormalized: Tensor, normalized: Tensor, rstd: Tensor, group_size: int, *, centered: bool) -> Tensor:
-    """The gradient of what was normalized, from that of the normalized value; rstd is [..., G]."""
+    """Return the gradient of the norm's input from the gradient of the normalized value; rstd is [..., G]."""
     d, n = (t.unflatten(-1, (-1, group_size)) for t in (dnormalized, normalized))
     shift = n * (n * d).mean(-1, keepdim=True)
     if centered:

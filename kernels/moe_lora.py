@@ -1,6 +1,6 @@
 """A mixture of SwiGLU experts with LoRA in Triton: y[t] = Σ_j w[t, j] · down(silu(gate(x[t])) · up(x[t])).
 
-`fused` rounds only what is an operand of a dot or leaves the kernel; `eager` rounds after every operation, as modules
+`fused` rounds only operands of dots and results of kernels; `eager` rounds after every operation, as modules
 of PEFT do. Both sum in fp32 without atomic additions, and fuse no multiplication with an addition but those of a dot.
 """
 
@@ -41,7 +41,7 @@ def _combine_kernel(
     weight_row_stride: tl.int64, weight_column_stride: tl.int64,
     ROUND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK columns of ROWS tokens per program."""
+    """Combine BLOCK columns of ROWS tokens per program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = column < columns
@@ -62,7 +62,7 @@ def _combine_kernel(
 def combine(
     values: Tensor, weights: Tensor | None, routing: Routing, out_dtype: torch.dtype, *, round_weighted: bool = False
 ) -> Tensor:
-    """Σ_j weights[t, j] · values[t, j] [T, N] over the pairs that are not skipped, j ascending, in fp32.
+    """Return Σ_j weights[t, j] · values[t, j] [T, N] over the pairs that are not skipped, j ascending, in fp32.
 
     Args:
         values: [T, k, N], contiguous.
@@ -94,7 +94,7 @@ def gate_and_up(
     swiglu_limit: float,
     stages: Collection[str],
 ) -> dict[str, Tensor]:
-    """`saved_gate`, `saved_up` and `intermediate` [T, k, I], and the stages of gate and up that are asked for."""
+    """Return `saved_gate`, `saved_up` and `intermediate` [T, k, I], and the requested stages of gate and up."""
     weights, lora_a, lora_b = (_both(parameters, part) for part in ("proj", "lora_a", "lora_b"))
     middles = grouped_pair(x, lora_a, routing) if lora_a else []
     fp32_or_x = x.dtype if eager else torch.float32
@@ -117,7 +117,7 @@ def gate_and_up(
 
 
 def _both(parameters: Mapping[str, Tensor], part: str) -> tuple[Tensor, ...]:
-    """That part of gate and up, or nothing where there is no such part."""
+    """Return that part of gate and up, or nothing where there is no such part."""
     found = [parameters.get(f"{name}_{part}") for name in ("gate", "up")]
     return tuple(tensor for tensor in found if tensor is not None)
 
@@ -125,7 +125,7 @@ def _both(parameters: Mapping[str, Tensor], part: str) -> tuple[Tensor, ...]:
 def down(
     intermediate: Tensor, routing: Routing, parameters: Mapping[str, Tensor], *, scaling: float, eager: bool
 ) -> dict[str, Tensor]:
-    """`expert_output` [T, k, H], fp32 or if `eager` of the rows' dtype; with LoRA `down_lora_mid` [T, k, r]."""
+    """Return `expert_output` [T, k, H], fp32 or if `eager` of the rows' dtype; with LoRA `down_lora_mid` [T, k, r]."""
     weight, lora_a, lora_b = (parameters.get(f"down_{part}") for part in ("proj", "lora_a", "lora_b"))
     found, dtype = {}, intermediate.dtype
     if lora_a is not None:
@@ -154,7 +154,7 @@ def forward_shard(
     partial: bool,
     stages: Sequence[str],
 ) -> dict[str, Tensor]:
-    """Results and stages of one shard; with `partial` the output is left in fp32, to be added to others."""
+    """Return results and stages of one shard; with `partial` the output is left in fp32, to be added to others."""
     options = {"scaling": scaling, "eager": eager}
     found = gate_and_up(x, routing, parameters, **options, swiglu_limit=swiglu_limit, stages=stages)
     found |= down(found["intermediate"], routing, parameters, **options)
@@ -184,7 +184,7 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
         swiglu_limit: float = inf,
         stages: tuple[str, ...] = (),
     ) -> dict[str, Tensor]:
-        """y[t] = Σ_j w[t, j] · down(silu(gate(x[t])) · up(x[t])), each one W + scaling · B · A of the expert.
+        """Compute y[t] = Σ_j w[t, j] · down(silu(gate(x[t])) · up(x[t])), each W + scaling · B · A of the expert.
 
         Args:
             x: [T, H], bf16 or fp16; any strides, as the weights.

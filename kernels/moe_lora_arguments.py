@@ -1,4 +1,4 @@
-"""What the arguments of MoE-LoRA may be, and the errors for what they may not."""
+"""Checks of the arguments of MoE-LoRA, with an error for each that is not allowed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_forward(
 
 
 def existing(stages: Collection[str], parameters: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Those of the stages that a layer has: without adapters it has no middles."""
+    """Return those of the stages that a layer has: without adapters it has no middles."""
     return tuple(stage for stage in stages if "gate_lora_a" in parameters or not stage.endswith("_mid"))
 
 
@@ -72,7 +72,7 @@ def check_tensors(x: Tensor, expected: Expected) -> None:
 
 
 def _matrix(name: str, tensor: Tensor, meaning: str, dims: int) -> tuple[int, ...]:
-    """The shape, if it has as many dimensions as it should and only the first may be empty."""
+    """Return the shape; raise ValueError for another number of dimensions than `dims`, or an empty one but T."""
     if tensor.dim() != dims or 0 in tensor.shape[1:] or (dims == 3 and len(tensor) == 0):
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {meaning}, with no dimension of 0 but T")
     return tuple(tensor.shape)

@@ -1,4 +1,4 @@
-"""Gradients of the MoE-LoRA layer in Triton, from what its forward saved.
+"""Gradients of the MoE-LoRA layer in Triton, from the tensors that its forward saved.
 
 Both contracts round what must be an operand of a dot, and each result once. `eager` also rounds every product of
 matrices, as separate operations in the activation dtype do. Sums over shards, slots or pairs are fp32.
@@ -29,13 +29,13 @@ Tensors = Mapping[str, Tensor]
 
 
 def depth(n: int) -> int:
-    """Greatest number of additions between a term and the sum of n of them."""
+    """Return the greatest number of additions between a term and the sum of n of them."""
     return max(dot_depth(n), column_depth(n), pair_depth(n))
 
 
 @dataclass(frozen=True)
 class Backward:
-    """What all steps of one call share.
+    """The parameters that all steps of one call share.
 
     Attributes:
         routing: the expert of each pair.
@@ -52,13 +52,13 @@ class Backward:
     swiglu_limit: float = inf
 
     def operand(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """rows · weight[e]ᵀ, rounded: the operand of another dot."""
+        """Return rows · weight[e]ᵀ, rounded: the operand of another dot."""
         return grouped_linear(((rows, weight),), self.routing, out_dtype=self.dtype)
 
     def adapted(
         self, operands: tuple[Factors, ...], lora: tuple[Factors, ...], *, out_dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Σ rows · weight[e]ᵀ + Σ scaling · middle · lora[e]ᵀ; by default rounded if the contract is eager."""
+        """Return Σ rows · weight[e]ᵀ + Σ scaling · middle · lora[e]ᵀ; by default rounded if the contract is eager."""
         return grouped_linear(
             operands, self.routing, lora=lora, scaling=self.scaling,
             out_dtype=out_dtype or (self.dtype if self.eager else torch.float32),
@@ -67,7 +67,7 @@ class Backward:
 
 
 def through_down(step: Backward, t: Tensors) -> dict[str, Tensor]:
-    """The stages from the gradient of the output to that of the activated rows, and the way of the down projection."""
+    """Return the stages of the down projection, from the gradient of the output to that of the activated rows."""
     rows, grad = t["intermediate"], weigh(t["grad_output"], t["routing_weights"], step.routing)
     found, lora, lora_back = {"grad_expert_output": grad}, (), ()
     if "down_lora_a" in t:
@@ -80,7 +80,7 @@ def through_down(step: Backward, t: Tensors) -> dict[str, Tensor]:
 
 
 def through_gate_and_up(step: Backward, t: Tensors, grad_intermediate: Tensor) -> dict[str, Tensor]:
-    """The stages from the gradient of the activated rows to that of the input of each pair."""
+    """Return the stages from the gradient of the activated rows to that of the input of each pair."""
     names, found, base, lora = ("gate", "up"), {}, [], []
     saved = t["saved_gate"], t["saved_up"]
     grads = swiglu_backward(grad_intermediate, *saved, step.routing, limit=step.swiglu_limit)
@@ -98,12 +98,12 @@ def through_gate_and_up(step: Backward, t: Tensors, grad_intermediate: Tensor) -
 
 
 def turned(weight: Tensor) -> Tensor:
-    """The weight [E, N, K] as [E, K, N], for the way back."""
+    """Transpose a weight [E, N, K] to [E, K, N], for the way back."""
     return weight.transpose(1, 2)
 
 
 def lora_gradients(step: Backward, t: Tensors, *, partial: bool) -> dict[str, Tensor]:
-    """The gradients of the adapters that there are, plus the old ones, from the tensors and stages of one shard."""
+    """Return the gradients of the present adapters, plus the old ones, from the tensors and stages of one shard."""
     factors = {
         ("gate_lora_a", "up_lora_a"): (("grad_gate_mid", "grad_up_mid"), "x"),
         ("gate_lora_b",): (("grad_gate",), "gate_lora_mid"),
@@ -125,7 +125,7 @@ def lora_gradients(step: Backward, t: Tensors, *, partial: bool) -> dict[str, Te
 
 
 def backward_shard(step: Backward, t: Tensors, *, partial: bool, stages: Sequence[str] = ()) -> dict[str, Tensor]:
-    """Results and stages of one shard; with `partial`, terms of sums over shards are left in fp32."""
+    """Return results and stages of one shard; with `partial`, terms of sums over shards are left in fp32."""
     found = through_down(step, t)
     found |= through_gate_and_up(step, t, found["grad_intermediate"])
     out_dtype = torch.float32 if partial else step.dtype
@@ -161,7 +161,7 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
         swiglu_limit: float = inf,
         stages: tuple[str, ...] = (),
     ) -> dict[str, Tensor]:
-        """Gradients of `moe_lora` for the gradient of its output; the base weights are frozen and have none.
+        """Compute the gradients of `moe_lora` for the gradient of its output; base weights are frozen and have none.
 
         Args:
             x, expert_ids, routing_weights, weights, scaling, first_expert, swiglu_limit: as `moe_lora` took them. What

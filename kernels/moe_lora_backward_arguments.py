@@ -1,4 +1,4 @@
-"""What the arguments of the MoE-LoRA gradients may be, and what each shard has of them."""
+"""Checks of the arguments of the MoE-LoRA gradients, and their parts for each shard."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_backward(tensors: Mapping[str, Tensor | QuantizedWeight], stages: Coll
 def shards_of(
     tensors: Mapping[str, Tensor | QuantizedWeight], shards: int
 ) -> list[dict[str, Tensor | QuantizedWeight]]:
-    """What each shard computes with; the first one adds to the old gradients of what is a sum over shards."""
+    """Return the tensors of each shard; the first one adds to the old gradients that are sums over shards."""
     parts = [shard(tensors, part, shards) for part in range(shards)]
     for part in parts[1:]:
         for name in ADDED:

@@ -22,17 +22,17 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 
 def product_fused(a: Tensor, b: Tensor) -> Tensor:
-    """a · b in fp32. Numbers of 16 bits are exact in tf32 too, so that it does not matter whether torch may use it."""
+    """Return a · b in fp32. Numbers of 16 bits are exact in tf32 too, so that torch may use it or not."""
     return a.float() @ b.float()
 
 
 def product_eager(a: Tensor, b: Tensor) -> Tensor:
-    """a · b, rounded to the dtype of both."""
+    """Return a · b, rounded to the dtype of both."""
     return a @ b
 
 
 def through_down(product: Product, t: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
-    """What an expert's down projection gives: rows of its pairs, by the names of the stages."""
+    """Return the stages of an expert's down projection: rows of its pairs, by name."""
     dtype = t["x"].dtype
     grad = (t["routing_weights"] * t["grad_output"].float()).to(dtype)
     found = {
@@ -50,7 +50,7 @@ def through_down(product: Product, t: Mapping[str, Tensor], scaling: float) -> d
 
 
 def through_swiglu(grad: Tensor, gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """The gradients of gate and up for that of gate · sigmoid(gate) · up, both limited, rounded to gate's dtype."""
+    """Return the gradients of gate and up for that of gate · sigmoid(gate) · up, both limited, in gate's dtype."""
     g, u = limited_in_torch(gate.float(), up.float(), limit)
     grad, s = grad.float(), torch.sigmoid(g)
     grads = grad * u * (s * (1 + g * (1 - s))), grad * (g * s)
@@ -61,7 +61,7 @@ def through_swiglu(grad: Tensor, gate: Tensor, up: Tensor, limit: float) -> tupl
 def through_gate_or_up(
     product: Product, name: str, grad: Tensor, t: Mapping[str, Tensor], scaling: float
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The stages of the gate or up adapter, and what the projection adds to the gradient of the input, in fp32."""
+    """Return the stages of the gate or up adapter, and the projection's part of the input's gradient, in fp32."""
     base = product(grad, t[f"{name}_proj"]).float()
     if f"{name}_lora_a" not in t:
         return {f"grad_{name}": grad}, base
@@ -73,7 +73,7 @@ def through_gate_or_up(
 
 
 def expert_gradients(product: Product, t: Mapping[str, Tensor], scaling: float, limit: float) -> dict[str, Tensor]:
-    """The results of one expert in fp32; `t` holds the rows of its n pairs and its weights.
+    """Return the results of one expert in fp32; `t` holds the rows of its n pairs and its weights.
 
     `grad_input` is [n, H] and `grad_routing_weights` [n].
     """
@@ -106,7 +106,7 @@ def expert_gradients(product: Product, t: Mapping[str, Tensor], scaling: float, 
 def shard_gradients(
     product: Product, t: Mapping[str, Tensor], *, scaling: float, first_expert: int, swiglu_limit: float
 ) -> dict[str, Tensor]:
-    """All results of one shard in fp32, those of the adapters added to the old gradients."""
+    """Return all results of one shard in fp32, with the old gradients of the adapters added."""
     ids = t["expert_ids"]
     shapes = {"grad_input": (*ids.shape, t["x"].shape[1]), "grad_routing_weights": ids.shape}
     results = {name: torch.zeros(shape, device=ids.device) for name, shape in shapes.items()}

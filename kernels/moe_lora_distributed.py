@@ -35,7 +35,7 @@ Group = dist.ProcessGroup | None
 
 
 def own(tensors: Mapping[str, Tensor], *, group: Group = None) -> dict[str, Tensor]:
-    """What this rank has of whole tensors, copied.
+    """Copy this rank's part of whole tensors.
 
     Raises:
         ValueError: an unknown name, or ranks that do not divide the intermediate dimension into whole elements, words
@@ -57,7 +57,7 @@ def forward(
     group: Group = None,
     **parameters: Tensor,
 ) -> dict[str, Tensor]:
-    """`output` [T, H], and the rank's columns of `saved_gate`, `saved_up` and `intermediate`.
+    """Return `output` [T, H], and the rank's columns of `saved_gate`, `saved_up` and `intermediate`.
 
     Raises:
         ValueError, TypeError, UnsupportedCase: as `moe_lora` does for a layer of the rank's size.
@@ -81,7 +81,7 @@ def backward(
     group: Group = None,
     **tensors: Tensor,
 ) -> dict[str, Tensor]:
-    """`grad_input` [T, H], `grad_routing_weights` [T, k], and the gradients of the rank's adapters.
+    """Return `grad_input` [T, H], `grad_routing_weights` [T, k], and the gradients of the rank's adapters.
 
     Args:
         tensors: inputs, saved tensors, parameters and old gradients by the names of `moe_lora_backward`; `grad_output`
@@ -106,9 +106,9 @@ def backward(
 
 
 def gathered(tensors: Mapping[str, Tensor], *, group: Group = None) -> dict[str, Tensor]:
-    """Whole tensors, on every rank, of parameters, gradients and saved tensors, by the names of the ops.
+    """Gather whole parameters, gradients and saved tensors on every rank, by the names of the ops.
 
-    What every rank has whole is returned as it is.
+    Tensors that every rank has whole are returned as they are.
     """
     return {name: _side_by_side(name, t, group) if part_of(name) in DIMS else t for name, t in tensors.items()}
 
@@ -121,7 +121,7 @@ def _side_by_side(name: str, tensor: Tensor, group: Group) -> Tensor:
 
 
 def _added(name: str, term: Tensor, group: Group) -> Tensor:
-    """The sum of all ranks' terms, in the memory of this rank's."""
+    """Add all ranks' terms, in the memory of this rank's."""
     check_term(name, term)
     dist.all_reduce(term, group=group)
     return term

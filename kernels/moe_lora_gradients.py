@@ -24,7 +24,7 @@ ELEMENTS_PER_PROGRAM, ELEMENTS_OF_WHOLE_ROWS = 2048, 8192
 
 
 def column_depth(n: int) -> int:
-    """Greatest number of additions between a term and the sum of n of them over the columns of a row.
+    """Return the greatest number of additions between a term and the sum of n of them over the columns of a row.
 
     Blocks of at most 1024 columns are added lane by lane. A thread then adds its lanes, 32 at most of 1024 over a warp,
     and threads are combined in a tree of height 5; interpreted, all lanes are in a tree of height 10, or added by numpy
@@ -35,7 +35,7 @@ def column_depth(n: int) -> int:
 
 @triton.jit
 def pairs_of_program(experts_ptr, experts, pairs, ROWS: tl.constexpr):
-    """The pairs of the program as a column, which of them there are, and which of these have an expert here."""
+    """Return the pairs of the program as a column, a mask of existing ones, and of those that have an expert here."""
     pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     live = pair < pairs
     return pair, live, live & (tl.load(experts_ptr + pair, mask=live, other=experts) < experts)
@@ -103,7 +103,7 @@ def _pair_dot_kernel(
     grad_stride: tl.int64, value_stride: tl.int64,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Lane by lane over blocks of columns, then over the lanes."""
+    """Add lane by lane over blocks of columns, then over the lanes."""
     pair, live, routed = pairs_of_program(experts_ptr, experts, pairs, ROWS)
     if ALIGNED:
         columns = columns // 16 * 16
@@ -119,7 +119,7 @@ def _pair_dot_kernel(
 
 
 def weigh(grad_output: Tensor, routing_weights: Tensor, routing: Routing) -> Tensor:
-    """routing_weights[t, j] · grad_output[t] [T, k, H], rounded once to the dtype of grad_output [T, H]."""
+    """Return routing_weights[t, j] · grad_output[t] [T, k, H], rounded once to the dtype of grad_output [T, H]."""
     columns = grad_output.shape[-1]
     result = grad_output.new_empty(routing.tokens, routing.slots, columns)
     others = {"weight_ptr": routing_weights.contiguous(), "result_ptr": result, "slots": routing.slots}
@@ -130,7 +130,7 @@ def weigh(grad_output: Tensor, routing_weights: Tensor, routing: Routing) -> Ten
 def swiglu_backward(
     grad: Tensor, gate: Tensor, up: Tensor, routing: Routing, *, limit: float = inf
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of gate and up for `grad`, that of gate · sigmoid(gate) · up; each rounded once to gate's dtype.
+    """Return the gradients of gate and up for `grad` of gate · sigmoid(gate) · up; each rounded once to gate's dtype.
 
     All are [T, k, I]; grad is fp32 or of the dtype of gate and up, which are not limited yet.
     """
@@ -141,7 +141,7 @@ def swiglu_backward(
 
 
 def pair_dot(grad_output: Tensor, expert_output: Tensor, routing: Routing) -> Tensor:
-    """Σ_h grad_output[t, h] · expert_output[t, j, h] in fp32, [T, k]."""
+    """Return Σ_h grad_output[t, h] · expert_output[t, j, h] in fp32, [T, k]."""
     result = torch.empty(expert_output.shape[:2], dtype=torch.float32, device=expert_output.device)
     others = {"result_ptr": result, "slots": routing.slots}
     rows = {"grad": grad_output, "value": expert_output}
@@ -150,7 +150,7 @@ def pair_dot(grad_output: Tensor, expert_output: Tensor, routing: Routing) -> Te
 
 
 def block_of(columns: int) -> int:
-    """Columns of a program, of a row of so many."""
+    """Return the number of columns of a program, for a row of so many."""
     return next((size for size in BLOCKS if size >= columns), BLOCKS[-1])
 
 

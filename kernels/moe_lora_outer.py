@@ -19,7 +19,7 @@ STAGES = 4  # of the pipeline of loads; those of rows wait for the numbers of th
 
 
 def pair_depth(n: int) -> int:
-    """Greatest number of roundings between a term and the sum of n of them over the pairs of an expert, ascending.
+    """Return the most roundings between a term and the sum of n of them over the pairs of an expert, ascending.
 
     The 64 pairs of a step are added in any order, and then to the sum of the steps before; compiled, by tensor cores.
     """
@@ -28,13 +28,13 @@ def pair_depth(n: int) -> int:
 
 @triton.jit
 def load_pairs(ptr, row, column, columns, live, stride, ALIGNED: tl.constexpr):
-    """The elements `column` of rows, zero for rows that are not live: an operand of a dot."""
+    """Load the elements `column` of rows, zero for rows that are not live: an operand of a dot."""
     return tl.load(address(ptr, row * stride, column, ALIGNED), mask=live & (column < columns), other=0.0)
 
 
 @triton.jit
 def store_sum(total, some, scaling, old_ptr, result_ptr, start, column, mask, ALIGNED: tl.constexpr):
-    """old + scaling · total, rounded once; without any pair `old` as it is, where there is none 0."""
+    """Store old + scaling · total, rounded once; without any pair `old` as it is, or 0."""
     total = total * scaling
     unchanged = tl.zeros_like(total)
     if old_ptr is not None:
@@ -62,7 +62,7 @@ def _grouped_outer_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
     LEFT_ALIGNED: tl.constexpr, RIGHT_ALIGNED: tl.constexpr, RIGHT_PER_TOKEN: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one expert's [rows, columns]: STEP of its pairs at a time, in the order of the routing."""
+    """Compute a tile of one expert's [rows, columns]: STEP of its pairs at a time, in the order of the routing."""
     program = tl.program_id(0)
     column = program % column_tiles * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     row = program // column_tiles % row_tiles * ROWS + tl.arange(0, ROWS)
@@ -105,7 +105,7 @@ def grouped_outer(
     olds: Sequence[Tensor | None] = (None, None),
     out_dtype: torch.dtype,
 ) -> list[Tensor]:
-    """old[e] + scaling · Σ leftᵀ·right over the pairs of each expert e, in fp32, rounded once; an FMA may add `old`.
+    """Return old[e] + scaling · Σ leftᵀ·right over the pairs of expert e, in fp32, rounded once; an FMA may add `old`.
 
     Args:
         lefts: one or two, [T, k, M]; a result for each.
@@ -135,10 +135,10 @@ def grouped_outer(
 
 
 def tile_of(size: int) -> int:
-    """Rows or columns of a tile of results that have so many."""
+    """Return the rows or columns of a tile of results that have so many."""
     return next((tile for tile in TILES if tile >= size), TILES[-1])
 
 
 def _two(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
-    """The first two, with None for one that is not there."""
+    """Return the first two, with None for one that is not there."""
     return tensors[0], tensors[1] if len(tensors) > 1 else None

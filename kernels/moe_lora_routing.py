@@ -1,4 +1,4 @@
-"""Which expert takes which pair of a token and a slot: the pairs sorted by expert, and cut into blocks."""
+"""The routing of pairs of a token and a slot to experts: the pairs sorted by expert, and cut into blocks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Routing:
 
 @triton.jit
 def _local_experts(ids_ptr, pair, pairs, slots, token_stride, slot_stride, experts, first_expert):
-    """The expert of each pair: `experts` where it is not held here, and one more past the last pair."""
+    """Return the expert of each pair: `experts` where it is not held here, and one more past the last pair."""
     at = (pair // slots).to(tl.int64) * token_stride + (pair % slots).to(tl.int64) * slot_stride
     local = tl.load(ids_ptr + at, mask=pair < pairs, other=0).to(tl.int64) - first_expert
     local = tl.where((local >= 0) & (local < experts), local, experts)
@@ -57,7 +57,7 @@ def _sort_kernel(
     ids_ptr, local_experts_ptr, order_ptr, offsets_ptr,
     pairs, slots, token_stride: tl.int64, slot_stride: tl.int64, experts, first_expert: tl.int64, STEP: tl.constexpr,
 ):  # fmt: skip
-    """The pairs of one expert per program, which counts those of the experts before; the last one has the skipped."""
+    """Sort the pairs of one expert per program, which counts those of experts before; the last has skipped ones."""
     own = tl.program_id(0)
     before = tl.zeros([STEP], tl.int32)
     for start in range(0, pairs, STEP):
@@ -84,7 +84,7 @@ def _sort_kernel(
 def _cut_kernel(
     offsets_ptr, block_experts_ptr, block_starts_ptr, experts, blocks, rows, EXPERTS: tl.constexpr, STEP: tl.constexpr
 ):
-    """The blocks of one expert per program, after those of the experts before; the last one fills what is unused."""
+    """Cut the blocks of one expert per program, after those of the experts before; the last one fills unused places."""
     own = tl.program_id(0)
     before = tl.zeros([EXPERTS], tl.int64)
     for first in range(0, experts, EXPERTS):
@@ -129,5 +129,5 @@ def route(expert_ids: Tensor, experts: int, first_expert: int) -> Routing:
 
 
 def rows_per_block(pairs: int, experts: int) -> int:
-    """Height of a block: the smallest that holds the pairs of an expert if all have equally many, or the largest."""
+    """Return the height of a block: the least that holds an expert's pairs if all have equally many, or the largest."""
     return next((rows for rows in BLOCK_ROWS if rows * experts >= pairs), BLOCK_ROWS[-1])

@@ -1,6 +1,6 @@
-"""Tensor parallelism of MoE-LoRA along the intermediate dimension I: what a shard has of every tensor.
+"""Tensor parallelism of MoE-LoRA along the intermediate dimension I: a shard's part of every tensor.
 
-`PARTS` is the whole rule. `shard` cuts what goes in, as views; `merge` makes whole what comes out.
+`PARTS` is the whole rule. `shard` cuts inputs, as views; `merge` makes results whole.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Part(Enum):
-    """What a shard has of a tensor."""
+    """The part of a tensor that a shard has."""
 
     ROWS = "a part of dimension 1: of each expert a contiguous block"
     COLUMNS = "a part of dimension 2: a slice of every row"
@@ -52,7 +52,7 @@ PARTS: Mapping[str, Part] = {
 
 
 def part_of(name: str) -> Part:
-    """What a shard has of the tensor; ValueError for a name that neither op has."""
+    """Return the part that a shard has of the tensor; ValueError for a name that neither op has."""
     if name not in PARTS:
         raise ValueError(f"{name!r} is no tensor of moe_lora or moe_lora_backward; known are {', '.join(PARTS)}")
     return PARTS[name]
@@ -61,7 +61,7 @@ def part_of(name: str) -> Part:
 def shard(
     tensors: Mapping[str, Tensor | QuantizedWeight], part: int, parts: int
 ) -> dict[str, Tensor | QuantizedWeight]:
-    """What one shard has of whole tensors, as views of them.
+    """Cut one shard's parts from whole tensors, as views of them.
 
     Args:
         tensors: by name. Codes, scales and zero points may come as tensors, or as a weight that stands for them.
@@ -77,7 +77,7 @@ def shard(
 
 
 def merge(shards: Sequence[Mapping[str, Tensor]], dtypes: Mapping[str, torch.dtype] | None = None) -> dict[str, Tensor]:
-    """The whole tensors from those of all shards, in the order of the parts.
+    """Make whole tensors from those of all shards, in the order of the parts.
 
     Args:
         dtypes: of results that are added; one that is not named stays in the dtype of its terms.
@@ -94,7 +94,7 @@ def merge(shards: Sequence[Mapping[str, Tensor]], dtypes: Mapping[str, torch.dty
 
 
 def add(total: Tensor, term: Tensor) -> Tensor:
-    """total + term; a term of zero changes nothing, not even the sign of a zero."""
+    """Return total + term; a term of zero changes nothing, not even the sign of a zero."""
     return torch.where(term == 0, total, total + term)
 
 
@@ -124,7 +124,7 @@ def _cut(name: str, tensor: Tensor | QuantizedWeight, part: int, parts: int) -> 
 
 
 def _unit(name: str, tensor: Tensor | QuantizedWeight, dim: int) -> str:
-    """What dimension `dim` counts."""
+    """Name the units that dimension `dim` counts."""
     if dim == DIMS[Part.ROWS]:
         return "rows"
     if name.endswith(("_scale", "_zero")):

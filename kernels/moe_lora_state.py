@@ -36,13 +36,13 @@ class Parameters(LayerWeights):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """What is no tensor, by name."""
+        """The parameters that are no tensors, by name."""
         return {"scaling": self.scaling, "first_expert": self.first_expert, "swiglu_limit": self.swiglu_limit}
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What tells whether a tensor was written to: where it is, and torch's count of the writes.
+    """A mark that tells whether a tensor was written to: its address, and torch's count of the writes.
 
     Torch does not count what is written through `tensor.data`, or by a kernel that it does not know.
     """
@@ -53,13 +53,13 @@ class Mark:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What one forward leaves to its backward; no two tensors that the forward made share memory.
+    """The tensors that one forward leaves to its backward; no two that the forward made share memory.
 
     Attributes:
         x, expert_ids, routing_weights: the caller's own tensors, in token order.
         saved_gate, saved_up, intermediate: [T, k, I], made by the forward.
         parameters: the layer's, as they were given.
-        shards: in how many shards along I the forward ran.
+        shards: number of shards along I in which the forward ran.
         marks: for each of these tensors, its mark when the forward had ended.
     """
 
@@ -76,7 +76,7 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """The gradients of one layer's inputs and LoRA parameters: shape and dtype of what they are the gradients of."""
+    """The gradients of one layer's inputs and LoRA parameters, each of the shape and dtype of its tensor."""
 
     x: Tensor
     routing_weights: Tensor
@@ -97,7 +97,7 @@ class Gradients:
 def forward(
     x: Tensor, expert_ids: Tensor, routing_weights: Tensor, parameters: Parameters, *, shards: int = 1
 ) -> tuple[Tensor, State]:
-    """The output [T, H] of `moe_lora` under the fused contract, and the state that `backward` needs.
+    """Return the output [T, H] of `moe_lora` under the fused contract, and the state that `backward` needs.
 
     Raises:
         ValueError, TypeError: arguments that do not fit together, or a tensor whose changes torch does not count.
@@ -111,7 +111,7 @@ def forward(
 
 @torch.no_grad()
 def backward(grad_output: Tensor, state: State, *, accumulate_into: Mapping[str, Tensor] | None = None) -> Gradients:
-    """The gradients of the forward that made `state`, for the gradient of its output.
+    """Return the gradients of the forward that made `state`, for the gradient of its output.
 
     Args:
         grad_output: shape, dtype and device of that output, with any strides.
@@ -138,7 +138,7 @@ def backward(grad_output: Tensor, state: State, *, accumulate_into: Mapping[str,
 def moe_lora_autograd(
     x: Tensor, expert_ids: Tensor, routing_weights: Tensor, parameters: Parameters, *, shards: int = 1
 ) -> Tensor:
-    """The output of `forward`, differentiable once by x, routing_weights and the six LoRA parameters."""
+    """Return the output of `forward`, differentiable once by x, routing_weights and the six LoRA parameters."""
     lora = [tensor for name, tensor in named(parameters).items() if name in LORA]
     return _MoeLora.apply(x, expert_ids, routing_weights, parameters, shards, *lora)
 
@@ -199,7 +199,7 @@ def _check_grad_output(grad_output: Tensor, x: Tensor) -> None:
 
 
 def _old_gradients(accumulate_into: Mapping[str, Tensor] | None) -> OldGradients | None:
-    """The gradients to which others are added; ValueError unless these are all of them."""
+    """Return the gradients to which others are added; ValueError unless these are all of them."""
     if accumulate_into is None:
         return None
     if set(accumulate_into) != set(LORA):

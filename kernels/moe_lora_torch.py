@@ -29,7 +29,7 @@ Step = Callable[..., tuple[Tensor, ...]]
 def adapted_fused(
     rows: Tensor, weight: Tensor, lora_a: Tensor | None, lora_b: Tensor | None, *, scaling: float
 ) -> Tensor:
-    """rows · weightᵀ + scaling · (rows · lora_aᵀ) · lora_bᵀ in fp32; only the middle product is rounded.
+    """Return rows · weightᵀ + scaling · (rows · lora_aᵀ) · lora_bᵀ in fp32; only the middle product is rounded.
 
     Without an adapter it is the first product alone. Numbers of 16 bits are exact in tf32 too, so that it does not
     matter whether torch may use it.
@@ -44,7 +44,7 @@ def adapted_fused(
 def adapted_eager(
     rows: Tensor, weight: Tensor, lora_a: Tensor | None, lora_b: Tensor | None, *, scaling: float
 ) -> Tensor:
-    """The same in the dtype of the rows, in the order of `peft.tuners.lora.Linear.forward`."""
+    """Compute as `adapted_fused`, but in the dtype of the rows, in the order of `peft.tuners.lora.Linear.forward`."""
     if lora_a is None or lora_b is None:
         return F.linear(rows, weight)
     return F.linear(rows, weight) + F.linear(F.linear(rows, lora_a), lora_b) * scaling
@@ -53,7 +53,7 @@ def adapted_eager(
 def expert_fused(
     x: Tensor, weight: Tensor, expert: dict[str, Tensor], *, scaling: float, limit: float
 ) -> tuple[Tensor, ...]:
-    """What one expert adds to the output of its pairs, [n, H] in fp32, and saved gate, saved up and intermediate.
+    """Return one expert's part of the output of its pairs, [n, H] in fp32, saved gate, saved up and intermediate.
 
     x holds a row per pair, `weight` [n, 1] their routing weights.
     """
@@ -67,7 +67,7 @@ def expert_fused(
 def expert_eager(
     x: Tensor, weight: Tensor, expert: dict[str, Tensor], *, scaling: float, limit: float
 ) -> tuple[Tensor, ...]:
-    """As `expert_fused`, but every operation rounds to the dtype of x."""
+    """Compute as `expert_fused`, but with every operation rounded to the dtype of x."""
     gate, up = (_adapted(adapted_eager, x, name, expert, scaling) for name in ("gate", "up"))
     active, factor = limited_in_torch(gate, up, limit)
     intermediate = F.silu(active) * factor
@@ -108,7 +108,7 @@ def _forward(
     parameters: dict[str, Tensor],
     first_expert: int,
 ) -> dict[str, Tensor]:
-    """The results of one shard, the output in fp32; pairs that no expert takes stay zero."""
+    """Return the results of one shard, the output in fp32; pairs that no expert takes stay zero."""
     hidden, width = x.shape[1], parameters["gate_proj"].shape[1]
     names = {"output": hidden, "saved_gate": width, "saved_up": width, "intermediate": width}
     results = {

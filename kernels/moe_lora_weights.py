@@ -51,7 +51,7 @@ class LayerWeights:
             raise ValueError(f"{', '.join(given)} given, but not {', '.join(missing)}; give all adapters or none")
 
     def operands(self, x: Tensor) -> dict[str, Tensor | QuantizedWeight]:
-        """What is multiplied with x and what follows from it, by name; a plain mixture of experts has no adapters.
+        """Return base weights, as tensors or in codes, and adapters if there are any, by name.
 
         Raises:
             ValueError, TypeError: scales or zero points that do not go with the codes.
@@ -79,11 +79,11 @@ ADAPTERS = tuple(name for name in WEIGHTS if "_lora_" in name)
 
 
 def named(bundle: LayerWeights | OldGradients | None) -> dict[str, Tensor]:
-    """The tensors that are there, by name."""
+    """Return the tensors that are there, by name."""
     tensors = {} if bundle is None else {field.name: getattr(bundle, field.name) for field in fields(bundle)}
     return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
 
 
 def of_layer(tensors: Mapping[str, Tensor]) -> LayerWeights:
-    """The weights among tensors by name."""
+    """Return the weights among tensors by name."""
     return LayerWeights(**{name: tensor for name, tensor in tensors.items() if name in WEIGHTS})

@@ -1,4 +1,4 @@
-"""RMSNorm of heads and rotary embedding in one Triton kernel; what is rounded, and where, is the contract:
+"""RMSNorm of heads and rotary embedding in one Triton kernel; the contract says where it rounds:
 
 * `fp32_multiply+unrounded_output`: all in fp32, one rounding of the result.
 * `fp32_multiply`: what is normalized is rounded before it is rotated, as two kernels store it.
@@ -26,7 +26,7 @@ WIDEST = 1 << 14
 
 @triton.jit
 def _normalized(value, inv_rms, weight, offset, X: tl.constexpr, NATIVE: tl.constexpr, ROUND: tl.constexpr):
-    """value · inv_rms · (weight + offset) in fp32, rounded as the contract says."""
+    """Return value · inv_rms · (weight + offset) in fp32, rounded as the contract says."""
     found = value * inv_rms
     if NATIVE:
         if weight is None:
@@ -52,7 +52,7 @@ def _qk_norm_rope_kernel(
     NATIVE: tl.constexpr, ROUND: tl.constexpr, ROUND_PRODUCTS: tl.constexpr, INTERLEAVED: tl.constexpr,
     ROWS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS heads per program, each as its pairs, [ROWS, HALF] twice, and REST columns that are not rotated."""
+    """Compute ROWS heads per program, each as its pairs, [ROWS, HALF] twice, and REST columns that are not rotated."""
     X: tl.constexpr = x_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     live = row < rows
@@ -134,7 +134,7 @@ def qk_norm_rope(
 
 
 class Plan(NamedTuple):
-    """How a call is made.
+    """The plan of a call.
 
     Attributes:
         launch: takes the tensors and eps; None where there is nothing to do.

@@ -1,4 +1,4 @@
-"""RMSNorm of heads and rotary embedding in PyTorch, one after the other: what a fused kernel takes the place of."""
+"""RMSNorm of heads and rotary embedding in PyTorch, one after the other, as before there is a fused kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lastbit import kernel
     invariant=("run to run",),
 )  # fmt: skip
 def as_in_models(x, cos, sin, positions, weight=None, *, eps, interleaved=False, stages=()):
-    """As Transformers computes it for Qwen3: every operation but the mean in the dtype of x."""
+    """Compute as Transformers does for Qwen3: every operation but the mean in the dtype of x."""
     check_heads(x, positions, cos=cos, sin=sin, weight=weight)
     output = multiply_native(normalize(x.float(), x.float(), eps, None), weight, x.dtype)
     found = rotated(output, cos, sin, positions, interleaved, rounded=True)
@@ -26,7 +26,7 @@ def as_in_models(x, cos, sin, positions, weight=None, *, eps, interleaved=False,
     invariant=("run to run",),
 )  # fmt: skip
 def two_kernels(x, cos, sin, positions, weight=None, *, eps, weight_offset=0.0, interleaved=False, stages=()):
-    """As two kernels that compute in fp32: the normalized heads are stored between them."""
+    """Compute as two kernels in fp32 do: the normalized heads are stored between them."""
     check_heads(x, positions, cos=cos, sin=sin, weight=weight)
     output = multiply_fp32(normalize(x.float(), x.float(), eps, None), weight, x.dtype, weight_offset)
     found = rotated(output, cos, sin, positions, interleaved, rounded=False)

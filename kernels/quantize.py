@@ -30,7 +30,7 @@ LEADING_DIMS = 3
 
 @triton.jit
 def _power_of_two(x, UPWARD: tl.constexpr):
-    """The power of two next to x > 0, by its bits."""
+    """Return the power of two next to x > 0, by its bits."""
     bits = x.to(tl.int32, bitcast=True)
     if UPWARD:
         bits += 0x007FFFFF
@@ -39,7 +39,7 @@ def _power_of_two(x, UPWARD: tl.constexpr):
 
 @triton.jit
 def _scale_of(amax, least, LARGEST: tl.constexpr, RULE: tl.constexpr, UE8M0: tl.constexpr):
-    """The scale, and largest / amax, which is 1 where amax is zero."""
+    """Return the scale, and largest / amax, which is 1 where amax is zero."""
     factor = tl.where(amax > 0.0, tl.div_rn(LARGEST, amax), 1.0)
     if RULE == "reciprocal_scale":
         if UE8M0:
@@ -78,7 +78,7 @@ def _quantize_kernel(
     INTEGERS: tl.constexpr, LOWEST: tl.constexpr, LARGEST: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS units per program: rows, or groups of n columns. Without LOOP a block covers a unit and x is read once."""
+    """Quantize ROWS units per program: rows, or groups of n columns. Without LOOP a block covers a unit, read once."""
     DTYPE: tl.constexpr = codes_ptr.dtype.element_ty
     unit = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     live = unit < units
@@ -138,7 +138,7 @@ def quantize(
     integers: str = "half_even",
     stages: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
-    """Codes of x / scale, limited to the largest number of their format and rounded to it.
+    """Quantize x / scale, limited to the largest number of the codes' format and rounded to it.
 
     Args:
         x: [..., N], bf16, fp16 or fp32, with any strides. Not copied where its last dimension is contiguous and at most
@@ -147,7 +147,7 @@ def quantize(
         dtype: of the codes, `e4m3`, `e5m2` or `int8`.
         group_size: columns that share a scale; None for all of a row.
         ue8m0: whether scales are rounded up to powers of two. They are fp32 all the same.
-        least_amax, least_scale: what the largest magnitude and the scale are at least. With neither, a row of zeros has
+        least_amax, least_scale: lower limits of the largest magnitude and the scale. With neither, a row of zeros has
             the scale 0, and its codes are 0 / 0 where the contract divides by the scale.
         codes, scale_rule, integers: the contract, see the module.
         stages: which of `STAGES` to return too; `amax` exists only where no scale is given.
@@ -180,7 +180,7 @@ def quantize(
 
 
 class Plan(NamedTuple):
-    """How a call is made.
+    """The plan of a call.
 
     Attributes:
         launch: takes the tensors and least values; None where there is nothing to do.
@@ -199,7 +199,7 @@ def _plan(
     least_amax: float, least_scale: float, codes: str, scale_rule: str, integers: str,
     staged: bool,
 ) -> Plan:  # fmt: skip
-    """The plan; `staged` changes what is compiled, and nothing else here."""
+    """Plan a call; `staged` chooses the compiled variant, and changes nothing else here."""
     check_arguments(x, scale, dtype, group_size, ue8m0, least_amax, least_scale)
     n = group_size or x.shape[-1]
     scales = x.shape[-1] // n if group_size else 1

@@ -1,4 +1,4 @@
-"""What the arguments of a quantization may be, and the errors for what they may not."""
+"""Checks of the arguments of a quantization, with an error for each that is not allowed."""
 
 from __future__ import annotations
 

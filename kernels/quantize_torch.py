@@ -1,4 +1,4 @@
-"""Quantization in PyTorch, written out for the contracts of shipped kernels; quantize.py says what they mean."""
+"""Quantization in PyTorch, written out for the contracts of shipped kernels, which quantize.py explains."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ EXPONENT = 0xFF << 23
 
 
 def divided(a: Tensor | float, b: Tensor) -> Tensor:
-    """a / b with tensors on both sides: CUDA multiplies by the reciprocal of a number, which rounds twice."""
+    """Return a / b with tensors on both sides: CUDA multiplies by the reciprocal of a number, which rounds twice."""
     return (torch.full_like(b, a) if isinstance(a, float) else a) / b
 
 
 def power_from(x: Tensor) -> Tensor:
-    """The smallest power of two that is not less than x > 0 (fp32), by its bits."""
+    """Return the smallest power of two that is not less than x > 0 (fp32), by its bits."""
     return ((x.view(torch.int32) + FRACTION) & EXPONENT).view(torch.float32)
 
 
 def power_to(x: Tensor) -> Tensor:
-    """The largest power of two that is not larger than x > 0 (fp32), by its bits."""
+    """Return the largest power of two that is not larger than x > 0 (fp32), by its bits."""
     return (x.view(torch.int32) & EXPONENT).view(torch.float32)
 
 
 def encode(values: Tensor, dtype: str, integers: str = "") -> Tensor:
-    """fp32 numbers as codes. Clamped before, because what a cast does out of range depends on the version."""
+    """Encode fp32 numbers. They are clamped first, because casts of numbers out of range depend on the version."""
     limited = values.clamp(-128.0 if dtype == "int8" else -LARGEST[dtype], LARGEST[dtype])
     if dtype == "int8" and integers == "half_away":
         limited = torch.copysign((limited.abs() + 0.5).floor(), limited)
@@ -51,7 +51,7 @@ def quantized(
     exponent: str = "",
     integers: str = "",
 ) -> dict[str, Tensor]:
-    """Codes, and where none is given the scale, with the stages; the last four say the contract."""
+    """Return codes, the scale where none is given, and the stages; the last four arguments say the contract."""
     check_arguments(x, scale, dtype, group_size, ue8m0, least_amax, least_scale)
     if scale is not None:
         values = x.float()
@@ -76,7 +76,7 @@ def quantized(
 
 
 def largest_magnitude(groups: Tensor) -> Tensor:
-    """[..., 1]; NaN elements are ignored, 0 where there is no other."""
+    """Return the largest magnitude of each row, [..., 1]; NaN elements are ignored, 0 where there is no other."""
     if groups.shape[-1] == 0:
         return groups.new_zeros((*groups.shape[:-1], 1))
     return torch.where(groups.isnan(), 0.0, groups.abs()).amax(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Base weights in narrow codes: what they may be, the errors for what they may not, and how a kernel reads them.
+"""Base weights in narrow codes: checks of their tensors, and the way a kernel reads them.
 
 An element stands for (level − zero) · scale, computed in fp32, then rounded to the dtype of the activations. A whole
 weight is never copied in that dtype: slices and transposed weights are views, and kernels read tiles of the codes.
@@ -28,8 +28,8 @@ class Scheme:
 
     Attributes:
         words: dtype of the codes, by which the scheme is recognised; four bits each, lowest first, or a whole int8.
-        codes_per_word: how many of them a word holds.
-        levels: what each code of four bits means; None for a byte, which means itself.
+        codes_per_word: number of codes in a word.
+        levels: the number that each code of four bits means; None for a byte, which means itself.
         scales: dtypes of the scale; uint8 is E8M0, 2**(code − 127), with 255 for NaN.
         has_zero: whether a zero point, an int8 of 0 to 15, comes with each scale.
         group_size: elements of a row per scale: a number, 0 for any that divides the row, None for the whole row.
@@ -53,7 +53,7 @@ SCHEMES = {
 
 @triton.jit
 def _e2m1(code):
-    """The number of fp32 that a code of four bits means."""
+    """Decode a code of four bits to fp32."""
     digits = code & 7
     halves = tl.where(digits < 2, digits, ((digits & 1) | 2) << tl.maximum((digits >> 1) - 1, 0))
     return halves.to(tl.float32) * tl.where(code > 7, -0.5, 0.5)
@@ -61,7 +61,7 @@ def _e2m1(code):
 
 @triton.jit
 def _e8m0(code):
-    """The power of two that a byte means; code 0 is subnormal in fp32."""
+    """Decode a byte to its power of two; code 0 is subnormal in fp32."""
     code = code.to(tl.int32)
     bits = tl.where(code == 0, 0x00400000, tl.where(code == 255, 0x7FC00000, code << 23))
     return bits.to(tl.float32, bitcast=True)
@@ -72,7 +72,7 @@ def load_quantized(
     codes_ptr, scale_ptr, zero_ptr, n, k, n_stride, word_stride, scale_start, scale_n_stride, scale_group_stride, mask,
     A: tl.constexpr, SCHEME: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr = False,
 ):  # fmt: skip
-    """The elements (n, k) of an expert's weight [N, K], of dtype A, zero outside of the mask.
+    """Load the elements (n, k) of an expert's weight [N, K], of dtype A, zero outside of the mask.
 
     With UNIT a row of codes has no gaps and starts on a 16-byte boundary; k is then the last dimension of the tile.
 
@@ -140,7 +140,7 @@ class QuantizedWeight:
         return len(self.codes)
 
     def __getitem__(self, expert: int) -> Tensor:
-        """The weight of one expert, [N, K] or as it is seen, in a tensor of its own."""
+        """Return the weight of one expert, [N, K] or as it is seen, in a tensor of its own."""
         scheme, levels, scale = SCHEMES[self.scheme], self.codes[expert], self.scale[expert]
         if scheme.levels is not None:
             shifts = torch.arange(0, 4 * scheme.codes_per_word, 4, device=self.device)
@@ -153,13 +153,13 @@ class QuantizedWeight:
         return weight.t() if self.turned else weight
 
     def transpose(self, first: int, second: int) -> QuantizedWeight:
-        """The view with dimensions 1 and 2 exchanged."""
+        """Return the view with dimensions 1 and 2 exchanged."""
         if {first, second} != {1, 2}:
             raise ValueError(f"{self.name}: only dimensions 1 and 2 can be exchanged, not {first} and {second}")
         return replace(self, turned=not self.turned)
 
     def chunk(self, chunks: int, dim: int) -> list[QuantizedWeight]:
-        """Equal parts along dimension 1 or 2, as views; ValueError if that would cut a word of codes or a group."""
+        """Cut into equal parts along dimension 1 or 2, as views; ValueError if that would cut a word or a group."""
         axis = 3 - dim if self.turned else dim
         per_word = SCHEMES[self.scheme].codes_per_word
         unit, per_scale = (per_word, self.group) if axis == 2 else (1, 1)
@@ -183,7 +183,7 @@ class QuantizedWeight:
 def base_weight(
     name: str, weight: Tensor, scale: Tensor | None, zero: Tensor | None, *, columns: int, dtype: torch.dtype
 ) -> Tensor | QuantizedWeight:
-    """The weights NAME_proj [E, N, K] for kernels that compute in `dtype`: themselves, or what their codes stand for.
+    """Return the weights NAME_proj [E, N, K] for kernels that compute in `dtype`: a tensor, or one in codes.
 
     `columns` is K. The scheme follows from the dtype of the codes, and from whether there is a zero point.
 
@@ -214,7 +214,7 @@ def base_weight(
 def base_weights(
     x: Tensor, tensors: Mapping[str, Tensor], codes: tuple[Tensor | None, ...]
 ) -> dict[str, Tensor | QuantizedWeight]:
-    """`tensors`, with gate_proj, up_proj and down_proj as `base_weight` returns them; `codes` are the scales and zeros.
+    """Replace gate_proj, up_proj and down_proj in `tensors` by their `base_weight`; `codes` are the scales and zeros.
 
     Raises:
         ValueError, TypeError: as `base_weight` does.
@@ -229,7 +229,7 @@ def base_weights(
 
 
 def scale_arguments(weights: Sequence[Tensor | QuantizedWeight]) -> dict[str, Any]:
-    """What a kernel has to know of the scales of up to two weights."""
+    """Return the arguments of a kernel that describe the scales of up to two weights."""
     arguments: dict[str, Any] = {}
     for i in (0, 1):
         weight, scale, zero, strides = weights[i] if i < len(weights) else None, None, None, (0, 0, 0)
@@ -241,7 +241,7 @@ def scale_arguments(weights: Sequence[Tensor | QuantizedWeight]) -> dict[str, An
 
 
 def _recognised(name: str, weight: Tensor, zero: Tensor | None) -> str:
-    """The scheme of codes of this dtype; of two, the one that has a zero point or the one that has none."""
+    """Find the name of the scheme of codes of this dtype; of two, by whether there is a zero point."""
     found = [scheme for scheme, what in SCHEMES.items() if what.words == weight.dtype]
     if not found:
         known = ", ".join(f"{what.words} ({scheme})" for scheme, what in SCHEMES.items())
@@ -262,7 +262,7 @@ def _check_dtypes(name: str, scheme: str, scale: Tensor, zero: Tensor | None) ->
 
 
 def _checked_group(name: str, scheme: str, codes: Tensor, scale: Tensor, columns: int) -> int:
-    """How many elements share a scale."""
+    """Return the number of elements that share a scale."""
     expected = SCHEMES[scheme]
     if codes.dim() != 3 or codes.shape[2] * expected.codes_per_word != columns:
         raise ValueError(

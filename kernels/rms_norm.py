@@ -1,6 +1,6 @@
 """RMSNorm in Triton, with fused residual add and FP8 output, for every combination of rounding rules.
 
-Arithmetic is fp32; what is rounded to a narrower format, and where, is the contract:
+Arithmetic is fp32; the contract says which numbers are rounded to a narrower format:
 
 * `native_multiply`: x · r is rounded to the weight's dtype, and so is its product with the weight; the output to x's.
 * `fp32_multiply`: only the output is rounded.
@@ -30,7 +30,7 @@ LEADING_DIMS = 3
 
 @triton.jit
 def _load(x_ptr, residual_ptr, x_offset, residual_offset, columns, mask, RULE: tl.constexpr, ALIGNED: tl.constexpr):
-    """In fp32: what is squared, what is normalized, and the rounded sum."""
+    """Return in fp32 the numbers to square, those to normalize, and the rounded sum."""
     x = tl.load(address(x_ptr, x_offset, columns, ALIGNED), mask=mask, other=0.0)
     total = x.to(tl.float32)
     rounded = total
@@ -45,7 +45,7 @@ def _load(x_ptr, residual_ptr, x_offset, residual_offset, columns, mask, RULE: t
 
 @triton.jit
 def _load_weight(ptr, columns, n, ALIGNED: tl.constexpr):
-    """The weights of columns, in their own dtype; None where there are none."""
+    """Load the weights of columns, in their own dtype; None where there are none."""
     if ptr is None:
         weight = None
     else:
@@ -55,7 +55,7 @@ def _load_weight(ptr, columns, n, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _normalize(value, inv_rms, weight, offset, X: tl.constexpr, NATIVE: tl.constexpr):
-    """In fp32: the stages `normalized`, `product` and `output`, rounded as the contract says."""
+    """Return in fp32 the stages `normalized`, `product` and `output`, rounded as the contract says."""
     normalized = value * inv_rms
     if weight is None:
         if NATIVE:
@@ -71,7 +71,7 @@ def _normalize(value, inv_rms, weight, offset, X: tl.constexpr, NATIVE: tl.const
 
 @triton.jit
 def _quotient(output, scale):
-    """output / scale, whose code is that of the correctly rounded quotient, see docs/contracts/rms_norm.md.
+    """Return output / scale, whose code is that of the correctly rounded quotient, see docs/contracts/rms_norm.md.
 
     The factors -1 keep the sign of a zero; an infinite scale takes nothing away, so that finite outputs give 0.
     """
@@ -102,7 +102,7 @@ def _rms_norm_kernel(
     NATIVE: tl.constexpr, RULE: tl.constexpr, QUANT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows per program. Without LOOP a block covers a row, every loop runs once and x is read once."""
+    """Compute ROWS rows per program. Without LOOP a block covers a row, every loop runs once and x is read once."""
     X: tl.constexpr = x_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     live = row < rows
@@ -183,7 +183,7 @@ def rms_norm(
     residual_rule: str = "rounded_sum",
     stages: tuple[str, ...] = (),
 ) -> Tensor | dict[str, Tensor]:
-    """y = x / sqrt(mean(x²) + eps) · (weight + weight_offset) over the last dimension, after x + residual.
+    """Compute y = x / sqrt(mean(x²) + eps) · (weight + weight_offset) over the last dimension, after x + residual.
 
     Args:
         x, residual: [..., N], bf16, fp16 or fp32, of one shape and dtype, each with its own strides. Neither is copied
@@ -191,7 +191,7 @@ def rms_norm(
         weight: [N], bf16, fp16 or fp32.
         scale: [1], fp32; needed for `quant="static"` and only there.
         eps: added to the mean square.
-        variance_size: how many leading columns the mean is over; None for all.
+        variance_size: number of leading columns that the mean is over; None for all.
         weight_offset: 1 for Gemma's weights; only with `fp32_multiply`.
         quant: None, `static` (e4m3 codes of y · (1 / scale)) or `dynamic` (codes of y / s with s = max|y| / 448 for
             each row). A NaN of y becomes a NaN code and is ignored by s.
@@ -227,7 +227,7 @@ def rms_norm(
 
 
 class Plan(NamedTuple):
-    """How a call is made.
+    """The plan of a call.
 
     Attributes:
         launch: takes the tensors and eps; None where there is nothing to do.

@@ -1,4 +1,4 @@
-"""What the arguments of RMSNorm may be, and the errors for what they may not."""
+"""Checks of the arguments of RMSNorm, with an error for each that is not allowed."""
 
 from __future__ import annotations
 

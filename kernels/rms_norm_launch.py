@@ -1,4 +1,4 @@
-"""RMSNorm: how a launch is cut into programs, and the memory that it writes to."""
+"""Launches of RMSNorm: their programs, and the memory that they write to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_STAGES = dict.fromkeys(STAGES)
 
 
 def summation_depth(n: int) -> int:
-    """Greatest number of additions between a square and the sum of n of them, compiled or interpreted.
+    """Return the greatest number of additions between a square and the sum of n of them, compiled or interpreted.
 
     Blocks of at most 16384 columns are first added lane by lane, ⌈n / 16384⌉ additions at most, then the lanes of one
     block are reduced. Compiled, a thread holds 32 elements at most (31 additions), and 512 threads at most are combined
@@ -30,7 +30,7 @@ def summation_depth(n: int) -> int:
 
 
 def tile(n: int, *, quantized: bool) -> tuple[int, int, int]:
-    """Rows and columns of a program, and its warps: bits do not depend on the number of rows."""
+    """Return rows and columns of a program, and its warps: bits do not depend on the number of rows."""
     block = next((size for size in BLOCKS if size >= n), BLOCKS[-1])
     rows = max(1, ELEMENTS_PER_PROGRAM // block)
     per_thread = FEW_ELEMENTS_PER_THREAD if block in (2048, 4096) and not quantized else ELEMENTS_PER_THREAD
@@ -47,7 +47,7 @@ def allocate_results(x: Tensor, has_residual: bool, quant: str | None) -> dict[s
 
 
 def allocate_stages(x: Tensor) -> dict[str, Tensor]:
-    """fp32 buffers for all stages.
+    """Allocate fp32 buffers for all stages.
 
     They show what was computed: a narrower value is held exactly, and one that should be narrower and is not shows. One
     dtype for all of them keeps the number of compiled variants small.

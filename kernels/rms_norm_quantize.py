@@ -13,7 +13,7 @@ from lastbit import UnsupportedCase, kernel
 
 
 def _renamed(found: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
-    """Results of the norm by the names that the chain has for them."""
+    """Rename the results of the norm as the chain does."""
     names = {"quantized": "e4m3_codes", "scale": "quantize_scale"}
     results = found if isinstance(found, dict) else {"quantized": found}
     return {names.get(name, name): tensor for name, tensor in results.items()}

@@ -1,4 +1,4 @@
-"""RMSNorm in PyTorch: written out for each contract, the library function, and what the compiler makes of the first.
+"""RMSNorm in PyTorch: written out for each contract, the library function, and the first, compiled.
 
 rms_norm.py says what the contracts mean.
 """
@@ -20,7 +20,7 @@ MOST_GRAPHS = 64
 
 
 def add_residual(x: Tensor, residual: Tensor | None, rule: str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """In fp32: what is squared and what is normalized; and the rounded sum as a result, if there is a residual."""
+    """Return in fp32 the numbers to square and those to normalize; and with a residual the rounded sum as a result."""
     if residual is None:
         return x.float(), x.float(), {}
     total = x.float() + residual.float()
@@ -32,7 +32,7 @@ def add_residual(x: Tensor, residual: Tensor | None, rule: str) -> tuple[Tensor,
 
 
 def normalize(squared: Tensor, value: Tensor, eps: float | Tensor, variance_size: int | None) -> Tensor:
-    """value / sqrt(mean(squared²) + eps), the mean over the first `variance_size` columns; all fp32."""
+    """Return value / sqrt(mean(squared²) + eps), the mean over the first `variance_size` columns; all fp32."""
     variance = squared[..., :variance_size].square().mean(-1, keepdim=True)
     return value * torch.rsqrt(variance + eps)
 
@@ -53,9 +53,9 @@ def multiply_fp32(normalized: Tensor, weight: Tensor | None, dtype: torch.dtype,
 
 
 def encode(output: Tensor, quant: str | None, scale: Tensor | None) -> dict[str, Tensor]:
-    """The output as the op's results: as it is, or as e4m3 codes.
+    """Return the output as the op's results: as it is, or as e4m3 codes.
 
-    Clamped before the cast, because what the cast does beyond ±448 depends on the version; clamp keeps a NaN.
+    It is clamped before the cast, whose results beyond ±448 depend on the version; clamp keeps a NaN.
     """
     y = output.float()
     if quant is None:
@@ -100,7 +100,7 @@ for _rule in RESIDUAL_RULES:
 
 @kernel("rms_norm", contract="fp32_multiply", name="F.rms_norm", invariant=("run to run",))
 def library_rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
-    """A weight of another dtype is multiplied in fp32 too; torch then warns that it cannot use its fused kernel.
+    """Call the library; a weight of another dtype is multiplied in fp32, too, and torch warns of an unfused kernel.
 
     On CUDA, for some N, a row whose sum of squares is infinite becomes NaN as a whole: docs/measurements/findings.md.
     """
@@ -111,7 +111,7 @@ def library_rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float) -> 
 
 @functools.cache
 def _compiled():
-    """The native-multiply source, compiled once per process, at its first call."""
+    """Compile the native-multiply source, once per process, at its first call."""
 
     def native_rms_norm(x: Tensor, weight: Tensor | None, eps: Tensor) -> Tensor:
         return multiply_native(normalize(x.float(), x.float(), eps, None), weight, x.dtype)
@@ -121,7 +121,7 @@ def _compiled():
 
 @kernel("rms_norm", contract="fp32_multiply", name="torch.compile[native_multiply]")
 def compiled_rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
-    """Claims fp32_multiply: Inductor drops the rounding to the weight's dtype that the source asks for.
+    """Claim fp32_multiply: Inductor drops the rounding to the weight's dtype that the source asks for.
 
     x is copied to a contiguous matrix, and eps is a tensor. Still dtypes, sizes of 1, more than 4,096 columns and the
     place of x in a larger tensor make other graphs. Reaching the limit of graphs is an error, where the default is to

@@ -1,4 +1,4 @@
-"""Rotary position embedding in Triton, of q and k in one launch; what is rounded, and where, is the contract:
+"""Rotary position embedding in Triton, of q and k in one launch; the contract says where it rounds:
 
 * `fp32_products`: all in fp32, one rounding of the result.
 * `rounded_products`: both products are rounded to the dtype of q before they are added.
@@ -26,7 +26,7 @@ PAIRS_PER_PROGRAM = 1024
 def load_pairs(
     ptr, start, live, half, HALF: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr, ALIGNED: tl.constexpr
 ):  # fmt: skip
-    """The first and second numbers of each pair of rows, [ROWS, HALF] each, in their own dtype."""
+    """Load the first and second numbers of each pair of rows, [ROWS, HALF] each, in their own dtype."""
     if INTERLEAVED:
         columns = tl.arange(0, 2 * HALF)[None, :]
         pairs = tl.load(address(ptr, start, columns, ALIGNED), mask=live & (columns < 2 * half), other=0.0)
@@ -44,7 +44,7 @@ def store_pairs(
     ptr, start, live, first, second, half,
     HALF: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Write what `load_pairs` reads, rounded to the dtype of the tensor."""
+    """Store pairs where `load_pairs` reads them, rounded to the dtype of the tensor."""
     X: tl.constexpr = ptr.dtype.element_ty
     if INTERLEAVED:
         columns = tl.arange(0, 2 * HALF)[None, :]
@@ -61,7 +61,7 @@ def store_pairs(
 def load_row(
     table_ptr, stride, position, half, HALF: tl.constexpr, X: tl.constexpr, ROUND: tl.constexpr, ALIGNED: tl.constexpr
 ):
-    """The cosines or sines of each row in fp32, with ROUND rounded to X."""
+    """Load the cosines or sines of each row in fp32, with ROUND rounded to X."""
     columns = tl.arange(0, HALF)[None, :]
     row = tl.load(address(table_ptr, position * stride, columns, ALIGNED), mask=columns < half, other=0.0)
     return row.to(X).to(tl.float32) if ROUND else row.to(tl.float32)
@@ -69,7 +69,7 @@ def load_row(
 
 @triton.jit
 def turned(first, second, cosine, sine, X: tl.constexpr, ROUND: tl.constexpr):
-    """The rotated pairs, all fp32; with ROUND each product is rounded to X.
+    """Rotate pairs, all in fp32; with ROUND each product is rounded to X.
 
     The compiler fuses nothing: which product it would take is open, so that variants of a kernel could differ.
     """
@@ -89,7 +89,7 @@ def _rotate(
     ROUND: tl.constexpr, ROUND_TABLE: tl.constexpr, INTERLEAVED: tl.constexpr, PARTIAL: tl.constexpr,
     ROWS: tl.constexpr, HALF: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS heads from `program` · ROWS on."""
+    """Rotate ROWS heads from `program` · ROWS on."""
     X: tl.constexpr = x_ptr.dtype.element_ty
     row = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     live = row < rows
@@ -125,7 +125,7 @@ def _rotary_kernel(
     ROUND: tl.constexpr, ROUND_TABLE: tl.constexpr, INTERLEAVED: tl.constexpr, PARTIAL: tl.constexpr,
     ROWS: tl.constexpr, HALF: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The first `q_programs` programs rotate heads of q, the others of k."""
+    """Rotate heads of q in the first `q_programs` programs, of k in the others."""
     program = tl.program_id(0)
     if ALIGNED:
         half = half // 16 * 16  # changes nothing, but shows the compiler that masks are uniform over a vector
@@ -187,7 +187,7 @@ def rotary(
 
 
 class Plan(NamedTuple):
-    """How a call is made.
+    """The plan of a call.
 
     Attributes:
         launch: takes the tensors; None where there is nothing to do.

@@ -1,4 +1,4 @@
-"""What the arguments of rotary embeddings may be, where their rows lie, and the errors for what they may not."""
+"""Checks of the arguments of rotary embeddings, with an error for each that is not allowed, and the places of rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Table(NamedTuple):
-    """How many columns of heads are rotated, and whether the tables must be copied.
+    """The number of columns of heads that are rotated, and whether the tables must be copied.
 
     Attributes:
         half: pairs of a head.
@@ -56,7 +56,7 @@ def check_k(q: Described, k: Described | None) -> None:
 
 
 def table_of(width: int, cos: Described, sin: Described) -> Table:
-    """What the tables say of heads of that width.
+    """Check the tables against heads of that width, and describe them.
 
     Raises:
         ValueError, TypeError: tables that are no pair, or too wide.
@@ -78,12 +78,12 @@ def table_of(width: int, cos: Described, sin: Described) -> Table:
 
 
 def rows_of(heads: Described) -> RowLayout:
-    """Where the heads of a tensor lie, each a row."""
+    """Return where the heads of a tensor lie, each a row."""
     return layout_of([heads], dims=LEADING_DIMS)
 
 
 def aligned(heads: Sequence[tuple[Described, RowLayout]], tables: Sequence[Described], table: Table) -> bool:
-    """Whether both halves of every head, and the rows of the tables, can be read in whole vectors of 16 bytes."""
+    """Check whether both halves of every head, and the rows of the tables, can be read in whole 16-byte vectors."""
     width = heads[0][0].shape[-1]
     if not all(whole_vectors(width, [x], layout) and whole_vectors(table.half, [x], layout) for x, layout in heads):
         return False
@@ -92,7 +92,7 @@ def aligned(heads: Sequence[tuple[Described, RowLayout]], tables: Sequence[Descr
 
 
 def sizes_of(name: str, layout: RowLayout) -> dict[str, Any]:
-    """Parameters of a kernel for where the rows of `name` lie."""
+    """Return the parameters of a kernel that say where the rows of `name` lie."""
     _, size_1, size_2 = layout.sizes
     named = {"size_1": size_1, "size_2": size_2} | {f"stride_{i}": s for i, s in enumerate(layout.strides[0])}
     return {f"{name}_{word}": value for word, value in named.items()}

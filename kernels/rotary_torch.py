@@ -10,7 +10,7 @@ from lastbit import kernel
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool, *, rounded: bool) -> Tensor:
-    """x [..., H, D] with the first 2 · cos.shape[1] columns of every head rotated; tables are taken as they are.
+    """Rotate the first 2 · cos.shape[1] columns of every head of x [..., H, D]; tables are taken as they are.
 
     rounded: every operation in the dtype of x; otherwise in fp32, rounded once.
     """

@@ -1,4 +1,4 @@
-"""Where the rows of strided tensors lie: the leading dimensions as the fewest (size, stride) pairs, and pointers."""
+"""The places of rows of strided tensors: leading dimensions as the fewest (size, stride) pairs, and pointers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RowLayout:
 
 
 def merged_dims(sizes: tuple[int, ...], *strides: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """(size, stride of each tensor) per dimension, without those of size 1 and with neighbours merged.
+    """Return (size, stride of each tensor) per dimension, without those of size 1 and with neighbours merged.
 
     Two neighbours are one dimension where in every tensor the outer stride is the inner size times the inner stride.
     """
@@ -49,7 +49,7 @@ def merged_dims(sizes: tuple[int, ...], *strides: tuple[int, ...]) -> list[tuple
 
 
 def layout_of(tensors: Sequence[Described], *, dims: int) -> RowLayout:
-    """Where the rows of tensors of one shape lie, in exactly `dims` leading dimensions.
+    """Return where the rows of tensors of one shape lie, in exactly `dims` leading dimensions.
 
     All must be copied to contiguous memory if the last dimension of one is not contiguous, or if more than `dims`
     leading dimensions remain after merging.
@@ -67,7 +67,7 @@ def layout_of(tensors: Sequence[Described], *, dims: int) -> RowLayout:
 def whole_vectors(
     columns: int, strided: Sequence[Described], layout: RowLayout, flat: Sequence[Described] = ()
 ) -> bool:
-    """Whether every row of `columns` elements of every tensor can be read or written in whole 16-byte vectors.
+    """Check whether every row of `columns` elements of every tensor can be read or written in whole 16-byte vectors.
 
     `strided` are the tensors of `layout`, or what its copies were made of: a contiguous one is its own copy, so all
     must be aligned. The rows of `flat` follow each other without a gap.
@@ -79,7 +79,7 @@ def whole_vectors(
 
 
 def contiguous_like(x: Tensor, *, columns: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """An uninitialised contiguous tensor of the shape of `x`, with `columns` in place of its last dimension."""
+    """Allocate an uninitialised contiguous tensor like `x`, with `columns` in place of its last dimension."""
     if columns is None:
         return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     return x.new_empty((*x.shape[:-1], columns), dtype=dtype)
@@ -87,7 +87,7 @@ def contiguous_like(x: Tensor, *, columns: int | None = None, dtype: torch.dtype
 
 @triton.jit
 def row_start(row, size_1, size_2, stride_0, stride_1, stride_2, FLAT: tl.constexpr):
-    """Where each row starts, in elements, from the sizes of the two inner of three leading dimensions and all strides.
+    """Return where each row starts, in elements, from the sizes of the two inner leading dimensions and all strides.
 
     FLAT promises that the two outer sizes are 1, so that nothing is divided.
     """
@@ -100,7 +100,7 @@ def row_start(row, size_1, size_2, stride_0, stride_1, stride_2, FLAT: tl.conste
 
 @triton.jit
 def address(ptr, row_offset, columns, ALIGNED: tl.constexpr):
-    """Pointers to `columns` of each row; ALIGNED promises that every row of them starts on a 16-byte boundary."""
+    """Return pointers to `columns` of each row; ALIGNED promises that every row starts on a 16-byte boundary."""
     pointers = ptr + row_offset + columns
     if ALIGNED:
         pointers = tl.multiple_of(pointers, (1, 16))

@@ -33,7 +33,7 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 def summation_depth(n: int) -> int:
-    """Greatest number of additions between an exponential and the sum of n of them, compiled or interpreted.
+    """Return the greatest number of additions between an exponential and the sum of n of them, compiled or interpreted.
 
     Blocks of at least 512 columns are summed one after another, ⌈n / 512⌉ at most. Compiled, a thread holds 32 elements
     of a block at most (31 additions), and 512 threads at most are combined in a binary tree (9): 40. Interpreted, numpy
@@ -47,7 +47,7 @@ def _scores(
     x_ptr, mask_ptr, keep_ptr, x_row, mask_row, keep_row, columns, inside, scale,
     SCALED: tl.constexpr, ROUNDED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """In fp32: x · scale, the same plus the mask, and the same with -inf where it is not kept or not inside."""
+    """Return in fp32 x · scale, that plus the mask, and that with -inf for elements not kept or not inside."""
     x = tl.load(address(x_ptr, x_row, columns, ALIGNED), mask=inside, other=0.0)
     scaled = x.to(tl.float32)
     if SCALED:
@@ -67,13 +67,13 @@ def _scores(
 
 @triton.jit
 def _exp(scores, shift, BASE2: tl.constexpr):
-    """exp(scores - shift), or with the base 2 of scores that were multiplied by log2(e)."""
+    """Return exp(scores - shift), or with the base 2 of scores that were multiplied by log2(e)."""
     return tl.exp2(scores - shift) if BASE2 else tl.exp(scores - shift)
 
 
 @triton.jit
 def _finite_shift(largest):
-    """0 where all scores so far are -inf, so that their exponentials are 0 and not NaN."""
+    """Return the shift, 0 where all scores so far are -inf, so that their exponentials are 0 and not NaN."""
     return tl.where(largest == -float("inf"), 0.0, largest)
 
 
@@ -96,7 +96,7 @@ def _softmax_kernel(
     SCALED: tl.constexpr, ROUNDED: tl.constexpr, BASE2: tl.constexpr, ZERO_ROWS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows per program. Without LOOP a block covers a row, and x is read once; else the sum is rescaled online."""
+    """Compute ROWS rows per program. Without LOOP a block covers a row, read once; else the sum is rescaled online."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     live = row < rows
     lanes = tl.arange(0, BLOCK)[None, :]
@@ -150,7 +150,7 @@ def _softmax_kernel(
 
 
 class Plan(NamedTuple):
-    """How a call is made.
+    """The plan of a call.
 
     Attributes:
         launch: takes the tensors and the scale; None where there is nothing to do.
@@ -166,7 +166,7 @@ def _plan(
     x: Described, mask: Described | None, keep: Described | None, scaled: bool, rounded: bool, base2: bool,
     zero_rows: bool, fp32_output: bool, blocks: tuple[int, ...], stages: tuple[str, ...],
 ) -> Plan:  # fmt: skip
-    """The plan; `fp32_output` changes what is compiled, and nothing else here."""
+    """Plan a call; `fp32_output` chooses the compiled variant, and changes nothing else here."""
     check_arguments(x, mask, keep, stages)
     n = x.shape[-1]
     layout = layout_of([t for t in (x, mask, keep) if t is not None], dims=LEADING_DIMS)
@@ -203,7 +203,7 @@ def softmax(
     blocks: tuple[int, ...] = BLOCKS,
     stages: tuple[str, ...] = (),
 ) -> Tensor | dict[str, Tensor]:
-    """Softmax over the last dimension of x · scale + mask where `keep` is true, and of -inf elsewhere.
+    """Compute the softmax over the last dimension of x · scale + mask where `keep` is true, and of -inf elsewhere.
 
     Args:
         x, mask: [..., N], bf16, fp16 or fp32, of one shape, each with its own strides. None is copied where its last

@@ -1,6 +1,6 @@
 """SwiGLU in Triton, gate · sigmoid(alpha · gate) · (up + up_offset), of one tensor or two.
 
-Arithmetic is fp32; what is rounded to x's dtype besides the output is the contract:
+Arithmetic is fp32; the contract says which numbers besides the output are rounded to x's dtype:
 
 * `fp32_silu`: nothing.
 * `rounded_silu`: gate · sigmoid(alpha · gate).
@@ -42,7 +42,7 @@ def _swiglu_kernel(
     SILU: tl.constexpr, INTERLEAVED: tl.constexpr, PAIRS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """A tile of ROWS rows and BLOCK columns per program; every element is read and written once."""
+    """Compute a tile of ROWS rows and BLOCK columns per program; every element is read and written once."""
     X: tl.constexpr = output_ptr.dtype.element_ty
     if ALIGNED:
         n = n // 16 * 16  # changes nothing, but shows the compiler that masks are uniform over a vector
@@ -66,7 +66,7 @@ def _swiglu_kernel(
 
 
 class Plan(NamedTuple):
-    """How a call is made.
+    """The plan of a call.
 
     Attributes:
         launch: takes gate, up, the output and the stage; None where there is no element.
@@ -91,7 +91,7 @@ def _plan(gate: Described, up: Described, options: Options, silu: str, stages: t
 def swiglu(
     x: Tensor, up: Tensor | None, options: Options, silu: str, stages: tuple[str, ...]
 ) -> Tensor | dict[str, Tensor]:
-    """What the kernels of this file compute; `silu` is `fp32_silu`, `rounded_silu` or `rounded_sigmoid`."""
+    """Run the kernels of this file; `silu` is `fp32_silu`, `rounded_silu` or `rounded_sigmoid`."""
     up = moved({"up": up}, x.device)["up"]
     gate, up = gate_and_up(x, up, interleaved=options.interleaved)
     plan = _plan(described(gate), described(up), options, silu, tuple(stages))
@@ -121,7 +121,7 @@ def _declare(contract: str, silu: str) -> None:
         interleaved: bool = False, swiglu_limit: float = inf, alpha: float = 1.0, up_offset: float = 0.0,
         stages: tuple[str, ...] = (),
     ) -> Tensor | dict[str, Tensor]:  # fmt: skip
-        """y = gate · sigmoid(alpha · gate) · (up + up_offset).
+        """Compute y = gate · sigmoid(alpha · gate) · (up + up_offset).
 
         Args:
             x: the gate [..., I], bf16, fp16 or fp32; without up [..., 2I], with the gate in the first half, or with

@@ -1,4 +1,4 @@
-"""What the arguments of SwiGLU and of its gradient may be, and the errors for what they may not."""
+"""Checks of the arguments of SwiGLU and of its gradient, with an error for each that is not allowed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Options(NamedTuple):
 
 
 def gate_and_up(x: Tensor, up: Tensor | None, *, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """The two tensors, or views of the two halves of one.
+    """Return gate and up: the two tensors, or views of the two halves of one.
 
     Raises:
         ValueError: x does not hold two halves, or `interleaved` with two tensors.

@@ -26,7 +26,7 @@ from lastbit import kernel, moved
 
 @triton.jit
 def _gradient_of_gate(grad_silu, gate, scaled, s, alpha, X: tl.constexpr, SILU: tl.constexpr):
-    """Through gate · sigmoid(alpha · gate): by its slope, or by the two ways of autograd, each step rounded."""
+    """Differentiate gate · sigmoid(alpha · gate): by its slope, or by the two ways of autograd, each step rounded."""
     if SILU == "rounded_sigmoid":
         direct = rounded(grad_silu * s, X, True)
         grad_sigmoid = rounded(grad_silu * gate, X, True)
@@ -57,7 +57,7 @@ def _swiglu_backward_kernel(
     SILU: tl.constexpr, INTERLEAVED: tl.constexpr, PAIRS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """A tile of ROWS rows and BLOCK columns per program; every element is read and written once."""
+    """Compute a tile of ROWS rows and BLOCK columns per program; every element is read and written once."""
     X: tl.constexpr = grad_gate_ptr.dtype.element_ty
     if ALIGNED:
         n = n // 16 * 16  # changes nothing, but shows the compiler that masks are uniform over a vector
@@ -97,7 +97,7 @@ def _swiglu_backward_kernel(
 
 
 class Plan(NamedTuple):
-    """How a call is made.
+    """The plan of a call.
 
     Attributes:
         launch: takes gate, up and dy, the gradients of gate and up, and the stages; None where there is no element.
@@ -124,7 +124,7 @@ def _plan(
 def swiglu_backward(
     x: Tensor, dy: Tensor, up: Tensor | None, options: Options, silu: str, stages: tuple[str, ...]
 ) -> dict[str, Tensor]:
-    """What the kernels of this file compute; `silu` is `fp32_silu`, `rounded_silu` or `rounded_sigmoid`."""
+    """Run the kernels of this file; `silu` is `fp32_silu`, `rounded_silu` or `rounded_sigmoid`."""
     there = moved({"dy": dy, "up": up}, x.device)
     dy, two = there["dy"], up is not None
     gate, up = gate_and_up(x, there["up"], interleaved=options.interleaved)
@@ -160,7 +160,7 @@ def _declare(contract: str, silu: str) -> None:
         interleaved: bool = False, swiglu_limit: float = inf, alpha: float = 1.0, up_offset: float = 0.0,
         stages: tuple[str, ...] = (),
     ) -> dict[str, Tensor]:  # fmt: skip
-        """The gradients of `swiglu` for the gradient dy of its output.
+        """Compute the gradients of `swiglu` for the gradient dy of its output.
 
         Args:
             x, up, interleaved, swiglu_limit, alpha, up_offset: as `swiglu` took them.

@@ -1,4 +1,4 @@
-"""The limit of a SwiGLU: silu(min(gate, L)) · min(max(up, -L), L), and no gradient for what was cut off.
+"""The limit of a SwiGLU: silu(min(gate, L)) · min(max(up, -L), L), and no gradient beyond it.
 
 The limit is a number of the activations' dtype, so that rounding a value never carries it past the limit.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @triton.jit
 def limited(gate, up, limit):
-    """What is activated; a limit of None changes nothing. NaN stays NaN."""
+    """Limit gate and up before the activation; a limit of None changes nothing. NaN stays NaN."""
     if limit is not None:
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
@@ -24,7 +24,7 @@ def limited(gate, up, limit):
 
 @triton.jit
 def through_limit(grad_gate, grad_up, gate, up, limit):
-    """The gradients of gate and up, from those of what was activated."""
+    """Return the gradients of gate and up from the gradients of the limited ones."""
     if limit is not None:
         grad_gate = tl.where(gate > limit, 0.0, grad_gate)
         grad_up = tl.where(tl.abs(up) > limit, 0.0, grad_up)
@@ -32,12 +32,12 @@ def through_limit(grad_gate, grad_up, gate, up, limit):
 
 
 def argument(limit: float) -> float | None:
-    """The limit as the Triton functions take it."""
+    """Return the limit as the Triton functions take it."""
     return None if limit == inf else limit
 
 
 def limited_in_torch(gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """What is activated, of the same dtypes. Unlike that of clamp, the gradient at a limit is whole in every torch."""
+    """Limit gate and up in their dtypes. Unlike with clamp, the gradient at a limit is whole in every torch."""
     if limit == inf:
         return gate, up
     return torch.where(gate > limit, limit, gate), torch.where(up.abs() > limit, limit * up.sign(), up)

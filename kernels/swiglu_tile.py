@@ -1,4 +1,4 @@
-"""SwiGLU: how a launch is cut into tiles, where gate and up lie in memory, and the steps of the activation."""
+"""Launches of SwiGLU: their tiles, the places of gate and up in memory, and the steps of the activation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_ELEMENTS = ("rows", "permutation", "padding", "layout", "run to run")
 
 
 def as_given(tensors: Mapping[str, Described]) -> tuple[dict[str, Described], bool]:
-    """Tensors as a kernel takes them, and whether they are to be copied: it takes three leading dimensions, merged."""
+    """Return tensors as a kernel takes them, in three merged leading dimensions, and whether they are to be copied."""
     sizes = next(iter(tensors.values())).shape[:-1]
     if len(merged_dims(tuple(sizes), *(t.strides[:-1] for t in tensors.values()))) <= LEADING_DIMS:
         return dict(tensors), False
@@ -32,7 +32,7 @@ def as_given(tensors: Mapping[str, Described]) -> tuple[dict[str, Described], bo
 
 
 def launch_of(given: Mapping[str, Described], options: Options) -> tuple[int, dict[str, Any]]:
-    """Number of programs, and what the kernel is told of the options and of its tensors, all [..., I].
+    """Return the number of programs, and the kernel's arguments for the options and its tensors, all [..., I].
 
     PAIRS: gate and up alternate in memory without gaps, and are read together. ALIGNED: every row of every tensor can
     be read and written in whole 16-byte vectors. FLAT: the rows are one dimension; that is not promised without
@@ -66,7 +66,7 @@ def launch_of(given: Mapping[str, Described], options: Options) -> tuple[int, di
 
 @triton.jit
 def tile(n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The rows of this program, and its first column; the tiles of a row follow each other."""
+    """Return the rows of this program, and its first column; the tiles of a row follow each other."""
     blocks = tl.cdiv(n, BLOCK)
     program = tl.program_id(0)
     row = (program // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -75,7 +75,7 @@ def tile(n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def load(ptr, row_offset, columns, step, mask, ALIGNED: tl.constexpr):
-    """In fp32: some columns of each row, `step` elements apart; zero outside of the mask."""
+    """Load in fp32 some columns of each row, `step` elements apart; zero outside of the mask."""
     if ALIGNED:
         pointers = address(ptr, row_offset, columns, True)
     else:
@@ -85,7 +85,7 @@ def load(ptr, row_offset, columns, step, mask, ALIGNED: tl.constexpr):
 
 @triton.jit
 def load_pairs(ptr, row_offset, first, live, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr):
-    """In fp32: gate and up of the columns from `first` on, where they alternate."""
+    """Load in fp32 gate and up of the columns from `first` on, where they alternate."""
     lanes = 2 * first + tl.arange(0, 2 * BLOCK)[None, :]
     both = tl.load(address(ptr, row_offset, lanes, ALIGNED), mask=live & (lanes < 2 * n), other=0.0)
     gate, up = tl.split(tl.reshape(both, [ROWS, BLOCK, 2]))
@@ -94,7 +94,7 @@ def load_pairs(ptr, row_offset, first, live, n, ROWS: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def activated(gate, alpha, X: tl.constexpr, SILU: tl.constexpr):
-    """alpha · gate, its sigmoid s and gate · s, rounded to X as the option says."""
+    """Return alpha · gate, its sigmoid s and gate · s, rounded to X as the option says."""
     STEPS: tl.constexpr = SILU == "rounded_sigmoid"
     scaled = rounded(gate * alpha, X, STEPS)
     s = rounded(sigmoid_of(scaled), X, STEPS)
@@ -103,7 +103,7 @@ def activated(gate, alpha, X: tl.constexpr, SILU: tl.constexpr):
 
 @triton.jit
 def shifted(up, up_offset, X: tl.constexpr, ROUND: tl.constexpr):
-    """up + up_offset; up itself where there is none."""
+    """Return up + up_offset; up itself where there is none."""
     if up_offset is not None:
         up = rounded(up + up_offset, X, ROUND)
     return up

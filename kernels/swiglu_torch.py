@@ -19,14 +19,14 @@ OF_ELEMENTS = ("rows", "permutation", "padding", "run to run")
 
 
 def checked(x: Tensor, up: Tensor | None, options: Options, **others: Tensor) -> tuple[Tensor, Tensor]:
-    """Gate and up, if they and the others fit together."""
+    """Return gate and up; raise unless they and the others fit together."""
     gate, up = gate_and_up(x, up, interleaved=options.interleaved)
     check_arguments({"gate": gate, "up": up, **others}, options)
     return gate, up
 
 
 def forward(x: Tensor, up: Tensor | None, options: Options, silu: str, *, rounded_shift: bool) -> Tensor:
-    """The output, of x's dtype."""
+    """Compute the output, of x's dtype."""
     values = checked(x, up, options)
     gate, up = limited_in_torch(*values, options.swiglu_limit)
     if silu == "fp32_silu":
@@ -45,14 +45,14 @@ def forward(x: Tensor, up: Tensor | None, options: Options, silu: str, *, rounde
 
 @kernel("swiglu", contract="fp32_silu", name="eager[swiglu+fp32_silu]", invariant=OF_ELEMENTS)
 def fp32_silu(x, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
-    """As FlashInfer and the Triton kernels of gpt-oss compute it."""
+    """Compute as FlashInfer and the Triton kernels of gpt-oss do."""
     options = Options(interleaved, swiglu_limit, alpha, up_offset)
     return forward(x, up, options, "fp32_silu", rounded_shift=False)
 
 
 @kernel("swiglu", contract="rounded_silu", name="eager[swiglu+rounded_silu]", invariant=OF_ELEMENTS)
 def rounded_silu(x, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
-    """As `F.silu(gate) * up` does, and vLLM's CUDA kernel."""
+    """Compute as `F.silu(gate) * up` and vLLM's CUDA kernel do."""
     options = Options(interleaved, swiglu_limit, alpha, up_offset)
     return forward(x, up, options, "rounded_silu", rounded_shift=False)
 
@@ -62,20 +62,20 @@ def rounded_silu(x, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, 
     invariant=OF_ELEMENTS,
 )  # fmt: skip
 def rounded_sigmoid(x, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
-    """As the experts of gpt-oss in Transformers do."""
+    """Compute as the experts of gpt-oss in Transformers do."""
     options = Options(interleaved, swiglu_limit, alpha, up_offset)
     return forward(x, up, options, "rounded_sigmoid", rounded_shift=True)
 
 
 def without_cut_off(of_gate: Tensor, of_up: Tensor, gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """The gradients, zero where gate or up was beyond the limit."""
+    """Set gradients to zero where gate or up was beyond the limit."""
     if limit == inf:
         return of_gate, of_up
     return torch.where(gate > limit, 0.0, of_gate), torch.where(up.abs() > limit, 0.0, of_up)
 
 
 def gradients(x: Tensor, up: Tensor | None, gate: Tensor, of_up: Tensor, *, interleaved: bool) -> dict[str, Tensor]:
-    """The results from the gradients of gate and up: as they are for two tensors, else where x holds the two."""
+    """Return the gradients of gate and up as results: as they are for two tensors, else in their places in x."""
     gate, of_up = gate.to(x.dtype), of_up.to(x.dtype)
     if up is not None:
         return {"grad_gate": gate, "grad_up": of_up}
@@ -86,7 +86,7 @@ def gradients(x: Tensor, up: Tensor | None, gate: Tensor, of_up: Tensor, *, inte
     "swiglu_backward", contract="fp32_silu+fp32_product", name="eager[swiglu_backward+fp32_silu]", invariant=OF_ELEMENTS
 )
 def backward_fp32(x, dy, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
-    """As Liger computes it, where it has the options."""
+    """Differentiate as Liger does, where it has the options."""
     options = Options(interleaved, swiglu_limit, alpha, up_offset)
     values = [t.float() for t in checked(x, up, options, dy=dy)]
     gate, factor = limited_in_torch(*values, swiglu_limit)
@@ -100,7 +100,7 @@ def backward_fp32(x, dy, up=None, *, interleaved=False, swiglu_limit=inf, alpha=
 def autograd(
     x: Tensor, dy: Tensor, up: Tensor | None, options: Options, silu: str, **rounding: bool
 ) -> dict[str, Tensor]:
-    """What autograd makes of the eager forward pass."""
+    """Differentiate the eager forward pass by autograd."""
     leaves = [t.detach().requires_grad_() for t in checked(x, up, options, dy=dy)]
     with torch.enable_grad():
         output = forward(*leaves, options._replace(interleaved=False), silu, **rounding)
@@ -113,7 +113,7 @@ def autograd(
     invariant=OF_ELEMENTS,
 )  # fmt: skip
 def backward_rounded_silu(x, dy, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
-    """Autograd of `F.silu(gate) * up`."""
+    """Differentiate `F.silu(gate) * up` by autograd."""
     options = Options(interleaved, swiglu_limit, alpha, up_offset)
     return autograd(x, dy, up, options, "rounded_silu", rounded_shift=False)
 
@@ -123,7 +123,7 @@ def backward_rounded_silu(x, dy, up=None, *, interleaved=False, swiglu_limit=inf
     name="eager[swiglu_backward+rounded_sigmoid]", invariant=OF_ELEMENTS,
 )  # fmt: skip
 def backward_rounded_sigmoid(x, dy, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
-    """As autograd of the experts of gpt-oss, but that the slope of the sigmoid rounds once in fp16 on a CPU, too."""
+    """Differentiate as autograd of gpt-oss's experts, but the sigmoid's slope rounds once in fp16 on a CPU, too."""
     options = Options(interleaved, swiglu_limit, alpha, up_offset)
     values = checked(x, up, options, dy=dy)
     gate, factor = limited_in_torch(*values, swiglu_limit)

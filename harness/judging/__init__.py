@@ -1,1 +1,1 @@
-"""What a kernel's tensors mean: what every stage must be, and how what was given differs. No kernel is called here."""
+"""The judge: the values that every stage must have, and how a kernel's tensors differ from them. It calls no kernel."""

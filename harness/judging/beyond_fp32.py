@@ -1,6 +1,6 @@
-"""What is nearer to real arithmetic than fp32: of more range, where fp32 overflows, or of more precision.
+"""Results that are nearer to real arithmetic than fp32: of more range, where fp32 overflows, or of more precision.
 
-Such rows are as legal as what fp32 gives. The rows that fail in fp32 are judged once more:
+Such rows are as legal as those that fp32 gives. The rows that fail in fp32 are judged once more:
 
 * with more range in all stages, or where fp32 overflows, up to some stage, as of a mean in fp64 before a variance in
   fp32. A row counts by one of these only where it is explained completely: nothing in between is legal.
@@ -32,11 +32,11 @@ _MOST_CHECKS = 256  # row checks; rows that are not tried count as not explained
 
 @dataclass(frozen=True, eq=False)
 class Beyond:
-    """Rows as something beyond fp32 has them.
+    """Rows, with the arithmetic beyond fp32 that is to explain them.
 
     Attributes:
-        rows: the rows, under a problem with more range where that is what explains them.
-        expected: what their stages may be; None for what follows from their problem.
+        rows: the rows, under a problem with more range where that is to explain them.
+        expected: function that gives the values their stages may have; None for those that follow from their problem.
     """
 
     rows: Observation
@@ -44,7 +44,7 @@ class Beyond:
 
     @property
     def explained(self) -> Tensor:
-        """The numbers of those that are explained, by real arithmetic only where it leaves no element open."""
+        """The indices of the explained rows; real arithmetic explains none in which it leaves an element open."""
         if self.expected is not None:
             trace = self.expected(self.rows)
             lost = _outside(self.rows, trace)
@@ -58,7 +58,7 @@ class Beyond:
         return _with_one_latent(self.rows, possible)
 
     def only(self, numbers: Tensor) -> Beyond:
-        """The rows with these numbers."""
+        """Keep only the rows with these indices."""
         return replace(self, rows=self.rows.only(numbers))
 
 
@@ -85,7 +85,7 @@ def explained_beyond_fp32(seen: Observation) -> list[Beyond]:
 
 
 def _attempts(problem: Problem) -> Iterator[Callable[[Observation], Beyond]]:
-    """What may explain rows, the strictest first."""
+    """Yield functions that try to explain rows by arithmetic beyond fp32, the strictest first."""
     real = not gives_codes(problem)
     if real:
         yield partial(Beyond, expected=in_real_arithmetic)
@@ -98,7 +98,7 @@ def _attempts(problem: Problem) -> Iterator[Callable[[Observation], Beyond]]:
 
 
 def gives_codes(problem: Problem) -> bool:
-    """Whether a result is of fp8 or integers: how fp32 divides by a scale is part of its contract."""
+    """Check whether a result is of fp8 or integers: how fp32 divides by a scale is part of its contract."""
     return any(problem.trace.formats[name].dtype.itemsize == 1 for name in problem.trace.results)
 
 
@@ -107,20 +107,20 @@ def _with_more_range(rows: Observation, until: str = "") -> Beyond:
 
 
 def in_real_arithmetic(seen: Observation) -> Trace:
-    """What stages are in real arithmetic, each rounded to its own format."""
+    """Return the stages that the kernel gave in real arithmetic, each rounded to its own format."""
     stages = {name: _rounded(e) if seen.says(name, e) else e for name, e in seen.real.stages.items()}
     return replace(seen.real, stages=stages)
 
 
 def nearest(seen: Observation) -> Trace:
-    """What stages are in fp32, or nearer to real arithmetic than that."""
+    """Return a trace whose stages allow the numbers of fp32, and those that are nearer to real arithmetic."""
     own, real = seen.onward, seen.real
     stages = {n: nearer(e, real.stages[n]) if seen.says(n, e) else e for n, e in own.stages.items()}
     return replace(own, stages=stages)
 
 
 def sums_in_real_arithmetic(whole: Observation, most: int) -> dict[str, RowSum]:
-    """The sums over all rows, from blocks of at most `most` elements."""
+    """Return the sums over all rows in real arithmetic, evaluated in blocks of at most `most` elements."""
     totals: dict[str, RowSum] = {}
     for _, part in whole.problem.in_real_arithmetic.blocks(most):
         for name, total in part.trace.sums.items():
@@ -138,7 +138,7 @@ def _rounded(expected: Expected) -> Expected:
 
 
 def nearer(own: Expected, real: Expected) -> Expected:
-    """The numbers that are possible in fp32, and those that are nearer to `real`, which is not rounded.
+    """Return the numbers that are possible in fp32, and those that are nearer to `real`, which is not rounded.
 
     They are on both sides of it, as what errs less than fp32 may err either way. Where fp64 knows `real` no better than
     by its ends, a number counts that lies between them, or is nearer to both of them than the numbers of fp32 are.
@@ -160,7 +160,7 @@ def nearer(own: Expected, real: Expected) -> Expected:
 
 
 def _next(x: Tensor, fmt: Format, up: bool) -> Tensor:
-    """The nearest number of a format that is not below x, or not above."""
+    """Return the nearest number of a format that is not below x with `up`, and not above it without."""
     x = torch.where(torch.isfinite(x), x, 0.0)
     rounded = round_to(x, fmt.nearest)
     past = rounded < x if up else rounded > x
@@ -181,13 +181,13 @@ def left_open(expected: Numbers) -> Tensor:
 
 
 def _outside(seen: Observation, *traces: Trace) -> Tensor:
-    """Rows with an element that cannot be under one of the traces."""
+    """Return a mask of the rows with an element that one of the traces does not allow."""
     masks = [_with_an_element(seen, trace, lambda name, e: e.outside(seen.actual[name])) for trace in traces]
     return reduce(torch.logical_or, masks)
 
 
 def _with_an_element(seen: Observation, trace: Trace, mask: Callable[[str, Expected], Tensor]) -> Tensor:
-    """Rows with an element of a stage that a mask names; sums over rows are left out."""
+    """Return a mask of the rows in which `mask` holds for an element of a stage; sums over rows are left out."""
     masks = [
         mask(name, expected).reshape(seen.count, -1).any(-1)
         for name, expected in seen.expected(trace).items()
@@ -197,7 +197,7 @@ def _with_an_element(seen: Observation, trace: Trace, mask: Callable[[str, Expec
 
 
 def _with_one_latent(seen: Observation, rows: Tensor) -> Tensor:
-    """Those of the rows that one latent value explains, by halves of what is not explained together."""
+    """Return the rows that one latent value each explains: a part that is not all explained is cut in halves."""
     if not seen.has_latent:
         return rows
     found, rest, checks = [rows[:0]], [rows], 0

@@ -27,46 +27,46 @@ _DOUBT = 2.0**-22  # relative to the largest end of an element: how far it may b
 
 @dataclass(frozen=True, eq=False)
 class _Boxes:
-    """For each row and group, positions of the smallest and largest latent values: [..., values, rows, groups]."""
+    """Boxes for each row and group: ordinals of the smallest and largest latent values, [..., values, rows, groups]."""
 
     low: Tensor
     high: Tensor
 
     @classmethod
     def stack(cls, *boxes: _Boxes) -> _Boxes:
-        """The boxes of each row beside each other, in a new first dimension."""
+        """Put the boxes of each row beside each other, in a new first dimension."""
         return cls(torch.stack([b.low for b in boxes]), torch.stack([b.high for b in boxes]))
 
     @classmethod
     def joined(cls, parts: Sequence[_Boxes]) -> _Boxes:
-        """The boxes of some rows, and of those after them."""
+        """Join the boxes of consecutive parts of the rows."""
         return cls(torch.cat([b.low for b in parts], -2), torch.cat([b.high for b in parts], -2))
 
     def cut(self, axis: Tensor, low: Tensor, high: Tensor) -> _Boxes:
-        """The same but for one value, whose number is `axis` [rows, groups]."""
+        """Replace the interval of one latent value, whose index is `axis` [rows, groups], by low to high."""
         here = torch.arange(len(self.low), device=axis.device).reshape(-1, 1, 1) == axis
         return _Boxes(torch.where(here, low, self.low), torch.where(here, high, self.high))
 
     def axis(self, number: int) -> Tensor:
-        """Which value is to be cut next, [rows, groups]: they take turns, but those that are known."""
+        """Return the index of the value to cut next, [rows, groups]: values that are not yet known take turns."""
         count = len(self.low)
         return ((self.high > self.low).roll(-number, 0).to(torch.uint8).argmax(0) + number) % count
 
     def only(self, rows: Tensor) -> _Boxes:
-        """The boxes of the rows of these indices."""
+        """Keep only the boxes of the rows of these indices."""
         return _Boxes(self.low[..., rows, :], self.high[..., rows, :])
 
     def put(self, rows: Tensor, other: _Boxes) -> _Boxes:
-        """The same with other boxes in the rows of these indices."""
+        """Replace the boxes in the rows of these indices by others."""
         return _Boxes(self.low.index_copy(-2, rows, other.low), self.high.index_copy(-2, rows, other.high))
 
     def along(self, axis: Tensor) -> Range:
-        """Lowest and highest position of one value."""
+        """Return the lowest and highest ordinal of the value `axis`."""
         return self.low.gather(0, axis[None])[0], self.high.gather(0, axis[None])[0]
 
     @property
     def middle(self) -> _Boxes:
-        """The point in the middle."""
+        """The point in the middle of each box."""
         middle = _between(self.low, self.high)
         return _Boxes(middle, middle)
 
@@ -77,7 +77,7 @@ class _Boxes:
 
 
 def explained_together(rows: Rows) -> Searched:
-    """Which groups some values of all latent stages together explain, and the position of the first of them.
+    """Search each group for values of all latent stages that explain it together.
 
     Every row is tried at likely points. Of those that no such point explains, as many as are evaluated at once are
     searched to the end, spread evenly; the others stay open.
@@ -99,9 +99,9 @@ def explained_together(rows: Rows) -> Searched:
 
 
 def _descended(rows: Rows) -> tuple[Searched, _Boxes]:
-    """What likely points explain: what the kernel shows, then the middles of boxes that shrink as the elements say.
+    """Try likely points: the values that the kernel shows, then the middles of boxes that shrink as the elements say.
 
-    The boxes at the end, too: none of their sides shrank any more.
+    Return the answers, and the boxes at the end, of which no side shrank any more.
     """
     answer, box = Searched.of(rows), _whole(rows)
     left = torch.arange(len(rows.low), device=rows.low.device)
@@ -127,7 +127,7 @@ def _descended(rows: Rows) -> tuple[Searched, _Boxes]:
 
 
 def _searched(rows: Rows, near: _Boxes) -> Searched:
-    """What some values explain, and what none does: boxes, `near` first, are refuted or cut until nothing is left."""
+    """Search to the end: boxes, `near` first, are refuted or cut until none is left or a point explains the group."""
     answer = Searched.of(rows)
     stack, depth = _stacked(_whole(rows), near)
     left = torch.arange(len(rows.low), device=rows.low.device)
@@ -146,7 +146,7 @@ def _searched(rows: Rows, near: _Boxes) -> Searched:
 
 
 def _stacked(whole: _Boxes, near: _Boxes) -> tuple[_Boxes, Tensor]:
-    """A box cut into `near`, on top, and what is beside it; and how many boxes each group has."""
+    """Cut a box into `near`, which lies on top of the stack, and the boxes beside it; count them per group."""
     stack, depth = _Boxes.stack(whole), torch.zeros_like(whole.low[0])
     for number in range(len(whole.low)):
         axis = torch.full_like(depth, number)
@@ -159,9 +159,10 @@ def _stacked(whole: _Boxes, near: _Boxes) -> tuple[_Boxes, Tensor]:
 
 
 def _round(rows: Rows, box: _Boxes, number: int) -> tuple[Tensor, Tensor, _Boxes, _Boxes, Tensor, Tensor]:
-    """What becomes of a box of each group.
+    """Shrink, refute or cut a box of each group.
 
-    Whether a point explains the group, and where; two boxes that are left, and whether each of them is.
+    Return a mask of the groups that a point explains, and its ordinal; two boxes, and for each a mask of the groups in
+    which it is left.
     """
     axis = box.axis(number)
     low, high = box.along(axis)
@@ -184,7 +185,7 @@ def _round(rows: Rows, box: _Boxes, number: int) -> tuple[Tensor, Tensor, _Boxes
 
 
 def _admitted(rows: Rows, box: _Boxes, axis: Tensor) -> Range:
-    """Positions of one value between which every element may be explained, by a straight line between both faces."""
+    """Return the ordinals of one value between which every element may be explained, by a line between both faces."""
     low, high = box.along(axis)
     ends = _ends(rows.unrounded, _Boxes.stack(box.cut(axis, low, low), box.cut(axis, high, high)))
     shares = [_shares(rows, name, below, above) for name, (below, above) in ends.items()]
@@ -198,7 +199,7 @@ def _admitted(rows: Rows, box: _Boxes, axis: Tensor) -> Range:
 
 
 def _shares(rows: Rows, name: str, below: Tensor, above: Tensor) -> Range:
-    """The least and the most of the way from one face to the other that all elements of a stage admit.
+    """Return the least and the largest share of the way from one face to the other that all elements of a stage admit.
 
     `below` and `above` are the ends of the elements at both faces, before they are rounded.
     """
@@ -215,7 +216,7 @@ def _shares(rows: Rows, name: str, below: Tensor, above: Tensor) -> Range:
 
 
 def _ends(rows: Rows, boxes: _Boxes) -> dict[str, Range]:
-    """Lowest and highest legal elements within boxes, [boxes, rows, groups, size]."""
+    """Evaluate the lowest and highest legal elements within boxes, [boxes, rows, groups, size]."""
     assert rows.also is not None
     low, high = from_ordinals(boxes.low, FP32), from_ordinals(boxes.high, FP32)
     below, above = low.clone(), high.clone()
@@ -226,7 +227,7 @@ def _ends(rows: Rows, boxes: _Boxes) -> dict[str, Range]:
 
 
 def _refuted(rows: Rows, boxes: _Boxes) -> Tensor:
-    """Which boxes [boxes, rows, groups] hold no values that explain all elements."""
+    """Return a mask of the boxes [boxes, rows, groups] that hold no values which explain all elements."""
     refuted = torch.zeros_like(boxes.low[:, 0], dtype=torch.bool)
     for name, (lo, hi) in _ends(rows, boxes).items():
         wrong = (rows.seen[name] < lo) | (rows.seen[name] > hi)
@@ -239,14 +240,14 @@ def _fits(rows: Rows, point: _Boxes) -> Tensor:
 
 
 def _whole(rows: Rows) -> _Boxes:
-    """All values that each group may have."""
+    """Return the box of all latent values that each group may have."""
     assert rows.also is not None
     lows, highs = zip((rows.low, rows.high), *rows.also.values(), strict=True)
     return _Boxes(torch.stack(lows), torch.stack(highs))
 
 
 def _likely(rows: Rows, box: _Boxes) -> list[_Boxes]:
-    """Points to try before all others: what the kernel shows, and the middle."""
+    """Return the points to try before all others: the values that the kernel shows, and the middle."""
     if not rows.likely:
         return [box.middle]
     shown = torch.maximum(torch.minimum(torch.stack(list(rows.likely)), box.high), box.low)
@@ -254,13 +255,13 @@ def _likely(rows: Rows, box: _Boxes) -> list[_Boxes]:
 
 
 def _top(stack: _Boxes, depth: Tensor) -> _Boxes:
-    """The last box of each group; any where there is none."""
+    """Return the last box of each group; any where there is none."""
     at = (depth - 1).clamp(min=0).expand(1, stack.low.shape[1], -1, -1)
     return _Boxes(stack.low.gather(0, at)[0], stack.high.gather(0, at)[0])
 
 
 def _pushed(stack: _Boxes, depth: Tensor, box: _Boxes) -> _Boxes:
-    """The boxes with one more at `depth`, whatever was there."""
+    """Put a box at `depth` of each group's stack, over whatever was there."""
     if len(stack.low) <= int(depth.max()):
         stack = _Boxes(*(torch.cat([t, t[-1:]]) for t in (stack.low, stack.high)))
     at = depth.clamp(min=0).expand(1, stack.low.shape[1], -1, -1)
@@ -268,7 +269,7 @@ def _pushed(stack: _Boxes, depth: Tensor, box: _Boxes) -> _Boxes:
 
 
 def _between(low: Tensor, high: Tensor) -> Tensor:
-    """The position in the middle, by value."""
+    """Return the ordinal of the number halfway between two."""
     middle = _position((from_ordinals(low, FP32) + from_ordinals(high, FP32)) / 2)
     return torch.minimum(torch.maximum(middle, low), high)
 

@@ -20,7 +20,7 @@ _MOST_CANDIDATES = 31
 
 
 def explained_groups(rows: Rows) -> Searched:
-    """Which groups some candidate explains, or some values of all latent stages together where there are several."""
+    """Search each group for a candidate that explains it, or for several where there are several latent stages."""
     if rows.also is not None:
         return explained_together(rows)
     found, fits = _tried_first(rows)
@@ -49,7 +49,10 @@ def explained_groups(rows: Rows) -> Searched:
 
 
 def _tried_first(rows: Rows) -> tuple[Tensor, Tensor]:
-    """The value that a kernel shows, or the middle one, and which groups it explains: most of rounded results."""
+    """Try the value that a kernel shows, or the middle one: it explains most groups of rounded results.
+
+    Return its ordinals and a mask of the groups that it explains.
+    """
     at = torch.maximum(torch.minimum(rows.likely[0], rows.high), rows.low) if rows.likely else _middle(rows)
     fits = rows.tried.clone()
     for name, (lo, hi) in _forward(rows, at[None]).items() if len(at) else ():
@@ -63,13 +66,13 @@ def _middle(rows: Rows) -> Tensor:
 
 
 def _slopes(rows: Rows) -> dict[str, Range]:
-    """Sign of the change of both ends of each element as the value grows; 0 if nothing changes."""
+    """Return the sign of the change of both ends of each element as the value grows; 0 if nothing changes."""
     ends = _forward(rows, torch.stack([rows.low, rows.high]))
     return {name: (_slope(below), _slope(above)) for name, (below, above) in ends.items()}
 
 
 def _asked(rows: Rows, positions: Tensor, slopes: Mapping[str, Range]) -> Range:
-    """Per candidate and group: whether some element asks for a larger, and for a smaller value."""
+    """Return masks [candidates, rows, groups]: some element asks for a larger value, and for a smaller one."""
     up = torch.zeros_like(positions, dtype=torch.bool)
     down = torch.zeros_like(up)
     for name, (lo, hi) in _forward(rows, positions).items():
@@ -87,11 +90,11 @@ def _forward(rows: Rows, positions: Tensor) -> dict[str, Range]:
 
 
 def _spread(low: Tensor, high: Tensor, count: int) -> Tensor:
-    """`count` positions from low to high, stacked in front."""
+    """Return `count` ordinals spread between low and high, in a new first dimension."""
     steps = torch.arange(1, count + 1, device=low.device).reshape(-1, 1, 1)
     return low + ((high - low) * steps) // (count + 1)
 
 
 def _slope(ends: Tensor) -> Tensor:
-    """1 where the last of two stacked tensors is the larger, -1 where the first is, else 0."""
+    """Return 1 where the last of two stacked tensors is the larger, -1 where the first is, else 0."""
     return (ends[1] > ends[0]).to(torch.int8) - (ends[1] < ends[0]).to(torch.int8)

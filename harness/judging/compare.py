@@ -31,7 +31,7 @@ class Begun:
 
     Attributes:
         figures: where its figures will be.
-        comparison: what is made of them.
+        comparison: makes the statistics from them, as numbers of the host.
     """
 
     figures: Tensor
@@ -40,7 +40,7 @@ class Begun:
 
 @timed(COMPARING)
 def begin(actual: Tensor, expected: Enclosure, fmt: Format) -> Begun | Comparison:
-    """Statistics of `actual` (any float dtype) against `expected`, which broadcasts to its shape.
+    """Begin to compare `actual` (any float dtype) with `expected`, which broadcasts to its shape.
 
     Distances in ulp are those of `fmt`, the format that the stage has under the contract.
     """
@@ -53,7 +53,7 @@ def begin(actual: Tensor, expected: Enclosure, fmt: Format) -> Begun | Compariso
 
 @timed(COMPARING)
 def begin_integers(actual: Tensor, expected: Tensor) -> Begun | Comparison:
-    """Statistics of `actual` against integers or truth values, all of which must be equal; an ulp is 1."""
+    """Begin to compare `actual` with integers or truth values, all of which must be equal; an ulp is 1."""
     if actual.numel() == 0:
         return Comparison()
     if (pair := _pair(actual, expected)) is None:
@@ -63,13 +63,13 @@ def begin_integers(actual: Tensor, expected: Tensor) -> Begun | Comparison:
 
 @timed(COMPARING)
 def begin_choices(actual: Tensor, expected: Indices) -> Comparison:
-    """Statistics of `actual` against indices, any of which may be given that is allowed in its row."""
+    """Compare `actual` with indices: a kernel may give any index that is allowed in its row."""
     return Comparison() if actual.numel() == 0 else torch_compare.compare_choices(actual, expected)
 
 
 @timed(COMPARING)
 def finished(comparisons: Sequence[Begun | Comparison]) -> list[Comparison]:
-    """The statistics, in order; the device is waited for once."""
+    """Return the statistics of all comparisons, in order; the device is waited for once."""
     begun = [c.figures for c in comparisons if isinstance(c, Begun)]
     if not begun:
         return [c for c in comparisons if isinstance(c, Comparison)]
@@ -78,29 +78,29 @@ def finished(comparisons: Sequence[Begun | Comparison]) -> list[Comparison]:
 
 
 def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
-    """A comparison that is asked for at once; see `begin`."""
+    """Compare and wait for the statistics; see `begin`."""
     return finished([begin(actual, expected, fmt)])[0]
 
 
 def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
-    """A comparison that is asked for at once; see `begin_integers`."""
+    """Compare and wait for the statistics; see `begin_integers`."""
     return finished([begin_integers(actual, expected)])[0]
 
 
 def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
-    """Elements that lie outside what is expected. NaN is allowed only where it must be, or where nothing is known."""
+    """Return a mask of the elements outside `expected`; NaN is inside only if required, or where nothing is known."""
     return torch_compare.outside_mask(actual, expected)
 
 
 def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
-    """How many elements of `actual` are outside `expected`, which broadcasts to its shape: int64, on their device."""
+    """Count the elements of `actual` outside `expected`, which broadcasts to its shape: int64, on their device."""
     if actual.numel() == 0 or (pair := _pair(actual, expected)) is None:
         return torch_compare.outside_count(actual, expected)
     return pair.outside_count()
 
 
 def _pair(actual: Tensor, expected: Enclosure | Tensor) -> ComparedPair | None:
-    """What the kernels take, where they may be used; Triton is not imported for tensors in the memory of the CPU."""
+    """Return both as the fused kernels take them, None where none is used; Triton is not imported for CPU tensors."""
     if not fuses(actual):
         return None
     from lastbit.judging.compare_selftest import trusted

@@ -1,4 +1,4 @@
-"""The Triton kernels of `fused_compare`: everything is read once, and what the programs find is put together in order.
+"""The Triton kernels of `fused_compare`: everything is read once, and partial results are combined in a fixed order.
 
 Elements are taken in row-major order, cut into blocks; program p of P takes the blocks p, p + P, p + 2P and so on.
 A tensor is addressed by two strides: element i lies in row i // width and column i % width; a flat one has no rows.
@@ -57,7 +57,7 @@ def _same_class(x, y):
 
 @triton.jit
 def _per_spacing(x, dropped, least):
-    """1 / distance between neighbours around x, which is finite; powers of two, so that multiplying by it divides."""
+    """Return 1 / distance between neighbours around x, which is finite: a power of two, so that a product is exact."""
     high = (bits_of(x) >> 32).to(tl.int32)
     exponent = tl.maximum((high >> 20) & 0x7FF, least)
     return number_of(((2046 + 52 - dropped - exponent) << 20).to(tl.int64) << 32)
@@ -70,13 +70,13 @@ def _any(condition):
 
 @triton.jit
 def _count(condition):
-    """How many in each row."""
+    """Count the true elements of each row."""
     return tl.sum(condition.to(tl.int32), 1)
 
 
 @triton.jit
 def _position(x, dropped, least, shift, limit, signed_limit):
-    """The ordinal of x, correctly rounded to the format; 0 for NaN. What overflows to NaN is positive."""
+    """Return the ordinal of x, correctly rounded to the format; 0 for NaN. Overflow to NaN is positive."""
     magnitude = tl.abs(x)
     bits = bits_of(magnitude)
     one = tl.full(bits.shape, 1, tl.int64)
@@ -219,7 +219,7 @@ def finish(
     width: tl.int64, a_row: tl.int64, a_column: tl.int64, e_row: tl.int64, e_column: tl.int64,
     PARTS: tl.constexpr, SUMS: tl.constexpr, MAXIMA: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Figures: the sums, the maxima, position and severity of the worst element, its actual value and its parts.
+    """Store the figures: sums, maxima, position and severity of the worst element, its actual value and its parts.
 
     PARTS is 1 also for an expected integer. One program for each sum and maximum, and one for the worst element.
     """

@@ -1,4 +1,4 @@
-"""The Triton kernels of `fused_compare` for integers, and for nothing but the number of elements outside."""
+"""The Triton kernels of `fused_compare` that compare integers, and that only count the elements outside."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -67,7 +67,7 @@ def count_outside(
     width: tl.int64, a_row: tl.int64, a_column: tl.int64, e_row: tl.int64, e_column: tl.int64,
     PARTS: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds the elements outside to a counter; no part stands for an expected integer."""
+    """Add the number of elements outside to a counter; PARTS is 0 for expected integers."""
     lanes = tl.arange(0, BLOCK)
     outsides = tl.zeros([BLOCK], tl.int32)
     for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0)):

@@ -1,4 +1,4 @@
-"""The kernels of `fused_compare` against the definition, on numbers where they are most likely to differ."""
+"""Test of the kernels of `fused_compare` against the definition, on numbers where they are most likely to differ."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ TESTED = tuple(fmt for fmt in FORMATS.values() if fmt is not FP64)
 
 
 def trusted(sort: Sort) -> bool:
-    """Whether the kernels for tensors of this sort are trusted."""
+    """Check whether the kernels for tensors of this sort are trusted."""
     return trust.trusted(sort.device, sort, f"comparing {sort.actual}", lambda: difference(sort))
 
 
 def difference(sort: Sort) -> str:
-    """The first comparison of special values that the kernels and torch see differently; empty if none."""
+    """Describe the first comparison of special values in which the kernels and torch differ; empty if none."""
     return next(_of_floats(sort) if isinstance(sort.expected, int) else _of_integers(sort, sort.expected), "")
 
 
 def agree(fused: Comparison, defined: Comparison) -> bool:
-    """Whether all figures are the same, but for the rounding errors of sums in another order.
+    """Check whether all figures are equal, but for the rounding errors of sums in another order.
 
     A sum of n terms of fp64 has an error of at most (n - 1) 2^-53 times the sum of their magnitudes, to first order.
     """
@@ -50,7 +50,7 @@ def agree(fused: Comparison, defined: Comparison) -> bool:
 
 
 def corners() -> Tensor:
-    """Numbers of fp64 of both signs where formats begin, end and are halfway between neighbours, inf and NaN."""
+    """Return fp64 numbers of both signs where formats begin, end and are halfway between neighbours, inf and NaN."""
     found = [0.0, math.inf, math.nan, 5e-324, 2.0**-1000, 2.0**1000, 3.0, 1e30]
     for fmt in TESTED:
         last = fmt.max * fmt.epsilon / 2
@@ -62,7 +62,7 @@ def corners() -> Tensor:
 
 
 def specials(dtype: torch.dtype, parts: int) -> tuple[Tensor, Enclosure]:
-    """Actual values of `dtype` and what is expected of them: corners against corners, free, decided and unknown."""
+    """Return actual values of `dtype` and an enclosure: corners in points, in intervals and where nothing is known."""
     x = corners()
     shifts = (0, 1, 2, 7, len(x) // 2, len(x) - 1)
     a = x.repeat(len(shifts))
@@ -75,7 +75,7 @@ def specials(dtype: torch.dtype, parts: int) -> tuple[Tensor, Enclosure]:
 
 
 def sets_of(a: Tensor, e: Enclosure) -> dict[str, Tensor]:
-    """Masks of the special values, such that an error in one figure is not hidden by what is infinite in another."""
+    """Return masks of subsets of the special values, so that infinities in one figure hide no error in another."""
     x = a.to(torch.float64)
     moderate = (torch.stack([x, e.exact, e.value]).abs() < 2.0**20).all(0)
     return {
@@ -120,7 +120,7 @@ def _of_integers(sort: Sort, dtype: torch.dtype) -> Iterator[str]:
 
 
 def _laid_out(x: Tensor, flat: bool) -> Tensor:
-    """As it is, or in two dimensions of which the first is the nearer one in memory."""
+    """Return x as it is, or in two dimensions of which the first is contiguous in memory."""
     if flat:
         return x
     even: Tensor = x[..., : x.shape[-1] // 2 * 2].unflatten(-1, (2, -1))

@@ -1,4 +1,4 @@
-"""What share of each result was decided: how much of it could not have been otherwise under the contract."""
+"""The share of each result that was decided: of elements that could not have been otherwise under the contract."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 1 << 20  # elements of the main input of which the rows are asked how we
 
 
 def constants(whole: Observation, most: int, sums: Collection[str]) -> dict[str, int]:
-    """Return stage → how many of its elements are constant, if the kernel gave what it had to give.
+    """Count the constant elements of each stage, if the kernel gave what it had to give.
 
     Such an element has one legal value, which nothing has rounded, and it is the same whatever the floating-point
     numbers of the inputs are: the 0 of an ignored row, a masked element. It says nothing about a kernel's arithmetic.
@@ -49,13 +49,13 @@ def constants(whole: Observation, most: int, sums: Collection[str]) -> dict[str,
 
 
 def _exact(expected: Numbers) -> Tensor:
-    """Return the elements that may have one value only, which nothing has rounded."""
+    """Return a mask of the elements that may have one value only, which nothing has rounded."""
     e = expected.enclosure
     return ((e.lo == e.hi) & (e.exact == e.lo)) | (torch.isnan(e.lo) & torch.isnan(e.exact))
 
 
 def decidable(problem: Problem) -> dict[str, tuple[int, int]]:
-    """Return result → how many of its elements are decided, and how many it has, without constant ones."""
+    """Count the decided elements of each result, and all of them, both without constant ones."""
     constant = problem.with_any_numbers.trace
     found = {}
     for name in problem.trace.results:
@@ -68,7 +68,7 @@ def decidable(problem: Problem) -> dict[str, tuple[int, int]]:
 
 
 def shares(problem: Problem, judgement: Judgement) -> dict[str, float]:
-    """Result → share of it that is decided, from 0 to 1.
+    """Return the share of each result that is decided, from 0 to 1.
 
     A constant element counts for nothing; see `constants`. One with one legal value counts 1. One in a row that one
     latent value explains counts by how well that value is known: 1 if the order of the sums behind it makes no
@@ -92,7 +92,7 @@ def _share(stage: StageResult, known: float, empty: bool) -> float:
 
 
 def _known(problem: Problem) -> float:
-    """Share of the bits of the latent value that the order of sums leaves no choice about, mean over the first rows.
+    """Return the share of the latent value's bits that no order of sums can change, as a mean over the first rows.
 
     Of several latent values it is the one that is known worst.
     """
@@ -109,12 +109,12 @@ def _share_of_bits(own: Tensor, least: Tensor, precision: int) -> Tensor:
 
 
 def _no_height(terms: int) -> int:
-    """The height of a sum that is rounded once, whose order makes no difference."""
+    """Return the height of a sum that is rounded once, so that its order makes no difference: 0."""
     return 0
 
 
 def _possible(problem: Problem) -> dict[str, tuple[Tensor, int]]:
-    """How many values each latent stage may have in each row, NaN where that is unknown, and its precision in bits."""
+    """Count the possible values of each latent stage in each row, NaN where unknown; with its precision in bits."""
     latent, trace = problem.op.latent, problem.trace
     assert latent is not None
     stages = [name for name in (latent.under(problem.contract), *latent.also) if name in trace.formats]

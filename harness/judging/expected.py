@@ -1,4 +1,4 @@
-"""What a stage must be: numbers within an enclosure, exact integers, or a sum over rows that is not finished yet."""
+"""The values a stage must have: numbers within an enclosure, exact integers, or a sum over rows not finished yet."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lastbit.timing import REFERENCES, timed
 
 
 class Expected(ABC):
-    """What a stage must be under a contract; an element that cannot be is *outside*.
+    """The values that a stage may have under a contract; an element with another one is *outside*.
 
     Attributes:
         format: the format of the stage under the contract.
-        of_all_rows: it is a sum over rows, so that rows of the inputs alone do not say what it must be.
+        of_all_rows: it is a sum over rows, which is known only when all rows have been seen.
     """
 
     format: Format | Integers
@@ -30,7 +30,7 @@ class Expected(ABC):
     @property
     @abstractmethod
     def allowed(self) -> Enclosure | Tensor:
-        """What its elements may be: an enclosure, or integers."""
+        """The values that its elements may have: an enclosure, or integers."""
 
     @property
     def shape(self) -> torch.Size:
@@ -44,40 +44,40 @@ class Expected(ABC):
 
     @abstractmethod
     def begin(self, actual: Tensor) -> Begun | Comparison:
-        """Begin to compare what a kernel gave for the stage."""
+        """Begin to compare the values that a kernel gave for the stage."""
 
     def compare(self, actual: Tensor) -> Comparison:
-        """Statistics of what a kernel gave for the stage."""
+        """Compare the values that a kernel gave for the stage with those that are allowed."""
         return finished([self.begin(actual)])[0]
 
     def outside(self, actual: Tensor) -> Tensor:
-        """Which elements of `actual` cannot be, as a mask of its shape."""
+        """Return a mask of the elements of `actual` that are not allowed, of its shape."""
         return outside_mask(actual, self.allowed)
 
     def count_outside(self, actual: Tensor) -> Tensor:
-        """How many these are: int64, on the device of `actual`."""
+        """Count the elements of `actual` that are not allowed: int64, on its device."""
         return outside_count(actual, self.allowed)
 
     @abstractmethod
     def same(self, other: Expected) -> bool:
-        """Whether both are one in value and ends."""
+        """Check whether both have equal values and ends."""
 
     @abstractmethod
     def apart(self, other: Expected) -> bool:
-        """Whether some element can only be the one or the other."""
+        """Check whether some element has no value that both allow."""
 
     @property
     def finished(self) -> Expected:
-        """The same where all rows have been seen."""
+        """The final values of a sum over rows, all of which have been seen; itself for any other stage."""
         return self
 
     def stored_as(self, dtype: torch.dtype) -> Expected:
-        """The same rounded to the dtype that it is stored in."""
+        """Round the allowed values to the dtype that the stage is stored in."""
         return self
 
 
 KNOWN = 2.0**-40
-"""What an exact value that is shown may err, as a share of it."""
+"""Largest relative error of an exact value that is shown."""
 
 
 def known_exactly(expected: Expected) -> Tensor:
@@ -131,7 +131,7 @@ class Numbers(Expected):
 
     @property
     def decided(self) -> Tensor:
-        """Which elements are decided: they have one legal value, or are rounded to either neighbour of one number."""
+        """Mask of the decided elements: they have one legal value, or are rounded to either neighbour of one number."""
         e = self.enclosure
         return are_decided(e.lo, e.hi, self.format)
 
@@ -170,7 +170,7 @@ class ChosenIndices(Expected):
 
     @property
     def allowed(self) -> Enclosure:
-        """From the first index that is allowed to the last, which may hold others."""
+        """The range from the first allowed index to the last, which may hold others."""
         return self.indices.range
 
     @property
@@ -201,13 +201,13 @@ class ChosenIndices(Expected):
 
 @dataclass(frozen=True, eq=False)
 class RowSum(Expected):
-    """A sum over the rows that were seen, or what follows from sums; `+` joins it with that over others.
+    """A sum over the rows seen so far, or a value that follows from such sums; `+` adds the sum over further rows.
 
     Attributes:
-        sum: what has to be known of its terms, or of those of the sums that it follows from.
+        sum: facts about its terms, or about those of the sums that it follows from.
         format: the format of the stage.
         rounds: the contract rounds it to that, and does not keep it in fp32.
-        premises: those under which it is finished.
+        premises: the premises under which it is finished.
     """
 
     sum: Sum | AfterSums

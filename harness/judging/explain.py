@@ -10,7 +10,7 @@ from lastbit.row_check import Need, Needs, RowCheck
 
 
 def describe_stage(stage: StageResult, contract: str) -> Finding:
-    """The finding for a stage that has elements outside its enclosure."""
+    """Return the finding for a stage that has elements outside its enclosure."""
     local = stage.isolated.outside > 0
     comparison = stage.isolated if local else stage.cumulative
     view = "" if local and stage.cumulative.outside else _VIEWS[local]
@@ -25,7 +25,7 @@ _VIEWS = {
 
 
 def describe_rows(rows: RowCheck, contract: str) -> Finding:
-    """The finding for rows that no latent value within the enclosure explains."""
+    """Return the finding for rows that no latent value within the enclosure explains."""
     needs = rows.needs
     said = f"{rows.unexplained:,} of {rows.rows:,} rows cannot come from one fp32 {rows.stages} under {contract}"
     said += ": " if needs.rows else ""
@@ -43,7 +43,7 @@ _ALIKE = 1.25  # what differs by less than this factor is alike: a row in bf16 l
 
 
 def _needed(needs: Needs) -> str:
-    """What rows need beside what the contract gives, and what the ratio of the two hints at."""
+    """Tell the latent values that rows need beside those of the contract, and the cause that their ratio hints at."""
     least, most = needs.least, needs.most
     assert least is not None and most is not None
     if needs.found == 1:
@@ -59,7 +59,7 @@ def _needed(needs: Needs) -> str:
 
 
 def _deviation(need: Need) -> float:
-    """How far the ratio is from 1, on whichever side."""
+    """Return the distance of the ratio from 1 on either side: |log ratio|."""
     return abs(math.log(need.ratio)) if 0 < need.ratio < math.inf else math.inf
 
 
@@ -68,7 +68,7 @@ def _beside(need: Need) -> str:
 
 
 def describe_split(rows: RowCheck, contract: str) -> Finding:
-    """The notice for rows that come from two latent values, one in each half of the columns."""
+    """Return the notice for rows that come from two latent values, one in each half of the columns."""
     sentence = (
         f"{rows.split:,} of {rows.rows:,} rows come from two values of fp32 {rows.stages}, one in each half of the "
         f"columns, both possible under {contract}: lanes of a warp add in two ways, as Triton's default fusing makes "

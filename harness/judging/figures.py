@@ -1,4 +1,4 @@
-"""What the kernels of `fused_compare` write of a comparison, and the statistics that are made of it."""
+"""The figures of a comparison that the kernels of `fused_compare` write, and the statistics made of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lastbit.result import Comparison, Worst
 
 
 class FloatFigures(NamedTuple):
-    """What `finish` writes of a comparison with an enclosure; the parts of the worst element follow.
+    """The figures that `finish` writes of a comparison with an enclosure; the parts of the worst element follow.
 
-    `undecided` and `far` are what is not decided and what does not count in the bias; `beyond_16` are the elements
-    farther than 16 ulp from the contract's value.
+    `undecided` elements are not decided, `far` ones do not count in the bias, and `beyond_16` are those farther than
+    16 ulp from the contract's value.
     """
 
     undecided: float
@@ -42,7 +42,7 @@ class FloatFigures(NamedTuple):
 
 
 class IntegerFigures(NamedTuple):
-    """What `finish` writes of a comparison of integers."""
+    """The figures that `finish` writes of a comparison of integers."""
 
     wrong: float
     beyond_0: float
@@ -59,7 +59,7 @@ class IntegerFigures(NamedTuple):
 
 
 def comparison(shape: torch.Size, numbers: list[float]) -> Comparison:
-    """Statistics of floating-point numbers, from `FloatFigures` and the parts of the worst element."""
+    """Make the statistics of floating-point numbers from `FloatFigures` and the parts of the worst element."""
     figures, numel = FloatFigures(*numbers[: len(FloatFigures._fields)]), shape.numel()
     known = numbers[len(FloatFigures._fields) :]
     exact, value, lo, hi = (known + known[-1:] * 3)[:4]
@@ -84,7 +84,7 @@ def comparison(shape: torch.Size, numbers: list[float]) -> Comparison:
 
 
 def comparison_of_integers(shape: torch.Size, numbers: list[float]) -> Comparison:
-    """Statistics of integers, from `IntegerFigures`."""
+    """Make the statistics of integers from `IntegerFigures`."""
     figures, numel = IntegerFigures(*numbers), shape.numel()
     index, value = unravel(int(figures.position), shape), figures.expected
     return Comparison(
@@ -109,6 +109,6 @@ def _histogram(numel: int, figures: FloatFigures | IntegerFigures) -> tuple[int,
 
 
 def _ulp_of(severity: float) -> float:
-    """The distance of an element of that severity."""
+    """Return the distance in ulp of an element of that severity."""
     distance = severity - 2 * FARTHEST if severity >= 2 * FARTHEST else severity
     return math.inf if distance == FARTHEST else distance

@@ -20,7 +20,7 @@ from lastbit.result import OF_FORMULA, Finding, told
 
 @dataclass(frozen=True)
 class Compared:
-    """How the residues of a result compare with those of the contract.
+    """The counts of a comparison of a result's residues with the contract's.
 
     Attributes:
         numel: elements that are finite under the contract.
@@ -60,7 +60,7 @@ def compare_formulas(
 
 
 def kept_apart(problem: Problem, given: Mapping[str, Residues], alternatives: list[Contract]) -> dict[str, int]:
-    """Return alternative → how many elements of the results follow from the contract and not from that alternative."""
+    """Count for each alternative the elements of the results that follow from the contract and not from it."""
     own = problem.residues
     found = {}
     for other in alternatives:

@@ -45,7 +45,7 @@ FINISH = LaunchShape(block=1024, programs=1, warps=4)
 
 
 class Walk(NamedTuple):
-    """How two tensors of one shape are gone through: element i lies in row i // width and column i % width of both."""
+    """The way through two tensors of one shape: element i lies in row i // width and column i % width of both."""
 
     numel: int
     width: int
@@ -56,17 +56,17 @@ class Walk(NamedTuple):
 
     @property
     def flat(self) -> bool:
-        """Whether both lie in memory as they are gone through."""
+        """Whether the elements of both follow each other in memory in that order."""
         return self.width == self.numel and self.a_column == self.e_column == 1
 
 
 class Sort(NamedTuple):
-    """What the kernels are compiled for.
+    """A kind of pairs of tensors, for each of which kernels are compiled.
 
     Attributes:
         actual: the dtype of the actual values.
         expected: the dtype of expected integers, or how many parts of fp64 there are.
-        flat: both lie in memory as they are gone through.
+        flat: the elements of both follow each other in memory; see `Walk.flat`.
         large: the kernels are for such tensors alone. Those that are not large take any number of parts, which counts
             as four, and any way to go through them.
     """
@@ -80,7 +80,7 @@ class Sort(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ComparedPair:
-    """An actual tensor that is not empty and what is expected of it, as the kernels take them.
+    """A tensor that is not empty and the values expected of it, as the kernels take them.
 
     Attributes:
         expected: stacked parts, or integers.
@@ -96,7 +96,7 @@ class ComparedPair:
 
     @classmethod
     def of(cls, actual: Tensor, expected: Enclosure | Tensor, *, large: bool | None = None) -> ComparedPair | None:
-        """None where there is no kernel for them; `large` unless their size is to say which kernels."""
+        """Pair both, None where there is no kernel for them; `large` chooses the kernels, by default the size does."""
         large = actual.numel() >= LARGE if large is None else large
         walk = walk_of(actual, expected)
         e = expected if isinstance(expected, Tensor) else expected.parts
@@ -139,7 +139,7 @@ class ComparedPair:
         return Begun(figures, functools.partial(comparison_of_integers, self.actual.shape))
 
     def outside_count(self) -> Tensor:
-        """How many elements are outside."""
+        """Count the elements outside: int64, on the device."""
         count = torch.zeros(1, dtype=torch.int64, device=self.actual.device)
         blocks, parts = self._blocks(COUNT), self.sort.expected if isinstance(self.sort.expected, int) else 0
         self._launch(
@@ -153,7 +153,7 @@ class ComparedPair:
         return -(-self.walk.numel // grid.block)
 
     def _room(self, figures: int, columns: int) -> list[Tensor]:
-        """Memory for figures, and for what they are made of."""
+        """Allocate memory for figures, and for the partial results that they are made of."""
         room = torch.empty(figures + columns, dtype=torch.float64, device=self.actual.device)
         return [room[:figures], room[figures:]]
 
@@ -177,7 +177,7 @@ class ComparedPair:
 
 
 def walk_of(actual: Tensor, expected: Enclosure | Tensor) -> Walk | None:
-    """How to go through `actual`, which is not empty, and what broadcasts to it; None if rows and columns do not do."""
+    """Find the way through `actual`, not empty, and `expected`, broadcast to it; None if that takes more strides."""
     e = expected if isinstance(expected, Tensor) else expected.parts[0]
     merged: list[tuple[int, int, int]] = []  # size and both strides, of dimensions that are one step of memory each
     for size, row, e_row in zip(actual.shape, actual.stride(), e.expand(actual.shape).stride(), strict=True):
@@ -195,7 +195,7 @@ def walk_of(actual: Tensor, expected: Enclosure | Tensor) -> Walk | None:
 
 @functools.cache
 def _format(fmt: Format) -> tuple[int, int, int, int, int]:
-    """What the kernels need to know of a format, as integers.
+    """Describe a format to the kernels in integers.
 
     Bits of an fp64 significand that it lacks; the biased exponent of its smallest normal number; the bits of the number
     whose last place is the format's quantum; the ordinal of what overflows; the first ordinal that has no sign.

@@ -1,4 +1,4 @@
-"""From actual values to a verdict: no tolerance, no printing.
+"""The judge: from a kernel's values to a verdict, without tolerances.
 
 A kernel fails if an element lies outside the enclosure of its contract, seen from the inputs of the case or from the
 kernel's own values of earlier stages, or if no single latent value explains a row. A case that decides no element and
@@ -85,7 +85,7 @@ def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settl
 
 
 def _judged(seen: Observation, others: OtherContracts | None) -> Tally:
-    """What there is to count in a block; if it fails, other contracts are asked whether they explain it."""
+    """Judge a block and return its tally; if it fails, other contracts are asked whether they explain it."""
     found = _tallied(seen)
     if found.failed:
         seen, found = _beyond_fp32(seen, found)
@@ -95,13 +95,13 @@ def _judged(seen: Observation, others: OtherContracts | None) -> Tally:
 
 
 def _screened(block: Screened, others: OtherContracts | None) -> Tally:
-    """The same of a block whose comparisons are under way."""
+    """Finish a block whose comparisons are under way, and judge it in full if it fails."""
     tally = block.tally
     return _judged(block.seen, others) if tally.failed else tally
 
 
 def _tallied(seen: Observation) -> Tally:
-    """What there is to count."""
+    """Compare every stage, check the rows, and count."""
     trace, onward, latent = seen.problem.trace, seen.onward, seen.problem.op.latent
     cumulative, isolated = seen.compare(trace) * 2 if onward is trace else seen.compare(trace, onward)
     stray = onward is not trace and any(isolated[name].outside for name in seen.through)
@@ -120,7 +120,7 @@ def _tallied(seen: Observation) -> Tally:
 
 
 def _beyond_fp32(seen: Observation, found: Tally) -> tuple[Observation, Tally]:
-    """The rows that fp32 must answer for, and the tally with the others as what is beyond fp32 has them."""
+    """Return the rows that fp32 must explain, and the tally of all, with the others explained beyond fp32."""
     if explained := explained_beyond_fp32(seen):
         rest = _without(seen, explained)
         tallies = [_tallied_beyond(part) for part in explained]
@@ -134,7 +134,7 @@ def _beyond_fp32(seen: Observation, found: Tally) -> tuple[Observation, Tally]:
 
 
 def _tallied_beyond(part: Beyond) -> Tally:
-    """What there is to count in rows, all of which something beyond fp32 explains; the row check has no more to ask."""
+    """Count in rows all of which arithmetic beyond fp32 explains, so that the row check is not repeated."""
     rows = part.rows
     if part.expected is None:
         return replace(_tallied(rows), beyond=rows.count)
@@ -145,14 +145,14 @@ def _tallied_beyond(part: Beyond) -> Tally:
 
 
 def _without(seen: Observation, explained: Iterable[Beyond]) -> Observation:
-    """The rows of `seen` that are in none of these, which were taken from it."""
+    """Return the rows of `seen` that are in none of the parts `explained`, which were taken from it."""
     numbers = torch.arange(seen.count, device=seen.problem.main.device) if seen.numbers is None else seen.numbers
     taken = [part.rows.numbers for part in explained if part.rows.numbers is not None]
     return seen.only((~torch.isin(numbers, torch.cat(taken))).nonzero()[:, 0]) if taken else seen
 
 
 def _finished(tally: Tally, whole: Observation, most: int, others: OtherContracts | None) -> Tally:
-    """The tally with the sums over rows, all of which have been seen; the blocks alone explain nothing of them."""
+    """Add the sums over rows to the tally when all rows have been seen; single blocks explain nothing of them."""
     actual, pairs = whole.actual, (tally.sums, tally.isolated_sums)
     cumulative, isolated = ({name: total.compare(actual[name]) for name, total in sums.items()} for sums in pairs)
     finished = Tally(cumulative, isolated)
@@ -210,7 +210,7 @@ def _judgement(
 
 
 def _with_exact(whole: Observation, name: str, found: Comparison, *, isolated: bool) -> Comparison:
-    """`found`, which says what is exact only where that is known; of numbers that all are possible nobody asks."""
+    """Keep the exact value of the worst element only where that is known; it is sought only if elements are outside."""
     if found.outside:
         return whole.with_exact(name, found, isolated=isolated)
     if found.worst is None or not whole.actual[name].is_floating_point():

@@ -35,11 +35,11 @@ _FARTHEST = 16
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """What a kernel shows of the statistics of each row, which are those of one half where a row is split.
+    """The statistics of each row that a kernel shows: those of one half where a row is split.
 
     Attributes:
-        latent: positions of its own latent values, [rows, groups]; None if it does not show them.
-        others: other stages with one value per group → lowest and highest position that the inputs allow.
+        latent: ordinals of its own latent values, [rows, groups]; None if it does not show them.
+        others: other stages with one value per group → lowest and highest ordinal that the inputs allow.
         stray: elements that do not follow from the kernel's own earlier stages, [rows, groups, size].
     """
 
@@ -48,15 +48,15 @@ class Shown:
     stray: Tensor
 
     def only(self, rows: Tensor) -> Shown:
-        """The rows of these indices, one of which may occur several times."""
+        """Keep only the rows of these indices, one of which may occur several times."""
         others = {n: (low[rows], high[rows]) for n, (low, high) in self.others.items()}
         return Shown(None if self.latent is None else self.latent[rows], others, self.stray[rows])
 
 
 def split_rows(rows: Rows, shown: Shown | None) -> tuple[Tensor, Tensor]:
-    """Which rows are split, all groups of a row by the same bit, and of which a search leaves it open.
+    """Return masks of the rows that are split, all groups of a row by the same bit, and of those left open by a search.
 
-    With `shown` where the kernel shows earlier stages.
+    `shown` is None where the kernel shows no earlier stages.
     """
     sizes = {t.shape[-1] for t in rows.seen.values()}
     split, unsure = torch.zeros_like(rows.tried[:, 0]), torch.zeros_like(rows.tried[:, 0])
@@ -70,7 +70,7 @@ def split_rows(rows: Rows, shown: Shown | None) -> tuple[Tensor, Tensor]:
 
 
 def _halves(size: int, device: torch.device) -> Tensor:
-    """For each bit of a column's index, which columns lack it and which have it: [bits, 2, size]."""
+    """Return masks of the columns that lack, and that have, each bit of their index: [bits, 2, size]."""
     bits = torch.arange((size - 1).bit_length(), device=device).reshape(-1, 1)
     has = (torch.arange(size, device=device) >> bits) & 1 == 1
     return torch.stack([~has, has], dim=1)
@@ -95,19 +95,19 @@ def _split(rows: Rows, shown: Shown | None, halves: Tensor) -> tuple[Tensor, Ten
 
 
 def _answers(known: Tensor, possible: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows that are split, and rows that may be, from which groups are by which bit: [bits, rows, groups] → [rows]."""
+    """Return masks of the rows that are split, and that may be, from groups by bit: [bits, rows, groups] → [rows]."""
     split = _by_one_bit(known)
     return split, _by_one_bit(possible) & ~split
 
 
 def _by_one_bit(groups: Tensor) -> Tensor:
-    """Whether all groups of a row are split by one bit: [bits, rows, groups] → [rows]."""
+    """Return a mask of the rows all of whose groups are split by one bit: [bits, rows, groups] → [rows]."""
     split: Tensor = groups.all(-1).any(0)
     return split
 
 
 def _with_other_statistics(rows: Rows, shown: Shown) -> Tensor:
-    """Which of the groups tried a latent value near the shown one explains, together with another value of a statistic.
+    """Return a mask of the tried groups that a latent value near the shown one explains with another statistic.
 
     A mean of products is a sum in which lanes disagree, too.
     """
@@ -121,7 +121,7 @@ def _with_other_statistics(rows: Rows, shown: Shown) -> Tensor:
 
 
 def _with_another(rows: Rows, shown: Shown, name: str) -> Tensor:
-    """Which of the groups tried some value of the statistic `name` explains, with some latent value near the shown."""
+    """Return a mask of the tried groups that a value of `name` explains with a latent value near the shown one."""
     assert shown.latent is not None
     low, high = shown.others[name]
     offsets = torch.arange(-_FARTHEST, _FARTHEST + 1, device=low.device).reshape(-1, 1, 1)
@@ -134,7 +134,7 @@ def _with_another(rows: Rows, shown: Shown, name: str) -> Tensor:
 
 
 def forgiven(local: Trace, trace: Trace, latent: Latent, split: Tensor) -> Trace:
-    """`local`, which goes on from the kernel's own stages; in split rows, what follows from the inputs instead.
+    """Return `local`, seen from the kernel's own stages, with the stages of split rows seen from the inputs instead.
 
     There a statistic that the kernel shows is one of two. `split` has one entry per row.
     """

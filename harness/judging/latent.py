@@ -33,7 +33,7 @@ _NORMAL = 1 << (FP32.precision - 1)  # position of the smallest normal number
 
 @dataclass(frozen=True, eq=False)
 class ExplainedRows:
-    """The row check, which rows of the block are split, [rows], and the numbers of those that nothing explains."""
+    """The row check, a mask of the split rows of the block, [rows], and the indices of those that nothing explains."""
 
     check: RowCheck
     split: Tensor
@@ -42,13 +42,13 @@ class ExplainedRows:
 
 @timed(ROWS)
 def check_rows(seen: Observation) -> RowCheck:
-    """How many rows one value of the op's latent stage explains; one per group where a row has several."""
+    """Count the rows that one value of the op's latent stage explains; one per group where a row has several."""
     return explain_rows(seen, seen.problem.trace).check
 
 
 @timed(ROWS)
 def explain_rows(seen: Observation, trace: Trace, own: Trace | None = None) -> ExplainedRows:
-    """The row check of what a kernel gave, whatever that is of the stages that a latent value must explain.
+    """Check the rows of the stages that a kernel gave and a latent value must explain.
 
     `trace` is the reference from the inputs, of which no more than the latent stages may be kept. `own` is the one that
     goes on from the kernel's own stages, where elements do not follow from these: the lanes of such rows may disagree
@@ -75,7 +75,7 @@ def explain_rows(seen: Observation, trace: Trace, own: Trace | None = None) -> E
 
 
 def _explained(every: Rows, undecided: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows that were tried, and which of them some values explain; rows without an answer are left out."""
+    """Return the indices of the rows tried and a mask of those explained; rows without an answer are left out."""
     at = every.tried.any(-1).nonzero().reshape(-1)
     whole, answered = (torch.ones_like(at, dtype=torch.bool) for _ in range(2))
     asked = undecided[at].any(-1).nonzero().reshape(-1)
@@ -87,7 +87,7 @@ def _explained(every: Rows, undecided: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _undecided(every: Rows, trace: Trace) -> Tensor:
-    """Groups to be tried; those are left out that have one legal value in each element, which all values explain."""
+    """Return a mask of the groups to try, without those of one legal value per element, which every value explains."""
     undecided = torch.zeros_like(every.tried)
     for name, seen in every.seen.items():
         if name not in trace.stages:
@@ -103,7 +103,7 @@ def _check(rows: Rows, count: int, explained: int, split: int = 0, needs: Needs 
 
 
 def any_value_explains(seen: Observation) -> bool:
-    """Whether each row comes from some value of the latent stage, within its enclosure or not.
+    """Check whether each row comes from some value of the latent stage, within its enclosure or not.
 
     Of an op in which several values may explain a row together, nobody looks beyond their enclosures: the answer is no.
     """
@@ -115,10 +115,10 @@ def any_value_explains(seen: Observation) -> bool:
 
 
 def explaining_values(seen: Observation) -> tuple[Tensor, Tensor]:
-    """Wrong rows that another value of the latent stage explains, beyond its enclosure, and the values in fp64.
+    """Find wrong rows that another value of the latent stage explains, beyond its enclosure, and the values in fp64.
 
-    Up to 64 rows are searched: their numbers, and the values, [rows, groups]. None of an op in which several values may
-    explain a row together.
+    Up to 64 rows are searched. Return the indices of those found, and the values, [rows, groups]; none for an op in
+    which several values may explain a row together.
     """
     if not seen.has_latent:
         none = torch.zeros(0, dtype=torch.int64, device=seen.problem.main.device)
@@ -138,7 +138,7 @@ def explaining_values(seen: Observation) -> tuple[Tensor, Tensor]:
 
 
 def _needs(every: Rows, wrong: Tensor, expected: Tensor) -> Needs:
-    """What the rows `wrong` need: another value than `expected`, beyond the enclosure; some of them are searched."""
+    """Search some of the rows `wrong` for the latent values they need in place of `expected`, beyond the enclosure."""
     at = wrong[:: -(-len(wrong) // _MOST_NEEDS)]
     rows = every.only(at)
     searched = explained_groups(_without_bounds(rows))
@@ -151,7 +151,7 @@ def _needs(every: Rows, wrong: Tensor, expected: Tensor) -> Needs:
 
 
 def _without_bounds(rows: Rows) -> Rows:
-    """The same rows, with every finite number as a candidate, or every normal one of the sign that both ends have.
+    """Make every finite number a candidate, or every normal one of the sign that both ends have.
 
     Of a quotient by a subnormal number nothing is known, so that it would explain everything.
     """
@@ -164,7 +164,7 @@ def _without_bounds(rows: Rows) -> Rows:
 
 
 def _rows(seen: Observation, trace: Trace) -> Rows:
-    """All rows of a block, with the values of the latent stages within their enclosures as candidates."""
+    """Return all rows of a block, with the values of the latent stages within their enclosures as candidates."""
     problem, latent = seen.problem, seen.problem.op.latent
     assert latent is not None
     stage, also = latent.under(problem.contract), [name for name in latent.also if name in trace.formats]
@@ -191,7 +191,7 @@ def _rows(seen: Observation, trace: Trace) -> Rows:
 
 
 def _ends(trace: Trace, stage: str) -> Range:
-    """The ends of what a latent stage must be, [rows, groups]."""
+    """Return the ends of the enclosure of a latent stage, [rows, groups]."""
     enclosure = trace.enclosure(stage)
     return _as_rows(enclosure.lo), _as_rows(enclosure.hi)
 
@@ -201,19 +201,19 @@ def _position_where(tried: Tensor, values: Tensor) -> Tensor:
 
 
 def _several(seen: Tensors, values: int) -> bool:
-    """Whether groups have more elements than there are values to explain them: as many tell nothing."""
+    """Check whether groups have more elements than there are values to explain them: as many tell nothing."""
     return min(t.shape[-1] for t in seen.values()) > values
 
 
 def _earlier(seen: Observation, stage: str) -> list[str]:
-    """The stages of numbers before `stage` that the kernel gave."""
+    """Return the stages of numbers before `stage` that the kernel gave."""
     stages = seen.problem.trace.stages
     names = list(stages)
     return [n for n in names[: names.index(stage)] if n in seen.actual and isinstance(stages[n], Numbers)]
 
 
 def _shown(every: Rows, seen: Observation, own: Trace | None) -> Shown | None:
-    """What the kernel shows of each row's statistics, unless every element follows from it."""
+    """Return the statistics of each row that the kernel shows, None if every element follows from them."""
     if own is None:
         return None
     strays = [own.numbers(n).outside(seen.actual[n]).reshape(t.shape) for n, t in every.seen.items()]
@@ -232,7 +232,7 @@ def _shown(every: Rows, seen: Observation, own: Trace | None) -> Shown | None:
 
 
 def _position(values: Tensor, like: Tensor) -> Tensor:
-    """Positions of fp32 numbers; of the largest ones where they are infinite, and 0 for NaN."""
+    """Return the ordinals of fp32 numbers; of the largest ones where they are infinite, and 0 for NaN."""
     return ordinals(values.to(torch.float64).nan_to_num(0.0, FP32.max, -FP32.max), FP32).reshape(like.shape)
 
 

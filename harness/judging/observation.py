@@ -1,4 +1,4 @@
-"""A problem and what a kernel gave for it: all rows, or some of them."""
+"""Observations: a problem and the values that a kernel gave for it, in all rows or some of them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MOST = 1 << 17  # elements of the main input in which the exact value of a sum 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """A problem and what a kernel gave for it.
+    """A problem and the values that a kernel gave for it.
 
     Attributes:
         problem: the problem; those of its inputs that are rows hold these rows only.
-        actual: stage → what the kernel gave, these rows of it; sums over rows stay whole.
+        actual: stage → values that the kernel gave, these rows of it; sums over rows stay whole.
         index: slices of the leading dimensions by which the rows were taken from the whole; none for everything.
         leading: the sizes of the leading dimensions after that.
-        numbers: which of those rows these are, in one dimension; None for all of them.
+        numbers: indices of these rows among them, in one dimension; None for all of them.
     """
 
     problem: Problem
@@ -41,7 +41,7 @@ class Observation:
 
     @classmethod
     def of(cls, problem: Problem, actual: Tensors) -> Observation:
-        """All rows."""
+        """Observe all rows."""
         return cls(problem, {name: tensor.detach() for name, tensor in actual.items()}, leading=problem.leading)
 
     @property
@@ -61,7 +61,7 @@ class Observation:
         return () if latent is None else (latent.under(self.problem.contract), *latent.also)
 
     def through_latent(self, trace: Trace) -> list[str]:
-        """The same, from a trace that knows at least the order of the stages."""
+        """Return the given stages that latent values must explain, by a trace with at least the order of stages."""
         latent, contract = self.problem.op.latent, self.problem.contract
         names = [] if latent is None else latent.following(contract, trace.formats)
         return [name for name in names if name in self.actual]
@@ -85,12 +85,12 @@ class Observation:
 
     @cached_property
     def onward(self) -> Trace:
-        """What every stage must be, seen from what the kernel gave for earlier stages."""
+        """The values every stage must have, seen from the kernel's own values of earlier stages."""
         return self.problem.evaluate(self.actual) if len(self.actual) > 1 else self.problem.trace
 
     @cached_property
     def real(self) -> Trace:
-        """What follows in real arithmetic from the inputs, and from what the kernel rounded to 16 bits, or chose."""
+        """The trace in real arithmetic from the inputs, and from values that the kernel rounded to 16 bits or chose."""
         rounds, real = self.problem.contract.rounds, self.problem.in_real_arithmetic
         given = {name: t for name, t in self.actual.items() if name in rounds or not t.is_floating_point()}
         return real.evaluate(given) if given else real.trace
@@ -101,26 +101,26 @@ class Observation:
 
     @cached_property
     def _unrounded_onward(self) -> Trace:
-        """The same, seen from what the kernel gave for earlier stages."""
+        """The exact values of all stages, seen from the kernel's own values of earlier stages."""
         return self.problem.unrounded.evaluate(self.actual) if len(self.actual) > 1 else self._unrounded
 
     @cached_property
     def astray(self) -> dict[str, Tensor]:
-        """Stage → mask of the elements that cannot be, seen from what the kernel gave for earlier stages."""
+        """Stage → mask of the elements outside, seen from the kernel's own values of earlier stages."""
         return self.outside(self.onward)
 
     def under(self, contract: Contract) -> Observation:
-        """The same under another contract."""
+        """Put the problem under another contract."""
         return replace(self, problem=self.problem.under(contract))
 
     def of_stages(self, names: Iterable[str]) -> Observation:
-        """The same as if the kernel had given these stages only."""
+        """Keep only these stages, as if the kernel had given no others."""
         return replace(self, actual={name: self.actual[name] for name in names})
 
     def expected(self, trace: Trace) -> dict[str, Expected]:
-        """What each stage that the kernel gave must be: the one rule by which a contract allows bits or does not.
+        """Return the values that each given stage must have: the one rule by which a contract allows bits or does not.
 
-        A result is what it is as stored, also where the contract does not round it. A sum over rows is left out where
+        A result counts as it is stored, also where the contract does not round it. A sum over rows is left out where
         these are not all rows.
         """
         return {
@@ -130,31 +130,31 @@ class Observation:
         }
 
     def says(self, name: str, expected: Expected) -> bool:
-        """Whether the kernel gave the stage, all of it if it is a sum over rows."""
+        """Check whether the kernel gave the stage, and these are all rows if it is a sum over rows."""
         return name in self.actual and (self.whole or not expected.of_all_rows)
 
     def as_given(self, name: str, expected: Expected, *, result: bool) -> Expected:
-        """What a stage that the kernel gave must be, as stored if it is a result."""
+        """Return the values that a given stage must have, rounded to the dtype it is stored in if it is a result."""
         stored = result and self.actual[name].is_floating_point()
         return expected.stored_as(self.actual[name].dtype) if stored else expected.finished
 
     def outside(self, trace: Trace) -> dict[str, Tensor]:
-        """Stage → mask of the elements that cannot be."""
+        """Return for each stage a mask of the elements outside."""
         return {name: expected.outside(self.actual[name]) for name, expected in self.expected(trace).items()}
 
     def count_outside(self, trace: Trace) -> Tensor:
-        """How many elements cannot be: int64, on the device of the inputs."""
+        """Count the elements outside: int64, on the device of the inputs."""
         counts = [e.count_outside(self.actual[name]) for name, e in self.expected(trace).items()]
         return torch.stack([torch.zeros((), dtype=torch.int64, device=self.problem.main.device), *counts]).sum()
 
     def compare(self, *traces: Trace) -> list[dict[str, Comparison]]:
-        """For each trace, stage → statistics; the index of the worst element is one of the whole tensor."""
+        """Compare every stage with each trace; the index of the worst element is one of the whole tensor."""
         expected = [self.expected(trace) for trace in traces]
         found = iter(finished([e.begin(self.actual[name]) for stages in expected for name, e in stages.items()]))
         return [{name: self.located(next(found)) for name in stages} for stages in expected]
 
     def block(self, index: tuple[slice, ...], part: Problem, sums: Collection[str]) -> Observation:
-        """The rows at `index`, of which `part` is the problem; itself where that is the whole one.
+        """Return the rows at `index`, of which `part` is the problem; itself where that is the whole one.
 
         `sums` are the stages that are sums over rows.
         """
@@ -164,7 +164,7 @@ class Observation:
         return Observation(part, actual, index, part.leading)
 
     def samples(self, most: int, together: int, sums: Collection[str]) -> Iterator[Observation]:
-        """Itself where it is evaluated at once, or else rows of up to `most` elements, spread evenly over it.
+        """Yield itself where it is evaluated at once, or else rows of up to `most` elements, spread evenly over it.
 
         The first row and the last one are among them, and each sample, of up to `together` elements, is spread itself.
         """
@@ -179,7 +179,7 @@ class Observation:
             yield self._picked(numbers[part::parts].to(self.problem.main.device), sums)
 
     def _picked(self, numbers: Tensor, sums: Collection[str]) -> Observation:
-        """The rows with these numbers of all rows; `sums` are the stages that are sums over rows."""
+        """Return the rows with these indices among all rows; `sums` are the stages that are sums over rows."""
         index = torch.unravel_index(numbers, self.leading)
         rows = self.problem.op.rows
         problem = self.problem.on({n: t[index] if n in rows else t for n, t in self.problem.tensors.items()})
@@ -187,11 +187,11 @@ class Observation:
         return Observation(problem, actual, leading=self.leading, numbers=numbers)
 
     def in_rows(self, check: RowCheck | None, through: Iterable[str]) -> dict[str, int]:
-        """Stage → elements in the rows that were tried, for the stages that latent values must explain."""
+        """Count the elements in the rows that were tried, for each stage that latent values must explain."""
         return {} if check is None else {name: check.rows * self.actual[name].shape[-1] for name in through}
 
     def only(self, rows: Tensor) -> Observation:
-        """The rows with these numbers, in one dimension."""
+        """Keep only the rows with these indices, in one dimension."""
         tensors = {n: self._taken(t, rows) if n in self.problem.op.rows else t for n, t in self.problem.tensors.items()}
         sums = self.problem.steps.sums
         actual = {n: t if n in sums else self._taken(t, rows) for n, t in self.actual.items()}
@@ -204,9 +204,9 @@ class Observation:
         return tensor.reshape(self.count, *tensor.shape[len(self.leading) :])[rows]
 
     def with_exact(self, name: str, comparison: Comparison, *, isolated: bool) -> Comparison:
-        """The same statistics, the exact value of the worst element known to 2^-40 of itself, or NaN.
+        """Set the exact value of the worst element, which is known to 2^-40 of itself, or else NaN.
 
-        `isolated`: seen from the kernel's own earlier stages. All rows are this observation's.
+        `isolated`: seen from the kernel's own earlier stages. This observation must hold all rows.
         """
         worst = comparison.worst
         if worst is None:
@@ -228,7 +228,7 @@ class Observation:
         return replace(comparison, worst=replace(worst, exact=float(exact)))
 
     def located(self, comparison: Comparison) -> Comparison:
-        """The same statistics with the worst element's index counted from the start of the whole tensor."""
+        """Count the index of the worst element from the start of the whole tensor."""
         worst = comparison.worst
         if worst is None or self.whole:
             return comparison
@@ -241,7 +241,7 @@ class Observation:
 
 
 def _unravelled(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The index of a row from its number."""
+    """Return the multi-dimensional index of a row from its number in row-major order."""
     index: list[int] = []
     for size in reversed(sizes):
         number, position = divmod(number, size)

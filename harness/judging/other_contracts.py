@@ -1,4 +1,4 @@
-"""The other contracts of an op: which of them a kernel's tensors rule out, and which explain what fails."""
+"""The other contracts of an op: some are ruled out by a kernel's tensors, some explain a failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lastbit.timing import OTHERS, timed
 
 
 class OtherContracts:
-    """What is found out about them, block by block.
+    """The findings about other contracts, block by block.
 
     Attributes:
         ruled_out: alternative that is not `settled` → elements outside: of the results, or where there are none, of
@@ -41,7 +41,7 @@ class OtherContracts:
 
     @timed(OTHERS)
     def rule_out(self, seen: Observation) -> None:
-        """Count what lies outside each alternative that is another computation and that no earlier block ruled out."""
+        """Count the elements outside each alternative of another computation that no earlier block ruled out."""
         problem = seen.problem
         unknown = {
             name: other
@@ -70,7 +70,7 @@ class OtherContracts:
 
 
 def _explains(contract: Contract, seen: Observation) -> bool:
-    """Whether `contract` has all stages, and allows all results."""
+    """Check whether `contract` has all stages that the kernel gave, and allows all its results."""
     results = _results(seen).under(contract)
     try:
         trace = results.problem.trace
@@ -90,7 +90,7 @@ def _allows_stages(contract: Contract, seen: Observation) -> bool:
 
 
 def _counted(contracts: Mapping[str, Contract], count: Callable[[Contract], Tensor]) -> dict[str, int]:
-    """What is counted for each contract that is defined for these arguments; the device is waited for once."""
+    """Count for each contract that is defined for these arguments; the device is waited for once."""
     found = {}
     for name, contract in contracts.items():
         with suppress(UsageError):
@@ -99,7 +99,7 @@ def _counted(contracts: Mapping[str, Contract], count: Callable[[Contract], Tens
 
 
 def _count_only_outside(contract: Contract, seen: Observation) -> Tensor:
-    """Elements of any stage that lie outside `contract`, given the earlier ones, and not outside the claimed one.
+    """Count the elements of all stages outside `contract`, given the earlier ones, and not outside the claimed one.
 
     The claimed one excludes elements of a right kernel where lanes disagree: a saved statistic is that of one half.
     """

@@ -1,4 +1,4 @@
-"""A problem: an op under a contract for given inputs; evaluated, it says what every stage must be, in order."""
+"""Problems: an op under a contract for given inputs; evaluation gives the values every stage must have, in order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FEW = 1 << 16  # elements of the first input that are evaluated as fast as a ro
 Tensors = Mapping[str, Tensor]
 Params = Mapping[str, Any]
 Given = Mapping[str, Tensor | Enclosure]
-"""Stages from which a reference goes on: what a kernel gave, or other enclosures than the reference's own."""
+"""Stages from which a reference goes on: a kernel's own values, or other enclosures than the reference's own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +53,11 @@ class Problem:
     """An op under a contract for given inputs.
 
     Attributes:
-        op, contract: what is computed, and where it is rounded.
+        op, contract: the computation, and where it is rounded.
         tensors: name → input.
         params: name → parameter; those that are missing have the op's default.
         premises: what the error bounds rest on; those in force unless others are given.
-        siblings: the same under other contracts, once they are asked for, if they are to be kept; None if not.
+        siblings: this problem under other contracts, once they are asked for, if they are to be kept; None if not.
         any_numbers: the inputs stand for whatever numbers there may be in their place; see `with_any_numbers`.
     """
 
@@ -76,7 +76,7 @@ class Problem:
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """Sizes of all dimensions of the first input but the last: those of its rows."""
+        """Sizes of all dimensions of the first input but the last, which index its rows."""
         return tuple(self.main.shape[:-1])
 
     @property
@@ -85,20 +85,20 @@ class Problem:
         return format_of(self.main.dtype) if self.main.is_floating_point() else FP32
 
     def under(self, contract: Contract) -> Problem:
-        """The same under another contract."""
+        """Return this problem under another contract."""
         if self.siblings is None:
             return replace(self, contract=contract)
         key = contract.options, frozenset(contract.rounds.items())
         return self.siblings.setdefault(key, replace(self, contract=contract))
 
     def on(self, tensors: Tensors) -> Problem:
-        """The same for other inputs."""
+        """Return this problem for other inputs."""
         return replace(self, tensors=tensors, siblings=None)
 
     def blocks(self, most: int) -> Iterator[tuple[tuple[slice, ...], Problem]]:
-        """Problems of at most `most` elements of the first input, with the index of their rows.
+        """Yield problems of at most `most` elements of the first input, with the index of their rows.
 
-        One without an index, itself, where rows are not independent or all of them are few.
+        Yield itself, without an index, where rows are not independent or all of them are few.
         """
         if self.in_one(most):
             yield (), self
@@ -108,19 +108,19 @@ class Problem:
             yield index, self.on({n: t[index] if n in rows else t for n, t in self.tensors.items()})
 
     def in_one(self, most: int) -> bool:
-        """Whether `blocks` gives the problem itself."""
+        """Check whether `blocks` yields the problem itself."""
         if not self.op.rows or not self.leading:
             return True
         return len(list(islice(row_blocks(self.leading, self.main.shape[-1], most), 2))) < 2
 
     def with_more_range(self, until: str = "") -> Problem:
-        """The same for a kernel whose intermediate values, up to the stage `until`, have more range than fp32."""
+        """Return this problem for a kernel whose intermediate values have more range than fp32, up to stage `until`."""
         premises = replace(self.premises, arithmetic=WIDE_FP32, until=until)
         return replace(self, premises=premises, siblings=None)
 
     @property
     def in_real_arithmetic(self) -> Problem:
-        """The same for a kernel that rounds where the contract does and nowhere else, as closely as fp64 tells.
+        """This problem for a kernel that rounds where the contract does and nowhere else, as closely as fp64 tells.
 
         Its stages are recorded before they are rounded.
         """
@@ -128,14 +128,14 @@ class Problem:
 
     @property
     def unrounded(self) -> Problem:
-        """The same without any rounding, so that the ends of each stage enclose its exact value."""
+        """This problem without any rounding, so that the ends of each stage enclose its exact value."""
         contract = Contract(self.contract.options, {})
         return replace(self, contract=contract, premises=EXACT, siblings=None)
 
     @property
     def with_any_numbers(self) -> Problem:
-        """Return the problem of all inputs of these shapes and with these integers: a result that is one number here
-        follows from no floating-point number.
+        """The problem of all inputs of these shapes and with these integers: a result that is one number here follows
+        from no floating-point number.
 
         Each number of an input may be any from its tensor's least to its greatest, and from -1 to 1, and nothing is
         known of what is infinite or NaN. Plain inputs, which the reference takes apart itself, have other values.
@@ -144,12 +144,12 @@ class Problem:
 
     @property
     def _is_small(self) -> bool:
-        """All rows are evaluated as fast as the first one."""
+        """Whether all rows are evaluated as fast as the first one."""
         return not self.op.rows or self.main.numel() <= _FEW
 
     @cached_property
     def _first(self) -> Trace:
-        """What every stage must be in the first row, or in all of a small problem."""
+        """The trace of the first row, or of all rows of a small problem."""
         if self._is_small:
             return self.trace
         rows = self.op.rows
@@ -181,7 +181,7 @@ class Problem:
 
     @cached_property
     def trace(self) -> Trace:
-        """What every stage must be, seen from the inputs; errors as in `evaluate`."""
+        """The values every stage must have, seen from the inputs; errors as in `evaluate`."""
         return self.evaluate()
 
     @timed(REFERENCES)
@@ -212,20 +212,20 @@ class Problem:
 
     @property
     def constants(self) -> list[float]:
-        """Return the numbers that constants of a kernel may be made of: parameters, and sizes of tensors."""
+        """The numbers that constants of a kernel may be made of: parameters, and sizes of tensors."""
         sizes = {float(size) for tensor in self.tensors.values() for size in tensor.shape}
         return [value for value in self.params.values() if isinstance(value, float)] + sorted(sizes)
 
     @cached_property
     def residues(self) -> dict[str, Residues]:
-        """Return the residues of every stage of numbers under the contract; errors as in `evaluate`."""
+        """The residues of every stage of numbers under the contract; errors as in `evaluate`."""
         with following_residues(), products_of(self.constants):
             stages = self.evaluate().stages
             allowed = {name: stage.finished.allowed for name, stage in stages.items()}
         return {name: each.residues for name, each in allowed.items() if isinstance(each, Enclosure)}
 
     def format(self, stage: str) -> Format:
-        """Format of a stage of numbers: what the contract rounds it to, in its direction, or fp32.
+        """Return the format of a stage of numbers: the one that the contract rounds it to, in its direction, or fp32.
 
         Arithmetic in fp32 is rounded to nearest, so that nothing is left to be rounded to fp32 in another direction.
         """
@@ -239,27 +239,27 @@ class Problem:
 
     @property
     def nbytes(self) -> int:
-        """Memory of what was evaluated and kept."""
+        """Bytes of the evaluated trace and residues that are kept."""
         trace: Trace | None = vars(self).get("trace")
         residues: Mapping[str, Residues] = vars(self).get("residues", {})
         return (0 if trace is None else trace.nbytes) + sum(each.numbers.nbytes for each in residues.values())
 
     @cached_property
     def steps(self) -> Steps:
-        """Which computation the reference makes of the problem; errors as in `evaluate`."""
+        """The computation that the reference makes of the problem; errors as in `evaluate`."""
         trace, consulted = self.trace, frozenset(self.trace.consulted)
         chosen = consulted.intersection(self.contract.options)
         idle = self.op.idle(self.contract, consulted, trace.formats)
         return Steps(consulted, chosen, trace.formats, frozenset(trace.sums), idle)
 
     def takes(self, steps: Steps) -> bool:
-        """Whether these are its steps, which were those of the same inputs under another contract."""
+        """Check whether its computation is this one, which the same inputs had under another contract."""
         if steps.consulted.intersection(self.contract.options) != steps.chosen:
             return False
         return all(self.format(name) == fmt for name, fmt in steps.numbers.items())
 
     def _operand(self, name: str) -> Enclosure | Tensor | None:
-        """What the reference computes with: numbers as enclosures, integers and plain inputs as they are."""
+        """Return an input as the reference takes it: numbers as enclosures, integers and plain inputs as they are."""
         op = self.op
         if (tensor := self.tensors.get(name)) is None:
             return None
@@ -299,7 +299,7 @@ def _other_numbers(tensor: Tensor) -> Tensor:
 
 
 def _told(error: Exception) -> str:
-    """The error, and the last line of the project that led to it."""
+    """Describe an error, with the last line of the project that led to it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename.startswith(_REFERENCES) or not f.filename.startswith(_OWN)]
     place = f" in {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
@@ -308,7 +308,7 @@ def _told(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class _Recorder:
-    """What a reference calls at each stage: rounds, records, and says what to go on from."""
+    """The function that a reference calls at each stage: it rounds, records, and returns the value to go on from."""
 
     problem: Problem
     given: Given
@@ -348,14 +348,14 @@ class _Recorder:
         return format_of(self.problem.tensors[name].dtype)
 
     def _premises_of_sum(self, stage: str) -> Premises:
-        """A sum over rows is stored in fp32 at last, whatever range the terms have; atomic additions flush."""
+        """Return the premises of a sum over rows: fp32 in the end, whatever the range of its terms; atomics flush."""
         own = self.problem.premises
         flushes, precise = own.flushes_subnormals or stage in own.atomic, own.arithmetic is PRECISE
         return replace(own, flushes_subnormals=flushes, arithmetic=PRECISE if precise else FP32)
 
 
 def _values(own: Tensor, enclosure: Enclosure, wide: bool) -> Enclosure:
-    """The kernel's own values, but what may follow from the enclosure where only their tensor could not hold them.
+    """Return the kernel's own values, or the enclosure where only the range of their tensor made them infinite.
 
     They are read anew each time: a kernel that writes there leaves no trace by which `remembered` would notice.
     """
@@ -376,7 +376,7 @@ class _AskedContract:
     consulted: set[str]
 
     def has(self, option: str) -> bool:
-        """Whether the contract has the option, which must be one of the op's.
+        """Check whether the contract has the option, which must be one of the op's.
 
         Raises:
             OpError: it is not.

@@ -1,4 +1,4 @@
-"""Problems that several kernels are given: what was evaluated for one of them is not evaluated again for the next.
+"""Problems that several kernels share: an evaluation for one of them is not repeated for the next.
 
 Kernels of an op get the same case lines, and the contract of one is an alternative of another. A problem is the same
 for two kernels if case, device, contract and premises are.
@@ -24,7 +24,7 @@ _LARGE_ROWS = 1 << 16  # elements of rows beyond which a case is not kept
 
 @dataclass(eq=False)
 class _Family:
-    """A problem under the contracts that were asked for, and the memory of what was evaluated when last weighed."""
+    """A problem under the contracts that were asked for, and the bytes of its evaluations when last counted."""
 
     problems: dict[Hashable, Problem] = field(default_factory=dict)
     nbytes: int = 0
@@ -42,7 +42,7 @@ class Problems:
     _recent: deque[_Family] = field(default_factory=lambda: deque(maxlen=_TOGETHER))
 
     def of(self, op: Op, contract: Contract, inputs: Inputs, premises: Premises) -> Problem:
-        """The problem of a case, which was given to another kernel, or is new."""
+        """Return the problem of a case, which was given to another kernel before, or is new."""
         params, tensors = dict(inputs.case.params), inputs.tensors
         main = tensors[op.inputs[0]]
         rows = main.numel() if op.rows else 0
@@ -65,7 +65,7 @@ class Problems:
         self._recent.clear()
 
     def _make_room(self) -> None:
-        """Let those go that were not asked for the longest; only the recent ones have grown since they were weighed."""
+        """Evict the least recently used; only the recent ones have grown since they were weighed."""
         for family in self._recent:
             family.weigh()
         excess = sum(family.nbytes for family in self._families.values()) - _MOST_BYTES
@@ -74,15 +74,15 @@ class Problems:
 
 
 def _nbytes(*problems: Tensors) -> int:
-    """What the storages of tensors take, which may be far more than their elements."""
+    """Count the bytes of the storages of tensors, which may be far more than their elements."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for tensors in problems for t in tensors.values()}
     return sum(storage.nbytes() for storage in storages.values())
 
 
 def _same_bits(one: Tensors, other: Tensors) -> bool:
-    """Whether tensors of one case hold the same: not if something wrote to one, or to the file of captured values."""
+    """Check whether tensors of one case have equal bits: not if one was overwritten, or the file of captured values."""
     return not any(unequal([(one[name], tensor) for name, tensor in other.items()]))
 
 
 PROBLEMS = Problems()
-"""Those of this process."""
+"""The problems of this process."""

@@ -1,4 +1,4 @@
-"""Some rows of a problem: the reference after its latent stages, as a function of what these are."""
+"""Some rows of a problem: the reference after its latent stages, as a function of their values."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _AT_ONCE_ELSEWHERE = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Some rows of a problem: the reference after its latent stages, as a function of what these are.
+    """Some rows of a problem: the reference after its latent stages, as a function of their values.
 
     Attributes:
         problem: the problem; those of its inputs that the op declares as rows are [rows, ...].
         seen: stages that the latent values must explain, [rows, groups, size].
         stage: the stage whose values are tried; the next three are [rows, groups].
-        low, high: positions of the smallest and the largest fp32 number to try.
+        low, high: ordinals of the smallest and the largest fp32 number to try.
         tried: groups that have something to explain.
         given: other stages, whose values are known: [rows, ...].
         counted: elements of each group that must be explained, [rows, 1, size]; None for all.
-        also: the same as `low` and `high` for other stages that are tried together with it. None where there is but one
-            stage, and every element grows or falls with it.
-        likely: positions that a kernel shows, for each of these stages in order; none if it does not show them all.
+        also: lowest and highest ordinals of other stages that are tried together with it. None where there is but one
+        stage, and every element grows or falls with it.
+        likely: ordinals that a kernel shows, for each of these stages in order; none if it does not show them all.
     """
 
     problem: Problem
@@ -59,13 +59,13 @@ class Rows:
 
     @property
     def unrounded(self) -> Rows:
-        """The same where the stages that are to be explained are not rounded to their formats."""
+        """These rows under a contract that does not round the stages that are to be explained."""
         contract = self.problem.contract
         rounds = {name: target for name, target in contract.rounds.items() if name not in self.seen}
         return replace(self, problem=replace(self.problem, contract=Contract(contract.options, rounds), siblings=None))
 
     def rounding(self, stage: str) -> Range:
-        """Between which numbers lie those that are rounded to each element of a stage: the middles between it and its
+        """Return the ends of the interval that is rounded to each element of a stage: the middles between it and its
         neighbours in the format of the stage, or where that rounds otherwise than to nearest, these or itself.
         """
         seen, fmt = self.seen[stage], self.problem.format(stage)
@@ -78,7 +78,7 @@ class Rows:
         return (seen + below) / 2, (seen + above) / 2
 
     def only(self, rows: Tensor) -> Rows:
-        """The rows of these indices, one of which may occur several times."""
+        """Keep only the rows of these indices, one of which may occur several times."""
         return replace(
             self,
             low=self.low[rows],
@@ -93,7 +93,7 @@ class Rows:
         )
 
     def forward(self, values: Given) -> dict[str, Range]:
-        """Lowest and highest legal elements for latent values, or intervals of them, tried beside each other.
+        """Evaluate the lowest and highest legal elements for latent values, or intervals of them, side by side.
 
         [candidates, rows, groups] → [candidates, rows, groups, size].
         """
@@ -104,18 +104,18 @@ class Rows:
         return {name: (e.lo.unflatten(-1, groups), e.hi.unflatten(-1, groups)) for name, e in ends.items()}
 
     def _of_rows(self, change: Callable[[Tensor], Tensor]) -> Problem:
-        """The problem with every input that is of rows changed."""
+        """Apply a function to every input that is of rows."""
         rows, tensors = self.problem.op.rows, self.problem.tensors
         return self.problem.on({n: change(t) if n in rows else t for n, t in tensors.items()})
 
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """What a search found, [rows, groups].
+    """The answers of a search, each [rows, groups].
 
     Attributes:
         explained: groups that some values explain, or that were not `tried`.
-        found: position of the value of the first stage that explains the group.
+        found: ordinal of the value of the first stage that explains the group.
         open: groups for which the search ended without an answer; they count as explained, too.
     """
 
@@ -125,20 +125,20 @@ class Searched:
 
     @classmethod
     def of(cls, rows: Rows) -> Searched:
-        """Before anything was searched."""
+        """Return the state before anything was searched."""
         return cls(~rows.tried, rows.low.clone(), torch.zeros_like(rows.tried))
 
     @classmethod
     def joined(cls, parts: Sequence[Searched]) -> Searched:
-        """What was found in some rows, and in those after them."""
+        """Join the answers of consecutive parts of the rows."""
         return cls(*(torch.cat([getattr(p, name) for p in parts]) for name in ("explained", "found", "open")))
 
     def add(self, rows: Tensor, fits: Tensor, at: Tensor) -> None:
-        """Take note of groups that these positions explain, in the rows of these indices."""
+        """Take note of groups that these ordinals explain, in the rows of these indices."""
         new = fits & ~self.explained[rows]
         self.found[rows] = torch.where(new, at, self.found[rows])
         self.explained[rows] |= new
 
     def replace(self, rows: Tensor, other: Searched) -> None:
-        """Take what another search found in the rows of these indices."""
+        """Take the answers of another search in the rows of these indices."""
         self.explained[rows], self.found[rows], self.open[rows] = other.explained, other.found, other.open

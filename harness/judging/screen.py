@@ -1,4 +1,4 @@
-"""Blocks in which nothing is to be expected but numbers within their enclosures: most of a large case.
+"""Blocks in which all numbers are expected to lie within their enclosures: most of a large case.
 
 Each stage is compared as soon as the reference records it, and nothing of it is kept. The figures are asked for later:
 the device compares one block while the host begins the next. A block in which an element lies outside has to be judged
@@ -20,9 +20,9 @@ from lastbit.result import Comparison
 
 @dataclass
 class _Compared(Trace):
-    """A trace whose stages are compared with what the kernel gave.
+    """A trace that compares each recorded stage with the kernel's values.
 
-    It keeps those only that are sums over rows, and the latent ones.
+    It keeps only sums over rows and the latent stages.
     """
 
     seen: Observation = field(kw_only=True)
@@ -57,7 +57,7 @@ class Screened:
 
     @property
     def tally(self) -> Tally:
-        """What there is to count; the device is waited for. Rows are checked if no element lies outside."""
+        """The tally of these rows; the device is waited for. Rows are checked if no element lies outside."""
         traces = [self.cumulative, self.isolated]
         found = iter(finished([begun for trace in traces for begun in trace.begun.values()]))
         cumulative, isolated = ({name: self.seen.located(next(found)) for name in trace.begun} for trace in traces)

@@ -1,4 +1,4 @@
-"""What is counted in some rows of a problem, and added up over all of them."""
+"""Counts over some rows of a problem, added up over all of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _Addend = TypeVar("_Addend", Comparison, RowSum, int)
 
 @dataclass(frozen=True)
 class Tally:
-    """What was counted in some rows; `+` joins it with that of others.
+    """The counts over some rows; `+` adds those over other rows.
 
     Attributes:
         cumulative, isolated: stage → statistics, from the inputs and from the kernel's own earlier stages.
-        sums, isolated_sums: stage → its sum over these rows, where they are not all.
+        sums, isolated_sums: stage → its sum over these rows, unless these are all rows.
         rows: the row check, None where there is none.
         in_rows: stage → elements in the rows that it tried.
-        beyond: rows that count as a kernel of more range than fp32 gives them.
+        beyond: rows that count as explained by arithmetic beyond fp32.
     """
 
     cumulative: Mapping[str, Comparison] = field(default_factory=dict)

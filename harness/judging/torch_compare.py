@@ -1,6 +1,6 @@
-"""Every statistic of a comparison in torch: the definition, and what is used wherever no fused kernel is.
+"""Every statistic of a comparison in torch: the definition, which is used wherever no fused kernel is.
 
-What is rare is computed where it happens: distances of elements that differ, ratios of those with freedom.
+Rare figures are computed where they occur: distances of elements that differ, ratios of undecided ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EXPONENT = 0x7FF << 52
 
 
 class _Errors(NamedTuple):
-    """Against the exact part, over elements of which it, the actual and the contract's value are finite."""
+    """Errors against the exact part, over elements of which it, the actual and the contract's value are finite."""
 
     squared_error: float
     squared_exact: float
@@ -43,7 +43,7 @@ class _Squares(NamedTuple):
 
 
 class _Strays(NamedTuple):
-    """Of the elements that are not the contract's value or that it excludes; every other one is at 0 ulp."""
+    """Figures of the elements that differ from the contract's value or lie outside; every other one is at 0 ulp."""
 
     mismatched: int = 0
     outside: int = 0
@@ -55,7 +55,7 @@ class _Strays(NamedTuple):
 
 
 def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
-    """Statistics of `actual`, which is not empty; see `lastbit.judging.compare.compare`."""
+    """Compare `actual`, which is not empty, with an enclosure; see `lastbit.judging.compare.compare`."""
     a = actual.to(torch.float64)
     e = expected[(None,) * (a.ndim - len(expected.shape))]
     e = Enclosure(e.parts.expand(len(e.parts), *a.shape))
@@ -79,12 +79,12 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
 
 
 def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
-    """Statistics of `actual`, which is not empty; see `lastbit.judging.compare.compare_integers`."""
+    """Compare `actual`, which is not empty, with integers; see `lastbit.judging.compare.compare_integers`."""
     return _of_integers(actual, expected, actual != expected, actual.numel())  # fp64 does not hold all of int64
 
 
 def compare_choices(actual: Tensor, expected: Indices) -> Comparison:
-    """Statistics of `actual`, which is not empty; see `lastbit.judging.compare.begin_choices`.
+    """Compare `actual`, which is not empty, with indices; see `lastbit.judging.compare.begin_choices`.
 
     An index that is allowed and not the contract's own is a mismatch, at 0 ulp.
     """
@@ -94,7 +94,7 @@ def compare_choices(actual: Tensor, expected: Indices) -> Comparison:
 
 
 def _of_integers(actual: Tensor, expected: Tensor, wrong: Tensor, decided: int) -> Comparison:
-    """Statistics of integers, some of which are wrong; an ulp is 1."""
+    """Return the statistics of integers, of which `wrong` masks the wrong ones; an ulp is 1."""
     a, value = actual.to(torch.float64), expected.expand(actual.shape).to(torch.float64)
     distance = torch.where(wrong, (a - value).abs().clamp(min=1.0), 0.0)
     at = int(distance.argmax())
@@ -115,7 +115,7 @@ def _of_integers(actual: Tensor, expected: Tensor, wrong: Tensor, decided: int) 
 
 
 def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
-    """Elements that lie outside what is expected; see `lastbit.judging.compare.outside_mask`."""
+    """Return a mask of the elements outside `expected`; see `lastbit.judging.compare.outside_mask`."""
     if isinstance(expected, Tensor):
         return actual != expected
     actual = actual.to(torch.float64)
@@ -128,12 +128,12 @@ def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
 
 
 def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
-    """How many elements of `actual` are outside."""
+    """Count the elements of `actual` outside `expected`."""
     return outside_mask(actual, expected).count_nonzero()
 
 
 def unravel(position: int, shape: torch.Size) -> tuple[int, ...]:
-    """The index of the element at `position` in row-major order."""
+    """Return the index of the element at `position` in row-major order."""
     index = []
     for size in reversed(shape):
         position, remainder = divmod(position, size)
@@ -160,7 +160,7 @@ def _errors(a: Tensor, e: Enclosure, fmt: Format, mismatched: int) -> _Errors:
 
 
 def _squares(a: Tensor, exact: Tensor, value: Tensor | None, finite: Tensor | None) -> _Squares:
-    """Over the elements that are `finite`, or all of them; in one piece of memory, which is faster than several."""
+    """Sum squares over the elements that are `finite`, or all of them; in one piece of memory, which is faster."""
     error, reference = _where(finite, a - exact), _where(finite, exact)
     largest = _largest(error)
     squared_error = squared_contract = float(error.square_().sum())
@@ -174,8 +174,8 @@ def _where(finite: Tensor | None, x: Tensor) -> Tensor:
 
 
 def are_decided(lo: Tensor, hi: Tensor, fmt: Format) -> Tensor:
-    """Which elements are decided: those with one legal value, NaN included, or where the contract rounds to either
-    neighbour of a number, with these two.
+    """Return a mask of the decided elements: those with one legal value, NaN included, or where the contract rounds to
+    either neighbour of a number, with these two.
     """
     one = (lo == hi) | torch.isnan(lo)
     if fmt.direction != "either":
@@ -186,7 +186,7 @@ def are_decided(lo: Tensor, hi: Tensor, fmt: Format) -> Tensor:
 
 
 def _freedom(a: Tensor, e: Enclosure, fmt: Format) -> tuple[int, float]:
-    """Decided elements, and the largest |actual - middle| / radius of the others."""
+    """Count the decided elements, and find the largest |actual - middle| / radius of the others."""
     free = (~are_decided(e.lo, e.hi, fmt)).reshape(-1).nonzero().squeeze(-1)
     if not len(free):
         return a.numel(), 0.0
@@ -223,7 +223,7 @@ def _strays(a: Tensor, e: Enclosure, fmt: Format) -> _Strays:
 
 
 def _special(a: Tensor, lo: Tensor, hi: Tensor) -> int:
-    """How many of these elements, which are outside, are of a wrong class."""
+    """Count the elements, all of which are outside, that are of a wrong class: finite, infinite or NaN."""
     if not len(a):
         return 0
     own, low, high = _class_of(torch.stack((a, lo, hi)))
@@ -240,25 +240,25 @@ def _at(position: Tensor, t: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor) -> float:
-    """The largest |element|; NaN if any is."""
+    """Return the largest |element|; NaN if any is."""
     low, high = torch.aminmax(x)
     return abs(max(float(high), -float(low)))
 
 
 def _class_of(x: Tensor) -> Tensor:
-    """0 finite, 1 and -1 the infinities, 2 NaN."""
+    """Return the class of each element: 0 finite, 1 and -1 the infinities, 2 NaN."""
     infinite = torch.isinf(x) * x.sign()
     return torch.where(torch.isnan(x), 2.0, torch.nan_to_num(infinite))
 
 
 def _spacing(x: Tensor, fmt: Format) -> Tensor:
-    """Distance between neighbours of `fmt` around `x`, which is finite."""
+    """Return the distance between neighbours of `fmt` around `x`, which is finite."""
     power = (x.view(torch.int64) & _EXPONENT).view(torch.float64).clamp(min=2.0**fmt.min_exponent)
     return power * fmt.epsilon
 
 
 def _ulp_distance(a: Tensor, value: Tensor, fmt: Format) -> Tensor:
-    """Distance on the grid of `fmt`, as fp64; 0 for two NaN, inf for one."""
+    """Return the distance in ulp of `fmt`, as fp64; 0 for two NaN, inf for one."""
     both = torch.stack((a, value))
     nan = torch.isnan(both)
     rounded = (round_bits if fmt.is_integer else round_to)(both.masked_fill(nan, 0.0), fmt)

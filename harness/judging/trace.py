@@ -1,4 +1,4 @@
-"""What a reference passed through: its stages, in order, and which computation that was."""
+"""Traces: the stages that a reference went through, in order, and the computation that it made."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lastbit.numerics.formats import Integers
 
 @dataclass
 class Trace:
-    """What the reference passed through.
+    """The stages that the reference went through.
 
     Attributes:
-        stages: stage → what it must be, in order.
+        stages: stage → values it must have, in order.
         formats: stage → format, in order.
         results: stages that a kernel must return.
         consulted: contract options that the reference asked for.
@@ -33,13 +33,13 @@ class Trace:
         self.stages[name] = expected
 
     def numbers(self, stage: str) -> Numbers:
-        """What a stage of floating-point numbers must be that has one value per row at least."""
+        """Return the allowed values of a stage of floating-point numbers that is no sum over rows."""
         expected = self.stages[stage]
         assert isinstance(expected, Numbers), f"stage {stage!r} is of integers, or a sum over rows"
         return expected
 
     def enclosure(self, stage: str) -> Enclosure:
-        """The enclosure of such a stage."""
+        """Return the enclosure of a stage of floating-point numbers that is no sum over rows."""
         return self.numbers(stage).enclosure
 
     @property
@@ -49,13 +49,13 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the enclosures."""
+        """Bytes of the enclosures."""
         return sum(e.enclosure.parts.nbytes for e in self.stages.values() if isinstance(e, Numbers))
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Which computation a reference made.
+    """The computation that a reference made.
 
     Attributes:
         consulted, chosen: contract options that it asked for, and those of them that the contract has.
@@ -76,6 +76,6 @@ class Steps:
         return {name: fmt for name, fmt in self.formats.items() if isinstance(fmt, Format)}
 
     def roundoff(self, stage: str) -> float:
-        """The sum of the unit roundoffs of the stages up to this one: what rounding alone can lose, to first order."""
+        """Sum the unit roundoffs of the stages up to this one: to first order, all that rounding alone can lose."""
         names = list(self.formats)
         return sum(fmt.roundoff for n in names[: names.index(stage) + 1] if (fmt := self.numbers.get(n)) is not None)

@@ -1,4 +1,4 @@
-"""Enclosures, formats and error bounds: all that a reference is written over."""
+"""Enclosures, formats and error bounds: the vocabulary of references."""
 
 from torch import Tensor
 

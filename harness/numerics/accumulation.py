@@ -35,13 +35,13 @@ def total(x: Enclosure) -> Enclosure:
 
 @algebraic(rules.mean)
 def mean(x: Enclosure) -> Enclosure:
-    """Mean over the last dimension, which is kept with size 1."""
+    """Average over the last dimension, which is kept with size 1."""
     return _averaged(Sum.of(x.parts).enclosure, x.shape[-1])
 
 
 @algebraic(lambda x: rules.mean(x * x))
 def mean_of_squares(x: Enclosure) -> Enclosure:
-    """Mean of x² over the last dimension, which is kept with size 1; each square rounded or fused into the sum."""
+    """Average x² over the last dimension, which is kept with size 1; each square rounded or fused into the sum."""
     facts = facts_of_squares(x.parts)
     squares = Sum(x.shape[-1], products=True, facts=facts[:UNKNOWN])
     mean = _averaged(squares.enclosed(nonnegative=True), x.shape[-1])
@@ -50,13 +50,13 @@ def mean_of_squares(x: Enclosure) -> Enclosure:
 
 @algebraic(lambda a, b: rules.mean(a * b))
 def mean_of_products(a: Enclosure, b: Enclosure) -> Enclosure:
-    """Mean of a · b over the last dimension, which is kept with size 1; each product rounded or fused into the sum."""
+    """Average a · b over the last dimension, which is kept with size 1; each product rounded or fused into the sum."""
     return _averaged(Sum.of(unrounded_product(a, b), products=True).enclosure, a.shape[-1])
 
 
 @algebraic(lambda x, center: rules.mean((x - center) * (x - center)))
 def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
-    """Mean of (x - center)² over the last dimension, kept with size 1: the second pass of a two-pass variance.
+    """Average (x - center)² over the last dimension, kept with size 1: the second pass of a two-pass variance.
 
     `center` [..., 1] is the computed mean. It is one number for the whole row, so its error does not count once per
     element as in naive interval arithmetic: mean((x - c)²) = var(x) + (mean(x) - c)² holds for every c. An error of rad
@@ -92,30 +92,30 @@ def sum_of_rows(x: Enclosure) -> Sum:
 
 
 def sum_of_row_products(a: Enclosure, b: Enclosure) -> Sum:
-    """Sum of a · b over all leading dimensions [..., N], in any order: [N]; see `sum_of_rows`."""
+    """Sum a · b over all leading dimensions [..., N], in any order: [N]; see `sum_of_rows`."""
     return replace(Sum.of(_as_rows(unrounded_product(a, b)), dim=-2, products=True), algebra=rules.sum_of_rows(a, b))
 
 
 def _as_rows(parts: Tensor) -> Tensor:
-    """Parts of a matrix, whatever the number of leading dimensions."""
+    """Merge the leading dimensions of stacked parts into one: [parts, ..., N] → [parts, M, N]."""
     return parts.reshape(len(parts), math.prod(parts.shape[1:-1]), parts.shape[-1])
 
 
 @algebraic(lambda a, b: (a * b).total())
 @remembered
 def total_of_products(a: Enclosure, b: Enclosure) -> Enclosure:
-    """Sum of a · b over the last dimension, kept with size 1; each product rounded or fused into the sum."""
+    """Sum a · b over the last dimension, kept with size 1; each product rounded or fused into the sum."""
     return Sum.of(unrounded_product(a, b), products=True).enclosure
 
 
 def _averaged(total: Enclosure, count: int) -> Enclosure:
-    """Mean from a sum, which overflows as fp32 does: divided by the count or times its reciprocal."""
+    """Make a mean of a sum, which overflows as fp32 does: divide by the count, or multiply by its reciprocal."""
     relative = current().quotient if count & (count - 1) else 0.0
     return Enclosure(averaged(total.parts, float(count), relative, current().arithmetic))
 
 
 def midpoint_radius(x: Enclosure) -> tuple[Tensor, Tensor]:
-    """The middle of every interval, and how far its ends are from there."""
+    """Return the middle of every interval, and the distance of its ends from there."""
     if len(x.parts) < 4:
         return x.value, torch.zeros_like(x.value)
     middle = (x.lo + x.hi) / 2

@@ -1,4 +1,4 @@
-"""The residues of enclosures, beside their bounds: what functions of numbers do to them, while they are followed."""
+"""The residues of enclosures, beside their bounds: rules for functions of numbers, applied while they are followed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def is_following() -> bool:
 
 
 def algebraic(rule: Callable[..., Any], *, of_enclosures: bool = False) -> Callable[[Callable[A, T]], Callable[A, T]]:
-    """Decorate a function of enclosures with what it does to residues.
+    """Decorate a function of enclosures with its rule for residues.
 
     `rule` takes the same arguments: residues in place of enclosures and numbers, or, with `of_enclosures`, enclosures
     as they are, of which it asks the residues. It returns the residues of each enclosure that the function returns.
@@ -88,7 +88,7 @@ def residues_of(operand: Any) -> Any:
 
 
 def _with(result: Any, made: Any) -> Any:
-    """Return enclosures with the residues made for them, OPEN where what is computed is not finite."""
+    """Return enclosures with the residues made for them, OPEN where the computed value is not finite."""
     if isinstance(result, list | tuple):
         return type(result)([_with(*pair) for pair in zip(result, made, strict=True)])
     numbers = made.numbers.expand(4, *result.shape)
@@ -102,7 +102,7 @@ def point(values: Tensor | float) -> Residues:
 
 
 def rounded(x: Enclosure, fmt: Any) -> Residues:
-    """Return the residues of what is rounded to a format; integers are exact numbers, OPEN where they may be others."""
+    """Return the residues of numbers rounded to a format; integers are exact numbers, OPEN where they may be others."""
     if fmt.is_integer:
         return integers(round_to(x.value, fmt).clamp(fmt.lowest, fmt.max), *round_ends(x.lo, x.hi, fmt))
     return x.residues.rounded(fmt, x.value, (x.lo, x.hi))
@@ -177,7 +177,7 @@ def larger(a: Enclosure | float, b: Enclosure | float, nan: str = "propagate", *
 
 
 def clamped(x: Enclosure, low: float, high: float) -> Residues:
-    """Return the residues of what is limited to two constants."""
+    """Return the residues of numbers limited to an interval between two constants."""
     result = x.residues
     for limit, sign in ((low, 1), (high, -1)):
         if abs(limit) != float("inf"):

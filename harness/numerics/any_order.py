@@ -18,7 +18,7 @@ from lastbit.numerics.remembered import remembered
 @algebraic(rules.added, of_enclosures=True)
 @remembered
 def sum_in_any_order(terms: Sequence[Enclosure], fmt: Format | None = None) -> Enclosure:
-    """The terms, of one shape, added two at a time in whichever order, each sum rounded to fp32 and then to `fmt`.
+    """Add terms of one shape two at a time in whichever order, each sum rounded to fp32 and then to `fmt`.
 
     25 additions for four terms, 3,025 for eight, and so on by the power of three. For two numbers of bf16 or fp16, to
     round their sum to fp32 first changes nothing (24 >= 2 * 11 + 2, Figueroa 1995). The value is that of one order.

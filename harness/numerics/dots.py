@@ -30,13 +30,13 @@ FITS_FP16 = FP16.quantum / 4, FP16.max
 
 
 def dot(a: Enclosure, b: Enclosure) -> Enclosure:
-    """Matrix product a[..., M, K] @ b[..., K, N] with fp32 accumulation in any order; errors as in `dot_of`."""
+    """Multiply matrices a[..., M, K] @ b[..., K, N] with fp32 accumulation in any order; errors as in `dot_of`."""
     return dot_of(Factor.left(a), Factor.right(b))
 
 
 @algebraic(rules.dot_of, of_enclosures=True)
 def dot_of(left: Factor, right: Factor, pieces: int = 1) -> Enclosure:
-    """`dot` of factors that are there already; always of four parts.
+    """Multiply two factors, whose figures may serve several products; see `dot`. The result has four parts.
 
     A kernel that declares an order walks each of the `pieces` equal pieces of the sum from its own first term, the
     second on top of the sum of the first.
@@ -69,25 +69,25 @@ def _refuse_fp8(fmt: Format | None) -> None:
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b; of two stacks of matrices by the operation that `@` comes to after several others."""
+    """Return a @ b; for two stacks of matrices call bmm, to which `@` comes after several other operations."""
     return torch.bmm(a, b) if a.ndim == b.ndim == 3 and len(a) == len(b) else a @ b
 
 
 def _all_within(magnitude: Tensor, fmt: Format) -> bool:
-    """Whether no sum can overflow; asked on the CPU only, because an accelerator would have to finish first."""
+    """Check whether no sum can overflow; on the CPU only, because an accelerator would have to finish first."""
     return magnitude.device.type == "cpu" and bool((magnitude <= fmt.max).all())  # false for NaN, too
 
 
 def _known_and_value(middle: Tensor, a: Enclosure, b: Enclosure) -> tuple[Tensor, Tensor]:
-    """Exact part and value of a product, which are the product of the middles where these are the same numbers."""
+    """Return exact part and value of a product; they are the product of the middles where the factors are points."""
     value = middle if max(len(a.parts), len(b.parts)) < 4 else _times(a.value, b.value)
     return middle if len(a.parts) == len(b.parts) == 1 else _times(a.exact, b.exact), value
 
 
 def _radius(magnitude: Tensor, left: Factor, right: Factor, pieces: int) -> Tensor:
-    """How far a computed element may be from the product of the middles; of no meaning where `magnitude` is infinite.
+    """Bound the distance of a computed element from the product of the middles; meaningless where `magnitude` is inf.
 
-    Where a radius is zero, it adds nothing.
+    A factor without a radius adds nothing.
     """
     terms, cores = left.terms, current().tensor_cores
     eps = current().dot_accumulation(terms) + terms * _FP64_U
@@ -104,7 +104,7 @@ def _radius(magnitude: Tensor, left: Factor, right: Factor, pieces: int) -> Tens
 
 
 def _spreads(left: Factor, right: Factor) -> list[Tensor]:
-    """What the radii of the factors add to that of their product."""
+    """Return the terms that the radii of the factors add to that of their product."""
     of_left = [] if left.radius is None else [_times(left.radius, right.size)]
     return of_left if right.radius is None else [*of_left, _times(left.middle.abs(), right.radius)]
 
@@ -123,7 +123,7 @@ def straying(
     flushed: float,
     terms: float,
 ) -> Tensor:
-    """How far the sums of `terms` products of numbers may stray, given the limits of rows, columns and everything."""
+    """Bound the errors of sums of `terms` products of numbers, given the limits of rows, columns and everything."""
     units = left[QUANTUM] * right[QUANTUM]
     lost = cut_off(left, right, least, cut)
     exact = (magnitude < LATTICE_UNITS * units) & (units >= lost.clamp(min=FP32.quantum))
@@ -132,7 +132,7 @@ def straying(
 
 
 def cut_off(left: Tensor, right: Tensor, least: Tensor, cut: float) -> Tensor:
-    """What tensor cores cut off of each product besides a share of the largest: [M, N].
+    """Bound the part of each product that tensor cores cut off besides a share of the largest: [M, N].
 
     They take the exponent of a subnormal operand for that of the smallest normal number, so that its product counts for
     larger than it is. That matters where operands may be of fp16.
@@ -144,7 +144,7 @@ def cut_off(left: Tensor, right: Tensor, least: Tensor, cut: float) -> Tensor:
 
 @one_kernel_on_cuda
 def enclosing(x: Tensor, sizes: Tensor, left: Tensor, right: Tensor, fmt: Format) -> Tensor:
-    """The product from its exact part, value, middle and radius, where sums may overflow or have infinite terms.
+    """Enclose a product by its exact part, value, middle and radius, where sums may overflow or have infinite terms.
 
     `sizes` are the sums of the magnitudes of all terms, and of finite ones.
     """

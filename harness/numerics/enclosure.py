@@ -55,7 +55,7 @@ class Enclosure:
     @algebraic(lambda _, values: rules.point(values), of_enclosures=True)
     @remembered
     def point(cls, values: Tensor | float) -> Enclosure:
-        """The enclosure of numbers that are known exactly, such as the elements of an input."""
+        """Enclose numbers that are known exactly, such as the elements of an input."""
         numbers = torch.as_tensor(values)
         fp8 = next((fmt for fmt in (E4M3, E5M2) if fmt.dtype == numbers.dtype), None)
         return cls(numbers.to(torch.float64).unsqueeze(0), fp8)
@@ -93,63 +93,63 @@ class Enclosure:
         return self._moved(lambda x: x[(slice(None), *index)])  # type: ignore[index]
 
     def _moved(self, function: Callable[[Tensor], Tensor]) -> Enclosure:
-        """The same elements elsewhere, by a function of what is stacked for them."""
+        """Move elements by a function that is applied to their stacked parts, and to their residues."""
         residues = None if self.algebra is None else self.algebra.moved(function)
         return Enclosure(function(self.parts), self.fp8, residues)
 
     @property
     def residues(self) -> Residues:
-        """The residues of the elements; of numbers that were not followed all is OPEN but for known ones."""
+        """The residues of the elements; if they were not followed, OPEN unless all are numbers known exactly."""
         if self.algebra is not None:
             return self.algebra
         return Residues.of(self.value).open_where(torch.full(self.shape, len(self.parts) > 1))
 
     def in_groups(self, size: int) -> Enclosure:
-        """The last dimension cut into groups: [..., N] → [..., N / size, size]."""
+        """Cut the last dimension into groups: [..., N] → [..., N / size, size]."""
         return self._moved(lambda x: x.unflatten(-1, (-1, size)))
 
     def joined(self) -> Enclosure:
-        """The groups put together again: [..., G, size] → [..., G · size]."""
+        """Put the groups together again: [..., G, size] → [..., G · size]."""
         return self._moved(lambda x: x.flatten(-2))
 
     @property
     def transposed(self) -> Enclosure:
-        """The last two dimensions exchanged."""
+        """This matrix, or these matrices, transposed: the last two dimensions exchanged."""
         return self._moved(lambda x: x.transpose(-1, -2))
 
     def reshape(self, *shape: int) -> Enclosure:
-        """The same elements in another shape."""
+        """Return the elements in another shape, like `torch.reshape`."""
         return self._moved(lambda x: x.reshape(len(x), *shape))
 
     def permute(self, *dims: int) -> Enclosure:
-        """The dimensions in another order: all of them, each counted from the last one, -1."""
+        """Reorder the dimensions: all of them, each counted from the last one, -1."""
         return self._moved(lambda x: x.permute(0, *dims))
 
     def expand(self, *shape: int) -> Enclosure:
-        """The same elements, repeated along dimensions of size 1 and new leading ones; -1 leaves a size as it is."""
+        """Repeat the elements along dimensions of size 1 and new leading ones; -1 leaves a size as it is."""
         new = [1] * (len(shape) - len(self.shape))
         return self._moved(lambda x: x.reshape(len(x), *new, *self.shape).expand(-1, *shape))
 
     @algebraic(lambda x, mask: Residues.where(mask, constant(0.0), x))
     @remembered
     def zero_where(self, mask: Tensor) -> Enclosure:
-        """The same with zeros where the mask is true, whatever was there."""
+        """Put zeros where the mask is true, whatever was there."""
         return Enclosure(self.parts.masked_fill(mask, 0.0), self.fp8)
 
     @property
     def unknown(self) -> Tensor | None:
-        """Elements about which nothing is known, NaN included; None where there can be none."""
+        """Mask of the elements about which nothing is known, NaN included; None where there can be none."""
         return arithmetic.unknown(self.parts)
 
     @algebraic(rules.unknown)
     def unknown_where(self, *masks: Tensor | None) -> Enclosure:
-        """The same with nothing known about the masked elements, nor about those of which one end is NaN."""
+        """Mark the masked elements as unknown, and those of which one end alone is NaN."""
         return Enclosure(arithmetic.unknown_where(self.parts, *masks))
 
     @algebraic(rules.rounded, of_enclosures=True)
     @remembered
     def rounded(self, fmt: Format) -> Enclosure:
-        """Value and ends correctly rounded to `fmt`, in its direction; the exact part stays.
+        """Round value and ends correctly to `fmt`, in its direction; the exact part stays.
 
         Nothing is known of what a number that may be NaN, or beyond the range of integers, is converted to. Where
         nothing is to be rounded, as for the exact value alone, ends that enclose it do so still.
@@ -220,36 +220,36 @@ class Enclosure:
 
 
 def _divide(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
-    """`divide`, of a module that imports this one."""
+    """Call `divide` of a module that imports this one."""
     from lastbit.numerics.primitives import divide
 
     return divide(a, b)
 
 
 def _less(a: Enclosure | float, b: Enclosure | float, *, or_equal: bool = False) -> Truth:
-    """`less`, of a module that imports this one."""
+    """Call `less` of a module that imports this one."""
     from lastbit.numerics.selection import less
 
     return less(a, b, or_equal=or_equal)
 
 
 def settled(parts: Tensor) -> Enclosure:
-    """An enclosure from stacked parts whose contract side is still to be rounded to fp32, of wide range if need be."""
+    """Make an enclosure of stacked parts: round the contract's side to fp32, or to the arithmetic of the premises."""
     return Enclosure(arithmetic.rounded(parts, current().arithmetic))
 
 
 def aligned(a: Enclosure | float, b: Enclosure | float) -> tuple[Tensor, Tensor]:
-    """The parts of both operands, as many dimensions in each and as many parts unless one is a point."""
+    """Return the parts of both operands with equally many dimensions, and equally many parts unless one is a point."""
     return arithmetic.aligned(*both(a, b))
 
 
 def both(a: Enclosure | float, b: Enclosure | float) -> tuple[Tensor, Tensor]:
-    """The parts of both operands as they are."""
+    """Return the parts of both operands as they are."""
     return _parts(a, b), _parts(b, a)
 
 
 def _parts(operand: Enclosure | float, like: Enclosure | float) -> Tensor:
-    """A Python number reaches a kernel as fp32, on the device of the other operand."""
+    """Return the parts of an operand; a Python number becomes fp32, as in a kernel, on the device of the other one."""
     if isinstance(operand, Enclosure):
         return operand.parts
     try:
@@ -261,24 +261,24 @@ def _parts(operand: Enclosure | float, like: Enclosure | float) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _number(bits: bytes, device: torch.device | None) -> Tensor:
-    """A number as one part; numbers are made once per device, where copying one takes longer than an operation."""
+    """Return a number as one part; it is copied once per device, where a copy takes longer than an operation."""
     return torch.tensor([struct.unpack("d", bits)[0]], dtype=torch.float32, device=device).to(torch.float64)
 
 
 def unrounded_product(a: Enclosure | float, b: Enclosure | float) -> Tensor:
-    """Parts of a · b, not rounded; exact in fp64 for numbers of fp32."""
+    """Return the parts of a · b, not rounded; exact in fp64 for numbers of fp32."""
     return arithmetic.unrounded_product(*both(a, b))
 
 
 def widened(parts: Tensor, relative: float, absolute: float = 0.0) -> Tensor:
-    """Four parts from `parts`, the ends moved outward by a relative and an absolute error."""
+    """Return four parts, with the ends of `parts` moved outward by a relative and an absolute error."""
     return arithmetic.spread(parts, float(relative), float(absolute))
 
 
 @algebraic(rules.hull)
 @remembered
 def hull(first: Enclosure, *others: Enclosure) -> Enclosure:
-    """The enclosure of results that may be any of the given ones; exact part and value are those of the first."""
+    """Enclose results that may be any of the given ones; exact part and value are those of the first."""
     if not current().options:
         return first
     return Enclosure(arithmetic.hull(first.parts, *(other.parts for other in others)))
@@ -287,19 +287,19 @@ def hull(first: Enclosure, *others: Enclosure) -> Enclosure:
 @algebraic(lambda *each: Residues(torch.stack([x.numbers for x in each], dim=-1)))
 @remembered
 def stack(*enclosures: Enclosure) -> Enclosure:
-    """Enclosures of one shape put side by side in a new last dimension."""
+    """Put enclosures of one shape side by side in a new last dimension."""
     return Enclosure(torch.stack(_alike(enclosures), dim=-1))
 
 
 @algebraic(lambda *each, dim=-1: concatenated(each, dim))
 @remembered
 def concatenate(*enclosures: Enclosure, dim: int = -1) -> Enclosure:
-    """Enclosures joined along a dimension, counted from the last one, -1."""
+    """Join enclosures along a dimension, counted from the last one, -1."""
     return Enclosure(torch.cat(_alike(enclosures), dim=dim))
 
 
 def _alike(enclosures: Sequence[Enclosure]) -> list[Tensor]:
-    """The parts of all, as many in each."""
+    """Return the parts of all enclosures, equally many of each."""
     alike = len({len(e.parts) for e in enclosures}) == 1
     return [e.parts if alike else e.full for e in enclosures]
 
@@ -307,7 +307,7 @@ def _alike(enclosures: Sequence[Enclosure]) -> list[Tensor]:
 @algebraic(rules.product)
 @remembered
 def product_in_any_order(*factors: Enclosure | float) -> Enclosure:
-    """The product of all factors by fp32 multiplications in whichever order; the value is that from left to right.
+    """Multiply all factors by fp32 multiplications in whichever order; the value is that from left to right.
 
     One of the factors at least is an enclosure.
 
@@ -321,26 +321,26 @@ def product_in_any_order(*factors: Enclosure | float) -> Enclosure:
 @algebraic(Residues.__mul__)
 @remembered
 def fusible_product(a: Enclosure, b: Enclosure | float) -> Enclosure:
-    """a · b, rounded or not, because a compiler may fuse it into the addition that follows."""
+    """Return a · b, rounded or not, because a compiler may fuse it into the addition that follows."""
     return Enclosure(arithmetic.fusible_product(*both(a, b), current().arithmetic))
 
 
 @algebraic(lambda a, b, c: a * b + c)
 @remembered
 def multiply_add(a: Enclosure, b: Enclosure | float, c: Enclosure | float) -> Enclosure:
-    """a · b + c with the product rounded or not: a compiler may contract the two into one FMA."""
+    """Return a · b + c with the product rounded or not: a compiler may contract the two into one FMA."""
     return Enclosure(arithmetic.multiply_add(*both(a, b), _parts(c, a), current().arithmetic))
 
 
 @algebraic(rules.clamped, of_enclosures=True)
 @remembered
 def clamp(x: Enclosure, low: float, high: float) -> Enclosure:
-    """Values limited to [low, high], which are taken to fp32; NaN stays NaN."""
+    """Limit values to [low, high], which are taken to fp32; NaN stays NaN."""
     return Enclosure(arithmetic.clamped(x.parts, _as_fp32(low), _as_fp32(high)))
 
 
 def at_least(x: Enclosure, low: float) -> Enclosure:
-    """The larger of `x` and `low`, taken to fp32; NaN stays NaN."""
+    """Return the larger of `x` and `low`, which is taken to fp32; NaN stays NaN."""
     return clamp(x, low, float("inf"))
 
 
@@ -349,18 +349,18 @@ def _as_fp32(number: float) -> float:
 
 
 def in_reals(computed: Enclosure, formula: Callable[[], Enclosure]) -> Enclosure:
-    """`computed`, in which digits cancel; where nothing is rounded to fp32, by a formula in which they do not."""
+    """Return `computed`, in which digits cancel; where nothing is rounded to fp32, a formula in which they do not."""
     return formula() if current().arithmetic is PRECISE else computed
 
 
 def magnitudes(x: Enclosure) -> Tensor:
-    """Parts of |x|, exact: an interval that holds zero has it as its lower end."""
+    """Return the parts of |x|, exact: an interval that holds zero has it as its lower end."""
     return arithmetic.magnitudes(x.parts)
 
 
 @algebraic(rules.largest_magnitude, of_enclosures=True)
 def largest_magnitude(x: Enclosure) -> Enclosure:
-    """Largest |element| of the last dimension (kept, of size 1); NaN elements are ignored, 0 where all are NaN."""
+    """Return the largest |element| of the last dimension (kept, of size 1); NaN are ignored, 0 where all are NaN."""
     parts = magnitudes(x)
     if parts.shape[-1] == 0:
         return Enclosure(parts.new_zeros((*parts.shape[:-1], 1)))

@@ -1,4 +1,4 @@
-"""The two sides of a dot, and what its bound takes from each."""
+"""The two sides of a dot, with the figures of each that its error bound needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KNOWN, APART, NAN = 1.0, 0.0, -1.0
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """One side of a dot and what its bound takes from it, which is computed once however many dots it is in.
+    """One side of a dot, with the figures that its error bound needs, computed once for all dots it is in.
 
     Attributes:
         enclosure: the matrix.
@@ -37,21 +37,21 @@ class Factor:
 
     @classmethod
     def left(cls, x: Enclosure) -> Factor:
-        """`x` [..., M, K], to be multiplied with a right factor [..., K, N]."""
+        """Make a left factor of `x` [..., M, K], to be multiplied with a right one [..., K, N]."""
         return cls(x, -1, _spans_of(x))
 
     @classmethod
     def right(cls, x: Enclosure) -> Factor:
-        """`x` [..., K, N], to be multiplied with a left factor [..., M, K]."""
+        """Make a right factor of `x` [..., K, N], to be multiplied with a left one [..., M, K]."""
         return cls(x, -2, _spans_of(x))
 
     def columns(self, part: slice) -> Factor:
-        """Part of the columns."""
+        """Keep only a part of the columns."""
         return Factor(self.enclosure[..., part], self.dim, self.spans[..., part])
 
     @property
     def terms(self) -> int:
-        """How many products are added."""
+        """Number of products that are added for an element of the dot."""
         return self.enclosure.shape[self.dim]
 
     @property
@@ -61,7 +61,7 @@ class Factor:
 
     @cached_property
     def radius(self) -> Tensor | None:
-        """How far its ends are from there; None where every element is one number, as far as the host can tell."""
+        """Distance of every interval's ends from its middle; None if all are points, as far as the host can tell."""
         return None if len(self.spans) == 1 or _all_zero(self.spans[1]) else self.spans[1]
 
     @cached_property
@@ -91,14 +91,14 @@ class Factor:
 
 
 def _spans_of(x: Enclosure) -> Tensor:
-    """`spans`, which lie in memory as the elements do; the numbers alone where there are fewer parts."""
+    """Return `spans`, laid out in memory like the elements; only the numbers where there are fewer than four parts."""
     if len(x.parts) < 4:
         return x.value[None]
     return spans(x.parts.mT).mT if x.parts.stride(-1) > x.parts.stride(-2) else spans(x.parts)
 
 
 def _all_zero(radius: Tensor) -> bool:
-    """Asked on the CPU only: an accelerator would have to finish everything before it could answer."""
+    """Check for zeros, on the CPU only: an accelerator would have to finish everything before it could answer."""
     return radius.device.type == "cpu" and not bool(radius.any())
 
 
@@ -111,7 +111,7 @@ def _finite(size: Tensor) -> Tensor:
 
 @one_kernel_on_cuda
 def spans(x: Tensor) -> Tensor:
-    """Of intervals, four parts: middle, how far the ends are from there, and the largest magnitude, also if finite."""
+    """Return four figures of intervals: middle, radius, largest magnitude, and that with 0 in place of inf and NaN."""
     lo, hi = x[2], x[3]
     middle = (lo + hi) / 2
     known = (lo == hi) | torch.isnan(lo)
@@ -122,7 +122,7 @@ def spans(x: Tensor) -> Tensor:
 
 @one_kernel_on_cuda
 def limiting(middle: Tensor, radius: Tensor) -> Tensor:
-    """The limits of single elements."""
+    """Return the limits of single elements."""
     known = torch.where(torch.isnan(middle[0]), NAN, KNOWN)
     kind = torch.where(radius[0] == 0, known, APART)
     largest = -_finite(middle[0].abs() + radius[0])

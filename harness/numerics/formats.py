@@ -62,7 +62,7 @@ class Format:
 
     @classmethod
     def of_integers(cls, name: str, dtype: torch.dtype, lowest: int, largest: int) -> Format:
-        """Integers from `lowest` to `largest`, stored one per element of `dtype`.
+        """Make a format of the integers from `lowest` to `largest`, stored one per element of `dtype`.
 
         Of the numbers of `precision` bits, those up to 2**min_exponent are subnormal, and 1 apart.
         """
@@ -81,7 +81,7 @@ class Format:
 
     @property
     def roundoff(self) -> float:
-        """What rounding a normal number may lose of it: half the spacing to nearest, else all of it."""
+        """Largest relative error of rounding a normal number: half of `epsilon` to nearest, else all of it."""
         return self.epsilon / (2 if self.direction in ("nearest", "ties_away") else 1)
 
     @property
@@ -90,12 +90,12 @@ class Format:
         return self.name if self.direction == "nearest" else f"{self.name} {DIRECTIONS[self.direction]}"
 
     def toward(self, direction: Direction) -> Format:
-        """The same numbers, rounded to in another direction."""
+        """Return the format of the same numbers with another direction of rounding."""
         return self if direction == self.direction else replace(self, direction=direction)
 
     @property
     def nearest(self) -> Format:
-        """The same numbers, rounded to as they are elsewhere."""
+        """The format of the same numbers with rounding to nearest."""
         return self.toward("nearest")
 
 
@@ -135,7 +135,7 @@ class Integers:
 
 
 def format_of(dtype: torch.dtype) -> Format:
-    """The format that `dtype` stores.
+    """Return the format that `dtype` stores.
 
     Raises:
         UsageError: `dtype` is not one of the supported floating-point types.
@@ -146,13 +146,13 @@ def format_of(dtype: torch.dtype) -> Format:
 
 
 def split_target(target: str) -> tuple[str, Direction]:
-    """Return what a stage is rounded to, the name of an input or format, and in which direction: of `x:zero` both."""
+    """Split a rounding target such as `x:zero` into the name of an input or format, and the direction."""
     name, _, direction = target.partition(":")
     return name, typed(Direction, direction or "nearest")
 
 
 def round_to(x: Tensor, fmt: Format) -> Tensor:
-    """`x` (fp64, any shape) rounded once to `fmt`, as fp64, in the direction of `fmt`; to nearest if that is `either`.
+    """Round `x` (fp64, any shape) once to `fmt`, in its direction, to nearest if that is `either`; the result is fp64.
 
     Signs of zeros and NaN are kept; overflow gives what `fmt.overflow` says (toward zero it gives the largest number).
     """
@@ -170,9 +170,9 @@ def round_to(x: Tensor, fmt: Format) -> Tensor:
 
 
 def around(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
-    """The numbers of `fmt` below and above each element of `x` (fp64), which is both where it is one of them.
+    """Return the numbers of `fmt` below and above each element of `x` (fp64), both the element itself if `fmt` has it.
 
-    Beyond the largest number these are that and what overflow gives.
+    Beyond the largest number these are that and the result of overflow.
     """
     if fmt.precision == FP64.precision:
         return x, x
@@ -182,7 +182,7 @@ def around(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
 
 
 def round_ends(lo: Tensor, hi: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
-    """The least and the most of what numbers from `lo` to `hi` may be rounded to."""
+    """Return the least and the largest number that numbers from `lo` to `hi` may be rounded to."""
     if fmt.direction == "either":
         return around(lo, fmt)[0], around(hi, fmt)[1]
     return round_to(lo, fmt), round_to(hi, fmt)
@@ -193,7 +193,7 @@ _Way = Literal[Direction, "outward"]
 
 
 def _rounded_integers(x: Tensor, fmt: Format, way: _Way) -> Tensor:
-    """`round_to` for integers; what is beyond their range is infinite."""
+    """Round to integers as `round_to`; numbers beyond their range become infinite."""
     inward = x.trunc()
     rest = (x - inward).abs()  # NaN of an infinity, which then stays
     up = {"zero": rest > 1, "ties_away": rest >= 0.5, "outward": rest > 0}.get(way)
@@ -204,18 +204,18 @@ def _rounded_integers(x: Tensor, fmt: Format, way: _Way) -> Tensor:
 
 
 def _most(x: Tensor) -> float:
-    """Largest magnitude of `x`."""
+    """Return the largest magnitude of `x`."""
     least, most = torch.aminmax(x)
     return max(-float(least), float(most))
 
 
 def round_bits(x: Tensor, fmt: Format) -> Tensor:
-    """`round_to` for every floating-point format but fp64, on the bits of `x`."""
+    """Round to any floating-point format but fp64 as `round_to`, by integer operations on the bits of `x`."""
     return _rounded_bits(x, fmt, fmt.direction)
 
 
 def _rounded_bits(x: Tensor, fmt: Format, way: _Way) -> Tensor:
-    """`round_bits`, in a direction of its own."""
+    """Round as `round_bits`, in a direction of its own."""
     magnitude = x.abs()
     dropped = _MANTISSA_BITS + 1 - fmt.precision
     bits = magnitude.view(torch.int64)
@@ -239,12 +239,12 @@ def _rounded_bits(x: Tensor, fmt: Format, way: _Way) -> Tensor:
 
 
 def are_fp32(x: Tensor) -> bool:
-    """Whether `x` (fp64) holds nothing but numbers of fp32 and infinities."""
+    """Check whether `x` (fp64) holds only numbers of fp32 and infinities."""
     return torch.equal(x, x.to(torch.float32).to(torch.float64))
 
 
 def sum_to_odd(x: Tensor, y: Tensor) -> Tensor:
-    """x + y in fp64, rounded to odd where it is inexact, so that rounding it again to fp32 is one correct rounding.
+    """Return x + y in fp64, rounded to odd if inexact, so that rounding it again to fp32 is one correct rounding.
 
     The error of the sum is Knuth's TwoSum; the fp64 neighbour on its side is the odd one if the sum is even
     (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Trans. Comput. 57(4), 2008).
@@ -259,7 +259,7 @@ def sum_to_odd(x: Tensor, y: Tensor) -> Tensor:
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` (fp64) correctly rounded and stored as `dtype`; the storage cast is exact, also where torch's saturates."""
+    """Round `x` (fp64) correctly and store it as `dtype`; the storage cast is exact, also where torch's saturates."""
     fmt = format_of(dtype)
     rounded = round_to(x, fmt)
     if fmt is FP64:
@@ -268,7 +268,7 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def ordinals(x: Tensor, fmt: Format) -> Tensor:
-    """Position of each value of `x` (fp64, finite, representable in `fmt`) on the grid of `fmt`, as int64.
+    """Return the position of each value of `x` (fp64, finite, representable in `fmt`) on the grid of `fmt`, as int64.
 
     Neighbours differ by one and both zeros are 0, so a difference of ordinals is a distance in ulp. An infinity counts
     as the value after the largest one.
@@ -288,7 +288,7 @@ def ordinals(x: Tensor, fmt: Format) -> Tensor:
 
 
 def from_ordinals(position: Tensor, fmt: Format) -> Tensor:
-    """The values (fp64) at the given int64 positions; inverse of `ordinals` within the finite range."""
+    """Return the values (fp64) at the given int64 positions; inverse of `ordinals` within the finite range."""
     magnitude = position.abs()
     dropped = _MANTISSA_BITS + 1 - fmt.precision
     hidden = 1 << (fmt.precision - 1)

@@ -30,52 +30,52 @@ _erf = primitive("erf", torch.erf, shape="rising", bound=DOCUMENTED["erf"])
 
 
 def exp2(x: Enclosure) -> Enclosure:
-    """2**x."""
+    """Return 2**x."""
     return _exp2(x)
 
 
 def log(x: Enclosure) -> Enclosure:
-    """The natural logarithm; NaN of what is negative. That of a subnormal number may be -inf."""
+    """Return the natural logarithm; NaN for negative numbers. That of a subnormal number may be -inf."""
     return _log(x)
 
 
 def log2(x: Enclosure) -> Enclosure:
-    """The logarithm to base 2; NaN of what is negative. That of a subnormal number may be -inf."""
+    """Return the logarithm to base 2; NaN for negative numbers. That of a subnormal number may be -inf."""
     return _log2(x)
 
 
 def log1p(x: Enclosure) -> Enclosure:
-    """log(1 + x), accurate near zero as a function of its own is; NaN below -1."""
+    """Return log(1 + x) as accurate near zero as a function of its own is; NaN below -1."""
     return _log1p(x)
 
 
 def expm1(x: Enclosure) -> Enclosure:
-    """e**x - 1, accurate near zero as a function of its own is."""
+    """Return e**x - 1 as accurate near zero as a function of its own is."""
     return _expm1(x)
 
 
 def tanh(x: Enclosure) -> Enclosure:
-    """The hyperbolic tangent by a function of that name; formulas of exponentials and tanh.approx are less accurate."""
+    """Return tanh by a function of that name; formulas of exponentials and tanh.approx are less accurate."""
     return _tanh(x)
 
 
 def erf(x: Enclosure) -> Enclosure:
-    """The error function."""
+    """Return the error function."""
     return _erf(x)
 
 
 def sin(x: Enclosure) -> Enclosure:
-    """Sine of x in radians, with a reduction of the argument that is exact enough for every fp32 number."""
+    """Return the sine of x in radians, with an argument reduction that is exact enough for every fp32 number."""
     return _sin(x)
 
 
 def cos(x: Enclosure) -> Enclosure:
-    """Cosine of x in radians, with a reduction of the argument that is exact enough for every fp32 number."""
+    """Return the cosine of x in radians, with an argument reduction that is exact enough for every fp32 number."""
     return _cos(x)
 
 
 def _extremes(exact: Exact, crest: float) -> Extent:
-    """Least and largest value of a wave between two phases; its crests are at `crest` turns and whole turns from it."""
+    """Return the extent of a wave: its least and largest value between two phases; crests are at `crest` + n turns."""
 
     def extent(lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
         first, last = exact(lo), exact(hi)
@@ -90,7 +90,7 @@ def _extremes(exact: Exact, crest: float) -> Extent:
 
 
 def _reaches(lo: Tensor, hi: Tensor, phase: float) -> Tensor:
-    """Whether a phase, in turns, may lie between lo and hi, in radians."""
+    """Check whether a phase, in turns, may lie between lo and hi, in radians."""
     turn = 2 * math.pi
     return torch.ceil(lo / turn - phase - _SLACK) <= torch.floor(hi / turn - phase + _SLACK)
 

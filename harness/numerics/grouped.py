@@ -44,7 +44,7 @@ class GroupedRows:
 
     @classmethod
     def of(cls, groups: Mapping[int, Tensor], device: torch.device) -> GroupedRows:
-        """Those of groups with these numbers of rows, which are in the memory of the host, for rows on a device."""
+        """Make the rows of groups from the indices of each group's rows, on the host, for rows on a device."""
         padded = torch.nn.utils.rnn.pad_sequence([*groups.values()], batch_first=True, padding_value=-1)
         real, shape = padded.flatten() >= 0, (padded.shape[0], padded.shape[1])
         filled = not bool(real.all())
@@ -55,7 +55,7 @@ class GroupedRows:
         return cls(own, numbers, places, gathered.clamp(min=0), (gathered < 0)[:, None], shape)
 
     def of_matrix(self, rows: Enclosure) -> Enclosure:
-        """These rows of a matrix, [G, most, K]; zeros where it is filled up."""
+        """Gather these rows of a matrix: [G, most, K], zeros where a group is filled up."""
         parts = rows.parts.index_select(1, self.gathered)
         if self.filling is not None:
             parts.masked_fill_(self.filling, 0.0)
@@ -91,7 +91,7 @@ class Groups:
         return {}
 
     def together(self, groups: tuple[int, ...]) -> GroupedRows:
-        """The rows of several groups, looked up once."""
+        """Return the rows of several groups, looked up once."""
         if groups not in self._together:
             self._together[groups] = GroupedRows.of({group: self.rows[group] for group in groups}, self.numbers.device)
         return self._together[groups]
@@ -100,7 +100,7 @@ class Groups:
 @algebraic(rules.grouped_dot, of_enclosures=True)
 @remembered
 def grouped_dot(rows: Enclosure, groups: Groups, matrices: Matrices, width: int, pieces: int = 1) -> Enclosure:
-    """Each row [K] of `rows` [R, K] times the matrix [K, width] of its group: [R, width]; zero for rows of no group.
+    """Multiply each row of `rows` [R, K] by the matrix [K, width] of its group: [R, width]; zero for rows of no group.
 
     `pieces` as in `dot_of`.
     """
@@ -120,7 +120,7 @@ def grouped_dot(rows: Enclosure, groups: Groups, matrices: Matrices, width: int,
 @algebraic(rules.grouped_outer, of_enclosures=True)
 @remembered
 def grouped_outer(left: Enclosure, right: Enclosure, groups: Groups) -> Enclosure:
-    """Sum over the rows of each group of the outer products of `left` [R, M] and `right` [R, N]: [count, M, N].
+    """Sum the outer products of the rows of `left` [R, M] and `right` [R, N] in each group: [count, M, N].
 
     Zero for groups without rows. The terms of a sum are in ascending order of their rows.
     """
@@ -135,7 +135,7 @@ def grouped_outer(left: Enclosure, right: Enclosure, groups: Groups) -> Enclosur
 
 
 def _blocks(groups: Mapping[int, Tensor], m: int, n: int) -> Iterator[tuple[int, ...]]:
-    """The groups, as many at a time as are multiplied at once."""
+    """Yield the groups, as many at a time as are multiplied at once."""
     block: tuple[int, ...] = ()
     most = 0
     for group, numbers in groups.items():

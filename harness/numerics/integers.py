@@ -18,7 +18,7 @@ from lastbit.numerics.remembered import remembered
 @chosen_by_value
 @remembered
 def round_half_even(x: Enclosure) -> Enclosure:
-    """The nearest integer, ties to even: `rint`, `torch.round`, `cvt.rni`.
+    """Round to the nearest integer, ties to even: `rint`, `torch.round`, `cvt.rni`.
 
     >>> round_half_even(Enclosure.point(torch.tensor([0.5, 1.5, 2.5]))).value.tolist()
     [0.0, 2.0, 2.0]
@@ -29,7 +29,7 @@ def round_half_even(x: Enclosure) -> Enclosure:
 @chosen_by_value
 @remembered
 def round_half_away(x: Enclosure) -> Enclosure:
-    """The nearest integer, ties away from zero: `roundf`, `libdevice.round`.
+    """Round to the nearest integer, ties away from zero: `roundf`, `libdevice.round`.
 
     >>> round_half_away(Enclosure.point(torch.tensor([0.5, 1.5, 2.5]))).value.tolist()
     [1.0, 2.0, 3.0]
@@ -40,25 +40,25 @@ def round_half_away(x: Enclosure) -> Enclosure:
 @chosen_by_value
 @remembered
 def floor(x: Enclosure) -> Enclosure:
-    """The largest integer that is not larger."""
+    """Round down to the largest integer that is not larger."""
     return Enclosure(x.parts.floor())
 
 
 @chosen_by_value
 @remembered
 def ceil(x: Enclosure) -> Enclosure:
-    """The smallest integer that is not smaller."""
+    """Round up to the smallest integer that is not smaller."""
     return Enclosure(x.parts.ceil())
 
 
 @chosen_by_value
 @remembered
 def trunc(x: Enclosure) -> Enclosure:
-    """The integer part, as a conversion to integers in C gives it: toward zero."""
+    """Return the integer part, as a conversion to integers in C gives it: toward zero."""
     return Enclosure(x.parts.trunc())
 
 
 def _away(x: Tensor) -> Tensor:
-    """To nearest, ties away from zero; from 2**52 on every number of fp64 is an integer."""
+    """Round to nearest, ties away from zero; from 2**52 on every number of fp64 is an integer."""
     whole = (x.abs() + 0.5).floor()
     return torch.where(x.abs() < 2.0**52, torch.copysign(whole, x), x)

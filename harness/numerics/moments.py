@@ -29,7 +29,7 @@ _THREADS = 10  # log2 of the most threads of a block, whose parts may be merged 
 
 @algebraic(rules.moments)
 def mean_and_variance(x: Enclosure) -> tuple[Enclosure, Enclosure]:
-    """Mean and biased variance over the last dimension, kept with size 1, by merges in any order.
+    """Return mean and biased variance over the last dimension, kept with size 1, by merges in any order.
 
     On the way from an element to the result the smaller part is merged into the larger, but for log2 n + 10 merges,
     which may be any. Nothing is known where something may overflow, the square of an element too: an empty part, whose
@@ -63,7 +63,7 @@ def mean_and_variance(x: Enclosure) -> tuple[Enclosure, Enclosure]:
 
 
 def _errors(magnitude: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Bounds on the error of the mean of any part, and on that of the root of M2, for elements up to `magnitude`."""
+    """Bound the error of the mean of any part, and that of the root of M2, for elements up to `magnitude`."""
     largest, average = magnitude.amax(-1, keepdim=True), magnitude.mean(-1, keepdim=True)
     order = current().accumulation(count)
     levels = math.log2(count)
@@ -79,7 +79,7 @@ def _errors(magnitude: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 @algebraic(lambda a, b, factor: (a - b) * factor)
 def difference_of_products(a: Enclosure, b: Enclosure, factor: Enclosure) -> Enclosure:
-    """a * factor - b * factor for a `factor` that is not negative, each product rounded or fused.
+    """Return a * factor - b * factor for a `factor` that is not negative, each product rounded or fused.
 
     Both products err by u of themselves; their ends are linear in `factor`, so that they grow or fall with it.
     """

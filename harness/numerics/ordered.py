@@ -27,7 +27,7 @@ _EXPONENT = 0x7FF << 52
 
 
 def block_of(terms: int) -> int:
-    """How many of the terms of a dot are in a block; 0 where it is short, or no order is declared."""
+    """Return the number of terms in a block of a dot; 0 where the dot is short, or no order is declared."""
     premises = current()
     if premises.order is None or premises.exact_sums or terms < SHORTEST:
         return 0
@@ -35,7 +35,7 @@ def block_of(terms: int) -> int:
 
 
 def losing(left: Factor, right: Factor, block: int, pieces: int, magnitude: Tensor, known: Tensor) -> Tensor:
-    """What a dot may lose whose pieces are walked in blocks, besides what underflows.
+    """Bound the rounding error of a dot whose pieces are walked in blocks, underflow excepted.
 
     `magnitude` is the sum of the magnitudes of all terms, and `known` a bound on how far the computed sum of any of
     them may be from that of the middles.
@@ -55,7 +55,7 @@ def losing(left: Factor, right: Factor, block: int, pieces: int, magnitude: Tens
 
 @dataclass(frozen=True, eq=False)
 class _Sizes:
-    """How large numbers may get in the blocks of a dot, as powers of two, each summed over all blocks but `most`.
+    """Bounds of the numbers in the blocks of a dot, as powers of two, each summed over all blocks but `most`.
 
     Attributes:
         alone: sums of some terms of a block.
@@ -71,7 +71,7 @@ class _Sizes:
 
 
 def _sizes(left: Factor, right: Factor, block: int, pieces: int, slack: Tensor) -> _Sizes:
-    """The sizes, all of which may be larger by `slack`. Halves are added: the middle of a block is what counts."""
+    """Return the sizes, all of which may be larger by `slack`. Sums are halved: the middle of a block counts."""
     operands = left.middle / 2, right.middle.mT, left.size / 2, right.size.mT
     x, y, x_size, y_size = (_in_blocks(operand, block, pieces) for operand in operands)
     accumulator, *sums = (torch.zeros_like(slack) for _ in range(5))
@@ -93,14 +93,14 @@ def _sizes(left: Factor, right: Factor, block: int, pieces: int, slack: Tensor) 
 
 
 def _in_blocks(x: Tensor, block: int, pieces: int) -> Tensor:
-    """[…, K] as [blocks, …, block], with zeros behind the last terms of each piece."""
+    """Cut […, K] into [blocks, …, block], with zeros behind the last terms of each piece."""
     of_pieces: Tensor = x.unflatten(-1, (pieces, -1))
     blocks: Tensor = pad(of_pieces, (0, -of_pieces.shape[-1] % block)).unflatten(-1, (-1, block))
     return blocks.flatten(-3, -2).movedim(-2, 0)
 
 
 def _binade(x: Tensor) -> Tensor:
-    """The power of two at or below each positive number, in its place; NaN may become inf."""
+    """Replace each positive number, in place, by the power of two at or below it; NaN may become inf."""
     bits = x.view(torch.int64)
     bits &= _EXPONENT
     return x

@@ -1,4 +1,4 @@
-"""Primitives: a function of one argument, how it rises and falls, and how far what a kernel gives may be from it.
+"""Primitives: a function of one argument, how it rises and falls, and a bound on the error of a kernel's result.
 
 Where a function is monotone, its values at the ends of an interval enclose those between. A bound then moves these ends
 outward. `primitive` makes one of a project's own; those of `lastbit.numerics.functions` are made by it, too.
@@ -50,7 +50,7 @@ class Primitive:
 
 
 def primitive(name: str, exact: Exact, *, shape: Literal["rising", "falling"] | Extent, bound: Bound) -> Primitive:
-    """A primitive of a project's own.
+    """Make a primitive of a project's own.
 
     >>> import torch
     >>> from lastbit.numerics import Bound, Enclosure, primitive
@@ -69,7 +69,7 @@ def primitive(name: str, exact: Exact, *, shape: Literal["rising", "falling"] | 
 @algebraic(rules.function, of_enclosures=True)
 @remembered
 def enclosed(function: Primitive, x: Enclosure) -> Enclosure:
-    """The results of a primitive for an argument within `x`."""
+    """Enclose the results of a primitive for an argument within `x`."""
     bound = current().bound(function.name, function.bound)
     values = _flushed(function.exact, x.parts, _values(function, x.parts))
     size = values[2:].abs()
@@ -83,7 +83,7 @@ def enclosed(function: Primitive, x: Enclosure) -> Enclosure:
 
 
 def _values(function: Primitive, x: Tensor) -> Tensor:
-    """The function at each part; of an interval, its least and its largest value."""
+    """Evaluate the function at each part; of an interval, its least and its largest value."""
     if len(x) < 4:
         return full(function.exact(x))
     if callable(function.shape):
@@ -93,7 +93,7 @@ def _values(function: Primitive, x: Tensor) -> Tensor:
 
 
 def _flushed(exact: Exact, x: Tensor, values: Tensor) -> Tensor:
-    """The values, to whose ends that at zero is added where the argument may be subnormal, and taken for zero."""
+    """Extend the ends by the value at zero where the argument may be subnormal, which a kernel may take for zero."""
     lo, hi = x[-2 if len(x) == 4 else -1], x[-1]
     near = (lo < SMALLEST_NORMAL) & (hi > -SMALLEST_NORMAL) & ((lo != 0) | (hi != 0))
     if near.device.type == "cpu" and not bool(near.any()):  # another device would have to finish before it could say

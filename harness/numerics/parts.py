@@ -1,8 +1,8 @@
-"""Arithmetic of stacked parts, elementwise: what every operation on enclosures does to exact, value, lo and hi.
+"""Arithmetic of stacked parts, elementwise: every operation on enclosures, for exact, value, lo and hi at once.
 
 A function takes fp64 tensors [parts, ...shape] with 1, 2 or 4 parts (see `Enclosure`), whose shapes broadcast, and
-returns a new one. Where it takes a format, the contract's side of the result is rounded to it. Each function says what
-is computed, and is what runs on the CPU; those marked `one_kernel_on_cuda` are a single kernel on a CUDA device.
+returns a new one. Where it takes a format, the contract's side of the result is rounded to it. Each function is the
+definition, and runs on the CPU; those marked `one_kernel_on_cuda` are a single kernel on a CUDA device.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ LEAST = 2.0**-1022
 
 
 def full(parts: Tensor) -> Tensor:
-    """All four parts."""
+    """Return all four parts."""
     return parts if len(parts) == 4 else torch.cat([parts[:1], parts[-1:].expand(3, *parts.shape[1:])])
 
 
 def all_finite(ends: Tensor) -> bool:
-    """True where no element is infinite or NaN, so that nothing can be unknown; False may mean anything.
+    """Return True where no element is infinite or NaN, so that nothing can be unknown; False may mean anything.
 
-    Asked on the CPU only: an accelerator would have to finish everything before it could answer.
+    It looks on the CPU only: an accelerator would have to finish everything before it could answer.
     """
     return ends.device.type == "cpu" and math.isfinite(float(ends.sum()))
 
 
 def unknown(parts: Tensor) -> Tensor | None:
-    """Elements about which nothing is known, NaN included; None where there can be none."""
+    """Return a mask of the elements about which nothing is known, NaN included; None where there can be none."""
     return torch.isneginf(parts[2]) & torch.isposinf(parts[3]) if len(parts) == 4 else None
 
 
 def unknown_where(parts: Tensor, *masks: Tensor | None) -> Tensor:
-    """The same with nothing known about the masked elements, nor about those of which one end is NaN."""
+    """Mark the masked elements as unknown, and those of which one end alone is NaN."""
     if len(parts) < 4:
         return parts
     lost = torch.isnan(parts[2]) ^ torch.isnan(parts[3])
@@ -51,13 +51,13 @@ def unknown_where(parts: Tensor, *masks: Tensor | None) -> Tensor:
 
 @one_kernel_on_cuda
 def unknown_if(x: Tensor, lost: Tensor) -> Tensor:
-    """The same with nothing known about the elements where a number (one part) is not zero."""
+    """Mark the elements as unknown where `lost` (one part) is not zero."""
     return unknown_where(x, lost[0] != 0)
 
 
 @one_kernel_on_cuda
 def rounded(x: Tensor, fmt: Format) -> Tensor:
-    """Value and ends correctly rounded, in the direction of the format; the exact part stays."""
+    """Round value and ends correctly, in the direction of the format; the exact part stays."""
     if fmt is PRECISE:
         return unknown_where(x, unknown(x))  # its ends cover what fp64 errs
     x, result = _rounded(x, fmt)
@@ -69,7 +69,7 @@ def rounded(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _rounded(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
-    """The parts, four where a number may be rounded to either neighbour, and what they are rounded to."""
+    """Return the parts, four where a number may be rounded to either neighbour, and the rounded parts."""
     if fmt.direction == "either":
         x = full(x)
         return x, torch.stack([x[0], round_to(x[1], fmt), *round_ends(x[2], x[3], fmt)])
@@ -77,7 +77,7 @@ def _rounded(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
 
 
 def converted(x: Tensor, fmt: Format) -> Tensor:
-    """Value and ends converted to integers of `fmt`, in its direction; the exact part stays.
+    """Convert value and ends to integers of `fmt`, in its direction; the exact part stays.
 
     Nothing is known where that may be a number beyond the range of `fmt`, or NaN.
     """
@@ -92,13 +92,13 @@ def converted(x: Tensor, fmt: Format) -> Tensor:
 
 @one_kernel_on_cuda
 def negated(x: Tensor) -> Tensor:
-    """-x, whose ends are exchanged."""
+    """Return -x, whose ends are exchanged."""
     return -x if len(x) < 4 else -torch.stack([x[0], x[1], x[3], x[2]])
 
 
 @one_kernel_on_cuda
 def added(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
-    """x + y."""
+    """Return x + y."""
     if fmt is PRECISE:
         x, y = (full(parts) for parts in aligned(x, y))
         total = x + y
@@ -108,13 +108,13 @@ def added(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
 
 @one_kernel_on_cuda
 def subtracted(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
-    """x - y."""
+    """Return x - y."""
     return added(x, negated(y), fmt)
 
 
 @one_kernel_on_cuda
 def multiplied(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
-    """x · y."""
+    """Return x · y."""
     product = unrounded_product(x, y)
     if fmt is PRECISE:
         x, y = (full(parts) for parts in aligned(x, y))
@@ -124,7 +124,7 @@ def multiplied(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
 
 
 def unrounded_sum(x: Tensor, y: Tensor) -> Tensor:
-    """x + y, such that rounding it to fp32 is one correct rounding.
+    """Return x + y, such that rounding it to fp32 is one correct rounding.
 
     For numbers of fp32 the fp64 sum is (53 >= 2 * 24 + 2, Figueroa 1995); for a product that was not rounded it is not.
     """
@@ -135,7 +135,7 @@ def unrounded_sum(x: Tensor, y: Tensor) -> Tensor:
 
 @one_kernel_on_cuda
 def unrounded_product(x: Tensor, y: Tensor) -> Tensor:
-    """x · y, exact in fp64 for numbers of fp32."""
+    """Return x · y, exact in fp64 for numbers of fp32."""
     x, y = aligned(x, y)
     product = x * y
     if len(product) < 4:
@@ -148,7 +148,7 @@ def unrounded_product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def aligned(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Both with as many dimensions, and as many parts unless one is a number that is known exactly."""
+    """Return both with equally many dimensions, and equally many parts unless one is a number that is known exactly."""
     if {len(x), len(y)} == {2, 4}:
         x, y = full(x), full(y)
     rank = max(x.ndim, y.ndim)
@@ -156,7 +156,7 @@ def aligned(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def extremes(ends: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Smallest and largest of several tensors, elementwise; where only some are NaN, nothing is known."""
+    """Return the smallest and largest of several tensors, elementwise; where only some are NaN, nothing is known."""
     lo = hi = ends[0]
     for end in ends[1:]:
         lo, hi = torch.minimum(lo, end), torch.maximum(hi, end)
@@ -168,7 +168,7 @@ def extremes(ends: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 @one_kernel_on_cuda
 def hull(*options: Tensor) -> Tensor:
-    """What may be any of the options; exact part and value are those of the first."""
+    """Enclose numbers that may be any of the options; exact part and value are those of the first."""
     first = options[0]
     ends = [end for option in options for end in (option[-2:] if len(option) == 4 else option[-1:])]
     return torch.stack([first[0], first[min(1, len(first) - 1)], *extremes(ends)])
@@ -176,7 +176,7 @@ def hull(*options: Tensor) -> Tensor:
 
 @one_kernel_on_cuda
 def fusible_product(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
-    """x · y, its ends rounded or not."""
+    """Return x · y, its ends rounded or not."""
     if fmt is PRECISE:
         return multiplied(x, y, fmt)
     product = unrounded_product(x, y)
@@ -186,7 +186,7 @@ def fusible_product(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
 
 @one_kernel_on_cuda
 def product_in_any_order(*factors: Tensor, fmt: Format) -> Tensor:
-    """The product of all factors by two at a time in whichever order; the value is that from left to right."""
+    """Multiply all factors, two at a time in whichever order; the value is that from left to right."""
     everything = (1 << len(factors)) - 1
     products = {1 << position: factor for position, factor in enumerate(factors)}
     for part in range(1, everything + 1):
@@ -198,7 +198,7 @@ def product_in_any_order(*factors: Tensor, fmt: Format) -> Tensor:
 
 
 def _halves(part: int) -> Iterator[int]:
-    """One side of each split of the bits of `part` in two, the one without the last bit first."""
+    """Yield one side of each split of the bits of `part` in two, the one without the last bit first."""
     last = 1 << (part.bit_length() - 1)
     rest = part ^ last
     one = rest
@@ -209,7 +209,7 @@ def _halves(part: int) -> Iterator[int]:
 
 @one_kernel_on_cuda
 def multiply_add(x: Tensor, y: Tensor, z: Tensor, fmt: Format) -> Tensor:
-    """x · y + z with the product rounded or not."""
+    """Return x · y + z with the product rounded or not."""
     if fmt is PRECISE:
         return added(multiplied(x, y, fmt), z, fmt)
     product = unrounded_product(x, y)
@@ -218,13 +218,13 @@ def multiply_add(x: Tensor, y: Tensor, z: Tensor, fmt: Format) -> Tensor:
 
 @one_kernel_on_cuda
 def clamped(x: Tensor, low: float, high: float) -> Tensor:
-    """x limited to [low, high]; NaN stays NaN."""
+    """Limit x to [low, high]; NaN stays NaN."""
     return unknown_where(x.clamp(low, high), unknown(x))
 
 
 @one_kernel_on_cuda
 def magnitudes(x: Tensor) -> Tensor:
-    """|x|, exact: an interval that holds zero has it as its lower end."""
+    """Return |x|, exact: an interval that holds zero has it as its lower end."""
     parts = x.abs()
     if len(parts) < 4:
         return parts
@@ -233,24 +233,24 @@ def magnitudes(x: Tensor) -> Tensor:
 
 
 def covered(parts: Tensor, exact: Tensor) -> Tensor:
-    """Four parts whose ends cover what fp64 errs, underflow included; nothing where it is `exact`, a mask."""
+    """Return four parts with ends widened by the error of fp64, underflow included, except where `exact`, a mask."""
     four = full(parts)
     return unknown_where(torch.where(exact, four, widened(four, 0.0, LEAST)), unknown(four))
 
 
 def holds_fp32(x: Tensor) -> Tensor:
-    """Which numbers (fp64) are numbers of fp32."""
+    """Return a mask of the numbers (fp64) that fp32 holds."""
     return x == x.to(torch.float32).to(torch.float64)
 
 
 @one_kernel_on_cuda
 def spread(x: Tensor, relative: float, absolute: float) -> Tensor:
-    """x with a relative and an absolute error."""
+    """Move the ends of x outward by a relative and an absolute error."""
     return widened(x, relative, absolute)
 
 
 def widened(parts: Tensor, relative: float | Tensor, absolute: float | Tensor = 0.0) -> Tensor:
-    """Four parts from `parts`, the ends moved outward by an absolute and a relative error, which may be one per end.
+    """Return four parts with the ends of `parts` moved outward by a relative and an absolute error, maybe one per end.
 
     The fp64 evaluation of the ends is itself rounded, by at most a few 2^-53; 2^-50 is added for it.
     """

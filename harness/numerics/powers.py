@@ -22,7 +22,7 @@ _FRACTION = (1 << 52) - 1  # bits of fp64 below the exponent
 @chosen_by_value
 @remembered
 def power_of_two_from(x: Enclosure) -> Enclosure:
-    """The smallest power of two that is not less than x, 2**-126 at least; 0 of zero."""
+    """Return the smallest power of two that is not less than x, 2**-126 at least; 0 of zero."""
     bits = (x.parts.abs().view(torch.int64) + _FRACTION) & ~_FRACTION
     return _limited(x, bits.view(torch.float64), least=_SMALLEST)
 
@@ -30,7 +30,7 @@ def power_of_two_from(x: Enclosure) -> Enclosure:
 @chosen_by_value
 @remembered
 def power_of_two_to(x: Enclosure) -> Enclosure:
-    """The largest power of two that is not larger than x; 0 of what is below 2**-126."""
+    """Return the largest power of two that is not larger than x; 0 below 2**-126."""
     bits = x.parts.abs().view(torch.int64) & ~_FRACTION
     return _limited(x, bits.view(torch.float64), least=0.0)
 
@@ -38,7 +38,7 @@ def power_of_two_to(x: Enclosure) -> Enclosure:
 @chosen_by_value
 @remembered
 def two_to_the(exponent: Enclosure) -> Enclosure:
-    """2**n of whole numbers n, 2**-126 at least, exact as a power of two has to be; 0 of -inf."""
+    """Return 2**n of whole numbers n, 2**-126 at least, exact as a power of two has to be; 0 of -inf."""
     n = exponent.parts
     powers = power_of_two(torch.nan_to_num(n, nan=0.0).clamp(-1000, 1000))
     powers = torch.where(torch.isnan(n), n, torch.where(torch.isneginf(n), 0.0, powers))
@@ -48,7 +48,7 @@ def two_to_the(exponent: Enclosure) -> Enclosure:
 
 
 def _limited(x: Enclosure, powers: Tensor, least: float) -> Enclosure:
-    """Powers with exponents of fp32, `least` for what is below; nothing is known where nothing is of x."""
+    """Limit powers to the exponents of fp32, with `least` for smaller ones; nothing is known where nothing is of x."""
     limited = torch.where(powers < _SMALLEST, torch.where(powers > 0, least, 0.0), powers)
     limited = torch.where(limited > _LARGEST, torch.inf, limited)
     defined = x.parts >= 0

@@ -19,7 +19,7 @@ _FP64_U = 2.0**-53
 @algebraic(rules.cumulative)
 @remembered
 def cumsum(x: Enclosure) -> Enclosure:
-    """Sums of the prefixes of the last dimension, each by fp32 additions of its terms in any order.
+    """Sum the prefixes of the last dimension, each by fp32 additions of its terms in any order.
 
     That covers scans from first to last, in trees, and in blocks to which the sum of what is before them is added. Not
     covered is a prefix from which something is taken away again, as in the total minus the rest.
@@ -31,7 +31,7 @@ def cumsum(x: Enclosure) -> Enclosure:
 
 
 def _facts(terms: Tensor) -> Tensor:
-    """The facts of `Sum` of each prefix."""
+    """Return the facts of `Sum` for each prefix."""
     lo, hi = (terms[2], terms[3]) if len(terms) == 4 else (terms[-1], terms[-1])
     magnitude = torch.maximum(lo.abs(), hi.abs()).cumsum(-1)
     of_finite = torch.maximum(finite(lo), finite(hi)).cumsum(-1)

@@ -1,4 +1,4 @@
-"""What the error bounds rest on: how accurate each primitive is, and how sums accumulate.
+"""The premises of the error bounds: how accurate each primitive is, and how sums accumulate.
 
 A reference never states a bound of its own. It calls `rsqrt`, `mean_of_squares` and so on, which take their bounds from
 the premises in force (`with using(premises): ...`). The documented bounds of primitives hold for every NVIDIA GPU and
@@ -27,7 +27,7 @@ class Bound:
     Attributes:
         relative: largest error relative to the exact result.
         source: where the figure is from.
-        absolute: what the error may be besides.
+        absolute: further absolute error.
     """
 
     relative: float
@@ -66,13 +66,13 @@ class Premises:
             all of them so far; None for any order.
         flushes_subnormals: fp32 results below 2**-126 may become zero.
         atomic: stages that are sums by atomic additions, in which they may become zero in any case.
-        exact_sums: every sum is correctly rounded, which no kernel promises: what contracts differ in then, they differ
-            in by what they say and not by the order of a sum.
+        exact_sums: every sum is correctly rounded, which no kernel promises: contracts that differ then differ by their
+        rules and not by the order of a sum.
         arithmetic: the format of intermediate values: fp32, or `WIDE_FP32`, in which nothing overflows before it is
             stored, or `PRECISE`, in which nothing is rounded either.
         until: the stage after which intermediate values are of fp32 again; none for "".
         options: of several ways to compute that a reference leaves open, all count; else the first one alone.
-        unit: what a correctly rounded operation of a kernel loses at most; bounds of primitives grow or shrink with it.
+        unit: largest relative error of a correctly rounded operation; bounds of primitives grow or shrink with it.
     """
 
     device: str = "unknown"
@@ -89,11 +89,11 @@ class Premises:
     unit: float = U
 
     def relative(self, primitive: str) -> float:
-        """Largest relative error of `primitive` alone, where it was measured in all the ways to compute it of those."""
+        """Return the largest relative error of `primitive` alone; a measured one covers every way to compute it."""
         return self.bound(primitive, DOCUMENTED.get(primitive)).relative
 
     def bound(self, primitive: str, documented: Bound | None) -> Bound:
-        """The bound of a primitive in units of `unit`: the one measured, or else the documented one."""
+        """Return the bound of a primitive in units of `unit`: the one measured, or else the documented one."""
         found = self.bounds.get(primitive, documented)
         if found is None:
             raise unknown("primitive", primitive, DOCUMENTED)
@@ -119,7 +119,7 @@ class Premises:
         return max(self.relative("divide"), self.unit)
 
     def accumulation(self, terms: int) -> float:
-        """Bound on |computed sum - sum| / sum of |terms|, each term being a product that may be rounded itself.
+        """Bound |computed sum - sum| / sum of |terms|, each term being a product that may be rounded itself.
 
         gamma_h = h u / (1 - h u) for a tree of height h over the rounded products (Higham, Accuracy and Stability of
         Numerical Algorithms, 2nd ed., section 4.2), so h = depth + 1; any order has h = `terms`.
@@ -127,14 +127,14 @@ class Premises:
         return 0.0 if self.exact_sums else self._gamma(self.height(terms))
 
     def dot_accumulation(self, terms: int) -> float:
-        """`accumulation` of a dot of `terms` products, which tensor cores may compute, too: they cut off."""
+        """Bound the error of a dot of `terms` products as `accumulation` does; tensor cores, which cut off, may add."""
         if self.exact_sums:
             return 0.0
         cores = self.tensor_cores
         return self._gamma(max(self.height(terms), 0 if cores is None else cores.height(terms)))
 
     def height(self, terms: int) -> int:
-        """Most roundings between a product, which is rounded itself, and the sum of `terms` of them."""
+        """Count the most roundings between a product, which is rounded itself, and the sum of `terms` of them."""
         return terms if self.depth is None else min(terms, self.depth(terms) + 1)
 
     def _gamma(self, height: int) -> float:
@@ -143,16 +143,16 @@ class Premises:
 
 
 REAL = Premises("real arithmetic, as closely as fp64 tells", tensor_cores=None, arithmetic=PRECISE, unit=2.0**-52)
-"""Bounds shrink to what fp64 errs, so that the ends enclose the result in real arithmetic."""
+"""Premises whose bounds shrink to the errors of fp64, so that the ends enclose the result in real arithmetic."""
 
 EXACT = replace(REAL, options=False)
-"""The same of the exact part alone, which is that of the first of several ways."""
+"""Premises like `REAL` under which the ends enclose the exact part, that of the first of several ways to compute."""
 
 _current: ContextVar[Premises] = ContextVar("premises", default=Premises())  # noqa: B039 (frozen)
 
 
 def current() -> Premises:
-    """The premises in force."""
+    """Return the premises in force."""
     return _current.get()
 
 

@@ -36,39 +36,39 @@ _SMALLEST_NORMAL = 2.0**-126
 SUBNORMAL = 2.0**-147
 """Error of a subnormal result: four times the spacing of the numbers there."""
 FLUSHED = _SMALLEST_NORMAL * (1 + 2.0**-6)
-"""What is larger gives no subnormal exponential: the smallest normal number, and room for an error."""
+"""A larger exponential is not subnormal: the smallest normal number, and room for an error."""
 LOST = 2.0**-151
-"""What is not larger becomes zero, flushed or not: half of the smallest number, and room for an error."""
+"""A number that is not larger becomes zero, flushed or not: half of the smallest number, and room for an error."""
 _SATURATED = 17.33  # above 25 ln 2: e**-x < 2**-25, so that the correctly rounded sigmoid is 1, too
 
 
 @algebraic(lambda x: x.sqrt().reciprocal())
 def rsqrt(x: Enclosure) -> Enclosure:
-    """1 / sqrt(x), also from a root and a division. A subnormal argument may give inf, as in `rsqrt.approx.ftz`."""
+    """Return 1 / sqrt(x), also from a root and a division. A subnormal x may give inf, as in `rsqrt.approx.ftz`."""
     return Enclosure(inverse_root(x.parts, full(x.parts).sqrt(), current().inverse_root, current().arithmetic))
 
 
 @algebraic(Residues.sqrt)
 def sqrt_rn(x: Enclosure) -> Enclosure:
-    """Correctly rounded square root."""
+    """Return the correctly rounded square root."""
     return Enclosure(correct_root(x.parts, x.parts.sqrt(), current().arithmetic))
 
 
 @algebraic(Residues.sqrt)
 def sqrt(x: Enclosure) -> Enclosure:
-    """Square root, approximate."""
+    """Return the square root, approximate."""
     return Enclosure(approximate_root(x.parts, x.parts.sqrt(), current().relative("sqrt"), current().arithmetic))
 
 
 @algebraic(Residues.__truediv__)
 def divide_rn(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
-    """Correctly rounded a / b."""
+    """Return the correctly rounded a / b."""
     return Enclosure(quotient(*both(a, b), current().arithmetic))
 
 
 @algebraic(Residues.__truediv__)
 def divide(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
-    """a / b, approximate: also covers a · (1 / b), a rounded product with an approximate reciprocal.
+    """Return a / b, approximate: also covers a · (1 / b), a rounded product with an approximate reciprocal.
 
     A reciprocal that is subnormal errs by 2**-150 besides. Nothing is known for a subnormal divisor, whose reciprocal
     may overflow and which may be flushed to zero.
@@ -78,14 +78,14 @@ def divide(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
 
 @algebraic(Residues.exp)
 def exp(x: Enclosure) -> Enclosure:
-    """e**x. The error grows with |x|, because exp(x) is computed as exp2 of a rounded product."""
+    """Return e**x. The error grows with |x|, because exp(x) is computed as exp2 of a rounded product."""
     return Enclosure(exponential(x.parts, x.parts.exp(), current().relative("exp"), current().arithmetic))
 
 
 @algebraic(rules.sigmoid)
 @remembered
 def sigmoid(x: Enclosure) -> Enclosure:
-    """1 / (1 + e**-x): the error of the exponential counts by e**-x / (1 + e**-x), then an addition and a division.
+    """Return 1 / (1 + e**-x): the exponential's error counts by e**-x / (1 + e**-x), then an addition and a division.
 
     From 17.33 on e**-x is below a quarter of an ulp of 1, so that the sum is 1 and the quotient of 1 and 1 exact. At an
     infinity the result is exact too, and it is never below zero.
@@ -101,7 +101,7 @@ def sigmoid(x: Enclosure) -> Enclosure:
 
 @one_kernel_on_cuda
 def inverse_root(x: Tensor, root: Tensor, relative: float, fmt: Format) -> Tensor:
-    """1 / sqrt(x) from the root, with a relative error, or inf of a subnormal number."""
+    """Return 1 / sqrt(x) from the root, with a relative error, or inf of a subnormal number."""
     inverse = 1.0 / full(root)
     inverse = widened(torch.stack([inverse[0], inverse[1], inverse[3], inverse[2]]), relative)
     lo = _ends(x)[0]
@@ -111,7 +111,7 @@ def inverse_root(x: Tensor, root: Tensor, relative: float, fmt: Format) -> Tenso
 
 @one_kernel_on_cuda
 def correct_root(x: Tensor, root: Tensor, fmt: Format) -> Tensor:
-    """sqrt(x), `root`, correctly rounded."""
+    """Round sqrt(x), which is `root`, correctly."""
     if fmt is PRECISE:
         return unknown_where(covered(root, holds_fp32(full(root)) & (full(root).square() == full(x))), unknown(x))
     return unknown_where(rounded(root, fmt), unknown(x))
@@ -119,13 +119,13 @@ def correct_root(x: Tensor, root: Tensor, fmt: Format) -> Tensor:
 
 @one_kernel_on_cuda
 def approximate_root(x: Tensor, root: Tensor, relative: float, fmt: Format) -> Tensor:
-    """sqrt(x), `root`, with a relative error."""
+    """Return sqrt(x), which is `root`, with a relative error."""
     return unknown_where(rounded(widened(root, relative), fmt), unknown(x))
 
 
 @one_kernel_on_cuda
 def quotient(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
-    """x / y."""
+    """Return x / y."""
     result = _quotient(x, y)
     if fmt is PRECISE:
         x, y = (full(parts) for parts in aligned(x, y))
@@ -137,7 +137,7 @@ def quotient(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
 
 @one_kernel_on_cuda
 def approximate_quotient(x: Tensor, y: Tensor, relative: float, fmt: Format) -> Tensor:
-    """x / y with a relative error, and that of a subnormal reciprocal."""
+    """Return x / y with a relative error, and that of a subnormal reciprocal."""
     dividend, divisor = (parts.abs() for parts in aligned(x, y))
     finite = dividend if all_finite(dividend) else torch.where(torch.isfinite(dividend), dividend, 0.0)
     result = rounded(widened(_quotient(x, y), relative, absolute=finite.amax(0) * 2.0**-150), fmt)
@@ -146,7 +146,7 @@ def approximate_quotient(x: Tensor, y: Tensor, relative: float, fmt: Format) -> 
 
 
 def _quotient(x: Tensor, y: Tensor) -> Tensor:
-    """x / y, not rounded; nothing is known where the divisor's interval holds a zero but is not one."""
+    """Return x / y, not rounded; nothing is known where the divisor's interval holds zero and other numbers."""
     x, y = aligned(x, y)
     quotients = x / y
     if len(quotients) < 4:
@@ -159,7 +159,7 @@ def _quotient(x: Tensor, y: Tensor) -> Tensor:
 
 @one_kernel_on_cuda
 def exponential(x: Tensor, power: Tensor, relative: float, fmt: Format) -> Tensor:
-    """e**x, `power`, with an error that grows with |x|. A subnormal result may be flushed to zero."""
+    """Return e**x, which is `power`, with an error that grows with |x|. A subnormal result may be flushed to zero."""
     ends = _ends(power)
     if fmt is PRECISE:
         tiny = some = (ends < LEAST) & ~torch.isneginf(_ends(x))  # too small for fp64 to have all its digits
@@ -174,7 +174,7 @@ def exponential(x: Tensor, power: Tensor, relative: float, fmt: Format) -> Tenso
 
 @one_kernel_on_cuda
 def logistic(x: Tensor, gate: Tensor, rest: Tensor, relative: float, division: float, fmt: Format) -> Tensor:
-    """sigmoid(x), `gate`, from an exponential and a division with these errors; `rest` is 1 - gate at the ends."""
+    """Return sigmoid(x), `gate`, with errors of an exponential and a division; `rest` is 1 - gate at the ends."""
     ends = _ends(x)
     error = (relative + _growth(ends)) * rest + current().unit + division
     finite = all_finite(ends)
@@ -188,11 +188,11 @@ def logistic(x: Tensor, gate: Tensor, rest: Tensor, relative: float, division: f
 
 
 def _ends(x: Tensor) -> Tensor:
-    """lo and hi, or both as one."""
+    """Return lo and hi, or one tensor that is both."""
     return x[2:] if len(x) == 4 else x[-1:]
 
 
 def _growth(x: Tensor) -> Tensor:
-    """Relative error of exp(x) from rounding x · log2(e); none at an infinity, where the result is exact."""
+    """Return the relative error of exp(x) from rounding x · log2(e); none at an infinity, where the result is exact."""
     growth = 2 * current().unit * x.abs()
     return growth if all_finite(x) else torch.where(torch.isfinite(x), growth, 0.0)

@@ -1,4 +1,4 @@
-"""Weights in narrow codes with a scale per row or per group: how they are stored, and what they stand for.
+"""Weights in narrow codes with a scale per row or per group: how they are stored, and the numbers they stand for.
 
 A weight is [..., N, K]. Each code means a level, and an element is (level − zero) · scale, one fp32 operation. Codes of
 four bits are packed along K into words, the first one in the lowest bits. `SCHEMES` holds all that differs; how
@@ -27,9 +27,9 @@ class Scheme:
     """One way to store weights.
 
     Attributes:
-        name: what it is called.
+        name: its name in `SCHEMES`.
         words: dtype of the packed codes, by which it is recognised.
-        levels: what each code means, from code 0; 16 or 256 of them.
+        levels: the number that each code means, from code 0; 16 or 256 of them.
         scales: dtypes of the scale, the usual one first; uint8 is E8M0, 2**(code − 127) with 255 for NaN.
         has_zero: whether a zero point (int8, 0 to 15) comes with each scale.
         group_size: elements per scale: a number, 0 for any that divides K, None for one scale per row.
@@ -70,7 +70,7 @@ SCHEMES: Mapping[str, Scheme] = {
 def dequantized(
     codes: Tensor, scale: Tensor | None = None, zero: Tensor | None = None, *, fmt: Format, columns: int | None = None
 ) -> Enclosure:
-    """What a weight [..., N, K] stands for as the operand of a dot: (level − zero) · scale in fp32, rounded to `fmt`.
+    """Dequantize a weight [..., N, K] to the operand of a dot: (level − zero) · scale in fp32, rounded to `fmt`.
 
     Weights of floating-point numbers, which come without a scale, are left as they are. `columns` is K, where the
     caller knows it. The scheme follows from the dtype of the codes, and from whether there is a zero point.
@@ -95,7 +95,7 @@ def dequantized(
 
 
 def pack(codes: Tensor, words: torch.dtype, bits: int = 4) -> Tensor:
-    """Codes [..., K] of `bits` bits as words [..., K / codes per word]; the first code is in the lowest bits.
+    """Pack codes [..., K] of `bits` bits into words [..., K / codes per word]; the first code is in the lowest bits.
 
     Raises:
         ValueError: a code out of range, or a last word that is not full.
@@ -110,19 +110,19 @@ def pack(codes: Tensor, words: torch.dtype, bits: int = 4) -> Tensor:
 
 
 def unpack(words: Tensor, bits: int = 4) -> Tensor:
-    """Codes (int64, from 0) [..., K] of words [..., K / codes per word]; the inverse of `pack`."""
+    """Unpack codes (int64, from 0) [..., K] from words [..., K / codes per word]; the inverse of `pack`."""
     shifted = words.to(torch.int64).unsqueeze(-1) >> _shifts(words.dtype, bits, words.device)
     return (shifted & ((1 << bits) - 1)).flatten(-2)
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """2**exponent in fp64, for the exponents of normal numbers."""
+    """Return 2**exponent in fp64, for the exponents of normal numbers."""
     bits: Tensor = (exponent.to(torch.int64) + 1023) << 52
     return bits.view(torch.float64)
 
 
 def either(dtypes: tuple[torch.dtype, ...]) -> str:
-    """The dtypes in a sentence."""
+    """Join the names of dtypes by "or"."""
     return " or ".join(map(str, dtypes))
 
 
@@ -132,19 +132,19 @@ def _shifts(words: torch.dtype, bits: int, device: torch.device) -> Tensor:
 
 @cache
 def _levels(scheme: Scheme, device: torch.device) -> Tensor:
-    """What each code means, in fp64."""
+    """Return the number that each code means, in fp64."""
     return torch.tensor(scheme.levels, dtype=torch.float64, device=device)
 
 
 def _scale_values(scale: Tensor) -> Tensor:
-    """The scale in fp64."""
+    """Convert the scale to fp64."""
     if scale.dtype != torch.uint8:
         return scale.double()
     return torch.where(scale == E8M0_NAN, torch.nan, power_of_two(scale.to(torch.int64) - E8M0_BIAS))
 
 
 def _recognised(codes: Tensor, zero: Tensor | None) -> Scheme:
-    """The scheme of codes of this dtype; of two, the one that has a zero point or the one that has none."""
+    """Find the scheme of codes of this dtype; of two, by whether there is a zero point."""
     found = [scheme for scheme in SCHEMES.values() if scheme.words == codes.dtype]
     if not found:
         known = ", ".join(f"{scheme.words} ({scheme.name})" for scheme in SCHEMES.values())
@@ -153,14 +153,14 @@ def _recognised(codes: Tensor, zero: Tensor | None) -> Scheme:
 
 
 def _check_plain(weight: Tensor, scale: Tensor | None, zero: Tensor | None) -> None:
-    """ValueError unless a weight of floating-point numbers comes alone."""
+    """Raise ValueError unless a weight of floating-point numbers comes alone."""
     for name, tensor in {"scale": scale, "zero": zero}.items():
         if tensor is not None:
             raise ValueError(f"{name} is given with a weight of {weight.dtype}; pass its codes, or no {name}")
 
 
 def _check_dtypes(scheme: Scheme, scale: Tensor | None, zero: Tensor | None) -> None:
-    """ValueError unless scale and zero are there as `scheme` has them."""
+    """Raise ValueError unless scale and zero are there as `scheme` has them."""
     if scale is None:
         raise ValueError(f"scale is missing; a weight of {scheme.words} is {scheme.name} and needs one")
     if scale.dtype not in scheme.scales:
@@ -177,13 +177,13 @@ def _check_dtypes(scheme: Scheme, scale: Tensor | None, zero: Tensor | None) -> 
 
 
 def _hint(scheme: Scheme) -> str:
-    """What else codes of this dtype can be."""
+    """Name the scheme with a zero point that codes of this dtype may have been meant for; empty if there is none."""
     others = [s for s in SCHEMES.values() if s.words == scheme.words and s.has_zero and not scheme.has_zero]
     return "".join(f"; with a zero point it would be {s.name}, which has {either(s.scales)}" for s in others)
 
 
 def _check_shapes(scheme: Scheme, codes: Tensor, scale: Tensor, zero: Tensor | None, columns: int | None) -> None:
-    """ValueError unless the codes have `columns` columns, and scale and zero one element per row or group of them."""
+    """Raise ValueError unless codes have `columns` columns, and scale and zero one element per row or group of them."""
     width = codes.shape[-1] * scheme.codes_per_word
     if columns not in (None, width):
         raise ValueError(

@@ -44,7 +44,7 @@ class _Groups(NamedTuple):
 def encoded(
     weight: Tensor, scheme: str, group_size: int | None = None, *, scale_dtype: torch.dtype | None = None
 ) -> Quantized:
-    """`weight` [..., N, K], taken to fp32, in the codes of a scheme by the rule of the function `_SCHEME` below.
+    """Quantize `weight` [..., N, K], taken to fp32, to the codes of a scheme by the rule in the function `_SCHEME`.
 
     `group_size` may be left out where the scheme has only one, `scale_dtype` for the first that the scheme has.
 
@@ -70,7 +70,7 @@ def encoded(
 
 
 def _int8(groups: Tensor) -> _Groups:
-    """s = amax / 127; code = w · (1 / s), rounded and saturated. Where 1 / s overflows, as for zeros, codes are 0."""
+    """Quantize: s = amax / 127; code = w · (1 / s), rounded and saturated; 0 where 1 / s overflows, as for zeros."""
     scale = _divided(_largest(groups), 127)
     inverse = torch.ones_like(scale) / scale
     codes = (groups * torch.where(torch.isfinite(inverse), inverse, 0.0)).round().clamp(-128, 127)
@@ -78,7 +78,7 @@ def _int8(groups: Tensor) -> _Groups:
 
 
 def _int4_symmetric(groups: Tensor) -> _Groups:
-    """s = max(amax, 1e-8) / 7; code = w / s, rounded, in −8…7, from the fp32 s and not from the one that is stored.
+    """Quantize: s = max(amax, 1e-8) / 7; code = w / s, rounded, in −8…7, from the fp32 s and not from the stored one.
 
     compressed-tensors, as Kimi-K2 uses it: a code c is stored as the nibble c + 8.
     """
@@ -88,7 +88,7 @@ def _int4_symmetric(groups: Tensor) -> _Groups:
 
 
 def _int4_asymmetric(groups: Tensor) -> _Groups:
-    """s = max(max − min, 1e-5) / 15; zero = −min / s, rounded; code = w / s, rounded, + zero; both within 0…15.
+    """Quantize: s = max(max − min, 1e-5) / 15; zero = −min / s, rounded; code = w / s, rounded, + zero; both in 0…15.
 
     AWQ (Lin et al., arXiv:2306.00978), `pseudo_quantize_tensor` of mit-han-lab/llm-awq.
     """
@@ -100,7 +100,7 @@ def _int4_asymmetric(groups: Tensor) -> _Groups:
 
 
 def _mxfp4(groups: Tensor) -> _Groups:
-    """Scale 2**(floor(log2(amax)) − 2), within E8M0, the least one for zeros; elements to nearest E2M1, ±6 beyond.
+    """Quantize: scale 2**(floor(log2(amax)) − 2) in E8M0, the least one for zeros; elements to nearest E2M1, ±6 beyond.
 
     OCP Microscaling Formats (MX) Specification v1.0, sections 5.3 and 6.3. Quotients are exact.
     """
@@ -124,12 +124,12 @@ def _largest(groups: Tensor) -> Tensor:
 
 
 def _divided(x: Tensor, number: int) -> Tensor:
-    """x / number, correctly rounded: by a tensor, because a GPU multiplies with the reciprocal of a Python number."""
+    """Return x / number, correctly rounded: by a tensor, as a GPU multiplies by the reciprocal of a Python number."""
     return x / torch.full_like(x, number)
 
 
 def _stored_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The scale (fp64) rounded to `dtype`; to E8M0 come powers of two only."""
+    """Round the scale (fp64) to `dtype`; for E8M0 it is a power of two already."""
     if dtype == torch.uint8:
         return (torch.frexp(scale).exponent - 1 + E8M0_BIAS).to(torch.uint8)
     stored = cast(scale, dtype)
@@ -139,7 +139,7 @@ def _stored_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _checked_group_size(scheme: Scheme, columns: int, group_size: int | None) -> int:
-    """How many elements share a scale; ValueError where the scheme or K has no groups of this size."""
+    """Return the number of elements that share a scale; ValueError where the scheme or K has no groups of this size."""
     only = columns if scheme.group_size is None else scheme.group_size
     size = only if group_size is None else group_size
     if only and size != only:

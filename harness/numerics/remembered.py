@@ -1,8 +1,8 @@
-"""What was computed before from the same operands is not computed again, such as what two contracts have in common.
+"""Memoization: a result is not computed again from the same operands, such as a stage that two contracts share.
 
 Within `with remembering():` a function marked `@remembered` looks for a call with the same numbers, the same tensors
 and equal premises. A tensor is the same if it is the same memory, read in the same way, and was not written to since.
-So what follows from remembered results, by remembered functions and by views, is found again in turn. On the CPU a
+So results that follow from remembered ones, by remembered functions and by views, are found again in turn. On the CPU a
 tensor with the same bits is the same, too; an accelerator would have to finish everything before it could compare them.
 """
 
@@ -31,19 +31,19 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, eq=False)
 class _RememberedCall:
-    """Operands of a call, which keep their memory as long as it is known, with their versions; and what it gave."""
+    """A remembered call: its operands, whose memory is kept alive, their addresses and versions, and its result."""
 
     operands: list[Tensor]
     places: tuple[tuple[int, int], ...]
     result: Any
 
     def had(self, operands: list[Tensor]) -> bool:
-        """Whether its operands, in the memory of the host, were these, bit by bit."""
+        """Check whether its operands, in the memory of the host, were these, bit by bit."""
         return all(map(_is_same, self.operands, self.places, operands))
 
 
 class _CallCache:
-    """The calls so far, by everything that they depend on but their operands, and by where these are."""
+    """The calls so far, by everything that they depend on but their operands, and by the addresses of these."""
 
     def __init__(self) -> None:
         self._calls: dict[object, dict[tuple[tuple[int, int], ...], _RememberedCall]] = {}
@@ -67,7 +67,7 @@ class _CallCache:
         return result
 
     def _has_room(self, call: _RememberedCall) -> bool:
-        """Whether there is room for a call; memory that is kept already takes none."""
+        """Check whether there is room for a call, and take it; memory that is kept already takes none."""
         taken = {t.data_ptr(): t.numel() for t in (*call.operands, *_tensors(call.result))}
         elements = self._elements + sum([count for address, count in taken.items() if address not in self._kept])
         if elements > _MOST:
@@ -77,7 +77,7 @@ class _CallCache:
         return True
 
     def _premises_in_force(self) -> int:
-        """Their number among those that there were."""
+        """Return the index of the premises in force among all that there were."""
         premises = current()
         if premises not in self._premises:
             self._premises.append(premises)
@@ -98,7 +98,7 @@ def remembering() -> Iterator[None]:
 
 
 def remembered(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, whose results depend on nothing but its arguments and the premises, and are never written to."""
+    """Decorate a function whose results depend only on its arguments and the premises, and are never written to."""
 
     @wraps(function)
     def remembering_function(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -109,7 +109,7 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _shown(value: object, operands: list[Tensor]) -> object:
-    """All that a value can be told from others by, hashable; its tensors are added to the operands."""
+    """Return a hashable key of a value, without the elements of its tensors, which are added to the operands."""
     if isinstance(value, Tensor):
         operands.append(value)
         return value.dtype, value.shape, value.stride(), value.device
@@ -122,14 +122,14 @@ def _shown(value: object, operands: list[Tensor]) -> object:
 
 
 def _alike(calls: Iterable[_RememberedCall], operands: list[Tensor]) -> _RememberedCall | None:
-    """A call with operands of the same bits; on an accelerator nobody asks, which would have to finish first."""
+    """Find a call with operands of the same bits; not on an accelerator, which would have to finish first."""
     if not operands or operands[0].device.type != "cpu":
         return None
     return next((call for call in calls if call.had(operands)), None)
 
 
 def _is_same(known: Tensor, place: tuple[int, int], given: Tensor) -> bool:
-    """Whether two tensors of one layout have the same bits, and the known one has not been written to."""
+    """Check whether two tensors of one layout have the same bits, and the known one has not been written to."""
     if (known.data_ptr(), known._version) != place:
         return False
     bits = _BITS[known.itemsize]
@@ -138,7 +138,7 @@ def _is_same(known: Tensor, place: tuple[int, int], given: Tensor) -> bool:
 
 @cache
 def _names(kind: Any) -> tuple[str, ...]:
-    """What tells values of a type apart, attribute by attribute; nothing where they are hashable as they are."""
+    """Return the attributes that tell values of a type apart; none where they are hashable as they are."""
     if kind is slice:
         return "start", "stop", "step"
     return () if kind is Format or not is_dataclass(kind) else tuple(f.name for f in fields(kind))

@@ -28,7 +28,7 @@ from lastbit.numerics.sums import flushed
 @algebraic(lambda x: x * constant(math.log(2)))
 @remembered
 def of_base_two(x: Enclosure) -> Enclosure:
-    """Return x · ln 2, not rounded, of which exp is what a kernel has as 2 to the power of x.
+    """Return x · ln 2, not rounded: its exp stands for a kernel's 2 to the power of x.
 
     Bounds of exponentials, such as those below and of `folded` arguments, hold for a multiplication by log2 e.
     """
@@ -38,7 +38,7 @@ def of_base_two(x: Enclosure) -> Enclosure:
 @algebraic(lambda x, shift, below=True: (x - shift).exp())
 @remembered
 def shifted_exponential(x: Enclosure, shift: Enclosure, *, below: bool = True) -> Enclosure:
-    """exp(x - shift), by base e or base 2; `below`: x is never larger than the shift.
+    """Return exp(x - shift), by base e or base 2; `below`: x is never larger than the shift.
 
     The difference is rounded, u of it. With base 2, x and the shift are multiplied by log2 e: that constant, rounded
     once or twice, adds 2u of the difference, and each product may be rounded, or the one of x fused with the
@@ -59,7 +59,7 @@ def shifted_exponential(x: Enclosure, shift: Enclosure, *, below: bool = True) -
 
 @algebraic(rules.rescaled)
 def rescaled(tiles: Sequence[Enclosure], factors: Sequence[Enclosure]) -> list[Enclosure]:
-    """The terms of each tile as they count in the last sum: times all factors that come after the tile.
+    """Return the terms of each tile as they count in the last sum: times all factors that come after the tile.
 
     tiles: [..., n] each; factors: [..., 1] each, between a tile and the next, one fewer than tiles. Each product with a
     factor is rounded, which is an error of at most u of every term of the sum so far, and rounded terms of it are what
@@ -77,7 +77,7 @@ def rescaled(tiles: Sequence[Enclosure], factors: Sequence[Enclosure]) -> list[E
 
 @algebraic(lambda terms, values, *_: terms @ values)
 def rescaled_dot(terms: Enclosure, values: Enclosure, tiles: int, operand: Format) -> Enclosure:
-    """terms [..., M, K] @ values [..., K, N], where terms are what `rescaled` gave for so many tiles.
+    """Multiply terms [..., M, K] @ values [..., K, N], where `rescaled` gave the terms for so many tiles.
 
     A product with a factor may underflow, which is an error of its own beside those of the terms. Tensor cores saw the
     terms in the format `operand`, before they were rescaled by at most 1: of fp16 they cut more off, see `cut_off`.

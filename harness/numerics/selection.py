@@ -24,14 +24,14 @@ NaN = Literal["propagate", "ignore"]
 
 @algebraic(rules.magnitude, of_enclosures=True)
 def abs(x: Enclosure) -> Enclosure:
-    """|x|, exact."""
+    """Return |x|, exact."""
     return Enclosure(magnitudes(x.parts))
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """bool tensors of one shape, stacked: whether a condition is true of the exact parts and of the contract's values,
-    whether it must be true of a kernel's numbers, and whether it may be. What must be true may be.
+    """The truth of a condition, as stacked bool tensors of one shape: for the exact parts, for the contract's values,
+    and whether it must, and may, hold for a kernel's numbers. Where it must hold it may.
     """
 
     parts: Tensor
@@ -58,7 +58,7 @@ class Truth:
 
     @property
     def open(self) -> Tensor:
-        """Where a conforming kernel may see it either way."""
+        """Mask of the elements for which a conforming kernel may see it either way."""
         return self.may & ~self.must
 
     @property
@@ -80,7 +80,7 @@ class Truth:
 
 
 def _truth(condition: Truth | Tensor) -> Tensor:
-    """The parts of a condition; one for a bool tensor, which is known."""
+    """Return the parts of a condition; one for a bool tensor, which is known."""
     if isinstance(condition, Truth):
         return condition.parts
     if condition.dtype != torch.bool:
@@ -89,14 +89,14 @@ def _truth(condition: Truth | Tensor) -> Tensor:
 
 
 def _of_one_rank(*operands: Tensor) -> tuple[Tensor, ...]:
-    """Stacked parts with as many dimensions in each."""
+    """Reshape stacked parts to equally many dimensions."""
     rank = max(p.ndim for p in operands)
     return tuple(p.reshape(len(p), *[1] * (rank - p.ndim), *p.shape[1:]) for p in operands)
 
 
 @remembered
 def less(a: Enclosure | float, b: Enclosure | float, *, or_equal: bool = False) -> Truth:
-    """a < b, or a ≤ b; false of NaN."""
+    """Compare a < b, or a ≤ b; false of NaN."""
     x, y = (full(parts) for parts in aligned(a, b))
     compare = torch.le if or_equal else torch.lt
     lost = _lost(x, y)
@@ -106,7 +106,7 @@ def less(a: Enclosure | float, b: Enclosure | float, *, or_equal: bool = False) 
 
 
 def _lost(*operands: Tensor) -> Tensor:
-    """Where nothing is known about one of the operands, all of four parts."""
+    """Return a mask of the elements where nothing is known about one of the operands, all of four parts."""
     masks = [torch.isneginf(x[2]) & torch.isposinf(x[3]) for x in operands]
     return torch.stack(torch.broadcast_tensors(*masks)).any(0)
 
@@ -114,7 +114,7 @@ def _lost(*operands: Tensor) -> Tensor:
 @algebraic(rules.chosen, of_enclosures=True)
 @remembered
 def where(condition: Truth | Tensor, a: Enclosure | float, b: Enclosure | float) -> Enclosure:
-    """`a` where the condition is true and `b` elsewhere; either of both where it is open.
+    """Choose `a` where the condition is true and `b` elsewhere; either of both where it is open.
 
     condition: a bool tensor, which is exact, or a `Truth`; all three are broadcast.
     """
@@ -132,20 +132,20 @@ def where(condition: Truth | Tensor, a: Enclosure | float, b: Enclosure | float)
 @algebraic(rules.larger, of_enclosures=True)
 @remembered
 def maximum(a: Enclosure | float, b: Enclosure | float, nan: NaN = "propagate") -> Enclosure:
-    """The larger of both, exact; NaN if one is, or the other one with `nan="ignore"`, as `fmax` does."""
+    """Return the larger of both, exact; NaN if one is, or the other one with `nan="ignore"`, as `fmax` does."""
     return Enclosure(_larger(*both(a, b), nan))
 
 
 @algebraic(partial(rules.larger, sign=-1), of_enclosures=True)
 @remembered
 def minimum(a: Enclosure | float, b: Enclosure | float, nan: NaN = "propagate") -> Enclosure:
-    """The smaller of both, exact; NaN if one is, or the other one with `nan="ignore"`, as `fmin` does."""
+    """Return the smaller of both, exact; NaN if one is, or the other one with `nan="ignore"`, as `fmin` does."""
     x, y = both(a, b)
     return Enclosure(negated(_larger(negated(x), negated(y), nan)))
 
 
 def _larger(x: Tensor, y: Tensor, nan: NaN) -> Tensor:
-    """The larger of two, part by part."""
+    """Return the larger of two, part by part."""
     x, y = _of_one_kind(Enclosure(x), Enclosure(y))
     if _ignored(nan):
         return torch.fmax(x, y)  # what may be NaN, about which nothing is known, has no largest end
@@ -153,7 +153,7 @@ def _larger(x: Tensor, y: Tensor, nan: NaN) -> Tensor:
 
 
 def _of_one_kind(a: Enclosure, b: Enclosure) -> tuple[Tensor, Tensor]:
-    """Parts of both, as many in each."""
+    """Return the parts of both, equally many of each."""
     x, y = aligned(a, b)
     return (x, y) if len(x) == len(y) else (full(x), full(y))
 
@@ -167,14 +167,14 @@ def _ignored(nan: str) -> bool:
 @algebraic(rules.largest, of_enclosures=True)
 @remembered
 def amax(x: Enclosure, nan: NaN = "propagate") -> Enclosure:
-    """Largest element of the last dimension (kept, of size 1), exact; NaN if one is, or if all are with `ignore`."""
+    """Return the largest element of the last dimension (kept, size 1), exact; NaN if one is, or all with `ignore`."""
     return Enclosure(_largest(x.parts, nan))
 
 
 @algebraic(partial(rules.largest, sign=-1), of_enclosures=True)
 @remembered
 def amin(x: Enclosure, nan: NaN = "propagate") -> Enclosure:
-    """Smallest element of the last dimension (kept, of size 1), exact; NaN if one is, or if all are with `ignore`."""
+    """Return the smallest element of the last dimension (kept, size 1), exact; NaN if one is, or all with `ignore`."""
     return Enclosure(negated(_largest(negated(x.parts), nan)))
 
 
@@ -192,9 +192,9 @@ def _largest(parts: Tensor, nan: NaN) -> Tensor:
 @algebraic(rules.gathered, of_enclosures=True)
 @remembered
 def gather(x: Enclosure, index: Tensor | Indices, dim: int = -1) -> Enclosure:
-    """The elements of `x` at `index` along a dimension, as `torch.gather`; the hull of all that an argmax may choose.
+    """Gather the elements of `x` at `index` along a dimension, as `torch.gather`; the hull of all an argmax may choose.
 
-    index: an integer tensor with as many dimensions as x, which is exact, or what `argmax` gave for the last dimension.
+    index: an integer tensor with as many dimensions as x, which is exact, or the result of `argmax` for the last one.
     """
     if isinstance(index, Indices):
         return index.elements(x, dim)
@@ -213,10 +213,10 @@ def gather(x: Enclosure, index: Tensor | Indices, dim: int = -1) -> Enclosure:
 
 @dataclass(frozen=True, eq=False)
 class Indices:
-    """One of several indices per row, of which a kernel may give any.
+    """A choice of one index per row, of several that are allowed.
 
     Attributes:
-        allowed: [..., N], bool: which elements of the row; every row has at least one.
+        allowed: [..., N], bool: mask of the allowed elements of the row; every row has at least one.
         value: [..., 1], int64: the contract's own choice.
         dtype: of the kernel's indices.
     """
@@ -231,7 +231,7 @@ class Indices:
 
     @property
     def range(self) -> Enclosure:
-        """The contract's choice, and the first and last index that is allowed."""
+        """The contract's choice, between the first and last index that is allowed."""
         columns = torch.arange(self.allowed.shape[-1], dtype=torch.float64, device=self.allowed.device)
         first = torch.where(self.allowed, columns, torch.inf).amin(-1, keepdim=True)
         last = torch.where(self.allowed, columns, -torch.inf).amax(-1, keepdim=True)
@@ -239,20 +239,20 @@ class Indices:
         return Enclosure(torch.stack([value, value, first, last]))
 
     def outside(self, given: Tensor) -> Tensor:
-        """Which of the given indices, [..., 1], are not allowed."""
+        """Return a mask of the given indices, [..., 1], that are not allowed."""
         size = self.allowed.shape[-1]
         within = (given >= 0) & (given < size)
         return ~(within & self.allowed.gather(-1, given.to(torch.int64).clamp(0, max(size - 1, 0))))
 
     def only(self, given: Tensor) -> Indices:
-        """The given indices and no other; those beyond the row stand for any element of it."""
+        """Allow the given indices and no other; those beyond the row stand for any element of it."""
         size = self.allowed.shape[-1]
         columns = torch.arange(size, device=given.device)
         chosen = (columns == given) | (given < 0) | (given >= size)
         return Indices(chosen, given.to(torch.int64).clamp(0, size - 1), self.dtype)
 
     def elements(self, x: Enclosure, dim: int = -1) -> Enclosure:
-        """What is at the index in rows of x [..., N]: the hull of what is at those that are allowed."""
+        """Return the elements of rows of x [..., N] at the index: the hull of those at all allowed indices."""
         if dim not in (-1, len(x.shape) - 1) or x.shape[-1] != self.allowed.shape[-1]:
             raise ValueError(f"what argmax chose of {self.allowed.shape[-1]} elements is not that of {x.shape[-1]}")
         four = full(x.parts)
@@ -268,7 +268,7 @@ class Indices:
 
 @remembered
 def argmax(x: Enclosure, dtype: torch.dtype = torch.int64) -> Indices:
-    """The index of the largest element of the last dimension: any of those that may be it, ties among them.
+    """Return the index of the largest element of the last dimension: any that may be the largest, ties among them.
 
     x: [..., N] with N ≥ 1. A NaN counts as the largest, as for torch; where an element may be one, it may be chosen.
 

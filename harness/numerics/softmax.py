@@ -55,7 +55,7 @@ class Exponentials:
 
     @cached_property
     def total(self) -> Enclosure:
-        """The sum of a row [..., 1], up to the same factor, added in any order and rescaled on the way."""
+        """The sum of a row [..., 1], up to the factor of `terms`, added in any order and rescaled on the way."""
         exact, value, lo, hi = self.terms.full
         total = torch.stack([part.sum(-1, keepdim=True) for part in (exact, value, lo, hi)])
         error = self.accumulated
@@ -92,13 +92,13 @@ class Exponentials:
         return terms, self.settled(total, None)
 
     def settled(self, x: Enclosure, empty: float | None) -> Enclosure:
-        """Rounded to fp32, NaN in rows of NaN, `empty` in empty ones, and nothing known where nothing is."""
+        """Round to fp32, with NaN in rows of NaN, `empty` in empty ones, and nothing known in `lost` ones."""
         settled = _settled(x.full, self, empty)
         return settled if x.algebra is None else replace(settled, algebra=x.algebra.seen(settled.value))
 
     @property
     def lost(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Which rows [..., 1] give NaN, are empty (all elements are -inf), and which nothing is known about."""
+        """Masks [..., 1] of rows that give NaN, that are empty (all -inf), and about which nothing is known."""
         _, _, lo, hi = self.shift
         nan = torch.isnan(lo) | torch.isposinf(lo)
         empty = torch.isneginf(hi)
@@ -109,9 +109,9 @@ class Exponentials:
 
 
 def rescaled_accumulation(terms: int) -> float:
-    """Relative error of a sum of `terms` numbers of one sign, in any order, of which parts are rescaled on the way.
+    """Bound the relative error of a sum of `terms` numbers of one sign, in any order, with parts rescaled on the way.
 
-    What joins two parts, or a part and an element, rounds an addition, an exponential and a product.
+    To join two parts, or a part and an element, rounds an addition, an exponential and a product.
     """
     premises, step = current(), current().relative("exp") + 2 * current().unit
     if premises.exact_sums:
@@ -123,12 +123,12 @@ def rescaled_accumulation(terms: int) -> float:
 
 
 def _least() -> float:
-    """What is not larger may be lost, in part or whole: subnormal numbers of fp32; in fp64, what is zero there."""
+    """Return a limit up to which numbers may be lost, in part or whole: subnormal in fp32; in fp64, zero."""
     return SUBNORMAL**2 if current().arithmetic is PRECISE else FLUSHED
 
 
 def exponentials(x: Enclosure, folded: bool = False) -> Exponentials:
-    """exp(x - s) over the last dimension, for the largest element s or one of those so far.
+    """Return exp(x - s) over the last dimension, for the largest element s or one of the largest so far.
 
     x: [..., N] with N ≥ 1. `folded`: x may be multiplied by log2(e) and rounded before s is taken from it, so that an
     error of u·|x| stays. An element of -inf gives exactly 0. Of rows in `lost`, parts have no meaning.
@@ -173,7 +173,7 @@ def _exponentials(x: Enclosure, folded: bool) -> Exponentials:
 
 
 def softmax(x: Enclosure, folded: bool = False, empty: Empty = "nan") -> Enclosure:
-    """exp(x) / sum(exp(x)) over the last dimension, whatever the shift and the order of the sum.
+    """Return exp(x) / sum(exp(x)) over the last dimension, whatever the shift and the order of the sum.
 
     x: [..., N] with N ≥ 1; see `exponentials` for `folded`. NaN or +inf makes a row NaN; -inf gives exactly 0. `empty`:
     what a row of nothing but -inf gives: NaN as for torch, zeros, or anything.
@@ -205,7 +205,7 @@ def _softmax(x: Enclosure, folded: bool, empty: str) -> Enclosure:
 @algebraic(lambda x, folded=False: x.exp().total().log())
 @remembered
 def log_sum_exp(x: Enclosure, folded: bool = False) -> Enclosure:
-    """log(sum(exp(x))) over the last dimension, which is kept with size 1: the shift plus the logarithm of the sum.
+    """Return log(sum(exp(x))) over the last dimension, kept with size 1: the shift plus the logarithm of the sum.
 
     x: [..., N] with N ≥ 1; see `exponentials` for `folded`. NaN or +inf gives NaN, for inf - inf is; of a row of
     nothing but -inf nothing is known: it is -inf for torch, and NaN by the formula.
@@ -227,7 +227,7 @@ def log_sum_exp(x: Enclosure, folded: bool = False) -> Enclosure:
 @algebraic(lambda x, folded=False: x - x.exp().total().log())
 @remembered
 def log_softmax(x: Enclosure, folded: bool = False) -> Enclosure:
-    """(x - s) - log(sum(exp(x - s))) over the last dimension: only differences of x are ever large.
+    """Return (x - s) - log(sum(exp(x - s))) over the last dimension: only differences of x are ever large.
 
     x: [..., N] with N ≥ 1; see `exponentials` for `folded`. A kernel that takes the rounded logarithm of the whole sum
     from x is written as `x - log_sum_exp(x)`. NaN, +inf and rows of nothing but -inf as in `log_sum_exp`; -inf gives
@@ -254,7 +254,7 @@ def log_softmax(x: Enclosure, folded: bool = False) -> Enclosure:
 
 
 def _without_cancellation(x: Tensor) -> Tensor:
-    """Four parts of (x - t) - log1p(sum of exp(x - t) of all others), t being any one element: the largest."""
+    """Return four parts of (x - t) - log1p(sum of exp(x - t) of all others), where t is one element, the largest."""
     at = x[0].argmax(-1, keepdim=True).expand(4, *x.shape[1:-1], 1)
     t = x.gather(-1, at)
     distance = widened((x - t[[0, 1, 3, 2]]).scatter(-1, at, 0.0), 0.0)
@@ -266,7 +266,7 @@ def _without_cancellation(x: Tensor) -> Tensor:
 
 
 def _log_error(shares: Exponentials, least: Tensor, most: Tensor) -> Tensor:
-    """Largest error of the logarithm of a sum between `least` and `most`, whose shift may be any within its ends.
+    """Bound the error of the logarithm of a sum between `least` and `most`, whose shift may be any within its ends.
 
     It is one of the natural logarithm, or one of the binary one times a rounded ln 2.
     """
@@ -278,7 +278,7 @@ def _log_error(shares: Exponentials, least: Tensor, most: Tensor) -> Tensor:
 
 
 def _settled(parts: Tensor, shares: Exponentials, empty: float | None) -> Enclosure:
-    """`Exponentials.settled`, of stacked parts."""
+    """Settle stacked parts; see `Exponentials.settled`."""
     nan, hollow, unknown = shares.lost
     parts = torch.where(nan | hollow | unknown, 0.0, parts)
     arithmetic = current().arithmetic

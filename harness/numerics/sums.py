@@ -1,4 +1,4 @@
-"""A sum in any order: what has to be known of its terms, and the bounds that follow."""
+"""A sum in any order: facts about its terms, and the bounds that follow from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SUMS, QUANTUM, KNOWN, NEGATIVE, POSITIVE, UNKNOWN = slice(0, 6), 6, 7, 8, 9, 10
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """What has to be known of the terms of a sum to bound it; `+` joins the terms of two parts of one sum.
+    """The facts about the terms of a sum that bound it; `+` joins the terms of two parts of one sum.
 
     Attributes:
         count: number of terms.
@@ -46,7 +46,7 @@ class Sum:
 
     @classmethod
     def of(cls, terms: Tensor, *, dim: int = -1, products: bool = False) -> Sum:
-        """The sum of `terms` (stacked parts) over the last dimension, which is kept with size 1, or the one before."""
+        """Sum `terms` (stacked parts) over the last dimension, which is kept with size 1, or over the one before."""
         facts = facts_of_rows(terms) if dim == -1 else facts_of_columns(terms)
         return cls(terms.shape[dim], products, facts)
 
@@ -63,11 +63,11 @@ class Sum:
 
     @property
     def enclosure(self) -> Enclosure:
-        """The fp32 sum."""
+        """The enclosure of the fp32 sum."""
         return self.enclosed()
 
     def enclosed(self, *, nonnegative: bool = False) -> Enclosure:
-        """The fp32 sum, of which it may be known that it is not negative.
+        """Enclose the fp32 sum, which may be known not to be negative.
 
         The sums are of fp64, in an order that is not the same on every device: 2 · count · 2^-53 covers any.
         """
@@ -78,7 +78,7 @@ class Sum:
         return Enclosure(parts, algebra=self.algebra)
 
     def then(self, function: Callable[..., Enclosure], *others: Sum) -> AfterSums:
-        """What follows from the finished sum, and from finished `others`, such as a mean from a sum and a count.
+        """Apply a function to the finished sum, and to finished `others`, such as a mean from a sum and a count.
 
         `function` takes an enclosure for each sum. It must not depend on the rows that were seen: a count of rows or
         labels is a sum, too.
@@ -88,11 +88,11 @@ class Sum:
 
 @dataclass(frozen=True, eq=False)
 class AfterSums:
-    """What follows from sums over rows when all rows have been seen; `+` joins the terms of two parts of the rows.
+    """A function of sums over rows, applied when all rows have been seen; `+` joins the terms of two parts of the rows.
 
     Attributes:
         sums: the sums.
-        function: enclosures of the finished sums → what follows from them.
+        function: enclosures of the finished sums → enclosure of the result.
     """
 
     sums: tuple[Sum, ...]
@@ -113,40 +113,40 @@ class AfterSums:
 
     @property
     def enclosure(self) -> Enclosure:
-        """What follows."""
+        """The enclosure of the result for the rows seen so far."""
         return self.function(*(each.enclosure for each in self.sums))
 
     def then(self, function: Callable[[Enclosure], Enclosure]) -> AfterSums:
-        """What follows from that in turn."""
+        """Apply another function to the result."""
         return AfterSums(self.sums, lambda *finished: function(self.function(*finished)))
 
 
 def _numbers(function: Callable[..., object]) -> dict[str, float]:
-    """The numbers that a function was written around."""
+    """Return the numbers in the closure of a function, by the names of its variables."""
     code = getattr(function, "__code__", None)
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True) if code else ()
     return {name: cell.cell_contents for name, cell in cells if isinstance(cell.cell_contents, int | float)}
 
 
 def flushed() -> float:
-    """What flushing one subnormal result to zero can change."""
+    """Return the most that flushing one subnormal result to zero can change; 0 where the premises exclude it."""
     return FP32.quantum * 2.0**23 if current().flushes_subnormals else 0.0
 
 
 def finite(x: Tensor) -> Tensor:
-    """Magnitudes, with zeros for infinities and NaN."""
+    """Return magnitudes, with zeros for infinities and NaN."""
     return torch.where(torch.isfinite(x), x.abs(), 0.0)
 
 
 def quantum_of(x: Tensor, dim: int, *, keepdim: bool = True) -> Tensor:
-    """Largest power of two that divides all elements of `x` (fp64) along `dim`; inf where all are zero."""
+    """Return the largest power of two that divides all elements of `x` (fp64) along `dim`; inf where all are zero."""
     if x.shape[dim] == 0:
         return torch.full_like(x.sum(dim, keepdim=keepdim), torch.inf)
     return units_of(x).amin(dim, keepdim=keepdim)
 
 
 def units_of(x: Tensor) -> Tensor:
-    """Largest power of two that divides each element of `x` (fp64); inf of zero, and of what is not finite."""
+    """Return the largest power of two that divides each element of `x` (fp64); inf of zero, infinities and NaN."""
     bits = x.view(torch.int64)
     significand = (bits & _FRACTION).bitwise_or_(_HIDDEN_BIT)
     lowest = significand.bitwise_and_(-significand).to(torch.float64)
@@ -159,19 +159,19 @@ def units_of(x: Tensor) -> Tensor:
 
 @one_kernel_on_cuda
 def facts_of_rows(terms: Tensor) -> Tensor:
-    """The facts of `Sum` over the last dimension, which is kept."""
+    """Return the facts of `Sum` over the last dimension, which is kept."""
     return _facts(terms, -1, keepdim=True)
 
 
 @one_kernel_on_cuda
 def facts_of_columns(terms: Tensor) -> Tensor:
-    """The facts of `Sum` for terms [parts, M, N] over the M rows: [10, N]."""
+    """Return the facts of `Sum` for terms [parts, M, N] over the M rows: [10, N]."""
     return _facts(terms, -2, keepdim=False)
 
 
 @one_kernel_on_cuda
 def facts_of_squares(x: Tensor) -> Tensor:
-    """The facts of x² over the last dimension, which is kept, and whether nothing is known about an element of x."""
+    """Return the facts of x² over the last dimension, which is kept, and 1 where an element of x is unknown, else 0."""
     facts = _facts(magnitudes(x).square(), -1, keepdim=True)
     lost = torch.isneginf(x[-2]) & torch.isposinf(x[-1]) if len(x) == 4 else torch.zeros_like(x[0], dtype=torch.bool)
     return torch.cat([facts, lost.any(-1, keepdim=True).to(facts.dtype)[None]])
@@ -191,9 +191,9 @@ def _facts(terms: Tensor, dim: int, *, keepdim: bool) -> Tensor:
 
 @one_kernel_on_cuda
 def bounded(facts: Tensor, relative: float, absolute: float, flushed: float, least: float, fmt: Format) -> Tensor:
-    """A sum by its facts, with an error relative to the magnitudes and absolute ones, not below `least`.
+    """Enclose a sum by its facts, with an error relative to the magnitudes and absolute ones, not below `least`.
 
-    On a lattice it is exact but for what is flushed. Nothing is known where some order of the sum overflows.
+    On a lattice it is exact but for flushing. Nothing is known where some order of the sum overflows.
     """
     return bounded_each(facts, relative, absolute, flushed, least, fmt)
 
@@ -206,7 +206,7 @@ def bounded_each(
     least: float,
     fmt: Format,
 ) -> Tensor:
-    """`bounded` with errors that may be of one sum each."""
+    """Enclose sums as `bounded`, with errors that may differ from sum to sum."""
     exact, value, lo, hi, magnitude, of_finite, quantum, known, negative, positive = facts.unbind()
     lattice = (known > 0) & (magnitude < LATTICE_UNITS * quantum) & (quantum >= FP32.quantum)
     slack = torch.where(lattice, 0.0, relative * magnitude + absolute) + flushed
@@ -219,6 +219,6 @@ def bounded_each(
 
 @one_kernel_on_cuda
 def averaged(x: Tensor, count: float, relative: float, fmt: Format) -> Tensor:
-    """x / count, with a relative error if it is not zero."""
+    """Return x / count, with a relative error if it is not zero."""
     means = full(x) / count
     return rounded(widened(means, relative) if relative else means, fmt)

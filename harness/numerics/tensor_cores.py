@@ -1,4 +1,4 @@
-"""How tensor cores add: models of those that are known, and the bound on a dot that follows from each.
+"""Models of the additions of tensor cores, as far as they are known, and the bound on a dot that follows from each.
 
 They do not round. In a step they add some products and the sum so far, each of which is cut off below a unit that the
 largest of them sets, and then cut the new sum off at 24 bits.
@@ -16,10 +16,10 @@ class TensorCores:
     """A model of tensor cores for operands of bf16 and fp16.
 
     Attributes:
-        products: how many are added in a step, besides the sum so far.
-        extra_bits: how many bits more than fp32 has are kept of each number while they are added.
-        devices: what the model covers.
-        source: where it is from.
+        products: number of products that are added in a step, besides the sum so far.
+        extra_bits: bits beyond those of fp32 that are kept of each number while they are added.
+        devices: the devices that the model covers.
+        source: the publication or measurement it is from.
     """
 
     products: int
@@ -29,11 +29,11 @@ class TensorCores:
 
     @property
     def cut(self) -> float:
-        """What is lost of each number of a step is below this share of the largest."""
+        """Share of the largest number of a step below which each number is cut off."""
         return 2.0 ** -(23 + self.extra_bits)
 
     def height(self, terms: int) -> int:
-        """Height h of the tree of rounded additions whose error bound, gamma_h, covers a dot of `terms` products.
+        """Return the height h of a tree of rounded additions whose bound, gamma_h, covers a dot of `terms` products.
 
         In units of u = 2**-24, a step loses 2**(1 - extra_bits) of the largest number for each of its products and for
         the sum so far, and 2 of the new sum. With E the error so far and T the sum of all |products|, none of these
@@ -43,7 +43,7 @@ class TensorCores:
         return 1 if terms < 2 else math.ceil(self.lost(terms))
 
     def lost(self, terms: int) -> float:
-        """What the steps of `terms` products lose at most, in units of u of the largest number in any of them."""
+        """Bound the loss of the steps of `terms` products, in units of u of the largest number in any of them."""
         steps = -(-terms // self.products)
         return (terms + steps) * 2.0 ** (1 - self.extra_bits) + 2 * steps
 

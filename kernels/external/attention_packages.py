@@ -1,6 +1,6 @@
 """Attention of torch's `scaled_dot_product_attention`, a backend at a time, and of Transformers without a fused kernel.
 
-What they keep was read in their sources (docs/contracts/attention.md) and is judged here. torch's flash attention on a
+Contracts were read in the sources (docs/contracts/attention.md) and are judged here. torch's flash attention on a
 GPU may cut the keys of few rows into parts, of which each has a largest score of its own: such cases are refused.
 """
 
@@ -19,7 +19,7 @@ WIDE_TILE = 64  # widest head for which flash attention on a GPU takes 128 keys 
 
 
 def visible(q, k):
-    """[T, S]: query i sees the keys up to i + S - T."""
+    """Return a mask [T, S]: query i sees the keys up to i + S - T."""
     queries, keys = q.shape[1], k.shape[1]
     if queries > keys:
         raise UnsupportedCase(f"{queries} queries and {keys} keys: what a query gives that sees no key is not promised")
@@ -33,7 +33,7 @@ def refuse_empty(q, v):
 
 
 def of_torch(backend, q, k, v, *, scale, causal):
-    """The function with one backend alone; torch's `is_causal` aligns the first query with the first key."""
+    """Call the function with one backend alone; torch's `is_causal` aligns the first query with the first key."""
     refuse_elsewhere(q, k=k, v=v)
     refuse_empty(q, v)
     square = q.shape[1] == k.shape[1]
@@ -53,7 +53,7 @@ def sdpa_math(q, k, v, *, scale, causal=False):
 
 @kernel("attention", contract="flash", name="F.scaled_dot_product_attention[cpu]", devices=("cpu",))
 def sdpa_cpu(q, k, v, *, scale, causal=False):
-    """512 keys at a time (`FlashAttentionKernel.cpp`)."""
+    """Call torch's flash attention of the CPU: 512 keys at a time (`FlashAttentionKernel.cpp`)."""
     if k.shape[1] > 512 or q.shape[3] != v.shape[3]:
         raise UnsupportedCase(f"{k.shape[1]} keys, {q.shape[3]} and {v.shape[3]} numbers: more than a tile, or unequal")
     return of_torch(SDPBackend.FLASH_ATTENTION, q, k, v, scale=scale, causal=causal)
@@ -62,7 +62,7 @@ def sdpa_cpu(q, k, v, *, scale, causal=False):
 def on_gpu(contract, *, wide):
     @kernel("attention", contract=contract, name=f"F.scaled_dot_product_attention[{contract}]", devices=("cuda",))
     def sdpa_flash(q, k, v, *, scale, causal=False):
-        """Flash attention 2: the last keys first (`flash_fwd_kernel.h`, `flash_fwd_launch_template.h`)."""
+        """Call flash attention 2: the last keys first (`flash_fwd_kernel.h`, `flash_fwd_launch_template.h`)."""
         if (q.shape[3] <= WIDE_TILE) != wide or q.shape[3] > 128 or q.shape[3] != v.shape[3]:
             raise UnsupportedCase(f"heads of {q.shape[3]} and {v.shape[3]} numbers have tiles of another size")
         if q.dtype == torch.float32 or (causal and q.shape[1] != k.shape[1]):
@@ -75,7 +75,7 @@ on_gpu("flash+tiles_64+backwards", wide=False)
 
 
 def of_transformers(model, q, k, v, sinks, scale, causal, **options):
-    """`eager_attention_forward` of a model, which takes a mask of numbers to add."""
+    """Call `eager_attention_forward` of a model, which takes a mask of numbers to add."""
     refuse_elsewhere(q, k=k, v=v, sinks=sinks)
     refuse_empty(q, v)
     forward = upstream(f"transformers.models.{model}.modeling_{model}", "transformers").eager_attention_forward

@@ -30,7 +30,7 @@ FLASHINFER = "0.7.2.post1"
 
 @functools.cache
 def operations(package):
-    """What torch.ops has of a library; libraries that cannot be loaded stay unsupported."""
+    """Load a library and return its operators in torch.ops; libraries that cannot be loaded stay unsupported."""
     name = package.replace("-", "_").replace(".", "_")
     path = Path(os.environ.get(FOLDER, "")) / f"{name}.so"
     if not path.is_file():
@@ -45,7 +45,7 @@ def operations(package):
 
 
 def rows_in_place(name, x):
-    """[M, N] in the memory of x, as the sources address rows."""
+    """Return x as [M, N] in its own memory, as the sources address rows."""
     if not x.numel():
         raise UnsupportedCase(f"{name} has shape {tuple(x.shape)}: no element, and upstream launches no block")
     try:
@@ -66,7 +66,7 @@ def refuse_other_dtypes(x, dtypes, **tensors):
 
 
 def refuse_unaligned(**tensors):
-    """Vectors as long as the width allows, up to 16 bytes, must begin at multiples of their length."""
+    """Raise UnsupportedCase unless vectors begin at multiples of their length, which is up to 16 bytes by the width."""
     for name, tensor in tensors.items():
         unit = math.gcd(VECTOR_BYTES // tensor.element_size(), tensor.shape[-1])
         apart = tensor.stride(0) if tensor.dim() > 1 and tensor.shape[0] > 1 else 0
@@ -75,14 +75,14 @@ def refuse_unaligned(**tensors):
 
 
 def refuse_wide(x):
-    """FlashInfer's FusedAddRMSNorm keeps a row in fp32, and a sum of each warp, in shared memory."""
+    """Raise UnsupportedCase if a row in fp32, which FlashInfer's FusedAddRMSNorm keeps, exceeds shared memory."""
     need = 4 * (x.shape[-1] + 32)
     if x.is_cuda and need > (room := torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin):
         raise UnsupportedCase(f"upstream keeps a row in shared memory: {need:,} bytes of {room:,}")
 
 
 def checked(x, dtypes, **tensors):
-    """Rows of x and of a residual, and the weight, contiguous."""
+    """Return rows of x and of a residual, and the weight, contiguous."""
     refuse_elsewhere(x, **tensors)
     refuse_other_dtypes(x, dtypes, **tensors)
     rows = {name: rows_in_place(name, t) for name, t in {"x": x, **tensors}.items() if name != "weight"}
@@ -90,7 +90,7 @@ def checked(x, dtypes, **tensors):
 
 
 def plain_norm(package, dtypes, x, weight, eps):
-    """What a library's norm without a residual writes into memory of its own."""
+    """Run a library's norm without a residual, with a new tensor as its output."""
     library = operations(package)
     rows, weight = checked(x, dtypes, weight=weight)
     output = torch.empty(rows.shape, dtype=x.dtype, device=x.device)

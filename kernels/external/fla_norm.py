@@ -13,7 +13,7 @@ FEATURE_BYTES = 65536
 
 
 def forward(x, weight, bias, residual, eps, *, is_rms_norm):
-    """Output, mean, inverse deviation and x + residual; statistics are [M]."""
+    """Return output, mean, inverse deviation and x + residual; statistics are [M]."""
     refuse_elsewhere(x, weight=weight, bias=bias, residual=residual)
     if x.shape[-1] * x.element_size() > FEATURE_BYTES:
         raise UnsupportedCase(f"rows of {x.shape[-1]} elements exceed 64 KiB; upstream raises RuntimeError")
@@ -24,7 +24,7 @@ def forward(x, weight, bias, residual, eps, *, is_rms_norm):
 
 
 def per_row(statistic, x):
-    """[M] → [..., 1], for the leading dimensions of x."""
+    """Reshape statistics [M] to [..., 1], with the leading dimensions of x."""
     return statistic.reshape(*x.shape[:-1], 1)
 
 

@@ -17,7 +17,7 @@ FUSED = ("fla.modules.norm.fused_norm_gate", "fla-core einops")
 
 
 def check(x, weight, tensors, group_size=None):
-    """Raise for what upstream does not look at, or cannot do; the size of a group."""
+    """Raise for arguments that upstream does not check, or cannot take; return the size of a group."""
     refuse_elsewhere(x, weight=weight, **tensors)
     size = group_size or x.shape[-1]
     if size * x.element_size() > FEATURE_BYTES:
@@ -34,17 +34,17 @@ def vectors(*tensors):
 
 
 def by_group(statistic):
-    """[..., G] → [G · M], as upstream keeps them."""
+    """Reshape statistics [..., G] to [G · M], as upstream keeps them."""
     return None if statistic is None else statistic.reshape(-1, statistic.shape[-1]).t().contiguous().view(-1)
 
 
 def per_row(statistic, x, groups):
-    """[G · M] → [..., G]."""
+    """Reshape statistics [G · M] to [..., G]."""
     return statistic.view(groups, -1).t().reshape(*x.shape[:-1], groups)
 
 
 def named(x, z, dx, dw, db, dz, output=None):
-    """The results of a backward pass by their names, with the shapes of x and z."""
+    """Name the results of a backward pass, and give them the shapes of x and z."""
     found = {"dx": dx.reshape(x.shape), "dw": dw, "db": db}
     found |= {"dz": None if dz is None else dz.reshape(z.shape)}
     found |= {"output": None if output is None else output.reshape(x.shape)}

@@ -31,17 +31,17 @@ class Pairs:
         self.token = self.order // self.shape[1]
 
     def product(self, rows: Tensor, matrices: Tensor) -> Tensor:
-        """rows [P, K] · the [K, N] of their experts; what belongs to no expert is zero."""
+        """Multiply rows [P, K] by the matrices [K, N] of their experts; rows of no expert give zero."""
         return torch.where(self.here, torch._grouped_mm(rows, matrices, offs=self.ends), 0)
 
     def outer(self, left: Tensor, right: Tensor) -> Tensor:
-        """Σ left ⊗ right over the pairs of each expert, [E, M, N]; zero where there are none."""
+        """Return Σ left ⊗ right over the pairs of each expert, [E, M, N]; zero where there are none."""
         counts = torch.diff(self.ends, prepend=self.ends.new_zeros(1))
         found = torch._grouped_mm(left.t(), right, offs=self.ends)
         return torch.where((counts > 0)[:, None, None], found, 0)
 
     def adapted(self, rows: Tensor, weights: dict[str, Tensor], name: str, scaling: float) -> tuple[Tensor, Tensor]:
-        """The linear map of an expert, and the middle of its adapter."""
+        """Apply the linear maps of the experts with their adapters; return also the middle of the adapter."""
         base, a, b = (weights[f"{name}_{part}"].transpose(-2, -1) for part in ("proj", "lora_a", "lora_b"))
         middle = self.product(rows, a)
         return self.product(rows, base) + self.product(middle, b) * scaling, middle
@@ -49,25 +49,25 @@ class Pairs:
     def back(
         self, grad: Tensor, weights: dict[str, Tensor], name: str, scaling: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradient through a map: what base and adapter add, and the gradient of the middle."""
+        """Take a gradient back through a map: return the terms of base and adapter, and the gradient of the middle."""
         middle = self.product(grad, weights[f"{name}_lora_b"])
         adapter = self.product(middle, weights[f"{name}_lora_a"]) * scaling
         return self.product(grad, weights[f"{name}_proj"]), adapter, middle
 
     def scattered(self, rows: Tensor) -> Tensor:
-        """Rows [P, N] as [T, k, N]."""
+        """Put rows [P, N] in the order of tokens: [T, k, N]."""
         return torch.empty_like(rows).index_copy_(0, self.order, rows).view(*self.shape, -1)
 
 
 def by_name(*maps: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """The matrices of gate, up and down by the names that they have in the op."""
+    """Name the matrices of gate, up and down as the op does."""
     named = zip(("gate", "up", "down"), maps, strict=True)
     parts = ("proj", "lora_a", "lora_b")
     return {f"{name}_{part}": t for name, own in named for part, t in zip(parts, own, strict=True)}
 
 
 def check(x: Tensor, weights: dict[str, Tensor], **tensors: Tensor) -> None:
-    """Raise for what `torch._grouped_mm` does not take."""
+    """Raise for arguments that `torch._grouped_mm` does not take."""
     for name, tensor in {**weights, **tensors}.items():
         if tensor.device != x.device:
             raise ValueError(f"{name} is on {tensor.device}, but x is on {x.device}: move it there")
@@ -101,7 +101,7 @@ def moe_lora(
 
 
 def through_swiglu(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of gate and up for that of silu(gate) · up, in fp32 and rounded once."""
+    """Return the gradients of gate and up for the gradient of silu(gate) · up, in fp32 and rounded once."""
     grad, g, u = grad.float(), gate.float(), up.float()
     s = torch.sigmoid(g)
     return (grad * u * (s * (1 + g * (1 - s)))).to(gate.dtype), (grad * (g * s)).to(gate.dtype)

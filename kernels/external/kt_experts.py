@@ -1,6 +1,6 @@
 """The SFT classes of kt-kernel 0.7.2 as objects: tensors in, tensors out.
 
-What they take, as measured on their binaries (docs/measurements/kt_kernel.py):
+Their arguments, as measured on their binaries (docs/measurements/kt_kernel.py):
 
 * Everything is passed by address: contiguous, row by row, in the CPU's memory; the activations and adapters bf16,
   expert ids int64, routing weights fp32, the number of tokens an int32. Ids outside [0, E) are skipped.
@@ -47,7 +47,7 @@ NO_LIMIT = 3e38
 
 @functools.cache
 def package() -> ModuleType:
-    """kt_kernel, with the build for this CPU or for the one that KT_KERNEL_CPU_VARIANT names.
+    """Import kt_kernel, with the build for this CPU or for the one that KT_KERNEL_CPU_VARIANT names.
 
     Raises:
         UnsupportedCase: it cannot be imported.
@@ -59,7 +59,7 @@ def package() -> ModuleType:
 
 
 def moe_class(name: str) -> Any:
-    """The class of the loaded build; an UnsupportedCase where it has none."""
+    """Return the class of the loaded build; raise UnsupportedCase where it has none."""
     found = getattr(package().kt_kernel_ext.moe, name, None)
     if found is None:
         raise UnsupportedCase(f"the {package().__cpu_variant__} build of {PACKAGE}, which this CPU runs, has no {name}")
@@ -68,7 +68,7 @@ def moe_class(name: str) -> Any:
 
 @functools.cache
 def worker_pool(shards: int, threads: int) -> Any:
-    """One pool of `threads` workers per shard; they live as long as the process."""
+    """Start one pool of `threads` workers per shard; they live as long as the process."""
     extension = package().kt_kernel_ext
     config = extension.WorkerPoolConfig()
     config.subpool_count = shards
@@ -78,7 +78,7 @@ def worker_pool(shards: int, threads: int) -> Any:
 
 
 def alpha(scaling: float, rank: int) -> float:
-    """What divided by the rank in fp32 gives `scaling` in fp32; an UnsupportedCase where no fp32 number does."""
+    """Find the alpha for which alpha / rank is `scaling` in fp32; raise UnsupportedCase where no fp32 number is."""
     wanted, divisor = torch.tensor(scaling), torch.tensor(float(rank))
     nearest = wanted * divisor
     for bound in (nearest, torch.tensor(torch.inf), torch.tensor(-torch.inf)):
@@ -90,7 +90,7 @@ def alpha(scaling: float, rank: int) -> float:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What one backward gives; `adapters` are the tensors that it was given to write into."""
+    """The gradients of one backward; `adapters` are the tensors that it was given to write into."""
 
     grad_input: Tensor
     grad_routing_weights: Tensor
@@ -147,7 +147,7 @@ class Experts:
         self._moe.load_weights()
 
     def forward(self, x: Tensor, expert_ids: Tensor, routing_weights: Tensor, *, save: bool = False) -> Tensor:
-        """The output [T, H]; with `save`, also what `backward` needs, in the object."""
+        """Return the output [T, H]; with `save`, the object keeps the tensors that `backward` needs."""
         output = torch.empty_like(x)
         count = torch.tensor([len(x)], dtype=torch.int32)
         tensors = {"count": count, "slots": self.slots, "ids": expert_ids, "weights": routing_weights, "x": x}
@@ -158,7 +158,7 @@ class Experts:
     def backward(
         self, grad_output: Tensor, adapters: Mapping[str, Tensor] | None = None, *, accumulate: bool = False
     ) -> Gradients:
-        """The gradients of the last forward that saved; those of adapters are added to `adapters` or replace them."""
+        """Return the gradients of the last forward that saved; those of adapters go into `adapters`, added or not."""
         fresh = torch.zeros_like if self.adds else torch.empty_like
         written = adapters or {name: fresh(self.adapters[name]) for name in ADAPTERS}
         grad_input = torch.empty_like(grad_output)
@@ -180,7 +180,7 @@ class Experts:
 
 
 def address(name: str, tensor: Tensor) -> int:
-    """Where the tensor is; a ValueError unless its elements are in the CPU's memory, one after the other."""
+    """Return the address of the tensor; raise ValueError unless its elements are contiguous in the CPU's memory."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError(
             f"{name} is on {tensor.device} with strides {tensor.stride()}; kt-kernel takes contiguous ones"
@@ -189,7 +189,7 @@ def address(name: str, tensor: Tensor) -> int:
 
 
 def local(expert_ids: Tensor, first_expert: int, experts: int) -> Tensor:
-    """Ids from 0 on, and -1 for pairs that are skipped: subtracting alone could overflow."""
+    """Return ids from 0 on, and -1 for pairs that are skipped: subtracting alone could overflow."""
     ids = expert_ids.to(torch.int64)
     inside = (ids >= first_expert) & (ids < first_expert + experts)
     return torch.where(inside, ids, first_expert - 1).sub(first_expert).contiguous()

@@ -63,7 +63,7 @@ class OldGradients:
 
 
 def room_for(name: str, x: Tensor, base: Mapping[str, Tensor], width: int, shards: int, limit: float) -> Room:
-    """The dimensions that the class gets; an UnsupportedCase for what it cannot do, of which some ends the process."""
+    """Return the dimensions that the class gets; raise UnsupportedCase where it cannot, which may end the process."""
     room = Room(x.shape[-1], width, shards, GROUP_SIZE)
     if x.dtype != torch.bfloat16:
         raise UnsupportedCase(f"x is {x.dtype}; kt-kernel takes bfloat16")
@@ -80,7 +80,7 @@ def room_for(name: str, x: Tensor, base: Mapping[str, Tensor], width: int, shard
 
 
 def is_power_of_two(scale: Tensor) -> Tensor:
-    """Where a bf16 number is one that E8M0 has, 2^-127 to 2^127."""
+    """Return a mask of the bf16 numbers that E8M0 has, 2^-127 to 2^127."""
     bits = scale.view(torch.int16)
     return (bits == 0x0040) | ((bits > 0) & (bits < 0x7F80) & (bits & 0x7F == 0))
 
@@ -92,7 +92,7 @@ def check_build(builds: tuple[str, ...]) -> None:
 
 
 def native(name: str, matrices: Mapping[str, Tensor], scales: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """Base weights in the layout of the class; an UnsupportedCase if it has none for them."""
+    """Convert base weights to the layout of the class; raise UnsupportedCase if it has none for them."""
     codes = torch.uint8 if name == "MXFP4_SFT_MOE" else torch.bfloat16
     if wrong := [f"{key} is {t.dtype}" for key, t in matrices.items() if t.dtype != codes]:
         raise UnsupportedCase(f"{name} takes base weights of {codes}; {wrong[0]}")
@@ -106,7 +106,7 @@ def native(name: str, matrices: Mapping[str, Tensor], scales: Mapping[str, Tenso
 
 
 def as_bf16(scale: Tensor) -> Tensor:
-    """E8M0 codes as the same powers of two in bf16: exponents take the place of exponents."""
+    """Convert E8M0 codes to bf16, bit by bit: the code becomes the exponent."""
     if scale.dtype != torch.uint8:
         return scale.to(torch.bfloat16).contiguous()
     exponent = scale.to(torch.int16)
@@ -115,7 +115,7 @@ def as_bf16(scale: Tensor) -> Tensor:
 
 
 def encoded(name: str, key: str, dense: Tensor) -> dict[str, Tensor]:
-    """A matrix in the layout of the class; in each group of 32 columns, a row has zeros and one power of two."""
+    """Encode a matrix in the layout of the class; in each group of 32 columns, a row has zeros and one power of two."""
     if name != "MXFP4_SFT_MOE":
         return {f"{key}_proj": dense}
     one = 2
@@ -126,7 +126,7 @@ def encoded(name: str, key: str, dense: Tensor) -> dict[str, Tensor]:
 
 
 class States:
-    """What kt-kernel's forward leaves to its backward, seen through other runs of it: it returns none of that.
+    """The tensors that kt-kernel's forward saves for its backward and does not return, made visible by further runs.
 
     With an identity as the down projection, the output is `intermediate`. With a gate that looks at nothing but a
     column of ones beside x, the gradient of the gate is what was saved of up; more columns beside x, of zeros, bring it
@@ -146,7 +146,7 @@ class States:
         self.pairs[:, self.one] = 1
 
     def seen(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Those of saved_gate, saved_up and intermediate, [T, k, I], that are finite; others spread in the sums."""
+        """Return those of saved_gate, saved_up and intermediate, [T, k, I], that are finite; others spread in sums."""
         ways = {
             "saved_gate": lambda: self._saved(self._moved("gate", "up")),
             "saved_up": lambda: self._saved(self._moved("up", "up")),
@@ -168,7 +168,7 @@ class States:
         return layer.backward(ones).grad_input[:, self.shown]
 
     def _moved(self, source: str, target: str) -> dict[str, Tensor]:
-        """A projection of x, zero for the columns beside it, in the place of another."""
+        """Put a projection of x, with zeros for the columns beside it, in the place of another."""
         name, base, adapters = self.layer.name, self.layer.base, self.layer.adapters
         per_byte = 2 if name == "MXFP4_SFT_MOE" else 1
         moved = {
@@ -183,7 +183,7 @@ class States:
     def _run(
         self, gate: Mapping[str, Tensor], up: Mapping[str, Tensor], *, save: bool = False, **numbers: float
     ) -> tuple[Experts, Tensor]:
-        """The layer with these projections and an identity as the third, and its output."""
+        """Run the layer with these projections and an identity as the third; return it and its output."""
         identity = torch.eye(self.hidden, self.width, dtype=torch.bfloat16).expand(self.experts, -1, -1).contiguous()
         given = {**encoded(self.layer.name, "down", identity), **gate, **up}
         shapes = {"gate_lora_a": (self.rank, self.hidden), "gate_lora_b": (self.width, self.rank)}
@@ -203,7 +203,7 @@ class Layer:
     """A case as kt-kernel takes it: filled up to its tiles, in its layouts, with ids from 0 on.
 
     Attributes:
-        numbers: what `Experts` takes besides tensors and sizes.
+        numbers: arguments of `Experts` besides tensors and sizes.
     """
 
     name: str
@@ -217,7 +217,7 @@ class Layer:
 
     @classmethod
     def of(cls, name: str, builds: tuple[str, ...], t: Mapping[str, Any], first_expert: int, **numbers: Any) -> Layer:
-        """The layer of a case with these tensors; an UnsupportedCase where the class or its build cannot take it."""
+        """Make the layer of a case with these tensors; raise UnsupportedCase if the class or build cannot take it."""
         check_build(builds)
         base = native(name, {k: t[k] for k in MATRICES}, {k: t[k] for k in SCALES})
         experts, width, _ = t["gate_lora_b"].shape
@@ -240,7 +240,7 @@ def forward(layer: Layer, stages: Collection[str]) -> dict[str, Tensor]:
 
 
 def backward(layer: Layer, given: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients, of `given` that of the output and the state.
+    """Return the gradients; `given` holds the gradient of the output, and the state.
 
     The backward of kt-kernel reads what its own forward left, so that the state must be the same.
     """
@@ -287,7 +287,7 @@ def declare(name: str, builds: tuple[str, ...], contract: str, contract_of_backw
 
 
 def of_case(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a kernel as `Layer.of` takes them."""
+    """Convert the arguments of a kernel to those of `Layer.of`."""
     numbers = ("scaling", "first_expert", "shards", "swiglu_limit")
     tensors = {key: arguments[key] for key in ("x", "expert_ids", "routing_weights")} | vars(arguments["weights"])
     return {"t": tensors, **{key: arguments[key] for key in numbers}}

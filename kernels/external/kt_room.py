@@ -36,11 +36,11 @@ class Room:
         return bool(self.width // self.shards % self.step)
 
     def filled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors with zeros where there is more room, contiguous."""
+        """Fill the tensors up with zeros where there is more room; contiguous."""
         return {name: self._filled(tensor, _dims(name)).contiguous() for name, tensor in tensors.items()}
 
     def cut(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What of the tensors is the layer's."""
+        """Cut the tensors to the layer's dimensions."""
         return {name: self._cut(tensor, _dims(name)) for name, tensor in tensors.items()}
 
     def _filled(self, tensor: Tensor, dims: str) -> Tensor:
@@ -61,7 +61,7 @@ class Room:
 
     @property
     def _sizes(self) -> dict[str, tuple[int, int]]:
-        """Of each dimension its size, and in how many parts it is cut."""
+        """Return for each dimension its size and the number of parts that it is cut into."""
         return {"H": (self.hidden, 1), "I": (self.width, self.shards)}
 
 

@@ -31,7 +31,7 @@ def losses_of(logits, labels, ignore_index, label_smoothing, softcap, z_loss, re
 def cross_entropy(
     logits, labels, *, ignore_index=-100, label_smoothing=0.0, softcap=None, z_loss=0.0, reduction="none"
 ):
-    """Without a gradient, too, the logits of rows that are ignored become 0."""
+    """Call Liger's function, which sets the logits of ignored rows to 0 without a gradient, too."""
     if reduction == "mean":
         raise UnsupportedCase("upstream rounds each loss after it was divided by the count, which no contract does")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What the adapters of norms from other packages share: the package itself, and rows as those packages take them."""
+"""Functions that adapters of norms from other packages share: import of the package, and rows as it takes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lastbit import UnsupportedCase
 
 @functools.cache
 def upstream(module: str, requirement: str) -> ModuleType:
-    """The module of a package.
+    """Import the module of a package.
 
     Raises:
         UnsupportedCase: it cannot be imported; the text says what to install.
@@ -26,7 +26,7 @@ def upstream(module: str, requirement: str) -> ModuleType:
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """[M, N], contiguous.
+    """Return x as contiguous rows [M, N].
 
     Raises:
         UnsupportedCase: there is no element; the packages launch nothing then, or divide by the number of rows.

@@ -13,7 +13,7 @@ from lastbit import UnsupportedCase, kernel
 
 
 def rotated(function, heads, cos, sin, positions, interleaved=False):
-    """What a function makes of heads [B, T, H, R] and tables [B, T, R] of each, with the other columns behind it."""
+    """Rotate by a function of heads [B, T, H, R] and tables [B, T, R]; append the columns that are not rotated."""
     for name, x in heads.items():
         refuse_elsewhere(x, cos=cos, sin=sin, positions=positions)
         if not x.numel() or not cos.numel():
@@ -41,7 +41,7 @@ def refuse_promotion(q, *tables):
 
 @kernel("rotary", contract="rounded_products", name="transformers[rope,llama]")
 def llama(q, cos, sin, positions, k=None):
-    """`apply_rotary_pos_emb` of Llama, which most models there copy; it always takes a k."""
+    """Call `apply_rotary_pos_emb` of Llama, which most models there copy; it always takes a k."""
     refuse_promotion(q, cos, sin)
     function = upstream("transformers.models.llama.modeling_llama", "transformers").apply_rotary_pos_emb
 
@@ -54,7 +54,7 @@ def llama(q, cos, sin, positions, k=None):
 
 @kernel("rotary", contract="rounded_products", name="transformers[rope,gptj]")
 def gptj(q, cos, sin, positions, k=None, *, interleaved):
-    """`apply_rotary_pos_emb` of GPT-J, which repeats each cosine for both numbers of a pair."""
+    """Call `apply_rotary_pos_emb` of GPT-J, which repeats each cosine for both numbers of a pair."""
     refuse_promotion(q, cos, sin)
     if not interleaved:
         raise UnsupportedCase("interleaved=False: GPT-J's pairs lie beside each other")
@@ -68,7 +68,7 @@ def gptj(q, cos, sin, positions, k=None, *, interleaved):
 
 
 def liger(q, cos, sin, positions, k):
-    """`LigerRopeFunction`, which writes its results over contiguous inputs: it gets copies."""
+    """Call `LigerRopeFunction`, which writes its results over contiguous inputs: it gets copies."""
     function = upstream("liger_kernel.ops.rope", "liger-kernel").LigerRopeFunction.apply
 
     def both(a, *rest):
@@ -82,7 +82,7 @@ def liger(q, cos, sin, positions, k):
 
 @kernel("rotary", contract="fp32_products", name="liger[rope,fp32 tables]")
 def liger_wide(q, cos, sin, positions, k=None):
-    """Computes in the dtype of the table of sines: in fp32."""
+    """Compute in the dtype of the table of sines: fp32."""
     if (cos.dtype, sin.dtype) != (torch.float32, torch.float32):
         raise UnsupportedCase(f"cos is {cos.dtype}, sin {sin.dtype}: upstream converts q to that of sin")
     return liger(q, cos, sin, positions, k)
@@ -90,7 +90,7 @@ def liger_wide(q, cos, sin, positions, k=None):
 
 @kernel("rotary", contract="rounded_products", name="liger[rope,tables as q]")
 def liger_narrow(q, cos, sin, positions, k=None):
-    """Computes in the dtype of q, as the tables of Transformers have it."""
+    """Compute in the dtype of q, which the tables of Transformers have."""
     if q.dtype == torch.float32 or (cos.dtype, sin.dtype) != (q.dtype, q.dtype):
         raise UnsupportedCase(f"q is {q.dtype}, cos {cos.dtype}, sin {sin.dtype}: this one is for one narrow dtype")
     return liger(q, cos, sin, positions, k)

@@ -1,4 +1,4 @@
-"""Softmax of liger-kernel and of Transformers' eager attention, and what torch.compile makes of one.
+"""Softmax of liger-kernel and of Transformers' eager attention, and one that torch.compile compiles.
 
 Read and identified for liger-kernel 0.8.5 and transformers 5.23.0. Liger's source leaves x in its dtype; `tl.max`
 gives the maximum of 16-bit numbers in fp32, so that the difference, exp and the sum are fp32. Its kernel for rows of
@@ -29,7 +29,7 @@ def liger(x):
 
 @kernel("softmax", contract="rounded_scores", name="transformers[eager]")
 def transformers_eager(x, mask=None, *, scale=1.0):
-    """`eager_attention_forward` of Llama, whose weights are the softmax of query · keyᵀ · scaling + mask.
+    """Call `eager_attention_forward` of Llama, whose weights are the softmax of query · keyᵀ · scaling + mask.
 
     A query of [..., N] and keys that are the identity give x as the products: each is a sum of one number and zeros.
     """

@@ -18,13 +18,13 @@ GPT_OSS = {"limit": 7.0, "alpha": 1.702, "offset": 1.0}
 
 @kernel("swiglu", contract="rounded_silu", name="F.silu")
 def silu(x, up):
-    """`act_fn(gate) * up` of the MLPs of Transformers; one rounding for each of the two calls."""
+    """Compute `act_fn(gate) * up` as the MLPs of Transformers; one rounding for each of the two calls."""
     refuse_elsewhere(x, up=up)
     return F.silu(x) * up
 
 
 def gpt_oss(x):
-    """The experts of gpt-oss in Transformers (modeling_gpt_oss.py), from gate and up that alternate."""
+    """Call the experts of gpt-oss in Transformers (modeling_gpt_oss.py), with gate and up that alternate."""
     gate, up = x[..., ::2], x[..., 1::2]
     gate, up = gate.clamp(max=GPT_OSS["limit"]), up.clamp(-GPT_OSS["limit"], GPT_OSS["limit"])
     return (up + GPT_OSS["offset"]) * (gate * torch.sigmoid(gate * GPT_OSS["alpha"]))
@@ -47,7 +47,7 @@ def experts(x, *, interleaved, swiglu_limit, alpha, up_offset):
 def declare_experts_backward(contract, name, *, rounded_slope):
     @kernel("swiglu_backward", contract=contract, name=name)
     def experts_backward(x, dy, *, interleaved, swiglu_limit, alpha, up_offset):
-        """torch rounds every operation of the slope of a sigmoid on a GPU and in fp16, but in bf16 none on a CPU."""
+        """Call autograd: on a GPU and in fp16 torch rounds every step of a sigmoid's slope, in bf16 on a CPU none."""
         refuse_other_options(interleaved, swiglu_limit, alpha, up_offset)
         refuse_elsewhere(x, dy=dy)
         if rounded_slope is not (x.is_cuda or x.dtype is torch.float16):
@@ -79,7 +79,7 @@ def liger(x, up):
 
 @kernel("swiglu_backward", contract="fp32_silu+fp32_product", name="liger[swiglu_backward]")
 def liger_backward(x, dy, up):
-    """Upstream writes the gradients over gate and up; it gets copies."""
+    """Call Liger's backward pass on copies: it writes the gradients over gate and up."""
     refuse_elsewhere(x, dy=dy, up=up)
     gate, of_up = upstream(*LIGER).swiglu_backward(as_rows(x).clone(), as_rows(up).clone(), as_rows(dy), 1.0)
     return {"grad_gate": gate.reshape(x.shape), "grad_up": of_up.reshape(x.shape)}

@@ -1,4 +1,4 @@
-"""Norms of PyTorch as people call them: `F.rms_norm` without a look at its input, and what is compiled from sources.
+"""Norms of PyTorch as people call them: `F.rms_norm` without a look at its input, and sources that are compiled.
 
 Those of kernels/rms_norm_torch.py take every case, which costs them time. Here a graph is compiled for each set of
 shapes, as torch.compile does at first, or with `dynamic` for all of them: verify these on few shapes.
@@ -23,7 +23,7 @@ _compiled_for: set[object] = set()
 
 @kernel("rms_norm", contract="fp32_multiply", name="F.rms_norm[unchecked]")
 def rms_norm(x, weight=None, *, eps):
-    """On CUDA, for some N, a row whose sum of squares is infinite becomes NaN as a whole."""
+    """Call `F.rms_norm`: on CUDA, for some N, a row whose sum of squares is infinite becomes NaN as a whole."""
     return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
@@ -72,7 +72,7 @@ def gated_source(x, weight, z, eps, size, is_rms_norm):
 
 
 def shaped(results, x):
-    """Results of rows with the leading dimensions of x."""
+    """Give results of rows the leading dimensions of x."""
     return {name: t.reshape(*x.shape[:-1], t.shape[-1]) for name, t in results.items()}
 
 
@@ -89,7 +89,7 @@ declare("torch.compile[rms_norm,dynamic]", dynamic=True)
 
 @kernel("rms_norm", contract="fp32_multiply", name="torch.compile[rms_norm_fp8]")
 def compiled_fp8(x, weight, scale=None, *, eps, quant):
-    """By default the compiler drops the rounding of the output before it is divided by a scale, and divides roughly.
+    """Run as eager: by default the compiler drops the rounding before the division by a scale, and divides roughly.
 
     The largest code is a tensor, because division by a number may become multiplication by its reciprocal.
     """
@@ -106,7 +106,7 @@ def largest_code(device):
 
 @functools.cache
 def as_eager():
-    """Options under which the compiler rounds where PyTorch does, as they are called in the installed version.
+    """Return options under which the compiler rounds where PyTorch does, by their names in the installed version.
 
     Its patterns take a rounding that is converted back for pointless: torch 2.11 applies them under all other options.
     """

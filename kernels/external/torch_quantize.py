@@ -19,20 +19,20 @@ LARGEST = 127
 
 @functools.cache
 def operators():
-    """The operators, which importing this module registers."""
+    """Return the operators, which are registered by an import."""
     importlib.import_module("torch.ao.quantization.fx._decomposed")
     return torch.ops.quantized_decomposed
 
 
 @kernel("quantize", contract="reciprocal+scaled_amax", name="torch.ao[per_token,cuda]", devices=("cuda",))
 def per_token_on_cuda(x, *, dtype, least_amax, group_size=None):
-    """On a GPU torch divides by the largest code as a product with its inverse."""
+    """Quantize per token on a GPU, where torch multiplies by the inverse of the largest code in place of a division."""
     return per_token(x, dtype=dtype, least_amax=least_amax, group_size=group_size)
 
 
 @kernel("quantize", contract="reciprocal", name="torch.ao[per_token]", devices=("cpu",))
 def per_token(x, *, dtype, least_amax, group_size=None):
-    """Groups are rows of a view."""
+    """Quantize per token; groups are rows of a view."""
     if dtype != "int8" or least_amax != LEAST_AMAX:
         raise UnsupportedCase(f"dtype={dtype!r} and least_amax={least_amax}: torch.ao has int8 and {LEAST_AMAX}")
     if x.dtype == torch.bfloat16:

@@ -10,7 +10,7 @@ from lastbit import UnsupportedCase, kernel
 
 @kernel("cross_entropy", contract="from_log_probs", name="transformers[ForCausalLMLoss]", placement="moves")
 def causal_lm_loss(logits, labels, *, ignore_index=-100, reduction, count=None):
-    """A mean over the rows that count, or over the number of items in the batch, which a trainer counts."""
+    """Average over the rows that count, or divide by the number of items in the batch, which a trainer counts."""
     if reduction != "mean":
         raise UnsupportedCase(f"reduction={reduction!r}: upstream gives a mean, or a sum divided by a count")
     items = None if count is None else torch.tensor(count, device=logits.device)

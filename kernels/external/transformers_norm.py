@@ -10,7 +10,7 @@ from lastbit import UnsupportedCase, kernel
 
 @kernel("rms_norm", contract="native_multiply", name="transformers[LlamaRMSNorm]")
 def llama_rms_norm(x, weight, *, eps):
-    """The product has the dtype that torch promotes to: with an fp32 weight the output is fp32."""
+    """Call `LlamaRMSNorm`: its product has the dtype that torch promotes to, so an fp32 weight gives fp32."""
     if torch.promote_types(x.dtype, weight.dtype) != x.dtype:
         raise UnsupportedCase(f"x is {x.dtype} and weight {weight.dtype}: upstream's output has the weight's dtype")
     module = upstream("transformers.models.llama.modeling_llama", "transformers").LlamaRMSNorm(len(weight), eps)

@@ -31,10 +31,10 @@ One kernel serves whatever is smaller: to compile another takes longer than it s
 
 
 def one_kernel_on_cuda(definition: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """The definition, which on CUDA tensors is replaced by the kernel of its name.
+    """Decorate a definition, so that on CUDA tensors the kernel of its name replaces it.
 
-    It takes tensors, then numbers, then a format. What is not rounded, or not to nearest, is rare, and left to the
-    definition.
+    It takes tensors, then numbers, then a format. Results that are not rounded, or not to nearest, are rare, and left
+    to the definition.
     """
     name = definition.__name__
 
@@ -54,7 +54,7 @@ def _is_common(operand: object) -> bool:
 
 
 def _fused(name: str, definition: Callable[..., Tensor], args: tuple[object, ...]) -> Tensor | None:
-    """What the kernel gives; None where it cannot be used."""
+    """Run the kernel; None where it cannot be used."""
     operands = tuple(arg for arg in args if isinstance(arg, Tensor))
     numbers = tuple(arg for arg in args if isinstance(arg, float))
     fmt = next((arg for arg in args if isinstance(arg, Format)), None)

@@ -22,7 +22,7 @@ def launcher(
     dtypes: Hashable = torch.float64,
     warps: int = WARPS,
 ) -> Start:
-    """A kernel with the constants that it ends with, compiled at its first launch for tensors of these `dtypes`.
+    """Return a function that launches a kernel with given constants, compiled at the first launch for these `dtypes`.
 
     `function[grid]` would look the compiled kernel up at each launch, for which it reads all arguments. So a function
     must be `unspecialized`, and say of every integer how many bits it has. On the CPU it is interpreted.
@@ -50,7 +50,7 @@ def launcher(
 
 @cache
 def unspecialized(function: Any) -> Any:
-    """A Triton kernel of a Python function or kernel that is specialized for the values of its constants alone."""
+    """Make a Triton kernel of a Python function or kernel that is specialized for the values of its constants alone."""
     import triton
 
     plain = getattr(function, "fn", function)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def load(pointer, contract, end, offset, mask):
-    """An element from 1, 2 or 4 parts: `contract` and `end` are how far value is from exact, and lo and hi from it."""
+    """Load an element of 1, 2 or 4 parts: value lies `contract` numbers after exact, lo and hi `end` further each."""
     exact, value = pointer + offset, pointer + offset + contract
     return (
         tl.load(exact, mask=mask), tl.load(value, mask=mask),
@@ -37,7 +37,7 @@ def elementwise(
     FUNCTION: tl.constexpr, OPERANDS: tl.constexpr, FLAT: tl.constexpr, MOST: tl.constexpr,
     F: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`FUNCTION` of the elements of up to four operands, whose indices have three dimensions [..., rows, columns]."""
+    """Apply `FUNCTION` to elements of up to four operands, whose indices have three dimensions [..., rows, columns]."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < size
     if FLAT:

@@ -35,7 +35,7 @@ Where = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class OperandLayout:
-    """How the elements of the operands are found.
+    """The addresses of the elements of the operands, as arguments of a kernel.
 
     Attributes:
         shape: of the result, without parts.
@@ -53,7 +53,7 @@ class OperandLayout:
 def run(
     name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...], fmt: Format | None, *, large: bool
 ) -> Tensor | None:
-    """The result of an operation on one device; None where its kernel does not take such operands.
+    """Run an operation on one device; None where its kernel does not take such operands.
 
     `large` asks for the kernel that is compiled for operands like these.
     """
@@ -67,7 +67,7 @@ def run(
 
 
 def _hull(options: tuple[Tensor, ...], large: bool) -> Tensor | None:
-    """Hull of any number of options, by three at a time."""
+    """Return the hull of any number of options, by three at a time."""
     if len(options) < _OPTIONS:
         return _launched("hull", (*options, options[0])[:2], (), None, large)
     first = _launched("hull_of_three", options[:_OPTIONS], (), None, large)
@@ -104,7 +104,7 @@ def _launcher(
 
 @lru_cache(maxsize=4096)
 def layout_of(operands: tuple[Where, ...]) -> OperandLayout | None:
-    """The layout of operands that broadcast; None if their dimensions do not collapse to three."""
+    """Return the layout of operands that broadcast; None if their dimensions do not collapse to three."""
     shape = torch.broadcast_shapes(*(shape[1:] for shape, _ in operands))
     size = math.prod(shape)
     dimensions = _collapsed(shape, [_spread(where, shape) for where in operands])
@@ -121,14 +121,14 @@ def layout_of(operands: tuple[Where, ...]) -> OperandLayout | None:
 
 
 def _spread(where: Where, shape: tuple[int, ...]) -> list[int]:
-    """The strides of an operand, broadcast to `shape`."""
+    """Return the strides of an operand, broadcast to `shape`."""
     own, strides = where[0][1:], where[1][1:]
     ahead = len(shape) - len(own)
     return [0] * ahead + [stride if n == m else 0 for n, m, stride in zip(own, shape[ahead:], strides, strict=True)]
 
 
 def _collapsed(shape: tuple[int, ...], strides: list[list[int]]) -> list[tuple[int, tuple[int, ...]]]:
-    """Size and strides of as few dimensions as reach the same elements in the same order."""
+    """Return size and strides of as few dimensions as reach the same elements in the same order."""
     dimensions: list[tuple[int, tuple[int, ...]]] = []
     for size, *steps in zip(shape, *strides, strict=True):
         if size == 1:

@@ -1,4 +1,4 @@
-"""What the kernels do with blocks of fp64 numbers: their bits, rounding, and sums that can be rounded again.
+"""Triton functions of blocks of fp64 numbers: their bits, rounding, and sums that can be rounded again.
 
 A Python number beside a block counts as fp32 in a comparison or a choice: `like` makes it fp64 first.
 """
@@ -56,19 +56,19 @@ def is_finite(x):
 
 @triton.jit
 def least(a, b):
-    """The smaller one, NaN if either is."""
+    """Return the smaller one, NaN if either is."""
     return tl.where(a != a, a, tl.where(a < b, a, b))
 
 
 @triton.jit
 def most(a, b):
-    """The larger one, NaN if either is."""
+    """Return the larger one, NaN if either is."""
     return tl.where(a != a, a, tl.where(a > b, a, b))
 
 
 @triton.jit
 def round_to(x, F: tl.constexpr):
-    """`formats.round_to`, to nearest."""
+    """Round to nearest as `formats.round_to`."""
     if PRECISION[F] == 53:
         return x
     elif MAX[F] == FP32_MAX:
@@ -90,7 +90,7 @@ def round_to(x, F: tl.constexpr):
 
 @triton.jit
 def sum_to_odd(x, y):
-    """`formats.sum_to_odd`: the neighbour on the side of the error is one step of the bits away."""
+    """Add as `formats.sum_to_odd`: the neighbour on the side of the error is one step of the bits away."""
     total = x + y
     part = total - x
     error = (x - (total - part)) + (y - part)

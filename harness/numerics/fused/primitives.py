@@ -75,7 +75,7 @@ def growth(x):
 
 @triton.jit
 def exponential_end(x, power, sign, relative):
-    """One end; `sign` is 1 for the upper one."""
+    """Return one end; `sign` is 1 for the upper one, -1 for the lower one."""
     subnormal = (power > like(power, LOST)) & (power <= like(power, FLUSHED))
     absolute = tl.where(subnormal, like(power, SUBNORMAL), like(power, 0.0))
     return widened_end(power, (magnitude(power) * (growth(x) + relative + EXTRA) + absolute) * sign)
@@ -92,7 +92,7 @@ def exponential(x, power, relative, F: tl.constexpr):
 
 @triton.jit
 def logistic_end(x, gate, rest, sign, relative, division):
-    """One end; `sign` is 1 for the upper one."""
+    """Return one end; `sign` is 1 for the upper one, -1 for the lower one."""
     error = (growth(x) + relative) * rest + U + division
     absolute = tl.where(is_finite(x), like(x, SMALLEST_NORMAL), like(x, 0.0))
     end = widened_end(gate, (magnitude(gate) * (error + EXTRA) + absolute) * sign)

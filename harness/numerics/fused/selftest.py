@@ -1,4 +1,4 @@
-"""The kernels against the definitions, on numbers where they are most likely to differ."""
+"""Test of the kernels against the definitions, on numbers where they are most likely to differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Operation = Callable[..., Tensor]
 
 @cache
 def special_numbers() -> Tensor:
-    """Zeros, infinities, NaN, and numbers at, beside and between the borders and ties of the formats (fp64)."""
+    """Return zeros, infinities, NaN, and numbers at, beside and between the borders and ties of the formats (fp64)."""
     numbers = [0.0, 1.0, 1.5, 3.0, 17.33, 17.25, 88.5, 104.0, 2.0**-24, 2.0**-150, 2.0**-1040, 2.0**1000, torch.inf]
     for fmt in (FP32, BF16, FP16, E4M3, E5M2):
         smallest, step = 2.0**fmt.min_exponent, fmt.epsilon
@@ -43,7 +43,7 @@ def special_numbers() -> Tensor:
 
 
 def operand(parts: int, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Stacked parts of special and random numbers: intervals in order, NaN at both ends, some unknown."""
+    """Draw stacked parts of special and random numbers: intervals in order, NaN at both ends, some unknown."""
     generator = torch.Generator().manual_seed(seed)
     pool = special_numbers()
     special = pool[torch.randint(len(pool), (parts, *shape), generator=generator)]
@@ -54,7 +54,7 @@ def operand(parts: int, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def _ordered(x: Tensor, kind: Tensor) -> Tensor:
-    """Ends that are one number, in order, both NaN, or unknown."""
+    """Make the ends one number, in order, both NaN, or unknown, by the random `kind`."""
     second = torch.where(kind < 0.3, x[2], x[3])
     lo, hi = torch.minimum(x[2], second), torch.maximum(x[2], second)
     lost = kind > 0.95
@@ -62,7 +62,7 @@ def _ordered(x: Tensor, kind: Tensor) -> Tensor:
 
 
 def examples(name: str, operands: int) -> Iterator[list[Tensor]]:
-    """Operands of every number of parts, in shapes that broadcast along rows, columns and groups where they may."""
+    """Yield operands of every number of parts, in shapes that broadcast along rows, columns and groups if allowed."""
     if name in sums.OPERATIONS:
         yield from _terms(name)
         return
@@ -82,7 +82,7 @@ def examples(name: str, operands: int) -> Iterator[list[Tensor]]:
 
 
 def _terms(name: str) -> Iterator[list[Tensor]]:
-    """Terms, whose first parts are ends so that the magnitudes count for all; or facts about terms."""
+    """Yield terms, whose first parts are ends so that the magnitudes count for all; or facts about terms."""
     shapes = ((3, 1000), (2, 0)) if name == "bounded" else ((3, 1000), (40, 7), (1, 20000), (1, 1), (2, 0))
     for parts, shape in itertools.product((1, 2, 4), shapes):
         if name == "bounded":
@@ -96,7 +96,7 @@ def _terms(name: str) -> Iterator[list[Tensor]]:
 
 
 def _of_dots(name: str) -> Iterator[list[Tensor]]:
-    """What the operations of dots take: intervals, or sums with the limits of rows, of columns and of everything."""
+    """Yield operands for the operations of dots: intervals, or sums with limits of rows, columns and everything."""
     x, y = operand(4, _SUMS_OF_DOTS, seed=0), operand(2, _SUMS_OF_DOTS, seed=1)
     x[1, 0] = torch.nan
     if name == "spans":
@@ -113,13 +113,13 @@ def _of_dots(name: str) -> Iterator[list[Tensor]]:
 
 
 def _limits(quantum: float) -> Iterator[Tensor]:
-    """Limits of left factors, of right ones, and of everything, for sums on a lattice of this quantum and others."""
+    """Yield limits of left factors, right ones and everything, for sums on a lattice of this quantum and others."""
     for seed, shape in enumerate(((3, 8, 1), (3, 1, 16), ())):
         yield _limits_of_kinds(shape, 1.0 if seed == 1 else quantum, seed)
 
 
 def _limits_of_kinds(shape: tuple[int, ...], quantum: float, seed: int) -> Tensor:
-    """Limits of this quantum, most of them, and of every kind."""
+    """Draw limits of every kind, most of them of this quantum."""
     generator = torch.Generator().manual_seed(seed)
     kind = torch.randint(-1, 2, shape, generator=generator).double()
     quanta = torch.where(torch.rand(shape, generator=generator) < 0.75, quantum, operand(1, shape, seed)[0].abs())
@@ -136,7 +136,7 @@ def difference(
     device: torch.device,
     large: bool,
 ) -> str:
-    """Where the kernel on `device` gives something else than the definition on the CPU; empty if nowhere."""
+    """Describe where the kernel on `device` differs from the definition on the CPU; empty if nowhere."""
     found = (compared(name, definition, given, numbers, fmt, device, large) for given in examples(name, operands))
     return next(filter(None, found), "")
 
@@ -150,7 +150,7 @@ def compared(
     device: torch.device,
     large: bool,
 ) -> str:
-    """`difference` for these operands; empty also where the kernel does not take them."""
+    """Describe a difference for these operands; empty also where the kernel does not take them."""
     constants = _NUMBERS[:numbers]
     expected = definition(*given, *constants, **({} if fmt is None else {"fmt": fmt}))
     actual = run(name, tuple(x.to(device) for x in given), constants, fmt, large=large)
@@ -160,7 +160,7 @@ def compared(
 
 
 def unlike(name: str, actual: Tensor, expected: Tensor) -> str:
-    """The first number that differs; zeros are alike, and NaN."""
+    """Describe the first number that differs; zeros are alike, and NaN."""
     if actual.shape != expected.shape:
         return f"{list(actual.shape)} and not {list(expected.shape)}"
     wrong = (actual != expected) & ~(torch.isnan(actual) & torch.isnan(expected))

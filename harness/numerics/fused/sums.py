@@ -1,6 +1,6 @@
 """The operations of `lastbit.numerics.sums` on CUDA.
 
-The order of a sum is not torch's, so that its last bits may differ; see `Sum.parts`. All else is the same.
+The order of a sum is not torch's, so that its last bits may differ; see `Sum.enclosed`. All other bits are equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPERATIONS = frozenset(("facts_of_rows", "facts_of_columns", "facts_of_squares",
 
 
 def run(name: str, operand: Tensor, numbers: tuple[float, ...], fmt: Format | None) -> Tensor:
-    """The result of an operation of `lastbit.numerics.sums`."""
+    """Run an operation of `lastbit.numerics.sums`."""
     if fmt is not None:
         return _bounds(operand, numbers, fmt)
     if name == "facts_of_columns":
@@ -39,7 +39,7 @@ def run(name: str, operand: Tensor, numbers: tuple[float, ...], fmt: Format | No
 
 
 def _facts(terms: Tensor, *, outer: int, inner: int, rows: bool = True, squares: bool = False) -> Tensor:
-    """The facts of `outer` sums of `inner` terms, in as many shares as keep the device busy."""
+    """Return the facts of `outer` sums of `inner` terms, in as many shares as keep the device busy."""
     terms = terms.contiguous()
     most = _COLUMNS[rows]
     columns = next((columns for columns in most if columns >= terms.shape[-1]), most[-1])
@@ -57,7 +57,7 @@ def _facts(terms: Tensor, *, outer: int, inner: int, rows: bool = True, squares:
 
 
 def _joined(facts: Tensor) -> Tensor:
-    """The facts of sums from those of their shares."""
+    """Join the facts of all shares of each sum."""
     return torch.cat([facts[:, :6].sum(0), facts[:, 6:8].amin(0), facts[:, 8:].amax(0)])
 
 

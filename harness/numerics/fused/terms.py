@@ -17,7 +17,7 @@ SMALLEST_QUANTUM = tl.constexpr(FP32.quantum)
 
 @triton.jit
 def unit_of(x):
-    """Largest power of two that divides a number; inf for zero and what is not finite."""
+    """Return the largest power of two that divides a number; inf for zero, infinities and NaN."""
     bits = bits_of(magnitude(x))
     significand = (bits & FRACTION) | HIDDEN_BIT
     lowest = (significand & -significand).to(tl.float64)
@@ -27,7 +27,7 @@ def unit_of(x):
 
 @triton.jit
 def finite_size(x):
-    """Largest finite magnitude of the ends."""
+    """Return the largest finite magnitude of the ends."""
     lo = tl.where(is_finite(x[2]), magnitude(x[2]), like(x[2], 0.0))
     return tl.maximum(lo, tl.where(is_finite(x[3]), magnitude(x[3]), like(x[3], 0.0)))
 
@@ -40,7 +40,7 @@ def facts_kernel(
     inner: tl.int32, share: tl.int32,
     SQUARES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
-    """Facts of `share` of the `inner` terms of each of `outer` sums; terms are the columns of a tile, or its rows."""
+    """Store the facts of `share` of the `inner` terms of each of `outer` sums; terms are columns of a tile, or rows."""
     OUTER: tl.constexpr = ROWS if AXIS == 1 else COLUMNS
     INNER: tl.constexpr = COLUMNS if AXIS == 1 else ROWS
     sum_index = tl.program_id(0) * OUTER + tl.arange(0, OUTER)
@@ -105,7 +105,7 @@ def bounds_kernel(
     relative: tl.float64, absolute: tl.float64, flushed: tl.float64, least: tl.float64,
     F: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`sums.bounded` of the facts [10, size]."""
+    """Store `sums.bounded` of the facts [10, size]."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < size
     step = size.to(tl.int64)

@@ -29,7 +29,7 @@ _WIDTHS = (100, 300)
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` where an interpreter runs it."""
+    """Return groups for a kernel that takes tensors and parameters `accepts`; `small` where an interpreter runs it."""
     yield Group("edges", examples=tuple(_edges("weight" in accepts)))
     rows = 8 if small else 4096
     for dtype in ("bf16", "fp16", "fp32"):
@@ -52,7 +52,7 @@ def _cases(draw: st.DrawFn, rows: int, weighted: bool, chosen: Chosen) -> Case:
 
 
 def _edges(weighted: bool) -> Iterator[Case]:
-    """What a kernel may branch on and chance hardly meets: no rows, one number, widths beside those of a block."""
+    """Return cases that kernels may branch on and chance hardly meets: no rows, one number, widths beside a block's."""
     for rows, width in ((0, 16), (1, 1), (3, 127), (3, 128), (3, 129)):
         tensors = [TensorSpec("x", "bf16", (rows, width))]
         if weighted:

@@ -16,7 +16,7 @@ from lastbit import kernel
 # returns a mapping. A stage that is seen is judged by itself, so declare those that cost nothing.
 @kernel("op_name", contract="fp32_activation", name="torch[op_name+fp32_activation]", stages=("activation",))
 def fp32_activation(x, weight=None, *, stages=()):
-    """Everything in fp32, rounded once."""
+    """Compute everything in fp32, and round once."""
     activation = torch.relu(x.float()).square()
     output = (activation if weight is None else activation * weight.float()).to(x.dtype)
     return {"output": output, "activation": activation} if stages else output
@@ -24,14 +24,14 @@ def fp32_activation(x, weight=None, *, stages=()):
 
 @kernel("op_name", contract="rounded_activation", name="torch[op_name+rounded_activation]")
 def rounded_activation(x, weight=None):
-    """Operations of PyTorch, each of which rounds to the dtype of x."""
+    """Call operations of PyTorch, each of which rounds to the dtype of x."""
     activation = torch.relu(x).square()
     return activation if weight is None else activation * weight
 
 
 @triton.jit
 def _op_name(x_ptr, weight_ptr, output_ptr, columns, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
-    """A program for each row."""
+    """Compute one row per program."""
     row = tl.program_id(0).to(tl.int64)
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
@@ -46,7 +46,7 @@ def _op_name(x_ptr, weight_ptr, output_ptr, columns, WEIGHTED: tl.constexpr, BLO
 
 @kernel("op_name", contract="fp32_activation", name="triton[op_name+fp32_activation]")
 def op_name(x, weight=None):
-    """Rows of any layout: a copy where they do not follow each other."""
+    """Launch the kernel on rows of any layout: copy them where they do not follow each other."""
     rows = x.contiguous()
     output = torch.empty_like(rows)
     if not x.numel():

@@ -29,10 +29,10 @@ def op_name(
     contract: Contract,
     stage: StageRecorder,
 ) -> None:
-    """x: [..., N]; weight: [N]. Say shapes and units here, and which parameters have no meaning together.
+    """y = max(x, 0)² · weight, x [..., N], weight [N]. Say shapes and units, and which parameters exclude each other.
 
     Raises:
-        ValueError: what does not fit.
+        ValueError: the weight does not fit x.
     """
     if weight is not None and tuple(weight.shape) != tuple(x.shape[-1:]):
         raise ValueError(f"weight has shape {tuple(weight.shape)}; with x {tuple(x.shape)} it must be {x.shape[-1:]}")

@@ -14,14 +14,14 @@ PROJECT = Path(__file__).resolve().parents[1]
 
 
 def tensors(dtype):
-    """Inputs with a seed of their own."""
+    """Draw inputs with a seed of their own."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 100, generator=generator).to(dtype)
     return x, torch.randn(100, generator=generator).to(dtype)
 
 
 def formula(x, weight):
-    """The op in fp32, written without looking at the reference."""
+    """Compute the op in fp32, written without looking at the reference."""
     x, weight = x.float(), weight.float()
     return x.clamp(min=0) ** 2 * weight
 
