@@ -12,7 +12,7 @@ from lastbit.verify.recorder import Recorder
 
 
 def test_kernel(item: Item, recorder: Recorder, kernels: Kernels | None) -> None:
-    """The kernel keeps its contract on every case of the group."""
+    """Check that the kernel keeps its contract on every case of the group."""
     try:
         perform(item, recorder, kernels)
     except Stopped as stopped:
