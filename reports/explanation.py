@@ -1,4 +1,4 @@
-"""Why a kernel fails on a case: on a console, and in a few lines for a report."""
+"""Explanations of failures: printed on a console, or as a few lines of a report."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _WIDTH = 10  # of labels
 
 
 def print_explanation(explanation: Explanation, console: Console) -> None:
-    """The element, its arithmetic in a table, and what is wrong with it; the test to paste comes last."""
+    """Print the element, its arithmetic as a table, and what is wrong with it; the test to paste comes last."""
     trace = explanation.trace
     contract = told(trace.contract, trace.idle)
     head = f" on {explanation.device}  contract {contract} of {trace.op}  "
@@ -73,7 +73,7 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
 
 
 def explanation_lines(explanation: Explanation, options: str = "") -> list[Field]:
-    """Label and text of what a report says about a failure: the line, what decides, and how to see more.
+    """Return labels and texts of a report about a failure: the wrong line, the decisive value, how to see more.
 
     At most eight; the label of a line that belongs to the one before it is empty. `options` say where kernels and ops
     are, as in a repro line. There are none where nothing is known beside the findings.
@@ -85,10 +85,10 @@ def explanation_lines(explanation: Explanation, options: str = "") -> list[Field
 
 
 def brief_lines(explanation: Explanation) -> Iterator[Field]:
-    """Yield the line, under it what it does and what would be right, and the smallest tensors: nothing twice.
+    """Yield the line, under it its value and the correction, and the smallest tensors: nothing twice.
 
-    A rounding that is missing says what would be right. Where no line is known, what the errors have in common stands
-    in its place.
+    A missing rounding needs no correction beside it. Where no line is known, the common pattern of the errors stands in
+    its place.
     """
     first, decided = explanation.culprit, list(_decision(explanation))
     yield from list(_place(explanation, others=0))[:1]
@@ -101,13 +101,13 @@ def brief_lines(explanation: Explanation) -> Iterator[Field]:
 
 
 def explain_line(explanation: Explanation, options: str = "") -> str:
-    """The command that prints the explanation."""
+    """Return the command that prints the explanation."""
     device = "" if explanation.device == "cpu" else f"--device {explanation.device}"
     return command("explain", explanation.kernel, explanation.case, f"{device} {options.replace('--strict', '')}")
 
 
 def _print_arithmetic(explanation: Explanation, console: Console) -> None:
-    """The inputs, the formulas of the reference, and what the contract and the kernel make of each stage."""
+    """Print the inputs, the formulas of the reference, and each stage as the contract and the kernel have it."""
     if not explanation.arithmetic:
         return
     fields = [
@@ -139,12 +139,12 @@ def _row(worked: WorkedStage, deciding: bool) -> tuple[Text, ...]:
 
 
 def _is_open(worked: WorkedStage) -> bool:
-    """Whether the exact value is not known: it is NaN only where NaN must be given."""
+    """Return whether the exact value is unknown: it is NaN though NaN need not be given."""
     return math.isnan(worked.exact) and not math.isnan(worked.lo)
 
 
 def _ends(worked: WorkedStage, between: str = " to ") -> str:
-    """The one number that is allowed, or both ends."""
+    """Format the allowed value, or both ends of the allowed interval."""
     ends = dict.fromkeys((number(worked.lo), number(worked.hi)))
     return between.join(ends)
 
@@ -158,7 +158,7 @@ def _inputs(sources: Sequence[Source]) -> Iterator[str]:
 
 
 def _fields(explanation: Explanation) -> Iterator[Field]:
-    """Everything there is to say below the arithmetic."""
+    """Yield labels and texts of everything below the arithmetic."""
     if explanation.worst is None or explanation.worst.is_allowed:
         yield from _labelled("finding", explanation.findings)
     yield from _place(explanation, others=MOST_OTHERS)
@@ -178,7 +178,7 @@ def _labelled(label: str, texts: Iterable[str]) -> Iterator[Field]:
 
 
 def _place(explanation: Explanation, *, others: int) -> Iterator[Field]:
-    """The line that is wrong and what it computed, or between which lines that is; and so many that could be mended."""
+    """Yield the wrong line and its computation, or the lines it is between; then at most `others` corrections."""
     trace, first = explanation.trace, explanation.culprit
     if first is not None:
         called = f", called in line {first.called[0].rsplit(':', 2)[1]}" if first.called else ""
@@ -199,7 +199,7 @@ def _place(explanation: Explanation, *, others: int) -> Iterator[Field]:
 
 
 def _between(trace: KernelTrace) -> str:
-    """That no line is known to be the one, and where it must be."""
+    """Say that the wrong line was not found, and between which lines it is."""
     spans = map(shown_path, trace.between[:MOST_FILES])
     rest = f" and {len(trace.between) - MOST_FILES} more files" if len(trace.between) > MOST_FILES else ""
     right = f"{' and '.join(trace.since)}, which {_are(trace.since)} right" if trace.since else "the inputs"
@@ -211,7 +211,7 @@ def _are(names: Sequence[str]) -> str:
 
 
 def computed(step: Step) -> str:
-    """`x * rstd = -2.03125 * 1.00329924 = -2.03795147 in fp32`; operands that are no names come last."""
+    """Write a step as `x * rstd = -2.03125 * 1.00329924 = -2.03795147 in fp32`; operands without names come last."""
     if not step.count:  # known by its place alone
         return f"{step.text}: the finding is about this line"
     value = _element(step.first) if step.direct and step.first else f"{step.count:,} elements"
@@ -223,7 +223,7 @@ def computed(step: Step) -> str:
 
 
 def _inserted(step: Step) -> str:
-    """An expression of two names with their values in their places; empty for any other."""
+    """Insert values for names in an expression of two names; empty for any other expression."""
     try:
         made = ast.parse(step.text, mode="eval").body
     except SyntaxError:
@@ -254,7 +254,7 @@ def _decision(explanation: Explanation) -> Iterator[Field]:
 
 
 def decision(worked: WorkedStage, *, sure: bool) -> str:
-    """What the contract makes of the exact value and what the kernel does, between which numbers if they round.
+    """Say how the contract rounds the exact value, and what the kernel does instead.
 
     The line that the value was seen in is named only if it is `sure` that this is the wrong one.
     """
@@ -279,5 +279,5 @@ def decision(worked: WorkedStage, *, sure: bool) -> str:
 
 
 def as_json(found: Sequence[Explanation]) -> str:
-    """A list of one object per kernel; a number that JSON cannot spell is a string."""
+    """Encode explanations as a JSON list, one object per kernel; a number that JSON cannot spell becomes a string."""
     return json.dumps(encoded(tuple(found)), indent=1, allow_nan=False)

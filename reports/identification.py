@@ -1,4 +1,4 @@
-"""What `lastbit identify` found, on a console."""
+"""Report of `lastbit identify` on a console."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = tuple[Text, ...]
 
 
 def print_identification(found: Identification, console: Console, *, every: bool = False) -> None:
-    """One kernel: the contracts in a table, nearest first, then what it keeps; `every` leaves none out."""
+    """Print one kernel: its candidate contracts as a table, nearest first, then the answer; `every` leaves none out."""
     line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  {_claim(found)} of {found.op}"))
     if found.cases:
         shown = found.candidates[: None if every else MOST_CANDIDATES]
@@ -51,7 +51,7 @@ _HEADERS = ("contract", "elements outside", "cases against", "rows unexplained")
 
 
 def _print_candidates(found: Identification, shown: Sequence[Candidate], console: Console) -> None:
-    """Print the table; where there is no room for of how many each figure is, the figures alone, and that below."""
+    """Print the table of candidates; on a narrow console without totals, which are given below it."""
     headers = _HEADERS + (("of another formula",) if found.followed else ())
     rows = [_row(candidate)[: len(headers)] for candidate in shown]
     if fits(console, headers, rows):
@@ -64,7 +64,7 @@ def _print_candidates(found: Identification, shown: Sequence[Candidate], console
 
 
 def _row(candidate: Candidate, *, whole: bool = True) -> Row:
-    """Return the cells of a contract; `whole` says of how many each figure is."""
+    """Return the cells of a candidate; with `whole`, each count comes with its total."""
     total = candidate.total
 
     def figure(part: int, of: int) -> str:
@@ -81,7 +81,7 @@ def _row(candidate: Candidate, *, whole: bool = True) -> Row:
 
 
 def print_overview(found: Sequence[Identification], console: Console) -> None:
-    """Several kernels, a line each: what it keeps, whether it claims that, and how the next one was ruled out."""
+    """Print one line per kernel: the contract it keeps, whether it claims that, and the next best one."""
     rows = []
     for one in found:
         other = next_best(one)
@@ -92,7 +92,7 @@ def print_overview(found: Sequence[Identification], console: Console) -> None:
 
 
 def _as_claimed(found: Identification) -> str:
-    """Whether the kernel keeps what it claims; that is not known of one that was not judged."""
+    """Say whether the kernel keeps the contract it claims; `–` if it was not judged."""
     if not found.cases:
         return "–"
     if not found.claim:
@@ -103,7 +103,7 @@ def _as_claimed(found: Identification) -> str:
 
 
 def name(candidate: Candidate) -> str:
-    """What stands for contracts that are one computation here."""
+    """Name a candidate, which may be several contracts that are one computation here."""
     if not candidate.fixed:
         rest = len(candidate.contracts) - MOST_NAMES
         return " or ".join([*candidate.contracts[:MOST_NAMES], *([f"{rest:,} more"] if rest > 0 else [])])
@@ -111,14 +111,14 @@ def name(candidate: Candidate) -> str:
 
 
 def claim(found: Identification) -> str:
-    """What the kernel claims, without options of which none makes a difference in the cases."""
+    """Return the claimed contract, without options that make no difference in these cases."""
     own, words = found.claimed, found.claim.split("+")
     fixed = re.findall(r"\w+", own.fixed) if own is not None and own.free else words
     return told(found.claim, {word for word in words if word not in fixed and ":" not in word})
 
 
 def elements(total: ContractTally, *, whole: bool = True) -> str:
-    """`75,077 of 290,000`; `at least` where cases were left out, and cases in which the contract has no meaning.
+    """Format the elements outside: `75,077 of 290,000`, `at least` if cases were left out; and cases without meaning.
 
     Without `whole`, `75,077`.
     """
@@ -129,7 +129,7 @@ def elements(total: ContractTally, *, whole: bool = True) -> str:
 
 
 def kept(found: Identification) -> str:
-    """What the kernel keeps, in a few words; by dtype where that differs."""
+    """Name the contract that the kernel keeps; by dtype where that differs."""
     if not found.cases:
         return f"not judged: {_why_not_judged(found)}"
     if found.kept:
@@ -150,12 +150,12 @@ def _why_not_judged(found: Identification) -> str:
 
 
 def next_best(found: Identification) -> Candidate | None:
-    """The nearest contract of the op that does not fit."""
+    """Return the nearest contract of the op that does not fit."""
     return next((c for c in found.candidates if not c.total.fits and not c.changed), None)
 
 
 def answer(found: Identification) -> str:
-    """What the kernel keeps, and what is wrong with its claim."""
+    """Say which contract the kernel keeps, and what is wrong with its claim."""
     other = next_best(found)
     if found.kept:
         open_ = listed(map(name, found.rivals), MOST_NAMES)
@@ -181,14 +181,14 @@ def answer(found: Identification) -> str:
 
 
 def _how_far(total: ContractTally) -> str:
-    """How far the nearest contract is, by what rules it out."""
+    """Say how far the nearest contract is, by the evidence that rules it out."""
     if total.of_another_formula:
         return f"from which {total.equal:,} of {total.followed:,} elements follow"
     return f"outside of which {elements(total)} elements lie"
 
 
 def by_formula(found: Identification) -> Iterator[str]:
-    """What residues say: which contracts they alone rule out, what they leave open, and what they cannot follow."""
+    """Yield the findings of residues: contracts ruled out by formula alone, elements left open, opaque operations."""
     if found.followed:
         said = f"Followed by its formula in {found.followed:,} of {plural(found.cases, 'case')}"
         if found.kept and (total := found.kept[0].total).followed:
@@ -204,7 +204,7 @@ def by_formula(found: Identification) -> Iterator[str]:
 
 
 def remarks(found: Identification) -> Iterator[str]:
-    """What limits the answer: contracts that fit as well, and combinations that were or were not tried."""
+    """Yield limits of the answer: contracts that fit as well, and combinations that were or were not tried."""
     together: dict[str, list[str]] = {}
     for dtypes, sentence in _beside(found):
         together.setdefault(sentence, []).append(dtypes)
@@ -228,7 +228,7 @@ def remarks(found: Identification) -> Iterator[str]:
 
 
 def _beside(found: Identification) -> Iterator[tuple[str, str]]:
-    """Dtypes, and what fits the cases with them where less fits all."""
+    """Yield dtypes with remarks on the contracts that fit their cases besides those that fit all."""
     for one in found.answers:
         if not one.fits:
             yield one.dtypes, "nothing fits"

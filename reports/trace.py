@@ -1,4 +1,4 @@
-"""What `lastbit explain --trace` found, on a console and as JSON."""
+"""Report of `lastbit explain --trace`, on a console and as JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SPARE = ("from", "dtype")
 
 
 def print_trace(found: KernelTrace, console: Console) -> None:
-    """The element, the steps that led to it in a table, and where it leaves the contract."""
+    """Print the element, the steps that led to it as a table, and the line where it leaves the contract."""
     head = f" on {found.device}  contract {told(found.contract, found.idle)} of {found.op}  "
     line(console, Text.assemble((found.kernel, "bold"), head, verdict_word(found.verdict)))
     line(console, f"  {found.case}", "dim")
@@ -54,14 +54,14 @@ def _print_steps(steps: Sequence[Step], leaves: Step | None, console: Console) -
 
 
 def _who(step: Step) -> str:
-    """What does the steps of a group."""
+    """Name the performer of a step: a Triton program, PyTorch, or the tensors of the case."""
     if step.operation == INPUT:
         return "Tensors of the case"
     return f"Program {step.program} of {step.launch}" if step.launch else "PyTorch"
 
 
 def _where(step: Step) -> str:
-    """Where the steps of a part of a group stand."""
+    """Name the function and file of a step."""
     if not step.file:
         return ""
     called = f", called in line {step.called[0].rsplit(':', 2)[1]}" if step.called else ""
@@ -69,7 +69,7 @@ def _where(step: Step) -> str:
 
 
 def _at(step: Step) -> tuple[object, ...]:
-    """What a step does, and where."""
+    """Return a key of a step's operation and place."""
     return step.file, step.line, step.column, step.text, step.operation, step.called, step.program
 
 
@@ -91,7 +91,7 @@ def _row(step: Step, leaves: bool) -> Row:
 
 
 def _from(step: Step) -> str:
-    """What one element was computed from; of several, the operation that gave the block."""
+    """List the operands of one element; for several elements, name the operation and its shape."""
     if step.direct and step.sources:
         return ", ".join(map(_source, step.sources))
     return f"{step.operation} {list(step.shape)}" if step.line else ""
@@ -102,7 +102,7 @@ def _expression(step: Step) -> str:
 
 
 def _shortened(text: str) -> str:
-    """The beginning and the end, which say what is loaded and what becomes of it."""
+    """Shorten a text in the middle: its beginning and end say what is loaded and what becomes of it."""
     if len(text) <= MOST_TEXT:
         return text
     end = MOST_TEXT // 3
@@ -133,7 +133,7 @@ def _stage(match: StageMatch | None, leaves: bool) -> Text:
 
 
 def about(stage: str, worst: Worst) -> str:
-    """The element, and what it may be."""
+    """Describe the element to explain and the values that the contract allows for it."""
     index = ", ".join(map(str, worst.index))
     may = allowed(worst.lo, worst.hi)
     relation = f"as the contract allows ({may})" if worst.is_allowed else f"but the contract allows {may}"
@@ -142,12 +142,12 @@ def about(stage: str, worst: Worst) -> str:
 
 
 def allowed(lo: float, hi: float) -> str:
-    """The one number that the contract allows, or both ends."""
+    """Describe the allowed values: the only one, or both ends."""
     return f"{number(lo)} only" if lo == hi or math.isnan(lo) else f"{number(lo)} to {number(hi)}"
 
 
 def number(value: float) -> str:
-    """As many digits as tell a number of fp32 from its neighbours."""
+    """Format a number with nine digits, enough to tell fp32 numbers apart."""
     return f"{value:.9g}"
 
 
@@ -165,7 +165,7 @@ def _sentences(found: KernelTrace) -> Iterator[tuple[str, str]]:
 
 
 def _leaving(step: Step, match: StageMatch) -> str:
-    """With which line the value leaves the contract, and how far."""
+    """Say at which line the value leaves the contract, and how far."""
     own = step.first[0] if step.direct and step.first else Element("unknown")
     exact = "" if math.isnan(match.exact) else f", exact is {number(match.exact)}"
     return (
@@ -176,5 +176,5 @@ def _leaving(step: Step, match: StageMatch) -> str:
 
 
 def as_json(found: Sequence[KernelTrace]) -> str:
-    """A list of one object per kernel; a number that JSON cannot spell is a string."""
+    """Encode traces as a JSON list, one object per kernel; a number that JSON cannot spell becomes a string."""
     return json.dumps(encoded(tuple(found)), indent=1, allow_nan=False)

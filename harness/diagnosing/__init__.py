@@ -1,1 +1,1 @@
-"""What else a kernel computes, or where it goes wrong: what the commands `identify` and `stages` do."""
+"""Diagnosis of kernels: which contract one keeps, and the stage, line and arithmetic at which one fails."""

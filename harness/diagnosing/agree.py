@@ -1,4 +1,4 @@
-"""Whether two kernels of one op give the same bits; if not, at which stage the contracts that they keep part."""
+"""Bitwise agreement of two kernels of one op, and the stage at which their contracts differ where they disagree."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _side(subject: Subject, seen: Observed, kept: tuple[str, ...]) -> KernelSide
 
 
 def _kept(found: Identification) -> tuple[str, ...]:
-    """The contracts of the op that allow every bit of a kernel, the likeliest first."""
+    """Return the names of the op's contracts that allow every bit of a kernel's results, the likeliest first."""
     return tuple(name for candidate in found.kept if not candidate.changed for name in candidate.contracts)
 
 
@@ -92,7 +92,7 @@ def _differs(stage: StageAgreement) -> bool:
 
 
 def _stages(one: TrialSample, other: TrialSample) -> Iterator[StageAgreement]:
-    """What both kernels gave for a case, in the order of the reference."""
+    """Yield the bitwise comparison of every stage that both kernels gave for a case, in the reference's order."""
     trace = one.problem.trace
     for name in trace.formats:
         if name in one.seen.actual and name in other.seen.actual:
@@ -101,7 +101,7 @@ def _stages(one: TrialSample, other: TrialSample) -> Iterator[StageAgreement]:
 
 
 def _compare(stage: str, result: bool, a: Tensor, b: Tensor, case: str) -> StageAgreement:
-    """One stage of one case; every element differs where the dtypes do."""
+    """Compare one stage of one case bit by bit; if the dtypes differ, every element counts as unequal."""
     found = StageAgreement(stage, result, 1, a.numel())
     if not a.numel():
         return found
@@ -119,12 +119,12 @@ def _compare(stage: str, result: bool, a: Tensor, b: Tensor, case: str) -> Stage
 
 
 def _decimal(element: Tensor) -> str:
-    """A number with as many digits as tell it from its neighbours in fp32."""
+    """Format a number; with nine digits, enough to tell a fp32 number from its neighbours, if it is floating-point."""
     return f"{float(element):.9g}" if element.is_floating_point() else str(element.item())
 
 
 def _together(compared: Sequence[tuple[StageAgreement, ...]]) -> Iterator[StageAgreement]:
-    """The stages of all cases in order; the smallest case, which comes first, shows where they are apart."""
+    """Yield each stage with its counts summed over all cases; the smallest case, which is first, gives the example."""
     found: dict[str, StageAgreement] = {}
     for stage in (stage for stages in compared for stage in stages):
         found[stage.stage] = _sum(found[stage.stage], stage) if stage.stage in found else stage
@@ -132,7 +132,7 @@ def _together(compared: Sequence[tuple[StageAgreement, ...]]) -> Iterator[StageA
 
 
 def _in_order(lists: Iterable[list[str]]) -> list[str]:
-    """The names of lists that have one order, in that order: a name that is new goes before what follows it."""
+    """Merge lists of names that have one common order; a new name goes before the one that follows it in its list."""
     merged: list[str] = []
     for names in lists:
         at = len(merged)
@@ -161,7 +161,7 @@ def _sum(a: StageAgreement, b: StageAgreement) -> StageAgreement:
 
 
 def _parting(problem: Problem, kept: Sequence[Sequence[Contract]]) -> Parting | None:
-    """The first stage at which two contracts compute different values, of those that are nearest to each other."""
+    """Find the first stage at which two contracts differ in value, one kept by each kernel, as alike as possible."""
     one, other = min(itertools.product(*kept), key=lambda pair: len(_options(*pair)))
     exact = replace(problem, premises=Premises(exact_sums=True), siblings=None)
     problems = replace(exact, contract=one), replace(exact, contract=other)
@@ -175,13 +175,13 @@ def _parting(problem: Problem, kept: Sequence[Sequence[Contract]]) -> Parting | 
 
 
 def _options(own: Contract, other: Contract) -> tuple[str, ...]:
-    """The options of a contract that the other one does not have."""
+    """List the options and directions of a contract that another one lacks."""
     points = (f"{stage}:{way}" for stage, way in own.directions.items() if other.directions.get(stage) != way)
     return (*(a for a, b in zip(own.options, other.options, strict=True) if a != b), *points)
 
 
 def _first_apart(one: Problem, other: Problem) -> str:
-    """The first stage that only one of them has, or at which they are rounded otherwise or have other values."""
+    """Return the first stage that one evaluation lacks, or whose format or values differ; empty if there is none."""
     for name in dict.fromkeys([*one.trace.stages, *other.trace.stages]):
         a, b = one.trace.stages.get(name), other.trace.stages.get(name)
         if a is None or b is None or a.format != b.format:
@@ -202,7 +202,7 @@ def _does(problem: Problem, stage: str, options: tuple[str, ...]) -> Does:
 
 
 def _with_places(place: Workplace, found: Agreement, parting: Parting) -> Parting:
-    """The same, with the line of each kernel that agrees with the stage, where one can be seen."""
+    """Add the source line at which each kernel computes the parting stage, where it can be traced."""
     one, other = parting.does
     names = (side.kernel for side in found.sides)
     places = [_place_of(place, name, parting.stage, found.line) for name in names]
@@ -210,7 +210,7 @@ def _with_places(place: Workplace, found: Agreement, parting: Parting) -> Partin
 
 
 def _place_of(place: Workplace, name: str, stage: str, line: str) -> str:
-    """Where a kernel computes a stage, if that is seen; one that PyTorch compiles, or a GPU runs, shows nothing."""
+    """Return where a kernel computes a stage; empty if it cannot be traced, as under torch.compile or on a GPU."""
     if place.subjects[name].device.type != "cpu":
         return ""
     try:

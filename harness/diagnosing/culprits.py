@@ -1,4 +1,4 @@
-"""What a kernel has for the stages of the reference, and whether the last of them is wrong."""
+"""The kernel's expression for each stage of the reference, and whether the one for the last stage is wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lastbit.tracing.cells import Expression, residues_of_cells
 
 @dataclass(frozen=True, eq=False)
 class CulpritSearch:
-    """Which stage of a kernel went wrong, seen from the values of its expressions.
+    """The kernel's values matched to stages of the reference, to find the stage that is wrong.
 
     Attributes:
         stages: what its stages must be, seen from the inputs.
@@ -24,12 +24,12 @@ class CulpritSearch:
 
     @cached_property
     def right(self) -> dict[str, Expression]:
-        """The matched expressions that the contract allows in every cell that was written."""
+        """Map each stage to its matched expression, if the contract allows its value in every cell that was written."""
         written, stages = self.stages.written, self.stages.all
         return {n: e for n, e in self.matched.items() if e.known[written].all() and not stages[n].outside(e).any()}
 
     def fault(self) -> tuple[Stage, Expression] | None:
-        """The last stage and what the kernel has for it, if that is wrong."""
+        """Return the last stage and the kernel's expression for it, if a value of the result is outside; else None."""
         last = self.stages.all.get(self.stages.last)
         if last is None or not last.outside(self.result).any() or last.name not in self.matched:
             return None
@@ -37,7 +37,7 @@ class CulpritSearch:
 
     @cached_property
     def result(self) -> Expression:
-        """What the kernel gave for the last stage."""
+        """The kernel's result as an expression: its value and residue for each cell."""
         ends = {event.number: (event, e.lanes[event.number]) for e in self.stages.found for event in e.events}
         own = [ends[number] for number in self.stages.ends]
         residues = residues_of_cells(

@@ -1,4 +1,4 @@
-"""What a contract does with a number, and what a kernel did in its place."""
+"""Words for the difference between a wrong number and the contract's: a rounding left out, a cut, another format."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Legal = tuple[float, float, float, float]
 
 
 def rounded(value: float, fmt: Format, *, to_zero: bool = False) -> float:
-    """A number rounded to a format, in its direction or toward zero."""
+    """Round a number to a format: in the direction of the format, or toward zero."""
     return float(round_to(_tensor(value), fmt.toward("zero") if to_zero else fmt))
 
 
 def neighbours(value: float, fmt: Format) -> tuple[float, float]:
-    """The numbers of a format below and above a finite one; that itself, twice, if it is one of them."""
+    """Return the numbers of a format next below and above a value; the value twice if the format holds it."""
     if not math.isfinite(value):
         return value, value
     inner = rounded(value, fmt, to_zero=True)
@@ -32,7 +32,7 @@ def neighbours(value: float, fmt: Format) -> tuple[float, float]:
 
 
 def in_ulp(actual: float, expected: float, fmt: Format) -> float:
-    """|actual - expected| in units in the last place that `expected` has; infinite if one of them is not finite."""
+    """Return |actual - expected| in units in the last place of `expected`; infinite if one of them is not finite."""
     if actual == expected or (math.isnan(actual) and math.isnan(expected)):
         return 0.0
     if not (math.isfinite(actual) and math.isfinite(expected)):
@@ -96,7 +96,7 @@ def ways_of_all(actual: Tensor, legal: Tensor, fmt: Format, *, dtype: str) -> fr
 def deed(
     actual: float, legal: Legal, fmt: Format, *, rounds: bool, dtype: str, ways: Collection[str] | None = None
 ) -> str:
-    """What a kernel did that gave a number which the contract excludes, as a verb: `does not round, and …`.
+    """Describe how a kernel came to a number that the contract excludes, as a verb: `does not round, and …`.
 
     `legal` are the exact value, the contract's, and the ends of what it allows. If more than one rounding gives the
     number, all of them are named: those among the `ways` that all wrong elements have, if these are known.
@@ -115,14 +115,15 @@ def deed(
 
 
 def _apart(actual: float, expected: float, fmt: Format) -> str:
-    """How far that is from the contract's value, if that is little."""
+    """Return the distance from the contract's value in ulp, as words, if it is small; else an empty string."""
     ulp = in_ulp(actual, expected, fmt)
     return f", {ulp:,.4g} ulp away" if ulp <= NEAR else ""
 
 
 def _other_format(actual: float, legal: Legal, fmt: Format, dtype: str, ways: Collection[str] | None) -> str:
-    """That it rounds to another format narrower than fp32, or cuts off to it: that in which it holds the number, or
-    else the coarsest that gives it.
+    """Describe a rounding or cut to another format narrower than fp32 that gives the number; empty if none does.
+
+    The format in which the kernel holds the number is tried first, then the others from the coarsest on.
     """
     narrow = [f for f in FORMATS.values() if f not in (fmt.nearest, FP32, FP64)]
     narrow.sort(key=lambda f: (f.name != dtype, f.precision))
@@ -135,7 +136,7 @@ def _other_format(actual: float, legal: Legal, fmt: Format, dtype: str, ways: Co
 
 
 def _other_ways(actual: float, exact: float, fmt: Format) -> Iterator[str]:
-    """How one of its neighbours comes from a number, where the contract has the other one."""
+    """Yield roundings other than the contract's that give `actual`, a neighbour of `exact` in the format."""
     below, above = neighbours(exact, fmt)
     if actual == rounded(exact, fmt):
         yield "leaves out a rounding before this one, and rounds"
@@ -157,7 +158,7 @@ def _other_ways(actual: float, exact: float, fmt: Format) -> Iterator[str]:
 
 
 def _after(magnitude: float, fmt: Format) -> float:
-    """The next number of a format after one that is not negative; infinity after the largest."""
+    """Return the number of a format that follows a nonnegative one; infinity after the largest."""
     after = float(from_ordinals(ordinals(_tensor(magnitude), fmt) + 1, fmt))
     return math.inf if after > fmt.max else after
 

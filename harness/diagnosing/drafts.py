@@ -1,4 +1,4 @@
-"""A case with the elements of its tensors, of which some can be left out or replaced; its line lists what remains.
+"""Drafts: cases whose tensors can be cut and their elements replaced; the case line lists the elements that remain.
 
 Plainer numbers are one, zero, a power of two, a short significand, a small integer.
 """
@@ -22,7 +22,7 @@ _BITS = (1, 2, 3, 4, 6, 8, 12)  # of a significand
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A case and its elements.
+    """A case with the elements of its tensors.
 
     Attributes:
         case: the line lists the elements of every tensor that has few enough.
@@ -37,7 +37,7 @@ class Draft:
 
     @classmethod
     def of(cls, case: Case) -> Draft:
-        """A case as it is."""
+        """Make a draft of an unchanged case."""
         tensors = build(case.gathered(), "cpu").tensors
         values = {name: tensor.contiguous() for name, tensor in tensors.items()}
         few = {name: tensor for name, tensor in values.items() if tensor.numel() <= MOST_GIVEN}
@@ -46,7 +46,7 @@ class Draft:
         return listed
 
     def with_values(self, values: Mapping[str, Tensor]) -> Draft | None:
-        """The case with other elements in some tensors; None where they are too many for a line."""
+        """Return the draft with other elements in some tensors; None if one has too many for a case line."""
         if any(tensor.numel() > MOST_GIVEN for tensor in values.values()):
             return None
         specs = {name: in_shape(self.case[name], tuple(tensor.shape)) for name, tensor in values.items()}
@@ -56,15 +56,15 @@ class Draft:
         return replace(self, case=replace(self.case, tensors=tensors, seed=seed), values={**self.values, **values})
 
     def without(self, left_out: Case) -> Draft:
-        """The draft of a case that has no other elements, and perhaps fewer tensors and parameters."""
+        """Return the draft of a case with the same elements but perhaps fewer tensors and parameters."""
         names = left_out.names
         values = {name: tensor for name, tensor in self.values.items() if name in names}
         return Draft(left_out, values, {place: size for place, size in self.sizes.items() if place[0] in names})
 
     def cut(self, places: Places, parts: int, kept: Sequence[int]) -> Draft | None:
-        """The case with those of so many equal `parts` of each place that are kept; None as in `with_values`.
+        """Divide each place into `parts` equal parts and keep some of them; return None as in `with_values`.
 
-        Numbers that count the parts are those of the parts that remain, and where theirs does not, of any.
+        Numbers that refer to parts are renumbered; a reference to a part that was cut goes to any that remains.
         """
         values = dict[str, Tensor]()
         params, sizes = dict(self.case.params), dict(self.sizes)
@@ -84,7 +84,7 @@ def _selected(tensor: Tensor, dim: int, indices: Sequence[int]) -> Tensor:
 
 
 def _counted_anew(numbers: Tensor, kept: Sequence[int]) -> Tensor:
-    """Numbers of things of which some are kept, as numbers among these; what is no number of any stays so."""
+    """Renumber references to things of which `kept` remain; one to a removed thing goes to another, negatives stay."""
     places = {index: place for place, index in enumerate(kept)}
     return torch.tensor(
         [places.get(int(n), int(n) % len(kept)) if n >= 0 else int(n) for n in numbers.flatten()], dtype=numbers.dtype
@@ -92,7 +92,7 @@ def _counted_anew(numbers: Tensor, kept: Sequence[int]) -> Tensor:
 
 
 def plainer_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Tensors of the same shape whose numbers are all plainer, the plainest first."""
+    """Yield tensors of the same shape in which every number is plainer, the plainest first."""
     for number in (1, 0):
         yield torch.full_like(tensor, number, dtype=torch.float32).to(tensor.dtype)
     if tensor.is_floating_point():
@@ -102,7 +102,7 @@ def plainer_tensors(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def plainer_elements(tensor: Tensor, place: int) -> Iterator[Tensor]:
-    """Tensors with a plainer number at one place in row-major order, the plainest first."""
+    """Yield tensors with a plainer number at one place in row-major order, the plainest first."""
     numbers = _numbers(tensor)
     number = numbers[place]
     found = dict.fromkeys(_candidates(number, floating=tensor.is_floating_point()))
@@ -123,7 +123,7 @@ def _candidates(number: float, *, floating: bool) -> Iterator[float]:
 
 
 def _key(number: float) -> tuple[float, float, bool]:
-    """How plain a number is: few bits, near one, positive."""
+    """Return a sort key by plainness: few bits in the significand, magnitude near one, positive."""
     if not math.isfinite(number):
         return math.inf, 0.0, False
     if not number:
@@ -134,7 +134,7 @@ def _key(number: float) -> tuple[float, float, bool]:
 
 
 def _shortened(number: float, bits: int) -> float:
-    """A number rounded to so many bits of significand."""
+    """Round a number to the given number of significand bits."""
     if not math.isfinite(number) or not number:
         return number
     fraction, exponent = math.frexp(number)
@@ -142,13 +142,13 @@ def _shortened(number: float, bits: int) -> float:
 
 
 def _numbers(tensor: Tensor) -> list[float]:
-    """The elements in row-major order."""
+    """Return the elements in row-major order."""
     narrow = tensor.is_floating_point() and tensor.dtype is not torch.float64
     numbers: list[float] = (tensor.float() if narrow else tensor).flatten().tolist()
     return numbers
 
 
 def _like(numbers: list[float], tensor: Tensor) -> Tensor:
-    """A tensor of these numbers in the shape and dtype of another; numbers of its dtype are exact."""
+    """Make a tensor of these numbers with the shape and dtype of another; numbers of that dtype stay exact."""
     wide = torch.float64 if tensor.is_floating_point() else tensor.dtype
     return torch.tensor(numbers, dtype=wide).to(tensor.dtype).view(tensor.shape)

@@ -1,4 +1,4 @@
-"""Why a kernel fails on a case: the line, the arithmetic of the worst element, and what the errors look like."""
+"""Explanation of a failure: the wrong line, the arithmetic of the worst element, and patterns in the errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FOLLOWED = "the element and its way are those of the same case on the CPU, inter
 
 
 def explain_kernel(place: Workplace, name: str, line: str, *, seconds: float = math.inf) -> Explanation:
-    """`explain_case` of a kernel on a case line."""
+    """Explain a kernel on a case line; see `explain_case`."""
     return explain_case(place.subjects[name], parse_case(line), watch=place.watch, seconds=seconds)
 
 
@@ -79,7 +79,7 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
 
 
 def _worked_out(found: Explanation, seen: Observation, judged: Judged) -> Explanation:
-    """With the inputs of the element, its stages as far as they were seen, and what the errors have in common."""
+    """Add the inputs of the worst element, its arithmetic by stages, and what the wrong elements have in common."""
     assert found.worst is not None
     result = judged.result
     trace, index, whole = found.trace, found.worst.index, tuple(seen.actual[found.stage].shape)
@@ -94,13 +94,13 @@ def _worked_out(found: Explanation, seen: Observation, judged: Judged) -> Explan
 
 
 def _blameless(found: Explanation) -> Explanation:
-    """Without a stage to blame, where no value is; a line may have touched what is not its own."""
+    """Remove the blame of stages, for findings that are not about values; a line blamed for memory stays."""
     arithmetic = tuple(replace(worked, did="") for worked in found.arithmetic)
     return replace(found, arithmetic=arithmetic, trace=replace(found.trace, wrong=""))
 
 
 def _found(subject: Subject, result: CaseResult, target: Target) -> Explanation:
-    """What the judgement says, before anything is asked again."""
+    """Begin an explanation with the verdict, findings and worst element of a judgement; nothing is run for it."""
     stage, worst = target or ("", None)
     names = subject.kernel.name, result.op, result.contract, result.case, result.device
     trace = KernelTrace(*names, verdict=result.verdict, reason=result.reason, idle=result.idle)
@@ -140,18 +140,18 @@ class Explainer:
 
     @cached_property
     def planned(self) -> tuple[Planned, ...]:
-        """The kernels that there are for the case lines."""
+        """The kernels that can run the case lines."""
         return self._worker.do(planned)
 
     @cached_property
     def _on_cpu(self) -> Worker:
-        """A process that runs the same kernels on the CPU."""
+        """A worker process that runs the same kernels on the CPU."""
         return self._stack.enter_context(Worker(replace(self._config, device_plan=DevicePlan())))
 
     def explain(self, kernel: str, line: str, *, seconds: float = math.inf) -> Explanation:
-        """Why a kernel fails on a case line; with the reason if it ends its process.
+        """Explain why a kernel fails on a case line; if it ends its process, give that as the reason.
 
-        What does not fit into `seconds` is left out, and named in the reason.
+        Parts that do not fit into `seconds` are left out, and named in the reason.
         """
         deadline = time.monotonic() + seconds
         item = next(item for item in self.planned if item.kernel == kernel)
@@ -163,7 +163,7 @@ class Explainer:
         return self._shrunk(item, found, min(SHRINKING, deadline - time.monotonic()))
 
     def _shrunk(self, item: Planned, found: Explanation, seconds: float) -> Explanation:
-        """With the smallest tensors that fail alike."""
+        """Add the smallest tensors found on which the kernel fails in the same way, and a test of them."""
         if seconds < LEAST:
             return _noting(found, "no time was left for smaller tensors")
         try:
@@ -180,7 +180,7 @@ class Explainer:
         return replace(found, smallest=str(case), test=test)
 
     def _followed(self, own: Explanation, seconds: float) -> Explanation:
-        """What was seen on an accelerator, with the line that the same case shows on the CPU."""
+        """Add the trace of the same case on the CPU to what was seen on an accelerator."""
         item = next((i for i in self._on_cpu.do(planned) if i.kernel == own.kernel), None)
         if item is None:
             return _noting(own, f"{own.kernel} does not run on the CPU, where its element would be followed")
@@ -195,7 +195,7 @@ class Explainer:
 
 
 def _explained(worker: Worker, item: Planned, line: str, seconds: float) -> Explanation:
-    """What was found, which is nothing but the reason if the kernel ends its process."""
+    """Explain a case line in a worker; if the kernel ends its process, return that reason alone."""
     try:
         return worker.do(explain_kernel, item.kernel, line, seconds=seconds)
     except WorkerEnded as ended:

@@ -1,4 +1,4 @@
-"""What a reference computes for each of its stages, as it is written, in names of inputs, parameters and stages."""
+"""Formulas of a reference's stages as its source has them, in names of inputs, parameters and earlier stages."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ LONGEST = 120
 
 @dataclass
 class FormulaTrace(Trace):
-    """A trace that notes the formula of each stage, too.
+    """A trace that also records the formula of each stage.
 
-    It is empty where it cannot be read, or where something in it is no input, parameter, number or stage. `given` are
-    the enclosures that the reference goes on from, if it goes on from some.
+    A formula is empty where it cannot be read, or where something in it is no input, parameter, number or stage.
+    `given` are enclosures of stages from which the reference continues, if there are any.
     """
 
     problem: Problem | None = None
@@ -40,7 +40,7 @@ class FormulaTrace(Trace):
     _begun: list[FrameType] = field(default_factory=list)
 
     def evaluate(self) -> FormulaTrace:
-        """Run the reference; itself, with all stages recorded."""
+        """Run the reference and return this trace with all stages recorded."""
         assert self.problem is not None
         folders = {str(Path(code.co_filename).parent) for code in reference_codes(self.problem.op)}
         with _line_by_line(tuple(folders), self._executed):
@@ -49,7 +49,7 @@ class FormulaTrace(Trace):
         return self
 
     def record(self, name: str, expected: Expected) -> None:
-        """Take note of the next stage, which a function called by the reference, or itself, records."""
+        """Record the next stage and its formula, which is read off the frame that calls `stage`."""
         frame = sys._getframe(2)
         while frame.f_code is PartRecorder.__call__.__code__ and frame.f_back is not None:
             frame = frame.f_back
@@ -60,7 +60,7 @@ class FormulaTrace(Trace):
         self._named.append((self.given.get(name, made), name))
 
     def _name_inputs(self, frame: FrameType | None) -> None:
-        """Learn what the inputs are from the frame of the reference itself, or of a part, before its first stage."""
+        """Learn the names of the inputs from the frame of the reference, or of a part of a chain, when it begins."""
         assert self.problem is not None
         codes = reference_codes(self.problem.op)
         while frame is not None and frame.f_code not in codes:
@@ -89,7 +89,7 @@ class FormulaTrace(Trace):
 
 @dataclass
 class _Rewritten(ast.NodeTransformer):
-    """A formula in which variables are replaced by what they stand for, down to inputs, parameters and stages.
+    """Rewrites a formula: variables are replaced by their definitions, down to inputs, parameters and stages.
 
     Attributes:
         known: identity of a value → the input or stage that it is.
@@ -121,7 +121,7 @@ class _Rewritten(ast.NodeTransformer):
         return self._assigned(node)
 
     def _assigned(self, node: ast.Name) -> ast.expr:
-        """What was assigned to a variable last, if that was an assignment to it alone."""
+        """Replace a variable by its last assignment, if that assigns to nothing else."""
         bindings, later = _bindings(self.frame.f_code.co_filename), set(self.later)
         for position in range(len(self.executed) - 1, -1, -1):
             bound = bindings.get(self.executed[position], {})
@@ -138,14 +138,14 @@ class _Rewritten(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """A stage within a formula goes by its name."""
+        """Replace a call of `stage` within a formula by the name of the stage."""
         match node:
             case ast.Call(ast.Name("stage"), [ast.Constant(name), *_]):
                 return ast.Name(str(name))
         return self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        """The side that was taken, if what that depends on is still as it was."""
+        """Keep only the branch that was taken, if the variables of its condition have not been rebound since."""
         if self.later.isdisjoint(part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)):
             test = compile(ast.Expression(node.test), self.frame.f_code.co_filename, "eval")
             with suppress(Exception):  # a variable of the function that it is in, say
@@ -155,7 +155,7 @@ class _Rewritten(ast.NodeTransformer):
         return node
 
     def visit_Slice(self, node: ast.Slice) -> ast.AST:
-        """Without an end that is None."""
+        """Leave out an upper bound that is None."""
         found = self.generic_visit(node)
         if isinstance(node.upper, ast.Constant) and node.upper.value is None:
             node.upper = None
@@ -163,7 +163,7 @@ class _Rewritten(ast.NodeTransformer):
 
 
 def _before(executed: list[int], first: int, last: int | None) -> list[int]:
-    """The lines that ran before a statement of the lines from `first` to `last` began, which ran last."""
+    """Return the executed lines up to the last execution of a statement in lines `first` to `last`."""
     end = len(executed)
     while end and first <= executed[end - 1] <= (last or first):
         end -= 1
@@ -172,10 +172,10 @@ def _before(executed: list[int], first: int, last: int | None) -> list[int]:
 
 @contextmanager
 def _line_by_line(folders: tuple[str, ...], executed: dict[int, list[int]]) -> Iterator[None]:
-    """Note the lines that frames of files in some folders run, in order, by the identity of the frame.
+    """Record the lines that frames of files in some folders execute, in order, by the identity of the frame.
 
-    Only in this thread, and as long as the context lasts; a debugger or a measurement of coverage sees nothing of that,
-    and all of what follows.
+    Recording is limited to this thread and to the context; a debugger or a measurement of coverage does not see the
+    lines run within, and sees those run afterwards.
     """
 
     def ran(frame: FrameType, event: str, arg: object) -> Any:
@@ -199,7 +199,7 @@ def _line_by_line(folders: tuple[str, ...], executed: dict[int, list[int]]) -> I
 
 @cache
 def _bindings(file: str) -> Mapping[int, Mapping[str, ast.Assign | None]]:
-    """Line → the variables that it binds, with the assignment; None where that is not to one alone."""
+    """Map each line to the variables that it binds, and those to the assignment; None if that has other targets."""
     found = dict[int, dict[str, ast.Assign | None]]()
     for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -1,4 +1,4 @@
-"""The cells of a case over which the values of a kernel and of the reference are compared."""
+"""Grids: cells of a case, a row and column each, at which values of a kernel and of the reference are compared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Some rows of a case by its columns: the cells, of which the first row has the one to explain.
+    """Cells of a case: some of its rows by all of its columns; the first row has the cell to explain.
 
     Where the op's rows do not stand for themselves, there is one row of cells: elements of the tensor, all or some.
 
@@ -54,18 +54,18 @@ class Grid:
 
     @cached_property
     def numbers(self) -> Array:
-        """The element of the tensor for each cell, as flat index."""
+        """The flat index of the tensor's element for each cell."""
         found = self.in_case(tuple(self.tensor.shape))
         assert found is not None
         return found
 
     @cached_property
     def given_values(self) -> Array:
-        """What the tensor has for each cell, as fp64."""
+        """The tensor's value for each cell, as fp64."""
         return np.asarray(self.tensor.reshape(-1)[torch.from_numpy(self.numbers)].to(torch.float64).numpy())
 
     def in_case(self, shape: Shape) -> Array | None:
-        """The element for each cell of a tensor of the whole case; None where a tensor of that shape has none."""
+        """Return each cell's flat index into a tensor of the whole case; None if its shape has no element per cell."""
         if not self.leading:
             return _broadcast(shape, tuple(self.tensor.shape), self.index)
         if shape[: len(self.leading)] == self.leading and len(shape) > len(self.leading):
@@ -73,7 +73,7 @@ class Grid:
         return None
 
     def in_column(self, shape: Shape) -> Array | None:
-        """The same of a tensor that has an element for each column, or a single one."""
+        """Return each cell's flat index into a vector over columns or a tensor of one element; None for any other."""
         if math.prod(shape) == 1:
             return np.zeros(self.size, np.int64)
         if self.leading:
@@ -81,7 +81,7 @@ class Grid:
         return self.index[-1] if shape == tuple(self.tensor.shape[-1:]) else None
 
     def in_stage(self, shape: Shape) -> Array | None:
-        """The element for each cell of a stage of `problem`, as flat index; None where it has none."""
+        """Return each cell's flat index into a stage of `problem`; None if it has no element for each cell."""
         if not self.leading:
             return _broadcast(shape, tuple(self.tensor.shape), self.index)
         if shape[:1] == (len(self.rows),) and len(shape) > 1:
@@ -89,7 +89,7 @@ class Grid:
         return None
 
     def _within(self, shape: Shape, rows: Array) -> Array | None:
-        """Of rows of a shape, the element of each cell: the column, or the group of columns."""
+        """Return each cell's flat index into rows of a shape that has an element per column or group of columns."""
         width = math.prod(shape)
         if width != shape[-1] or not width or self.columns % width:
             return None
@@ -97,7 +97,7 @@ class Grid:
         return np.asarray((rows[:, None] * width + columns).reshape(-1))
 
     def cells_of_inputs(self) -> dict[str, Array]:
-        """Input that has an element for each cell → the cell of each of its elements, -1 for none."""
+        """Map each input with one element per cell to the cell of each element; -1 for elements outside of the grid."""
         found = {}
         for name, tensor in self.whole.tensors.items():
             elements = self.in_case(tuple(tensor.shape))
@@ -118,7 +118,7 @@ def _broadcast(shape: Shape, whole: Shape, index: tuple[Array, ...]) -> Array | 
 
 
 def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, index: Shape) -> Grid | None:
-    """The cells of the rows of an element at `index` and of those that were written with it, `MOST` at most."""
+    """Choose at most `MOST` cells: the row of `index`, and rows written together with it; None if that is too wide."""
     leading = problem.leading if problem.op.rows else ()
     worst = int(np.ravel_multi_index(index, tuple(tensor.shape))) if index else 0
     together = write.find(where.at(np.arange(tensor.numel()))) >= 0
@@ -141,7 +141,7 @@ def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, in
 
 
 def ends(log: Log, grid: Grid, where: Addresses) -> dict[int, tuple[Event, Array]]:
-    """The recorded events that wrote the cells of the tensor: by number, with their element for each cell."""
+    """Map event numbers to the events that wrote the tensor's cells, with the element of each cell, -1 for none."""
     found: dict[int, tuple[Event, Array]] = {}
     for write, positions, lanes in log.writes.last(where.at(grid.numbers), log.next()):
         if write.event is not None and write.event.name.rpartition(".")[2] not in UNWRITTEN:

@@ -1,4 +1,4 @@
-"""Where a kernel's error begins: the reference goes on from the kernel's own stages, from one after the other."""
+"""Search for the stage where an error begins: the reference continues from one of the kernel's stages after another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST = 1 << 22  # elements of the op's first input; everything is evaluated at 
 
 
 def search_kernel(place: Workplace, name: str, line: str) -> StageSearch:
-    """`search_stages` of a kernel on a case line."""
+    """Search the stages of a kernel on a case line; see `search_stages`."""
     return search_stages(place.subjects[name], parse_case(line), watch=place.watch)
 
 
@@ -75,7 +75,7 @@ def _searched(found: StageSearch, seen: Observation) -> StageSearch:
 
 
 def _handovers(seen: Observation, rows: ExplainedRows | None) -> tuple[Handover, ...]:
-    """One for the inputs, then one per stage that the kernel gave; nothing is asked of it in rows that are split."""
+    """Evaluate the reference from the inputs, then from each stage that the kernel gave; split rows are excused."""
     trace = before = seen.problem.trace
     given: dict[str, Tensor] = {}
     results = [name for name in trace.results if name in seen.actual]
@@ -105,7 +105,7 @@ def _handovers(seen: Observation, rows: ExplainedRows | None) -> tuple[Handover,
 
 
 def _blamed(handovers: Sequence[Handover], shown: str) -> tuple[StageKind, Handover | None]:
-    """What is wrong, and the first stage that is."""
+    """Classify the fault, and return the first stage that has it."""
     local = next((h for h in handovers if h.isolated.outside), None)
     visible = next((h for h in handovers if shown and h.stage == shown), None)
     if visible is None:
@@ -116,7 +116,7 @@ def _blamed(handovers: Sequence[Handover], shown: str) -> tuple[StageKind, Hando
 
 
 def _onward(seen: Observation, given: Tensors, rows: ExplainedRows | None) -> Trace:
-    """The reference that goes on from the stages given; in split rows, where these are of one half, from the inputs."""
+    """Evaluate the reference from the given stages; rows split between two latent values, from the inputs."""
     problem = seen.problem
     onward = problem.evaluate(given)
     if rows is None or not rows.check.split:

@@ -1,4 +1,4 @@
-"""Which contracts a kernel keeps, found from what it gives, whatever it claims."""
+"""Identification of the contracts that a kernel keeps, from its results alone, whatever contract it claims."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def identify_kernel(place: Workplace, name: str, *, most: int) -> Identification
 
 
 def cases_of(place: Workplace, subject: Subject, *others: Subject, small: bool) -> Iterator[Case]:
-    """The lines of the configuration that are of the op of some kernels, or else generated ones that all take."""
+    """Yield the configured case lines of the kernels' op; without lines, generated cases that all kernels take."""
     config, op, kernels = place.config, subject.op, [one.kernel for one in (subject, *others)]
     if config.lines:
         yield from (case for line in config.lines if (case := parse_case(line)).op == op.name)
@@ -47,7 +47,7 @@ def cases_of(place: Workplace, subject: Subject, *others: Subject, small: bool) 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a kernel gave for cases.
+    """Results of a kernel on cases.
 
     Attributes:
         samples: the cases in which it gave something, and what.
@@ -63,9 +63,10 @@ class Observed:
 
 
 def observe(subject: Subject, cases: Iterable[Case], *, watch: Watch = unwatched) -> Observed:
-    """Call the kernel on the cases, and keep what it gave.
+    """Call the kernel on the cases and record its results.
 
-    It is followed on residues in small cases, in the first of each set of dtypes, and where enclosures decide nothing.
+    The kernel is followed on residues in small cases, in the first of each set of dtypes, and where enclosures decide
+    nothing.
     """
     samples = list[TrialSample]()
     unsupported, errors, beside = Counter[str](), list[str](), dict[str, str]()
@@ -111,7 +112,7 @@ def identify(subject: Subject, cases: Iterable[Case], *, most: int, watch: Watch
 
 
 def identified(subject: Subject, seen: Observed, *, most: int) -> Identification:
-    """The same of what was observed already."""
+    """Try every contract of the op on results already observed, and `most` combinations of roundings beyond."""
     op, samples = subject.op, seen.samples
     claim = str(subject.contract) if subject.kernel.contract or len(op.contracts()) == 1 else ""
     trials, made = _trials(op, samples, most, subject.contract)
@@ -135,9 +136,7 @@ def identified(subject: Subject, seen: Observed, *, most: int) -> Identification
 
 
 def _trials(op: Op, seen: Sequence[TrialSample], most: int, claimed: Contract) -> tuple[list[Trial], CombinationSearch]:
-    """Every contract of the op, that of a kernel which claims other directions, and what was found for dtypes for which
-    none of them fits.
-    """
+    """Try every contract of the op, and claimed directions; search other roundings for dtypes that none fits."""
     trials = try_all([Variant(op, contract) for contract in op.contracts()], seen) if seen else []
     found = {str(claimed): Variant.of(op, claimed)} if claimed.directions else {}
     claims = try_all(list(found.values()), seen)
@@ -162,7 +161,7 @@ Candidates = list[tuple[Candidate, Trial]]
 
 
 def _candidates(op: Op, trials: Sequence[Trial], seen: Sequence[TrialSample], claim: str) -> Candidates:
-    """Trials put together that are one computation in every case, nearest first; a claim stands for its candidate."""
+    """Group trials that compute the same in every case, nearest first; a claimed contract stands for its group."""
     together: dict[tuple[bool, tuple[int | None, ...]], list[Trial]] = {}
     for trial in trials:
         together.setdefault((bool(trial.variant.changes), trial.computations(seen)), []).append(trial)
@@ -189,8 +188,9 @@ def _candidates(op: Op, trials: Sequence[Trial], seen: Sequence[TrialSample], cl
 
 
 def _shared(op: Op, contracts: Sequence[Contract]) -> tuple[str, tuple[str, ...]]:
-    """A name for contracts that are all the ways to choose among some options of each axis, and the axes of which every
-    option will do; nothing if they are not.
+    """Name a group of contracts by the options they share, and list the axes of which it has every option.
+
+    Both are empty if the group is not a product of some options of each axis.
     """
     kept = {contract.options for contract in contracts}
     chosen = {
@@ -219,13 +219,13 @@ def _answers(subject: Subject, candidates: Candidates, seen: Sequence[TrialSampl
 
 
 def _order(subject: Subject, candidate: Candidate, trial: Trial) -> tuple[bool, bool, int]:
-    """Those that fit all dtypes first, the claim of them, then those that deviate least."""
+    """Return a sort key: candidates that fit all dtypes first, then the claimed one, then the fewest deviations."""
     deviations = subject.op.deviations(trial.variant.base)
     return not candidate.total.fits, str(subject.contract) not in candidate.contracts, deviations
 
 
 def _coinciding(op: Op, separable: Separable, fitting: Candidates, seen: Sequence[TrialSample]) -> Iterator[Candidate]:
-    """The candidates beside the first that no input with these dtypes tells from it, among the contracts of the op."""
+    """Yield the candidates, among contracts of the op, that no input of these dtypes tells apart from the first one."""
     own = [(c, trial) for c, trial in fitting if not c.changed]
     lacking = op.optional_results.difference(name for sample in seen for name in sample.seen.actual)
     for candidate, trial in own[1:] if own[:1] == fitting[:1] else []:

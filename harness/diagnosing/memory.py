@@ -1,4 +1,4 @@
-"""Which lines a finding is about that is not of values: the one that it names, or those that write to its tensor."""
+"""Source lines of findings about memory: the line that a finding names, or the lines that write to its tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lastbit.tracing.of_torch import UNWRITTEN, addresses_of
 
 
 def steps_of_findings(log: Log, findings: Iterable[Finding], tensors: Mapping[str, Tensor]) -> tuple[Step, ...]:
-    """The steps that findings name by place, or else the writes to the tensor, result or input, that they are about."""
+    """List the steps that findings name by place; for others, the writes to their tensor, a result or an input."""
     found: dict[tuple[str, int], Step] = {}
     for finding in findings:
         for step in steps_named(log, [finding]) or tuple(_writing(log, tensors.get(finding.stage))):
@@ -33,7 +33,7 @@ def steps_named(log: Log, findings: Iterable[Finding]) -> tuple[Step, ...]:
 
 
 def is_sure(log: Log, step: Step) -> bool:
-    """Whether where a step reads or writes is computed in its own line, as far as that was recorded."""
+    """Return whether the addresses that a step reads or writes are computed in its own line, as far as was recorded."""
     at = step.file, step.line, step.column
     here = [e for e in log.events if e.places and (e.place.file, e.place.line, e.place.column) == at]
     return all(lines_of(chain_of_address(event, pointer=True)) <= {at[:2]} for event in here)
@@ -45,7 +45,7 @@ def _places(log: Log) -> Iterator[Place]:
 
 
 def _writing(log: Log, tensor: Tensor | None) -> Iterator[Step]:
-    """The last writes to a tensor first, without those that only make memory, or stand for a tensor of the case."""
+    """Yield the writes to a tensor, the last one first, without mere allocations and inputs of the case."""
     if tensor is None or not tensor.numel():
         return
     ends = addresses_of(tensor).at(np.array([0, tensor.numel() - 1]))

@@ -1,4 +1,4 @@
-"""What one line of a kernel could do otherwise so that what it gave would be right, tried on what was recorded.
+"""Mends: changes of one line of a kernel that would make its result right, tried by replaying recorded operations.
 
 An operation is changed in one deed (a rounding more or less, another constant, the other operation, another operand),
 all that follows from it is done again, and every element is compared. A line is named where no other one has such a
@@ -56,7 +56,7 @@ Line = tuple[str, int]
 
 
 class MendKind(IntEnum):
-    """What a mend changes, the simplest first."""
+    """The kind of a change, the simplest first."""
 
     ROUNDING = 0
     NUMBER = 1
@@ -102,7 +102,7 @@ class Mend:
 
     @property
     def of_arguments(self) -> bool:
-        """Whether it is of what follows from arguments alone: of its line, what computes with that shows more."""
+        """Whether the expression follows from the launch's arguments alone; lines that compute with it tell more."""
         return self.expression.events[-1].origin is not Origin.MEMORY
 
     @property
@@ -113,7 +113,7 @@ class Mend:
 
 @dataclass(frozen=True, eq=False)
 class Mending:
-    """What was found out about the lines between what is right and what is wrong.
+    """Result of the search for mends in the lines between right stages and the wrong one.
 
     Attributes:
         stage: what is wrong.
@@ -134,17 +134,17 @@ class Mending:
 
     @property
     def only(self) -> Mend | None:
-        """That of the only line that has one, or of the only one that computes with arguments alone, if it is sure."""
+        """The mend of the only line that has one, or of the only one that computes with arguments alone, if sure."""
         own = [mend for mend in self.mends if mend.expression.events[-1].origin is not Origin.MEMORY]
         found = own or self.mends  # what other lines compute with a wrong argument is wrong for that
         return found[0] if len(found) == 1 and found[0].sure else None
 
     @property
     def blamed(self) -> Expression | None:
-        """What is wrong for sure, if anything is: the only one that can be mended, or the only line that computes.
+        """The expression that is surely wrong, if any: the only one with a mend, or the only line that computes.
 
-        Not where bits are computed with, which could be the mistake and has no mend; and what is only read is named
-        with a mend alone.
+        None where bits are computed with, since that could be the mistake and has no mend. A line that only loads is
+        named by a mend alone.
         """
         events = [event for e in self.span for event in e.events]
         if self.only is not None:
@@ -219,7 +219,7 @@ class _Mending:
         return Mending(*told, () if few else tuple(mends.values()))
 
     def _wrong_stages(self) -> Iterator[tuple[Stage, Expression]]:
-        """The stages before the last of which the kernel has another value: with the contract's, all is right."""
+        """Yield earlier stages with a wrong expression for each: with the contract's value instead, all is right."""
         seen = set[tuple[str, bytes]]()
         for nearest, farthest in ((0.0, LIKE), (LIKE, np.inf)):
             for name, stage in self.stages.all.items():
@@ -233,16 +233,16 @@ class _Mending:
 
     @cached_property
     def _led_to_right(self) -> set[int]:
-        """Numbers of the events that are a stage, rightly, or led to one."""
+        """Numbers of the events that are a right stage or led to one."""
         right = self.search.right.values()
         return self.stages.ancestry.before(event.number for e in right for event in e.events)
 
     def _can_be_wrong(self, e: Expression) -> bool:
-        """Whether an expression is no input, no right stage, not what led to one, and not what the kernel gave."""
+        """Return whether an expression may be wrong: no input, no right stage, nothing that led to one, no result."""
         return not (self.stages.is_input(e) or e in self.stages.given or e.number in self._led_to_right)
 
     def _is_right(self, e: Expression) -> bool:
-        """Whether it hands on what it was given, bit by bit, or reads the elements of an input that belong there."""
+        """Return whether an expression passes its operand on bit by bit, or loads the right elements of an input."""
         if e.events[-1].name == "load":
             values = e.values[e.known]
             return bool(len(values)) and any(
@@ -251,31 +251,32 @@ class _Mending:
         return all(event.name == "store" or self._is_exact(event) for event in e.events)
 
     def _is_exact(self, event: Event) -> bool:
-        """Whether it is a cast that changes no number."""
+        """Return whether an event is a cast that changes no number."""
         before = self._pointwise(event, [None] * len(event.operands)) if hands_on(event) else []
         return bool(before) and np.array_equal(before[0].values, event.values.astype(np.float64), equal_nan=True)
 
     def _is_it(self, stage: Stage, e: Expression) -> bool:
-        """Whether all is right with what the contract has for a stage in place of an expression."""
+        """Return whether every element is right when an expression is replaced by the contract's value of a stage."""
         value = Made(stage.parts[1], stage.residues)
         return self._passes({event.number: partial(self._at_cells, e, value) for event in e.events})
 
     def _at_cells(self, e: Expression, own: Made, redo: Redo, event: Event, given: Values) -> Made:
-        """Return what an event gives, with these values for the cells."""
+        """Return an event's result with the cells' elements replaced by these values."""
         made = redo.again(event, given)
         return _placed(Made(made.values.astype(_wide(event)), made.residues), own, e.lanes[event.number])
 
     def _passes(self, changes: Mapping[int, Change]) -> bool:
-        """Whether every element that the kernel gave is right then, and some of it is other than it was.
+        """Return whether changes make every element of the result right, and at least one other than before.
 
-        By values first, which are fast to compute; they may be what they were where another formula rounds alike.
+        Values are compared first, since they are fast to compute; they may be unchanged where another formula rounds
+        alike.
         """
         follows = self.result.residues is not None
         right = self._is_right_after(changes, self.redo, same=follows)
         return right and (not follows or self._is_right_after(changes, replace(self.redo, follows=True)))
 
     def _is_right_after(self, changes: Mapping[int, Change], redo: Redo, *, same: bool = False) -> bool:
-        """Whether every element is right then; it may be the `same` as it was."""
+        """Return whether every element is right after changes; with `same`, the values need not have changed."""
         try:
             changed = redo.run(changes)
         except Unrepeatable:
@@ -300,7 +301,7 @@ class _Mending:
         return 2 * int((wrong & equal).sum()) >= int(wrong.sum())  # others may be open
 
     def _span(self, ends: Iterable[int]) -> tuple[tuple[Expression, ...], tuple[str, ...], tuple[Expression, ...]]:
-        """What led to some events, back to the stages that are right and to the inputs; these stages; what they are."""
+        """Collect expressions that led to events, back to right stages and inputs; also those stages and theirs."""
         names = list(self.stages.all)
         of_event = {event.number: name for name in names for event in self._right(name)}
         ahead, seen, since, border = list(ends), set[int](), set[str](), set[int]()
@@ -322,7 +323,7 @@ class _Mending:
         return span, tuple(name for name in names if name in since), edge
 
     def _right(self, name: str) -> Iterator[Event]:
-        """The events that are a stage, rightly."""
+        """Yield the events that compute a stage rightly."""
         right = self.search.right.get(name)
         if right is None:
             return
@@ -373,20 +374,20 @@ class _Mending:
         return replace(mend, expression=_standing(mend.expression, places[level:]), sure=True)
 
     def _told_in(self, line: Line, mend: Mend) -> bool:
-        """Whether it is decided in a line that a rounding is done."""
+        """Return whether a line decides by itself to do the rounding of a mend."""
         places = self.redo.ancestry.events[mend.expression.events[-1].number].places
         level = deciding(places) if mend.words.startswith(NOT_ROUNDED) else None
         return level is not None and (places[level].file, places[level].line) == line
 
     def _is_kept(self, e: Expression) -> bool:
-        """Whether it is put into memory that something else reads, which was made in some format."""
+        """Return whether an expression is stored to memory that is read later, and whose format the host has chosen."""
         own = {event.number for event in e.events}
         events = self.redo.ancestry.events
         stores = (event for number, event in events.items() if event.name == "store" and number not in self.stages.ends)
         return any(o.event is not None and o.event.number in own for event in stores for o in event.operands[:1])
 
     def _alias(self, mend: Mend) -> Place | None:
-        """Where the operand that a mend replaces got its name, if that is not where it was computed."""
+        """Return where the operand that a mend replaces was assigned its name, if computed in another line; or None."""
         event = mend.expression.events[-1]
         side = "left" if mend.words.endswith("first operand") else "right"
         operands = [o for o in event.operands if not o.address]
@@ -396,7 +397,7 @@ class _Mending:
         return alias(event.place, side, [p.line for p in before.places if p.file == event.place.file])
 
     def _plain(self, event: Event, place: int) -> bool | None:
-        """Whether an operand is a constant, or only read, in the line of an event; None where it is computed."""
+        """Return whether an operand is a constant or is loaded in the line of an event; None where it is computed."""
         operand = [o for o in event.operands if not o.address][place]
         before, here = operand.event, (event.place.file, event.place.line)
         lines = set[Line]()
@@ -413,7 +414,7 @@ class _Mending:
         return here in lines if before.name == "load" else None
 
     def _is_right_operand(self, event: Event, place: int) -> bool:
-        """Whether an operand is a value of the reference's."""
+        """Return whether an operand is a value of the reference."""
         before = [o for o in event.operands if not o.address][place].event
         while before is not None and before.name in MOVERS:
             before = before.operands[0].event
@@ -421,7 +422,7 @@ class _Mending:
         return found is not None and bool(found.values[found.known].any()) and self._is_known(found)
 
     def _is_known(self, e: Expression) -> bool:
-        """Whether it is a value of the reference's, by its residues."""
+        """Return whether an expression is a value of the reference, by its residues."""
         return e.residues is not None and any(
             made.residues is not None and torch.equal(made.residues.p[e.known], e.residues.p[e.known])
             for made in self._reference
@@ -455,7 +456,7 @@ class _Mending:
             yield from self._and_more(e)
 
     def _arguments(self, e: Expression) -> Iterator[Mend]:
-        """Another number where arguments are computed with, such as `n - 1`."""
+        """Yield mends with another number where arguments are computed with, such as `n - 1`."""
         event = e.events[-1]
         flat = event.values.reshape(-1)
         if event.operands and len(flat) and (flat == flat[0]).all():
@@ -473,7 +474,7 @@ class _Mending:
         yield from (fmt for name, fmt in FORMATS.items() if name in own and fmt.precision < FP32.precision)
 
     def _roundings(self, e: Expression) -> Iterator[Mend]:
-        """The result rounded."""
+        """Yield mends that round the result, or compute a 16-bit operation in fp32."""
         for fmt in self._formats():
             yield Mend(e, f"rounded to {fmt.name}", partial(self._rounded, fmt), MendKind.ROUNDING)
         if e.events[-1].values.dtype.itemsize < 4:
@@ -488,15 +489,16 @@ class _Mending:
         return redo.again(event, wide)
 
     def _casts(self, e: Expression) -> Iterator[Mend]:
-        """A cast that changes something left out, or to another format, or to nearest."""
+        """Yield mends of a rounding cast: left out, or to another format or to nearest."""
         yield Mend(e, NOT_ROUNDED, partial(self._computed, _SAME, True), MendKind.ROUNDING)
         for fmt in self._formats():
             yield Mend(e, f"rounded to {fmt.name}", partial(self._recast, fmt), MendKind.ROUNDING)
 
     def _passed(self, span: Iterable[Expression], calls: Places = ()) -> Iterator[Mend]:
-        """What is passed to a function rounded, not rounded, or with a parameter added or multiplied.
+        """Yield mends of an argument of a call: rounded, or with a parameter added or multiplied.
 
-        Only where several operations in there take it, since the mend of one is the same; or only in `calls`.
+        Only arguments that several operations of the function take, since else the mend of that operation is the same
+        change; or only arguments of `calls`.
         """
         users = dict[tuple[Places, int], dict[int, tuple[Event, int]]]()
         own = {event.number: e for e in self.stages.found for event in e.events}
@@ -533,7 +535,7 @@ class _Mending:
         return redo.again(event, others)
 
     def _bits(self, e: Expression) -> Iterator[Mend]:
-        """The number whose bits were computed with, as it was before that."""
+        """Yield a mend that undoes bit arithmetic: the number as it was before its bits were changed."""
         event, before = e.events[-1], _before_bits(e.events[-1])
         if before is not None and before.shape == event.shape:
             yield Mend(e, NOT_ROUNDED, self._as_before, MendKind.ROUNDING)
@@ -575,7 +577,7 @@ class _Mending:
         return mend if place is None else replace(mend, expression=_standing(mend.expression, (place,)))
 
     def _places(self, span: Iterable[Expression]) -> Iterator[Mend]:
-        """Another number in where something is read, or in whether it is."""
+        """Yield mends with another number or comparison in an address or a mask."""
         found = dict[int, Event]()
         for event in (event for e in span for event in e.events if event.name in ("load", "select", "masked_load")):
             found |= chain_of_address(event)
@@ -604,14 +606,14 @@ class _Mending:
         return Made(np.broadcast_to(function(*(x.values for x in sides)), event.shape).copy())
 
     def _whole_numbers(self, now: float) -> Iterator[float]:
-        """What a whole number could be: one more or less, none, a size, a stride."""
+        """Yield candidates for a whole number: one more or less, zero, a size, a stride."""
         tensors = self.grid.whole.tensors.values()
         own = {float(n) for tensor in tensors for n in (*tensor.shape, *tensor.stride())}
         own |= {float(v) for v in self.grid.problem.params.values() if isinstance(v, int)}
         yield from sorted(value for value in own | {now + 1, now - 1, 0.0} if value != now)
 
     def _numbers(self, now: float, *, given: bool) -> Iterator[float]:
-        """What a constant could be; where it is `given`, not what another operation makes of it."""
+        """Yield candidates for a constant; not its negative or inverse if it is `given`: operations make those."""
         params = {float(v) for v in self.grid.problem.params.values() if isinstance(v, int | float)}
         sizes = {float(size) for tensor in self.grid.whole.tensors.values() for size in tensor.shape if size > 1}
         near = {2 * now, now / 2, now + 1, now - 1, 0.0, 1.0, -1.0, -np.inf, np.inf}
@@ -634,7 +636,7 @@ class _Mending:
         return redo.again(event, others)
 
     def _operations(self, e: Expression) -> Iterator[Mend]:
-        """Another operation on the same operands."""
+        """Yield mends with another operation on the same operands."""
         event = e.events[-1]
         count = len(self._pointwise(event, [None] * len(event.operands)))
         for words, function in {1: _OF_ONE, 2: _OF_TWO}.get(count, {}).items():
@@ -646,7 +648,7 @@ class _Mending:
         )
 
     def _operands(self, e: Expression) -> Iterator[Mend]:
-        """An input, or an earlier stage that is right, in place of an operand."""
+        """Yield mends with an input, or an earlier stage that is right, in place of an operand."""
         event = e.events[-1]
         operation = _BY_NAME.get(event.name.rpartition(".")[2])
         if operation is None or len(self._pointwise(event, [None] * len(event.operands))) != 2:
@@ -669,9 +671,9 @@ class _Mending:
         return _stored(operation(*sides), event.values.dtype)
 
     def _and_more(self, e: Expression) -> Iterator[Mend]:
-        """The result and one operation more: with a parameter, the size of a dimension, an input, a stage.
+        """Yield mends that add one operation to the result: with a parameter, a size, an input or a stage.
 
-        Or its only operand and one more with a parameter.
+        Where there is an only operand, also mends that add one operation with a parameter to that.
         """
         for words, function in _OF_ONE.items():
             yield Mend(e, f"and then {words}", partial(self._then, function), MendKind.ADDITION)
@@ -695,7 +697,7 @@ class _Mending:
         return _stored(function(_wide_of(made)), made.values.dtype)
 
     def _before(self, function: Function, redo: Redo, event: Event, given: Values) -> Made:
-        """Return what an event gives of a function of its only operand."""
+        """Return an event's result for a function of its only operand."""
         operands = [self._operand(event, place, own, redo) for place, own in enumerate(given)]
         changed = [
             own if own is None or operand.address else _stored(function(_wide_of(own)), own.values.dtype)
@@ -715,7 +717,7 @@ class _Mending:
         return _where(there.reshape(made.values.shape), then, made)
 
     def _elements(self, e: Expression) -> Iterator[Mend]:
-        """Other elements read from memory: those of an input that belong to the cells."""
+        """Yield mends of a load: the elements of an input that belong to the cells."""
         event = e.events[-1]
         lanes = e.lanes[event.number]
         reads = next(o for o in event.operands if o.memory).source(lanes[lanes >= 0])
@@ -726,7 +728,7 @@ class _Mending:
             yield Mend(e, words, partial(self._at_cells, e, values), MendKind.ELEMENTS, sure)
 
     def _sides(self, e: Expression) -> Iterator[Mend]:
-        """One side of a selection, whatever the condition."""
+        """Yield mends of a selection: always one side, or the condition inverted."""
         for side, words in ((1, "always its first value"), (2, "always its second value")):
             yield Mend(e, words, partial(self._side, side), MendKind.OPERATION)
         yield Mend(e, "with the condition the other way round", partial(self._side, 0), MendKind.OPERATION)
@@ -744,7 +746,7 @@ class _Mending:
 
     @cached_property
     def _inputs(self) -> dict[str, Made]:
-        """Input → its element for each cell."""
+        """Map each input to its element for each cell."""
         found = {}
         for name, tensor in self.grid.whole.tensors.items():
             elements = self.grid.in_case(tuple(tensor.shape))
@@ -757,14 +759,14 @@ class _Mending:
 
     @cached_property
     def _values(self) -> dict[str, Made]:
-        """Inputs and right stages, by cell."""
+        """Map inputs and right stages to their values for each cell."""
         right = self.search.right.items()
         stages = {name: Made(e.values, e.residues) for name, e in right if e.events and e.known.all()}
         return self._inputs | {n: v for n, v in stages.items() if n != self.stages.last}
 
     @cached_property
     def _reference(self) -> list[Made]:
-        """What the reference computes with and what comes of it, by cell, once each."""
+        """Distinct values that the reference computes with or computes, for each cell."""
         with noting() as noted:
             self.grid.problem.evaluate()
         found = dict[bytes, Made]()
@@ -779,12 +781,12 @@ class _Mending:
 
     @cached_property
     def _others(self) -> list[Made]:
-        """Those that are no inputs and no right stages."""
+        """Values of the reference that are neither inputs nor right stages."""
         own = {made.residues.p.numpy().tobytes() for made in self._values.values() if made.residues is not None}
         return [m for m in self._reference if m.residues is not None and m.residues.p.numpy().tobytes() not in own]
 
     def _is_of_reference(self, e: Expression, change: Change) -> bool:
-        """Whether an event, changed so, has a value of the reference's."""
+        """Return whether a changed event has a value of the reference, by residues."""
         event, redo = e.events[-1], replace(self.redo, follows=True)
         try:
             made = change(redo, event, [None] * len(event.operands))
@@ -798,7 +800,7 @@ class _Mending:
         return any(torch.equal(m.residues.p[cells], own) for m in self._reference if m.residues is not None)
 
     def _of_lanes(self, e: Expression, event: Event, own: Made, others: Made) -> Made:
-        """Return values of cells where an event has them.
+        """Scatter values of cells to the elements of an event that belong to them.
 
         Raises:
             Unrepeatable: an element belongs to cells of different values.
@@ -813,7 +815,7 @@ class _Mending:
         return made
 
     def _pointwise(self, event: Event, given: Values, redo: Redo | None = None) -> list[Made]:
-        """Return the operands as fp64 in the shape of the result; none where it is more than element by element."""
+        """Return the operands as fp64 in the shape of the result; an empty list if the operation is not elementwise."""
         lanes, found = np.arange(event.values.size), []
         for place, operand in enumerate(event.operands):
             if operand.address:
@@ -828,7 +830,7 @@ class _Mending:
         return found
 
     def _operand(self, event: Event, place: int, own: Made | None, redo: Redo) -> Made | None:
-        """Return what an operand is; None where that is not known."""
+        """Return the value of an operand; None where it is unknown."""
         operand = event.operands[place]
         if own is not None:
             return own
@@ -847,7 +849,7 @@ Function = Callable[..., Made]
 
 
 def _by_launch(e: Expression) -> Iterator[Expression]:
-    """Return an expression, and what it is in each launch: it can be right in one and wrong in another."""
+    """Yield an expression, and its part in each launch: it can be right in one and wrong in another."""
     yield e
     launches = dict.fromkeys(None if event.program is None else event.program[0] for event in e.events)
     for launch in launches if 1 < len(launches) <= MOST_LAUNCHES else ():
@@ -855,7 +857,7 @@ def _by_launch(e: Expression) -> Iterator[Expression]:
 
 
 def _passing(event: Event) -> Places:
-    """The outermost call that an operation is in and its operand is not: where that is passed; none without one."""
+    """Return the outermost call that contains an operation but not its operand, which is passed there; or ()."""
     before = next((o.event for o in event.operands if not o.address), None)
     for level in range(len(event.places) - 1, 0, -1):
         call = event.places[level:]
@@ -865,19 +867,19 @@ def _passing(event: Event) -> Places:
 
 
 def _latest(mends: Mapping[Line, Mend]) -> tuple[MendKind, int]:
-    """The last kind of mends that were found, and how many are made together."""
+    """Return the last kind of the mends found, and the most changes that one of them makes together."""
     return max((mend.kind, len(mend.together)) for mend in mends.values())
 
 
 def _standing(e: Expression, places: Places, events: Iterable[Event] = ()) -> Expression:
-    """Return an expression, or other events, as if it stood elsewhere: where a function was called, or a name given."""
+    """Return an expression, or other events, as if written elsewhere: where a function is called or a name assigned."""
     found = tuple(replace(event, places=places) for event in events or e.events)
     none = np.full(len(e.values), -1)
     return replace(e, events=found, lanes={event.number: e.lanes.get(event.number, none) for event in found})
 
 
 def _joint(mends: Iterable[Mend]) -> Iterator[Mend]:
-    """Return the roundings that are alike and stand in one line, or in functions that it calls, changed at once."""
+    """Yield joint mends: alike roundings in one line, or in functions that it calls, changed at once."""
     groups = dict[tuple[str, Places], list[Mend]]()
     for mend in mends:
         if mend.kind is MendKind.ROUNDING:
@@ -897,7 +899,7 @@ def _joint(mends: Iterable[Mend]) -> Iterator[Mend]:
 
 
 def _before_bits(event: Event) -> Event | None:
-    """Return the float whose bits, computed with, became a float again."""
+    """Return the float whose bits were changed by integer operations and became a float again; None if unclear."""
     if event.name != "bitcast" or not event.is_float:
         return None
     ahead = [operand.event for operand in event.operands]
@@ -922,14 +924,14 @@ def _second_stored(function: Function, number: float, made: Made) -> Made:
 
 
 def _of_constants(values: Array) -> Made:
-    """Return numbers that are written in a kernel, or that it was given."""
+    """Wrap numbers that are written in a kernel or were passed to it, with their residues."""
     if values.dtype.kind in "iub" or values.size > 1:
         return Made(values, Residues.of(torch.from_numpy(values.astype(np.float64))))
     return Made(values, constant(float(values.reshape(-1)[0])).moved(lambda n: n.reshape(4, *values.shape)))
 
 
 def _taken(residues: Residues | None, elements: Array, shape: tuple[int, ...]) -> Residues | None:
-    """Return the residues of elements by flat index, in a shape."""
+    """Gather residues by flat index, in a given shape."""
     if residues is None:
         return None
     numbers = residues.numbers.reshape(4, -1)[:, torch.from_numpy(elements.copy())]
@@ -937,13 +939,13 @@ def _taken(residues: Residues | None, elements: Array, shape: tuple[int, ...]) -
 
 
 def _shaped(own: Made, shape: tuple[int, ...]) -> Made:
-    """Return one number, or as many as a shape has, in that shape."""
+    """Broadcast one number to a shape, or reshape as many as it has elements."""
     elements = np.zeros(int(np.prod(shape)), np.int64) if own.values.size == 1 else np.arange(own.values.size)
     return Made(own.values.reshape(-1)[elements].reshape(shape), _taken(own.residues, elements, shape))
 
 
 def _placed(made: Made, own: Made, lanes: Array) -> Made:
-    """Return what was made, with what cells have at the elements that they belong to."""
+    """Scatter values of cells into the result of an event, at the elements that belong to them."""
     cells = np.nonzero(lanes >= 0)[0]
     values = made.values.reshape(-1)
     values[lanes[cells]] = own.values[cells]
@@ -966,17 +968,17 @@ def _zeros_like(made: Made) -> Residues | None:
 
 
 def _is_alike(a: Expression, b: Expression) -> bool:
-    """Whether the residues of two are not other ones."""
+    """Return whether two expressions have no different residues."""
     return a.residues is None or b.residues is None or not bool(a.residues.differs(b.residues).any())
 
 
 def _error(stage: Stage, e: Expression) -> float:
-    """How far a value is from that of a stage; NaN where it is not another one."""
+    """Return the relative error of an expression against a stage; NaN where it is right everywhere."""
     return distance(e.values, stage.parts[1], e.known) if stage.outside(e).any() else np.nan
 
 
 def constant_of(operand: Operand) -> float | None:
-    """Return the number that an operand is everywhere, if it follows from constants and arguments alone."""
+    """Return the number that an operand has in every element, if it follows from constants and arguments alone."""
     if operand.address or operand.memory is not None:
         return None
     if operand.event is not None and operand.event.origin is Origin.MEMORY:
@@ -991,7 +993,7 @@ def _second(function: Function, number: float, x: Made) -> Made:
 
 
 def _wide(event: Event) -> np.dtype[np.generic]:
-    """The format in which an event gives what it may not round: fp32 at least."""
+    """Return the dtype for an unrounded result of an event: its own, or fp32 if that is narrower."""
     return event.values.dtype if event.values.dtype.itemsize >= 4 else np.dtype(np.float32)
 
 
@@ -1000,7 +1002,7 @@ def _wide_of(made: Made) -> Made:
 
 
 def _stored(made: Made, dtype: np.dtype[np.generic]) -> Made:
-    """Return numbers in fp64 as a format holds them."""
+    """Round fp64 numbers and their residues to a dtype."""
     values, residues = made.values.astype(dtype), made.residues
     if residues is not None and dtype.itemsize < 4:
         residues = residues.rounded(OF_ARRAYS[dtype], torch.from_numpy(made.values))
@@ -1015,7 +1017,7 @@ def _round(made: Made, fmt: Format) -> Made:
 
 
 def _function(values: Callable[..., Array], residues: Callable[..., Residues]) -> Function:
-    """Return a function of numbers and of their residues."""
+    """Make a function that computes values and their residues together."""
 
     def made(*operands: Made) -> Made:
         with np.errstate(all="ignore"):
@@ -1027,7 +1029,7 @@ def _function(values: Callable[..., Array], residues: Callable[..., Residues]) -
 
 
 def _choice(values: Callable[..., Array]) -> Function:
-    """Return a function that gives one of two numbers."""
+    """Make a function that chooses one of two numbers, and its residue with it."""
 
     def made(a: Made, b: Made) -> Made:
         found = np.asarray(values(a.values, b.values))

@@ -34,7 +34,7 @@ def test_of(
     device: str = "cpu",
     interpreted: bool = False,
 ) -> str:
-    """The text of a pytest function that fails on `case` as long as the kernel does.
+    """Write a pytest function that fails on `case` as long as the kernel does.
 
     It imports a function that is called like the kernel, without what stands in brackets, from the module that `source`
     (file:line) is for a test in the working directory; nobody knows how the reader's tests import it. A case with more
@@ -71,7 +71,7 @@ def test_of(
 
 
 def _module_of(file: Path) -> str:
-    """Return what a file is imported by: from the working directory if it lies below it, or from its folder."""
+    """Return the module name of a file: its path below the working directory; elsewhere its stem."""
     with suppress(ValueError):
         parts = file.resolve().relative_to(Path.cwd()).with_suffix("").parts
         if all(part.isidentifier() for part in parts):
@@ -90,7 +90,7 @@ def is_interpreted(place: Workplace, name: str, line: str) -> bool:
 
 @dataclass
 class _Launches:
-    """Counts interpreted launches."""
+    """Counter of interpreted launches."""
 
     launches: int = 0
 
@@ -106,7 +106,7 @@ class _Launches:
 
 
 def _raw(line: str) -> str:
-    """A case line in a string of Python."""
+    """Escape a case line for a Python string literal."""
     return line.replace("\\", "\\\\").replace('"', '\\"')
 
 
@@ -125,7 +125,7 @@ def _listed(case: Case, device: str) -> Iterator[str]:
 
 
 def _expression(tensor: Tensor, spec: TensorSpec, device: str) -> str:
-    """What makes the tensor, in memory as the case has it."""
+    """Write the Python expression that builds a tensor with the strides and offset of the case."""
     where = "" if device == "cpu" else f", device={device!r}"
     values = _values(tensor, where)
     if not spec.numel or (spec.strides is None and not spec.offset):
@@ -141,14 +141,14 @@ def _expression(tensor: Tensor, spec: TensorSpec, device: str) -> str:
 
 
 def _around(dtype: torch.dtype) -> str:
-    """What fills the memory between elements, so that a kernel that reads there gives something else."""
+    """Return the value for memory between the elements, so that a kernel that reads there gives another result."""
     if dtype.is_floating_point:
         return 'float("nan")'
     return "True" if dtype is torch.bool else str(torch.iinfo(dtype).max)
 
 
 def _values(tensor: Tensor, where: str) -> str:
-    """A vector of the elements in row-major order; by their bits, where numbers do not say which bits they are."""
+    """Write a vector of the elements in row-major order; by their bits where numbers would not determine these."""
     dtype, bits = tensor.dtype, bits_of(tensor)
     nan = tensor.isnan() if dtype.is_floating_point and dtype.itemsize > 1 else torch.tensor(False)
     mask = (1 << 8 * dtype.itemsize) - 1
@@ -160,6 +160,6 @@ def _values(tensor: Tensor, where: str) -> str:
 
 
 def _number(value: object) -> str:
-    """A number as Python reads it."""
+    """Write a number as a Python literal."""
     special = isinstance(value, float) and not math.isfinite(value)
     return f'float("{value}")' if special else repr(value)

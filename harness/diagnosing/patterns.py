@@ -1,4 +1,4 @@
-"""What the wrong elements of a stage have in common: what they hold, where they are, and what they would follow from.
+"""Patterns of the wrong elements of a stage: their values, their places, and inputs from which they would follow.
 
 Each sentence is a fact about the tensors at hand. `As if` stands before another input or parameter with which the
 reference allows every element, and none of the wrong ones to be what the contract has for it; where the kernel was
@@ -55,7 +55,7 @@ def diagnose(
 
 @dataclass(frozen=True, eq=False)
 class Wrong:
-    """The elements of a stage that cannot be.
+    """The elements of a stage that the contract excludes.
 
     Attributes:
         seen: the problem and what the kernel gave.
@@ -73,7 +73,7 @@ class Wrong:
 
     @classmethod
     def of(cls, seen: Observation, result: CaseResult) -> Wrong | None:
-        """Return those of the first failing stage; none if no stage has any, but another formula may be in one."""
+        """Find the wrong elements of the first failing stage; None if no stage fails, none if only a formula does."""
         failing = result.failing_stage
         stage = failing.name if failing is not None else next((f.stage for f in result.findings if f.stage), "")
         if stage not in seen.actual:
@@ -91,12 +91,12 @@ class Wrong:
 
     @cached_property
     def actual(self) -> Tensor:
-        """What the kernel gave, in fp64."""
+        """The kernel's values in fp64."""
         return self.seen.actual[self.stage].to(torch.float64)
 
     @cached_property
     def value(self) -> Tensor:
-        """The contract's value of each element, in fp64."""
+        """The contract's values in fp64."""
         return self.expected.value.to(torch.float64)
 
     @cached_property
@@ -110,7 +110,7 @@ class Wrong:
 
     @property
     def all(self) -> str:
-        """All wrong elements, as the subject of a sentence that goes on with a verb."""
+        """All wrong elements, as the subject of a sentence."""
         return "The one wrong element" if self.count == 1 else f"All {self.count:,} wrong elements"
 
     @property
@@ -122,7 +122,7 @@ class Wrong:
 
 
 def values(wrong: Wrong) -> Iterator[str]:
-    """Say what all wrong elements are: never written, NaN, zero, infinite, or one number."""
+    """Say what value all wrong elements have: unwritten memory, NaN, zero, infinity, or one number."""
     at, several = wrong.actual[wrong.mask], wrong.count >= SEVERAL
     stored = wrong.seen.actual[wrong.stage]
     if not wrong.count:
@@ -150,7 +150,7 @@ def _limit(wrong: Wrong, value: float) -> str:
 
 
 def _overflow(wrong: Wrong) -> str:
-    """Say in which narrowest format just the wrong elements are too large."""
+    """Name the narrowest format whose range the exact values of exactly the wrong elements exceed."""
     exact, right = wrong.exact[wrong.mask].abs(), wrong.exact[~wrong.mask].abs()
     for name in ("e4m3", "e5m2", "fp16", "bf16"):
         largest = FORMATS[name].max
@@ -160,7 +160,7 @@ def _overflow(wrong: Wrong) -> str:
 
 
 def _where_from(wrong: Wrong) -> str:
-    """Say in which input or earlier stage just these elements, rows or columns have a value that is not finite."""
+    """Name the input or earlier stage that is not finite in exactly these elements, rows or columns."""
     mask, stages = wrong.mask, wrong.problem.trace.stages
     numbers = {name: t for name, t in wrong.problem.tensors.items() if t.is_floating_point()}
     finite = all(bool(torch.isfinite(t).all()) for t in numbers.values())
@@ -216,7 +216,7 @@ _PATTERNS = 100
 
 @dataclass(frozen=True)
 class Unit:
-    """What an index is called, and several of them, with what stands behind the numbers."""
+    """Name of an index in singular and plural, and words that follow the numbers."""
 
     one: str
     several: str
@@ -224,7 +224,7 @@ class Unit:
 
 
 def places(wrong: Wrong) -> Iterator[str]:
-    """Say what the places have in common along each axis, by an input of integers, or by the size of an input."""
+    """Describe where the wrong elements are: along each axis, by an input of integers, or by the size of an input."""
     if wrong.count < SEVERAL:
         return
     found = False
@@ -255,7 +255,7 @@ def _along_axes(mask: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _unit(mask: Tensor, axis: int) -> Unit:
-    """Return what an index into the axis is called."""
+    """Return the name of an index along an axis."""
     if mask.ndim == 1:
         return Unit("element", "elements")
     if axis == mask.ndim - 1:
@@ -264,7 +264,7 @@ def _unit(mask: Tensor, axis: int) -> Unit:
 
 
 def pattern_of(at: Sequence[int], size: int, unit: Unit) -> tuple[str, Sequence[int]] | None:
-    """Return what is common to the indices `at` of `size`, and all indices that have it; None if nothing is."""
+    """Describe the pattern of the indices `at` among `size`, with all indices that fit it; None if there is none."""
     first, last = at[0], at[-1]
     if len(at) == 1:
         end = ", the last," if first == size - 1 else ", the first," if first == 0 else ""
@@ -301,7 +301,7 @@ def _repeats(step: int, start: int, stop: int, unit: Unit) -> str:
 
 
 def _of_integers(wrong: Wrong) -> Iterator[tuple[str, Tensor]]:
-    """Rows that an input of integers tells from the others: those, and all of those, that have one number."""
+    """Describe wrong rows that are exactly those with one number in an input of integers."""
     mask = wrong.mask
     for name in wrong.problem.op.integers & wrong.problem.tensors.keys():
         ids = wrong.problem.tensors[name]
@@ -321,7 +321,7 @@ def _of_integers(wrong: Wrong) -> Iterator[tuple[str, Tensor]]:
 
 
 def _beyond_a_size(wrong: Wrong) -> Iterator[str]:
-    """Where an input is above or below a number."""
+    """Describe wrong elements that are exactly those in which an input is beyond a threshold."""
     right = ~wrong.mask & (wrong.value != 0)  # what is zero either way says nothing
     if int(right.sum()) < SEVERAL or wrong.count > _PART * wrong.mask.numel():
         return
@@ -349,7 +349,7 @@ Guess = tuple[str, Problem]
 
 
 def guessed(wrong: Wrong, followed: Callable[[], Followed | None]) -> Iterator[str]:
-    """Say with which other input or parameter the reference gives what the kernel gave: the first that does."""
+    """Name the first other input or parameter with which the reference gives all that the kernel gave."""
     until = time.process_time() + SECONDS
     for words, problem in guesses(wrong.problem):
         if time.process_time() > until:
@@ -365,7 +365,7 @@ def guessed(wrong: Wrong, followed: Callable[[], Followed | None]) -> Iterator[s
 
 
 def _follows(wrong: Wrong, problem: Problem, followed: Callable[[], Followed | None]) -> bool:
-    """Whether all that the kernel gave follows from another problem, and none of what is wrong from both."""
+    """Return whether another problem allows every result of the kernel, and excludes the contract's wrong elements."""
     trace, seen, stage = problem.evaluate(), wrong.seen, wrong.stage
     found = seen.expected(trace).get(stage)
     if found is None or any(bool(outside.any()) for outside in seen.outside(trace).values()):
@@ -381,7 +381,7 @@ def _follows(wrong: Wrong, problem: Problem, followed: Callable[[], Followed | N
 
 
 def guesses(problem: Problem) -> Iterator[Guess]:
-    """Return other parameters and other inputs, the likeliest first."""
+    """Yield problems with other parameters or other inputs, the likeliest first."""
     yield from _of_params(problem)
     yield from _of_inputs(problem)
     for name, tensor in problem.tensors.items():
@@ -404,7 +404,7 @@ def _of_params(problem: Problem) -> Iterator[Guess]:
 
 
 def _other_values(value: object, default: object) -> Iterator[object]:
-    """Return likely mistakes; None stands for leaving the parameter out."""
+    """Yield values that may stand for a parameter by mistake; None leaves it out."""
     if isinstance(default, bool | int | float | str) and default != value:
         yield default
     if default is None and value is not None:
@@ -422,7 +422,7 @@ def _other_values(value: object, default: object) -> Iterator[object]:
 
 
 def _of_inputs(problem: Problem) -> Iterator[Guess]:
-    """Each input left out, or other than it is, if the results depend on it; one kind of change after the other."""
+    """Yield problems with one input left out or changed, if the results depend on it; one kind of change at a time."""
     op, tensors = problem.op, problem.tensors
     names = [name for name, tensor in tensors.items() if tensor.numel() and _matters(problem, name)]
 
@@ -448,7 +448,7 @@ def _of_inputs(problem: Problem) -> Iterator[Guess]:
 
 
 def _matters(problem: Problem, name: str) -> bool:
-    """Whether a result is another where an input is zero."""
+    """Return whether setting an input to zero changes a result."""
     other = problem.on({**problem.tensors, name: torch.zeros_like(problem.tensors[name])})
     try:
         stages = other.trace.stages
@@ -458,7 +458,7 @@ def _matters(problem: Problem, name: str) -> bool:
 
 
 def _floats(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor | None]:
-    """Return a change of floating-point numbers, computed in fp64 and rounded to what they are."""
+    """Wrap a change of floating-point numbers: compute in fp64 and round to their dtype."""
     return lambda t: cast(change(t.to(torch.float64)), t.dtype) if t.is_floating_point() else None
 
 
@@ -475,7 +475,7 @@ _CHANGES: tuple[tuple[str, Callable[[Tensor], Tensor | None]], ...] = (
 
 
 def _misread(tensor: Tensor) -> Iterator[tuple[str, Tensor | None]]:
-    """Strided memory read as if it were contiguous, altogether or in all dimensions but the last two."""
+    """Yield strided memory read as if contiguous, in all dimensions or in all but the last two."""
     if tensor.is_contiguous() or not tensor.numel():
         return
     shape, row = tensor.shape, tensor.stride(-2) if tensor.ndim > 1 else 0
@@ -489,7 +489,7 @@ def _misread(tensor: Tensor) -> Iterator[tuple[str, Tensor | None]]:
 
 
 def _along(tensor: Tensor, axis: int) -> Iterator[tuple[str, Tensor]]:
-    """Indices off by one, one index for all, in reverse order, or zeros from one on."""
+    """Yield a tensor read wrongly along an axis: off by one, one index for all, reversed, or zero from an index on."""
     size = tensor.shape[axis]
     if size < 2:
         return
@@ -507,7 +507,7 @@ def _along(tensor: Tensor, axis: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _number(value: float) -> str:
-    """Return a number in few digits; all of them where it is a whole number."""
+    """Format a number with four digits; a whole number with all of them."""
     return f"{value:.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.4g}"
 
 

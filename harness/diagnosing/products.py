@@ -33,7 +33,7 @@ def wrong_product(subject: Subject, case: Case) -> str:
 
 
 class _Products(UncompiledMode):
-    """Keeps what is wrong with the first product that is, in words."""
+    """Dispatch mode of torch that describes the first wrong product of matrices."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ class _Products(UncompiledMode):
 
 
 def _outside(operation: str, a: Tensor, b: Tensor, made: Tensor) -> str:
-    """The first element of a product that its own operands exclude, in words."""
+    """Describe the first element of a product that its own operands exclude; empty if there is none."""
     if any(t.device.type != "cpu" or not _is_judged(t) for t in (a, b, made)) or a.numel() * b.shape[-1] > MOST:
         return ""
     with using(_PREMISES):
@@ -65,7 +65,7 @@ def _outside(operation: str, a: Tensor, b: Tensor, made: Tensor) -> str:
 
 
 def _is_judged(tensor: Tensor) -> bool:
-    """Whether torch is to multiply in fp32, and without subnormal operands, which it may take for zeros."""
+    """Return whether torch multiplies these in fp32, without subnormal operands, which it may flush to zero."""
     if tensor.dtype is torch.float32:
         own = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
         if torch.get_float32_matmul_precision() != "highest" or own not in ("none", "ieee"):

@@ -1,4 +1,4 @@
-"""What the expressions of a kernel say: which of them are stages of the reference, and which is at fault."""
+"""Reading of a recorded call: which expressions are stages of the reference, and which of them is at fault."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGEST = 1 << 20  # elements of the op's first input
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What was found.
+    """Stages found among the expressions of a kernel, and the line at fault.
 
     Attributes:
         stages, leaves, blamed, mended, between, since, until, unmatched, wrong: see `KernelTrace`.
@@ -56,9 +56,9 @@ def reading(
     *,
     failing: bool,
 ) -> Reading:
-    """Read a recorded call of a kernel, from what it gave for a stage to the inputs.
+    """Match expressions of a recorded call with stages of the reference, and find the one at fault if `failing`.
 
-    Nothing where the case is large, or where what it gave has no element for each cell.
+    The reading is empty for a large case, and for a result that has no element for each cell.
     """
     grid = grid_of(problem, tensor, where, write, index) if problem.main.numel() <= LARGEST else None
     if grid is None:
@@ -125,7 +125,7 @@ def _told(
 
 
 def _lines(mended: Mending) -> Iterator[str]:
-    """The lines between what is right and what is wrong, a range for each file."""
+    """Yield the range of lines between right stages and the wrong one, for each file."""
     found: dict[str, list[int]] = {}
     for e in mended.span:
         found.setdefault(e.events[0].place.file, []).append(e.events[0].place.line)

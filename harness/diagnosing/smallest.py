@@ -44,7 +44,7 @@ _COARSE = 16  # parts into which many columns are divided to find those that can
 
 
 def smallest_of(place: Workplace, name: str, line: str, *, seconds: float) -> Case | None:
-    """`smallest` of a kernel on a case line."""
+    """Find the smallest tensors for a kernel on a case line; see `smallest`."""
     subject = place.subjects[name]
     groups = groups_of(place.project, subject.kernel, small=True)
     alike = (case for group in groups for case in draw(group, _ALIKE))  # only if it fails
@@ -52,7 +52,7 @@ def smallest_of(place: Workplace, name: str, line: str, *, seconds: float) -> Ca
 
 
 def judged(place: Workplace, name: str, line: str) -> CaseResult:
-    """The judgement of a kernel on a case line."""
+    """Judge a kernel on a case line."""
     with place.watch(line), redirect_stderr(io.StringIO()):
         return verify_case(place.subjects[name], parse_case(line), settled=None)
 
@@ -60,9 +60,9 @@ def judged(place: Workplace, name: str, line: str) -> CaseResult:
 def smallest(
     subject: Subject, case: Case, *, watch: Watch = unwatched, seconds: float, alike: Iterable[Case] = ()
 ) -> Case | None:
-    """The smallest case found in so many seconds that fails as `case` does, with its values in the line.
+    """Search for the smallest case, in so many seconds, that fails as `case` does; its line holds the values.
 
-    None if the case does not fail, or not with its values in the line, or has too many of them. `alike` are other
+    Return None if the case does not fail, not with its values in the line, or has too many of them. `alike` are other
     cases of the op, by which sizes that are equal by chance are told from those that must be.
     """
     trial = _Trial(subject, case, watch, seconds)
@@ -83,7 +83,7 @@ def smallest(
 
 
 class _Trial:
-    """A kernel and the way in which it fails, until no tries or no time are left.
+    """The calls of a kernel on drafts, and the way in which these must fail, until tries or time run out.
 
     Attributes:
         known: whether the case fails at all.
@@ -104,15 +104,15 @@ class _Trial:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is tried any more."""
+        """Whether tries or time have run out."""
         return self.tries >= MOST_TRIES or time.monotonic() > self._deadline
 
     def takes(self, case: Case) -> bool:
-        """Whether a case means something."""
+        """Return whether the op takes a case, and tries and time are left."""
         return not self.over and takes(self._subject, case)
 
     def fails(self, case: Case) -> bool:
-        """Whether a case that was not tried before fails in the same way."""
+        """Return whether a case that was not tried before fails in the same way."""
         if self.over or case in self._seen:
             return False
         self._seen.add(case)
@@ -124,7 +124,7 @@ class _Trial:
         return True
 
     def _is_alike(self, result: CaseResult) -> bool:
-        """Whether a failure is that of the case; one of another formula is of values, too, where few are added up."""
+        """Return whether a result fails as the case does; for a wrong formula, by values too, as sums get short."""
         if self._by_formula:
             return any(finding.kind in OF_STAGES for finding in result.faults[:1])
         return way(result) == self._way
@@ -136,7 +136,7 @@ class _Trial:
 
 
 def _worst(result: CaseResult) -> tuple[int, ...]:
-    """Index of the worst element of the first stage that is wrong."""
+    """Return the index of the worst element of the first stage that is wrong."""
     stage = result.failing_stage
     if stage is None:
         return ()
@@ -145,18 +145,18 @@ def _worst(result: CaseResult) -> tuple[int, ...]:
 
 
 def _places(draft: Draft) -> list[Place]:
-    """The dimensions that can be cut, the largest first."""
+    """List the dimensions that can be cut, the largest first."""
     sizes = sorted(draft.sizes.items(), key=lambda item: -item[1])
     return [place for place, size in sizes if size > 1 and place[1] < 0]
 
 
 def _linked(draft: Draft, place: Place, samples: Sequence[Sizes]) -> Iterator[Places]:
-    """Places that may have to be cut together: one alone, those of equal sizes, and those whose sizes divide it."""
+    """Yield sets of places that may have to be cut together: one alone, of equal sizes, or of sizes that divide it."""
     return chain([frozenset({place})], together(place, draft.sizes, samples))
 
 
 def _with_few_of_all(draft: Draft, samples: Sequence[Sizes], trial: _Trial) -> Draft:
-    """The draft with as few columns, rows and whatever else at once as fail: from then on, tries take little time."""
+    """Cut all dimensions at once to as few indices as still fail, so that later tries are fast."""
     for count in _AT_ONCE:
         few = draft
         for place in _places(draft):
@@ -169,7 +169,7 @@ def _with_few_of_all(draft: Draft, samples: Sequence[Sizes], trial: _Trial) -> D
 
 
 def _with_few_of(draft: Draft, linked: Iterable[Places], trial: _Trial) -> Draft:
-    """The draft with few columns, rows or whatever the first places are of which the op takes fewer."""
+    """Cut the first set of places of which the op takes fewer parts, to as few as still fail."""
     for places in linked:
         cutting = _Cutting(draft, places, trial)
         if cutting.taken:
@@ -178,7 +178,7 @@ def _with_few_of(draft: Draft, linked: Iterable[Places], trial: _Trial) -> Draft
 
 
 class _Cutting:
-    """Which parts of a draft at some places are needed."""
+    """Search for the parts of a draft, at some places, that it needs to fail."""
 
     def __init__(self, draft: Draft, places: Places, trial: _Trial) -> None:
         self._draft, self._places, self._trial = draft, places, trial
@@ -190,17 +190,17 @@ class _Cutting:
 
     @property
     def taken(self) -> bool:
-        """Whether the op takes few parts of several, those that are likeliest to be needed first."""
+        """Return whether the op takes fewer parts than there are; the likeliest to matter are tried first."""
         few = chain(([i] for i in self._first), (self._sample(self._first[0], n) for n in (2, 4) if n < self._parts))
         return self._parts > 1 and any(self._cut(kept) is not None for kept in few)
 
     def sample(self, count: int) -> Draft | None:
-        """The draft with so many parts, the likeliest and others at random; None where the op does not take them."""
+        """Keep some parts: the likeliest and others at random; return None if the op does not take that."""
         first = self._first[self._trial.tries % len(self._first)]
         return self._cut(self._sample(first, count)) if self._parts > count else None
 
     def least(self) -> Draft:
-        """The draft with as few parts as are found."""
+        """Return the draft with the fewest parts found that still fail."""
         if not any(self._fails([i]) for i in self._first) and not any(self._fails(kept) for kept in self._samples()):
             self._halve()
         self._halve()
@@ -212,14 +212,14 @@ class _Cutting:
                 yield self._sample(self._first[number % len(self._first)], count)
 
     def _sample(self, first: int, count: int) -> list[int]:
-        """So many parts, one of them given."""
+        """Choose parts at random beside a given one."""
         others = [i for i in range(self._parts) if i != first]
         return sorted((first, *self._chance.sample(others, count - 1)))
 
     def _halve(self) -> None:
-        """Leave out parts of what is kept, larger ones first, as long as it fails without them; of many, then the last.
+        """Leave out runs of parts, ever smaller ones, as long as the draft fails without them; of many, then the last.
 
-        Where much is needed, its size is: the rest is not looked at part by part.
+        Where many parts are needed, the size itself matters, and the rest is not tried part by part.
         """
         size = len(self._kept) // 2
         finest = 1 if len(self._kept) <= _COUNTS[-1] else len(self._kept) // _COARSE
@@ -231,7 +231,7 @@ class _Cutting:
             self._shorten()
 
     def _shorten(self) -> None:
-        """Keep as few of the first as bisection finds."""
+        """Shorten the kept parts from the end, by bisection."""
         low, high = 0, len(self._kept)
         while high - low > 1:
             middle = (low + high) // 2
@@ -250,12 +250,12 @@ class _Cutting:
 
 
 def _without_much(draft: Draft, trial: _Trial) -> Draft:
-    """The draft without the inputs and parameters that can be left out, in ordinary memory."""
+    """Leave out inputs and parameters that the failure does not need, and strides and offsets."""
     return draft.without(shrink(draft.case, trial.op, (), trial, most=_LEAVING_OUT))
 
 
 def _plainer(draft: Draft, trial: _Trial) -> Draft:
-    """The draft with plainer numbers, those of the first tensor last: first of whole tensors, then one by one."""
+    """Replace numbers by plainer ones, the first tensor last: first whole tensors, then single elements."""
     for name in reversed([tensor.name for tensor in draft.case.tensors]):
         tensor = draft.values[name]
         draft = _first_that_fails(draft, name, plainer_tensors(tensor), trial)
@@ -266,7 +266,7 @@ def _plainer(draft: Draft, trial: _Trial) -> Draft:
 
 
 def _first_that_fails(draft: Draft, name: str, tensors: Iterable[Tensor], trial: _Trial) -> Draft:
-    """The draft with the first of these tensors in place of its own that fails, or as it is."""
+    """Return the draft with the first of these tensors with which it fails; unchanged if there is none."""
     for tensor in tensors:
         other = draft.with_values({name: tensor})
         if other is not None and other.case != draft.case and trial.takes(other.case) and trial.fails(other.case):

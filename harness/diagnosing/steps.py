@@ -1,4 +1,4 @@
-"""The way of an element, in steps for a reader: one for each evaluation of an expression."""
+"""Steps of a trace for a reader: one for each evaluation of an expression on the way to an element."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INPUT = "input "
 
 
 def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch | None]) -> Iterator[Step]:
-    """The steps of a path, in order. Expressions that only move elements are left out.
+    """Yield the steps of a path, in order, without expressions that only move elements.
 
     An expression is one step, and one more for each operation within it that `matched` has, with its stage.
     """
@@ -41,7 +41,7 @@ def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch | None]) -> 
 
 
 def steps_of_all(log: Log, last: Event) -> Iterator[Step]:
-    """A step for every operation of the program that an event is of; of all that PyTorch did, if it is of none."""
+    """Yield a step for every operation of an event's program; of all operations of PyTorch if it is of no program."""
     for event in log.events:
         if event.program == last.program and not event.name.startswith(INPUT):
             lanes = np.arange(min(FIRST, event.values.size))
@@ -50,7 +50,7 @@ def steps_of_all(log: Log, last: Event) -> Iterator[Step]:
 
 
 def step_at(place: Place) -> Step:
-    """A place of which no operation was recorded."""
+    """Make a step of a place without recorded operation."""
     return Step(
         text=place.text,
         file=place.file,
@@ -64,13 +64,13 @@ def step_at(place: Place) -> Step:
 
 
 def step_of(log: Log, event: Event, lane: int) -> Step:
-    """The step that ends with an event, for one of its elements; for all of them if that is -1."""
+    """Make the step that ends with an event, for one of its elements; for all of them if `lane` is -1."""
     direct = np.array([lane] if lane >= 0 else [], np.int64)
     return _of_visit(log, Visit(event, direct, direct if lane >= 0 else np.arange(event.values.size)), {event.number})
 
 
 def _of_visit(log: Log, visit: Visit, others: set[int]) -> Step:
-    """A step that ends with an event; `others` are the events with which steps of the same expression end."""
+    """Make a step that ends with an event; `others` are the events that end steps of the same expression."""
     lanes = visit.direct if len(visit.direct) else visit.all
     sources = list(_sources(log, visit.event, lanes[:1], others))
     constants = [source for source, is_constant in sources if is_constant]
@@ -102,13 +102,13 @@ def _step(event: Event) -> Step:
 
 
 def named_element(event: Event, lane: int) -> str:
-    """`x[2, 17]` for an element of an input."""
+    """Return the name of an element of an input, such as `x[2, 17]`."""
     index = np.unravel_index(lane, event.shape) if event.shape else ()
     return f"{event.name.removeprefix(INPUT)}[{', '.join(str(int(i)) for i in index)}]"
 
 
 def _sources(log: Log, event: Event, lanes: Array, others: set[int]) -> Iterator[tuple[Source, bool]]:
-    """What an element of an expression was computed from: operands from outside of it, in order; which are constants.
+    """Yield the operands from outside of an expression that elements were computed from, and whether each is constant.
 
     Several constants in one expression are those of a function of the language, which its reader does not see.
     """
@@ -146,13 +146,13 @@ def _source(log: Log, event: Event, operand: Operand, lanes: Array) -> Source:
 
 
 def elements(values: Array) -> tuple[Element, ...]:
-    """Numbers for a reader."""
+    """Format numbers for a reader."""
     flat = np.ascontiguousarray(values).reshape(-1)
     return tuple(map(element, flat))
 
 
 def element(value: np.generic) -> Element:
-    """As many digits as tell it from its neighbours, and its bits."""
+    """Format a number with enough digits to tell it from its neighbours, and its bits."""
     dtype = value.dtype
     if dtype.kind in "iub":
         return Element(str(int(value)) if dtype.kind != "b" else str(bool(value)))
@@ -164,7 +164,7 @@ def element(value: np.generic) -> Element:
 
 
 def folded(steps: Iterable[Step]) -> Iterator[Step]:
-    """The same without the rounds of a loop between its first and its last: one step stands for these."""
+    """Yield the steps, with one step in place of the rounds of a loop between its first and last."""
     steps = list(steps)
     keys = [_key(step) for step in steps]
     last = {key: number for number, key in enumerate(keys)}

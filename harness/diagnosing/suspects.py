@@ -1,4 +1,4 @@
-"""Which stage, computed otherwise, would explain what a kernel gave, where the stages in between cannot be seen."""
+"""Suspects: unseen stages which, computed otherwise, would explain what a kernel gave."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _WIDENINGS = (1, 4, 16)  # ulp of the op's first input
 
 
 def suspects(seen: Observation, target: str, earlier: Sequence[str]) -> tuple[int, tuple[Suspect, ...]]:
-    """How many elements of `target` lie outside given the kernel's `earlier` stages, and what explains most of them.
+    """Count the elements of `target` outside given the kernel's `earlier` stages, and find changes that explain most.
 
     Suspects are the stages between those and `target`, and `target` itself. First another contract and other roundings
-    are tried, then another latent value, then room for error. What explains less than half is left out.
+    are tried, then another latent value, then room for error. Changes that explain less than half are left out.
     """
     question = StageQuestion(seen, target, {name: seen.actual[name] for name in earlier})
     outside = question.left(seen.problem)
@@ -43,7 +43,7 @@ def suspects(seen: Observation, target: str, earlier: Sequence[str]) -> tuple[in
 
 @dataclass(frozen=True, eq=False)
 class StageQuestion:
-    """What makes `target` come out as it did, given the kernel's own earlier stages?"""
+    """The question which change of an unseen stage explains `target`, given the kernel's own earlier stages."""
 
     seen: Observation
     target: str
@@ -59,14 +59,14 @@ class StageQuestion:
 
     @cached_property
     def between(self) -> list[str]:
-        """The stages of numbers that are not given and on which the target depends, and the target itself."""
+        """Unseen stages of numbers on which the target depends, and the target itself."""
         names = list(self.own.stages)
         upto = names[: names.index(self.target) + 1]
         free = (name for name in upto if name not in self.given and isinstance(self.own.formats[name], Format))
         return [name for name in free if name == self.target or self._matters(name)]
 
     def _matters(self, stage: str) -> bool:
-        """Whether the target would be another if nothing were known about the stage."""
+        """Return whether the target's bounds widen if nothing is known about a stage."""
         if self.own.stages[stage].of_all_rows:
             return False
         unknown = self.own.enclosure(stage).full.clone()
@@ -75,18 +75,18 @@ class StageQuestion:
         return not self.own.stages[self.target].same(otherwise.stages[self.target])
 
     def outside(self, problem: Problem, otherwise: Mapping[str, Enclosure] | None = None) -> Tensor:
-        """Elements of the target that cannot be, also if some stages are computed otherwise."""
+        """Return the mask of the target's elements outside, with some stages replaced."""
         trace = problem.evaluate({**self.given, **(otherwise or {})})
         for stage, enclosure in (otherwise or {}).items():
             trace.stages[stage] = Numbers(enclosure, FP32)  # a result is stored in its own format after that
         return self.seen.of_stages([self.target]).outside(trace)[self.target]
 
     def left(self, problem: Problem, otherwise: Mapping[str, Enclosure] | None = None) -> int:
-        """How many they are."""
+        """Count the target's elements outside, with some stages replaced."""
         return int(self.outside(problem, otherwise).sum())
 
     def contracts(self) -> Iterator[Suspect]:
-        """The contracts of the op that differ in one axis; the stage is the first that differs."""
+        """Yield a suspect for each contract of the op that differs in one axis; its stage is the first that changes."""
         contract = self.problem.contract
         for other in self.problem.op.alternatives(contract):
             problem = self.problem.under(other)
@@ -101,7 +101,7 @@ class StageQuestion:
             yield Suspect(next(differing, self.target), deviation(contract, other), self.left(problem))
 
     def latent(self) -> Iterator[Suspect]:
-        """The latent stage, if one other value of it per row explains every row."""
+        """Yield the latent stage, if one other value per row explains every row."""
         latent = self.problem.op.latent
         if latent is None or self.target not in latent.through:
             return
@@ -113,13 +113,13 @@ class StageQuestion:
             yield Suspect(stage, "with another value in each row", 0)
 
     def roundings(self) -> Iterator[Suspect]:
-        """Every stage in every other rounding."""
+        """Yield a suspect for every other rounding of every stage."""
         for stage in self.between:
             for change, enclosure in self.variants(stage):
                 yield Suspect(stage, change, self.left(self.problem, {stage: enclosure}))
 
     def variants(self, stage: str) -> Iterator[tuple[str, Enclosure]]:
-        """The stage not rounded, rounded to another format, or cut off."""
+        """Yield variants of a stage: not rounded, rounded to another format, or cut off."""
         unrounded, own = self.unrounded(stage), self.problem.format(stage)
         if own != FP32 and stage not in self.own.results:
             yield "not rounded", unrounded
@@ -132,7 +132,7 @@ class StageQuestion:
             yield "cut off, not rounded", unrounded.rounded(own.toward("zero"))
 
     def unrounded(self, stage: str) -> Enclosure:
-        """What the stage is before the contract rounds it."""
+        """Return a stage as it is before the contract rounds it."""
         contract = self.problem.contract
         rounds = {name: target for name, target in contract.rounds.items() if name != stage}
         bare = self.problem.under(Contract(contract.options, rounds))
@@ -142,7 +142,7 @@ class StageQuestion:
         return expected.enclosure
 
     def widenings(self) -> list[Suspect]:
-        """The stages that explain everything with the least room for error, or else all of them with the most."""
+        """Find the stages that explain everything with the least room for error; return all if none does."""
         free = [s for s in self.between if s != self.target and not self.own.stages[s].of_all_rows]
         found: list[Suspect] = []
         for ulps in _WIDENINGS:

@@ -1,4 +1,4 @@
-"""Whether a line does by itself what it does wrong, or as its caller tells it: by a flag, or with an argument.
+"""Responsibility for a rounding or a number: whether a line decides on it, or its caller by a flag or an argument.
 
 A helper that rounds `if ROUND` is right wherever it stands; the call that passes a wrong ROUND is not. Where that hands
 on a parameter of its own, its caller is asked, and where the launch of the kernel decides, no line of the kernel does.
@@ -26,9 +26,10 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def deciding(places: Places, *, left_out: bool = False) -> int | None:
-    """The number of the place, from the innermost on, that decides on a rounding there; None where the launch does.
+    """Return the index of the place, from the innermost on, that decides on a rounding; None if the launch does.
 
-    With `left_out`, on one that is not done: by a statement that rounds what the innermost assigns, under a condition.
+    With `left_out`, the rounding is one that was not done: a statement that rounds the variable assigned at the
+    innermost place, under a condition.
     """
     flags, depth = _flags(places[0], left_out), 0
     while flags:
@@ -45,7 +46,7 @@ def deciding(places: Places, *, left_out: bool = False) -> int | None:
 
 
 def is_given(event: Event) -> bool:
-    """Whether a number is an argument of the launch, as it is."""
+    """Return whether a number is an unchanged argument of the launch."""
     [operand, *others] = event.operands or (None,)
     if operand is None or others or event.name not in MOVING:
         return False
@@ -53,7 +54,7 @@ def is_given(event: Event) -> bool:
 
 
 def chain_of_address(event: Event, *, pointer: bool = False) -> dict[int, Event]:
-    """The events, by number, that compute where an event reads, and unless only that is asked for, whether it does."""
+    """Collect the events, by number, that compute the address an event reads, and its mask unless `pointer` is true."""
     found = dict[int, Event]()
     ahead = [operand.event for operand in event.operands if operand.address][: 1 if pointer else None]
     while ahead:
@@ -65,13 +66,13 @@ def chain_of_address(event: Event, *, pointer: bool = False) -> dict[int, Event]
 
 
 def lines_of(chain: Mapping[int, Event]) -> frozenset[tuple[str, int]]:
-    """The lines in which a place becomes another one."""
+    """Return the lines that compute addresses, without those that only move or convert them."""
     return frozenset((e.place.file, e.place.line) for e in chain.values() if e.name not in MOVING)
 
 
 @cache
 def definition(place: Place) -> Place | None:
-    """Where the only variable of an expression is assigned, that is no parameter of its function, if once."""
+    """Return where the only variable of an expression is assigned, if once and if it is no parameter; else None."""
     expression, function = _parsed(place.text), _function(place)
     found = _assignments(place, expression)
     names = {n.id for n in ast.walk(expression or ast.Pass()) if isinstance(n, ast.Name)}
@@ -80,7 +81,7 @@ def definition(place: Place) -> Place | None:
 
 
 def alias(place: Place, side: str, lines: Collection[int]) -> Place | None:
-    """Where a variable on a side of an operation, `left` or `right`, is another one's name, computed elsewhere."""
+    """Return where an operand, the `left` or `right`, got its name from another variable that is computed elsewhere."""
     operand = getattr(_parsed(place.text), side, None)
     found = _assignments(place, operand) if isinstance(operand, ast.Name) else []
     names = [n for n in found if isinstance(n.value, ast.Name)]
@@ -89,7 +90,7 @@ def alias(place: Place, side: str, lines: Collection[int]) -> Place | None:
 
 
 def _assignments(place: Place, expression: ast.AST | None) -> list[ast.Assign]:
-    """Those of the variables of an expression, alone, before its place in its function."""
+    """List the assignments to variables of an expression that stand before its place in the function."""
     function = _function(place)
     names = {n.id for n in ast.walk(expression or ast.Pass()) if isinstance(n, ast.Name)}
     assigned = [n for n in ast.walk(function or ast.Pass()) if isinstance(n, ast.Assign) and n.lineno < place.line]
@@ -97,7 +98,7 @@ def _assignments(place: Place, expression: ast.AST | None) -> list[ast.Assign]:
 
 
 def _parsed(text: str) -> ast.AST | None:
-    """What a text says: the value of an assignment to a variable and itself."""
+    """Parse a text; of an assignment return the value, of an augmented one the operation."""
     try:
         found: ast.AST = ast.parse(text.strip()).body[0]
     except (SyntaxError, IndexError):
@@ -108,13 +109,13 @@ def _parsed(text: str) -> ast.AST | None:
 
 
 def _place_of(place: Place, node: ast.expr) -> Place:
-    """The place of a part of the same function."""
+    """Return the place of a node of the same function."""
     ends = node.end_lineno or node.lineno, node.end_col_offset or 0
     return Place(place.file, node.lineno, node.col_offset, *ends, place.function)
 
 
 def _flags(place: Place, left_out: bool) -> set[str]:
-    """The parameters of its function on which it depends whether a statement rounds, and does nothing else."""
+    """Return the parameters of a function that are conditions of a statement that only rounds."""
     function = _function(place)
     if function is None:
         return set()
@@ -130,7 +131,7 @@ def _flags(place: Place, left_out: bool) -> set[str]:
 
 
 def _is_other_way(branches: ast.If, place: Place) -> bool:
-    """Whether a place is a statement that only rounds, in one of two branches of which the other does not round."""
+    """Return whether a place is in a branch that only rounds, while the other branch does not round."""
     sides = branches.body, branches.orelse
     own = [[n for n in side if n.lineno <= place.line <= (n.end_lineno or 0)] for side in sides]
     others = [side for side, is_own in zip(sides, own, strict=True) if not is_own]
@@ -147,7 +148,7 @@ def _narrows(node: ast.AST) -> bool:
 
 
 def _beside(function: Function, place: Place, begins: bool) -> Iterator[ast.stmt]:
-    """The statements that a place is in or beside; all of the function's own where it `begins` there."""
+    """Yield the statements of every block around a place, or those of the whole function where it `begins` there."""
     if begins:
         yield from function.body
     for node in ast.walk(function):
@@ -157,7 +158,7 @@ def _beside(function: Function, place: Place, begins: bool) -> Iterator[ast.stmt
 
 
 def _of_parameters(function: Function, expressions: Sequence[ast.expr]) -> set[str]:
-    """The parameters of a function that expressions depend on, by themselves and through what they are assigned to."""
+    """Return the parameters of a function on which expressions depend, directly or through assigned variables."""
     parameters, seen = set(_parameters(function)), set[str]()
     ahead = list(expressions)
     while ahead:
@@ -171,7 +172,7 @@ def _of_parameters(function: Function, expressions: Sequence[ast.expr]) -> set[s
 
 
 def _rounds(body: Sequence[ast.stmt], names: Collection[str], place: Place, left_out: bool) -> bool:
-    """Whether the only statement of a branch rounds: at a place, or one of some variables after that."""
+    """Return whether a branch consists of one statement that rounds: at a place, or one of some variables after it."""
     if len(body) != 1 or not isinstance(body[0], ast.Assign | ast.Return):
         return False
     [statement], value, casts = body, body[0].value, 0
@@ -187,7 +188,7 @@ def _rounds(body: Sequence[ast.stmt], names: Collection[str], place: Place, left
 
 
 def _assigned(function: Function, place: Place) -> set[str]:
-    """The variables that the statement of a place assigns."""
+    """Return the variables that the statement at a place assigns."""
     found = set[str]()
     for node in ast.walk(function):
         if isinstance(node, ast.Assign | ast.AugAssign) and node.lineno <= place.line <= (node.end_lineno or 0):
@@ -196,7 +197,7 @@ def _assigned(function: Function, place: Place) -> set[str]:
 
 
 def _call(place: Place) -> ast.Call | None:
-    """The call that stands at a place."""
+    """Return the call at a place; None if there is none."""
     calls = (n for n in ast.walk(_tree(place.file)) if isinstance(n, ast.Call))
     found = [n for n in calls if (n.lineno, n.end_lineno) == (place.line, place.end_line)]
     return next((n for n in found if ast.unparse(n) == ast.unparse(ast.parse(place.text))), None) if found else None
@@ -204,7 +205,7 @@ def _call(place: Place) -> ast.Call | None:
 
 @cache
 def _function(place: Place) -> Function | None:
-    """The function that a place is in."""
+    """Return the function that contains a place; None if there is none."""
     found = [n for n in ast.walk(_tree(place.file)) if isinstance(n, Function)]
     around = [f for f in found if _begin(f) <= place.line <= (f.end_lineno or 0)]
     return max(around, key=lambda f: f.lineno, default=None)
@@ -219,7 +220,7 @@ def _parameters(function: Function) -> list[str]:
 
 
 def _passed(call: ast.Call, function: Function) -> dict[str, ast.expr]:
-    """What a call passes for each parameter of a function."""
+    """Map each parameter of a function to the argument that a call passes."""
     by_name = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     return dict(zip(_parameters(function), call.args, strict=False)) | by_name
 

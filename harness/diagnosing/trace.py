@@ -1,4 +1,4 @@
-"""How the worst element of what a kernel gave came about, followed back through its operations."""
+"""Trace of a kernel's worst element, followed back through the operations that led to it."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ OF_FAULTS = ("leaves", "blamed", "mended", "between", "since", "until", "wrong")
 
 
 def trace_kernel(place: Workplace, name: str, line: str, *, every: bool = False) -> KernelTrace:
-    """`trace_case` of a kernel on a case line."""
+    """Trace a kernel on a case line; see `trace_case`."""
     return trace_case(place.subjects[name], parse_case(line), every=every, watch=place.watch)
 
 
 def stages_in_sight(place: Workplace, name: str, line: str) -> KernelTrace:
-    """The stages of a kernel on a case line.
+    """Find the stages that a kernel computes on a case line.
 
     Raises:
-        RuntimeError: PyTorch compiles it. What is observed then is the text that was compiled, and not what runs.
+        RuntimeError: PyTorch compiles the kernel. An observer would see its text run, and not the compiled code.
     """
     kernel, device = place.subjects[name].kernel, place.subjects[name].device
     with place.watch(line), torch.compiler.set_stance("fail_on_recompile"):
@@ -64,7 +64,7 @@ def stages_in_sight(place: Workplace, name: str, line: str) -> KernelTrace:
 
 
 def stages_of_case(subject: Subject, case: Case, *, limit: int = LIMIT, watch: Watch = unwatched) -> KernelTrace:
-    """Which expressions of a kernel that passes a case are stages of the reference: a trace without steps.
+    """Find the expressions of a passing kernel that are stages of the reference; the trace has no steps.
 
     The kernel is called once to see which program wrote the first element of the last result that it must return, and
     once more for each launch that led there; nothing is judged.
@@ -110,7 +110,7 @@ def trace_case(
 
 
 def trace_result(judged: Judged, *, every: bool = False, limit: int = LIMIT, watch: Watch = unwatched) -> KernelTrace:
-    """`trace_case` of a case that was judged."""
+    """Trace a case that was already judged; see `trace_case`."""
     subject, case, result, target = judged.subject, judged.case, judged.result, judged.target
     found = replace(_begun(subject, case, result.verdict), idle=result.idle)
     if target is None:
@@ -138,7 +138,7 @@ def trace_result(judged: Judged, *, every: bool = False, limit: int = LIMIT, wat
 
 
 def _in_the_line_of(told: KernelTrace, named: Sequence[Step]) -> KernelTrace:
-    """Return what was told with the line that a finding names, unless another one is sure to be wrong."""
+    """Blame the line that a finding names, unless another one is surely wrong."""
     if told.blamed is not None or not named:
         return told
     return replace(told, blamed=named[0], leaves=named[0], between=(), since=(), until="")
@@ -165,7 +165,7 @@ class Judged:
     _known: tuple[Problem, Followed] | None = None
 
     def followed(self) -> Followed | None:
-        """The residues of the kernel; none where it cannot be followed, or its process ends over that."""
+        """Return the residues of the kernel; None where it cannot be followed, or its process ends over that."""
         found = self._known or self._anew
         return None if found is None else found[1]
 
@@ -177,7 +177,7 @@ class Judged:
 
 
 def judged_to_explain(subject: Subject, case: Case) -> Judged:
-    """Judge a kernel on a case, by its values and, where these tell nothing, by its formula."""
+    """Judge a kernel on a case, by its values and, where these decide nothing, by its formula."""
     result, actual = examine(subject, case)
     result, known = by_formula(subject, case, result)
     target = worst_of(result)
@@ -188,7 +188,7 @@ def judged_to_explain(subject: Subject, case: Case) -> Judged:
 
 
 def _of_formula(problem: Problem, followed: Followed, name: str, actual: Mapping[str, Tensor]) -> Target:
-    """Return the first element of a result that follows from another formula."""
+    """Return the first element of a result that follows from another formula; None if there is none."""
     compared = compare_formulas(problem, followed.results).get(name)
     if compared is None or not compared.differs:
         return None
@@ -198,7 +198,7 @@ def _of_formula(problem: Problem, followed: Followed, name: str, actual: Mapping
 
 
 def worst_of(result: CaseResult) -> Target:
-    """The element to explain and the stage that it is of."""
+    """Return the element to explain and its stage; None if no element was compared."""
     failing = result.failing_stage
     if failing is not None:
         worst = failing.isolated.worst if failing.isolated.outside else failing.cumulative.worst
@@ -209,7 +209,7 @@ def worst_of(result: CaseResult) -> Target:
 
 @dataclass(frozen=True, eq=False)
 class SeenCall:
-    """What was seen of a call of a kernel.
+    """An observed call of a kernel.
 
     Attributes:
         tensor, where: what the call gave for the stage, a copy of it; where its elements were.
@@ -227,12 +227,12 @@ class SeenCall:
 
     @property
     def beside(self) -> list[Write]:
-        """Writes of programs that were not kept on the way of what was written with the element."""
+        """Writes on the way of elements written with the one to explain, by programs whose operations were not kept."""
         event = None if self.write is None else self.write.event
         return [] if event is None else follow(self.log, event, range(event.values.size)).untraced
 
     def stands_alone_for(self, whole: SeenCall) -> bool:
-        """Whether one program, run without the others, read nothing of theirs and gave what it gives among them."""
+        """Return whether one program, run alone, read nothing of other programs and gave what it gives among them."""
         event = None if self.write is None else self.write.event
         if self.write is None or event is None:
             return False
@@ -243,12 +243,12 @@ class SeenCall:
 
     @property
     def visit(self) -> Visit | None:
-        """The write of the element itself, unless that only made memory that nothing else was seen to write to."""
+        """The write of the element itself; None if that was only an allocation, and nothing was seen to write there."""
         last = self.path.visits[-1] if self.path.visits else None
         return None if last is None or last.event.name.rpartition(".")[2] in UNWRITTEN else last
 
     def reading(self, problem: Problem, stage: str, index: tuple[int, ...], *, failing: bool) -> Reading:
-        """Which of the kernel's expressions are stages, and which is at fault if it is `failing`."""
+        """Match expressions of the call with stages of the reference; if it is `failing`, find the one at fault."""
         if self.write is None or self.write.event is None:
             return Reading()
         return reading(problem, self.log, stage, self.tensor, self.where, self.write, index, failing=failing)
@@ -275,11 +275,11 @@ class _Tracing:
     limit: int
 
     def seen(self) -> SeenCall:
-        """A call in which all programs on the way of the element are kept, as far as `MOST_PROGRAMS` allows.
+        """Call the kernel and keep the operations of every program on the element's way, up to `MOST_PROGRAMS`.
 
-        Which these are, the calls before it show: who wrote the element, who wrote what that one read, and so on; then
-        those on the way of what was written with it. The last call is followed on residues. Of a single launch, the
-        program that wrote it is enough, where it reads nothing of others.
+        Earlier calls show which programs these are: the one that wrote the element, those that wrote the memory it
+        read, and so on; then programs on the way of elements written together with it. The last call is followed on
+        residues. Of a single launch, the program that wrote it is enough, where it reads nothing of others.
         """
         wanted: set[Program] = set()
         seen = first = self.call()
@@ -297,7 +297,7 @@ class _Tracing:
             seen = self.call(wanted)
 
     def call(self, wanted: Collection[Program] = (), *, followed: bool = False, only: bool = False) -> SeenCall:
-        """A call in which all operations of these programs are kept, and if `only` those run."""
+        """Call the kernel and keep all operations of these programs; with `only`, run no others."""
         kernel, problem = self.subject.kernel, self.problem
         stages = kernel.stages if self.stage in kernel.stages else ()
         needed = tuple(dict.fromkeys([*problem.required, self.stage]))
@@ -317,7 +317,7 @@ class _Tracing:
 
 
 def _located(log: Log, tensor: Tensor, where: Addresses, index: tuple[int, ...]) -> SeenCall:
-    """What wrote the element of a tensor, and what led to that."""
+    """Find the write of an element of a tensor, and the path that led to it."""
     number = np.array([np.ravel_multi_index(index, tuple(tensor.shape)) if index else 0])
     seen = SeenCall(log, tensor.clone(), where)
     for write, _, lanes in log.writes.last(seen.where.at(number), log.next()):

@@ -1,4 +1,4 @@
-"""Which expression of a kernel is which stage of the reference: the one whose values agree best."""
+"""Match between a kernel's expressions and the reference's stages, by nearest values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HANDING = (
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """What a stage must be, for each cell: [C] of fp64.
+    """Values that the contract allows for a stage, for each of C cells: fp64 [C].
 
     Attributes:
         expected: what all of its elements must be.
@@ -56,7 +56,7 @@ class Stage:
 
     @cached_property
     def parts(self) -> tuple[Array, Array, Array, Array]:
-        """Exact value, the contract's, and the ends of what it allows."""
+        """Exact value, the contract's value, and the lower and upper end of the allowed interval, [C] each."""
         allowed = self.expected.allowed
         shape = self.expected.shape
         own = allowed.full if isinstance(allowed, Enclosure) else allowed.to(torch.float64).expand(4, *shape)
@@ -65,7 +65,7 @@ class Stage:
 
     @cached_property
     def residues(self) -> Residues | None:
-        """Return those of the contract's values, [C]; None where they are not followed."""
+        """Residues of the contract's values, [C]; None where they are not followed."""
         allowed = self.expected.allowed
         if not isinstance(allowed, Enclosure) or allowed.algebra is None:
             return None
@@ -73,7 +73,7 @@ class Stage:
         return whole[torch.from_numpy(self.index)]
 
     def outside(self, e: Expression) -> Array:
-        """Return the cells whose values it cannot have, or which follow from another formula."""
+        """Return the mask of cells in which an expression's value is not allowed or follows from another formula."""
         _, _, lo, hi = self.parts
         inside = (
             (e.values >= lo) & (e.values <= hi) | np.isnan(e.values) & np.isnan(lo) | np.isneginf(lo) & np.isposinf(hi)
@@ -84,11 +84,11 @@ class Stage:
 
     @property
     def _kind(self) -> str | bool:
-        """Of truth values, or whether it is of floating-point numbers."""
+        """The kind of numbers: `int1` for truth values, else whether they are floating-point."""
         return "int1" if self.expected.format.name == "bool" else isinstance(self.expected, Numbers)
 
     def takes(self, e: Expression) -> bool:
-        """Whether an expression is of the same kind and has one value where the stage has one element."""
+        """Return whether an expression has the stage's kind of numbers, and one value per element of the stage."""
         if not e.known.any() or self._kind != ("int1" if e.dtype == "int1" else e.events[-1].is_float):
             return False
         index, values = self.index[e.known], e.values[e.known]
@@ -98,17 +98,17 @@ class Stage:
 
 
 def _is_computed(e: Expression) -> bool:
-    """Whether it stands in the text, and follows from more than arguments."""
+    """Return whether an expression stands in the text and follows from more than arguments."""
     return bool(e.events[0].places) and e.events[-1].origin is Origin.MEMORY
 
 
 def hands_on(event: Event) -> bool:
-    """Whether an event has the values of one other, rounded at most."""
+    """Return whether an event passes its operand on, rounded at most."""
     return event.name.rpartition(".")[2] in HANDING
 
 
 def distance(values: Array, wanted: Array, known: Array) -> float:
-    """Relative L2 error over the cells in which both are finite; infinite if there is none, or if zeros are wanted."""
+    """Return the relative L2 error over cells where both are finite; infinite without any, or if `wanted` is zero."""
     both = known & np.isfinite(values) & np.isfinite(wanted)
     size, error = np.linalg.norm(wanted[both]), np.linalg.norm(values[both] - wanted[both])
     return float(error / size) if size else np.inf if error or not both.any() else 0.0
@@ -116,7 +116,7 @@ def distance(values: Array, wanted: Array, known: Array) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """The stages of a trace up to one, as far as they have an element for each cell, and what a kernel has for them.
+    """The stages of a trace up to the kernel's result that have an element per cell, and the kernel's expressions.
 
     Attributes:
         last: the stage that the kernel gave.
@@ -134,11 +134,11 @@ class Stages:
 
     @cached_property
     def all(self) -> dict[str, Stage]:
-        """By name, in the reference's order."""
+        """The stages by name, in the reference's order."""
         return {stage.name: stage for stage in self._stages()}
 
     def match(self, name: str, e: Expression, *, leaves: bool = False) -> StageMatch:
-        """How an expression agrees with a stage, for the cell to explain."""
+        """Describe how an expression agrees with a stage, at the cell to explain."""
         stage, cell = self.all[name], self.grid.worst
         exact, value, lo, hi = stage.parts
         known = known_exactly(self._unrounded.stages[name]).expand(stage.expected.shape).reshape(-1)
@@ -176,16 +176,16 @@ class Stages:
                 return
 
     def upto(self, name: str) -> list[str]:
-        """The stages of the reference up to one, also those that have no element for each cell."""
+        """List the stages of the reference up to one, including those without an element per cell."""
         names = list(self.trace.stages)
         return names[: names.index(name) + 1]
 
     def onward(self, given: Given) -> Stages:
-        """The same where the reference goes on from other stages than its own."""
+        """Return these stages with the reference evaluated from given ones."""
         return replace(self, trace=self.grid.problem.evaluate(given))
 
     def from_kernel(self, stage: Stage, e: Expression) -> Given:
-        """What a reference goes on from if the values of an expression are those of a stage."""
+        """Return the stage to continue the reference from, with an expression's values in its elements."""
         known = torch.from_numpy(e.known)
         at, values = torch.from_numpy(stage.index)[known], torch.from_numpy(e.values)[known]
         if isinstance(stage.expected, Numbers):
@@ -202,7 +202,7 @@ class Stages:
         return {stage.name: whole}
 
     def matched(self, given: Mapping[str, Expression]) -> dict[str, Expression]:
-        """Stage → the expression that agrees with it best, if one does; `given` are known."""
+        """Map stages to the expressions that agree with them best; `given` ones are kept."""
         matched: dict[str, Expression] = {}
         for name, stage in self.all.items():
             best = given.get(name) or self._nearest(stage, list(matched.values()))
@@ -211,8 +211,10 @@ class Stages:
         return matched
 
     def _nearest(self, stage: Stage, taken: Sequence[Expression]) -> Expression | None:
-        """Of several with the same values, the one that has most cells; then one that is no other stage and comes after
-        that of the stage before; then one in the stage's own format; then the first.
+        """Find the expression that agrees with a stage best; None if none agrees.
+
+        Of several with the same values: the one with most cells; then one that is no other stage and comes after that
+        of the stage before; then one in the stage's own format; then the first.
         """
         after = taken[-1].number if taken else -1
 
@@ -227,14 +229,14 @@ class Stages:
         return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
     def _candidates(self, stage: Stage) -> list[Expression]:
-        """Expressions that may be a stage: not what only hands on an input."""
+        """List the expressions that may be a stage: none that only passes an input on."""
         if stage.name == self.last:
             return self.given
         return [e for e in self.full if not self.is_input(e) and stage.takes(e)]
 
     @cached_property
     def given(self) -> list[Expression]:
-        """What holds what the kernel gave for the last stage: the write, and what it only handed on."""
+        """The expressions that hold the kernel's result: the writes, and expressions whose values these pass on."""
         of_event = {event.number: e for e in self.found for event in e.events}
         found = [of_event[number] for number in self.ends]
         for e in found:
@@ -246,30 +248,30 @@ class Stages:
         return sorted(set(found), key=lambda e: e.number)
 
     def is_given(self, e: Expression) -> bool:
-        """Whether an expression is what the kernel gave for the last stage, with the cell to explain."""
+        """Return whether an expression has the kernel's result in all its cells, the one to explain among them."""
         values = self.grid.given_values[e.known]
         return bool(e.known[self.grid.worst]) and np.array_equal(e.values[e.known], values, equal_nan=True)
 
     def _gives_worst(self, e: Expression) -> bool:
-        """Whether it has the value of the element to explain, which something else may have written over it."""
+        """Return whether an expression has the value of the element to explain; a later write may have replaced it."""
         worst = self.grid.worst
         return bool(e.known[worst]) and np.array_equal(e.values[worst], self.grid.given_values[worst], equal_nan=True)
 
     @cached_property
     def full(self) -> list[Expression]:
-        """The expressions of the kernel that have a value for at least half of the cells that it gave."""
+        """The computed expressions that have a value for at least half of the cells that were written."""
         least = self.written.sum() / 2
         return [e for e in self.found if _is_computed(e) and (e.known & self.written).sum() >= least]
 
     @cached_property
     def written(self) -> Array:
-        """The cells that the recorded events wrote."""
+        """Mask of the cells that recorded events wrote."""
         ends = set(self.ends)
         own = [e.known for e in self.found if any(event.number in ends for event in e.events)]
         return np.asarray(np.any(own, axis=0))
 
     def is_input(self, e: Expression) -> bool:
-        """Whether it only hands on an input."""
+        """Return whether an expression only passes an input on."""
         return hands_on(e.events[-1]) and e.values.tobytes() in self._inputs
 
     @cached_property
@@ -278,7 +280,7 @@ class Stages:
 
 
 def agreement(stage: Stage, e: Expression) -> tuple[float, float] | None:
-    """Share of the cells that cannot be, and error against the contract's value; None where that is too large."""
+    """Return the share of cells outside, and the error against the contract's value; None if that is too large."""
     exact, value, _, _ = stage.parts
     outside = float(stage.outside(e).sum() / e.known.sum())
     if isinstance(stage.expected, Numbers):

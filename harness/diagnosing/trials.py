@@ -1,4 +1,4 @@
-"""Contracts tried on what a kernel gave: those of its op, and where none fits, those with other roundings.
+"""Trials of contracts on a kernel's results: those of its op, and where none fits, those with other roundings.
 
 Contracts that are one computation on a case are evaluated once for it. Of many contracts, one that enough cases of the
 same dtypes have ruled out is not tried on the others. A combination changes the roundings of a contract: of one stage,
@@ -34,8 +34,9 @@ _ENOUGH = 3  # cases of the same dtypes that rule out one of more contracts, aft
 
 @dataclass(frozen=True)
 class Rounding:
-    """Another rounding at a stage: to the format of an input or of that name, or None for none; with a `direction`, to
-    what it is rounded to in any case.
+    """Another rounding at a stage: to the format of an input or of that name, or None for none.
+
+    With a `direction`, the stage keeps its format and is rounded in that direction.
     """
 
     stage: str
@@ -58,13 +59,13 @@ class Variant:
 
     @classmethod
     def of(cls, op: Op, contract: Contract) -> Variant:
-        """A contract that may round in other directions than the op says."""
+        """Make the variant of a contract whose directions differ from the op's."""
         base = op.directed(contract, {})
         return cls(op, base, tuple(Rounding(stage, None, way) for stage, way in contract.directions.items()))
 
     @cached_property
     def contract(self) -> Contract:
-        """What it asks for, named after the base and the changes; directions alone, as a kernel declares them."""
+        """The contract with these changes, named after its base and the changes."""
         if not self.changes:
             return self.base
         if ways := {change.stage: change.direction for change in self.changes if change.direction is not None}:
@@ -76,9 +77,9 @@ class Variant:
 
 
 def changes_of(op: Op, formats: Mapping[str, Format], main: Format) -> list[Rounding]:
-    """What may be changed: each stage not rounded, where it is, or rounded to the op's first input, bf16 or fp16.
+    """List the possible changes of roundings: each stage unrounded, or rounded to the first input, bf16 or fp16.
 
-    `formats` are those of the stages, `main` that of the first input; to fp32, nothing is rounded.
+    `formats` maps stages to their formats, `main` is the first input's; nothing is rounded to fp32.
     """
     found = []
     for stage, fmt in formats.items():
@@ -91,7 +92,7 @@ def changes_of(op: Op, formats: Mapping[str, Format], main: Format) -> list[Roun
 
 
 def subsets(changes: Sequence[Rounding], size: int) -> Iterator[tuple[Rounding, ...]]:
-    """All ways to change `size` stages at once; to a format that is no input's, one stage alone is rounded."""
+    """Yield all sets of changes at `size` different stages; a format that no input has only alone."""
     several = [change for change in changes if size == 1 or change.target not in FIXED]
     for chosen in itertools.combinations(several, size):
         if len({change.stage for change in chosen}) == size:
@@ -101,9 +102,9 @@ def subsets(changes: Sequence[Rounding], size: int) -> Iterator[tuple[Rounding, 
 def turns_of(
     contract: Contract, formats: Mapping[str, Format], directions: Sequence[Direction]
 ) -> Iterator[tuple[Rounding, ...]]:
-    """The ways to round in other directions: each stage that a contract rounds by itself, and all of them alike.
+    """Yield changes of direction: of each stage that a contract rounds, and of all of them together.
 
-    `formats` are those of the stages.
+    `formats` maps stages to their formats.
     """
     stages = [name for name, fmt in formats.items() if name in contract.rounds and fmt.precision < FP32.precision]
     for way in directions:
@@ -114,7 +115,7 @@ def turns_of(
 
 
 def as_stored(problem: Problem, actual: Tensors) -> Contract:
-    """The contract that also rounds every result that it leaves in fp32 to the dtype in which that is stored."""
+    """Return the contract that also rounds each result left in fp32 to the dtype in which it is stored."""
     contract, trace = problem.contract, problem.trace
     given = [name for name in trace.results if name in actual]
     formats = {name: format_of(actual[name].dtype) for name in given if actual[name].is_floating_point()}
@@ -124,7 +125,7 @@ def as_stored(problem: Problem, actual: Tensors) -> Contract:
 
 @dataclass(frozen=True, eq=False)
 class TrialSample:
-    """A case, what a kernel gave for it, and what was seen of the kernel where it was followed on residues."""
+    """A case with the results of a kernel, and its residues where it was followed."""
 
     case: Case
     seen: Observation
@@ -141,7 +142,7 @@ class TrialSample:
 
 @dataclass(frozen=True)
 class ContractOutcome:
-    """A contract on one case.
+    """The outcome of a contract on one case.
 
     Attributes:
         computation: number of the computation that it is there; -1 where it has no meaning.
@@ -155,7 +156,7 @@ class ContractOutcome:
 
 @dataclass(eq=False)
 class Trial:
-    """A contract, and how it did: per set of dtypes, and per case in which it was tried."""
+    """A contract with its tallies per set of dtypes and its outcomes per case in which it was tried."""
 
     variant: Variant
     tallies: dict[str, ContractTally] = field(default_factory=dict)
@@ -169,12 +170,12 @@ class Trial:
         return self.tallies.get(dtypes, ContractTally()).fits
 
     def computations(self, seen: Sequence[TrialSample]) -> tuple[int | None, ...]:
-        """What it computes on each case; two contracts with the same numbers are one there."""
+        """Return the number of its computation in each case; contracts with equal numbers compute the same there."""
         return tuple(self.outcomes[o].computation if o in self.outcomes else None for o in seen)
 
 
 def try_all(variants: Sequence[Variant], samples: Sequence[TrialSample]) -> list[Trial]:
-    """Every contract on every case, unless there are many of them and enough cases have ruled one out."""
+    """Try every contract on every case; of many contracts, skip one that enough cases have ruled out."""
     trials = [Trial(variant) for variant in variants]
     for sample in samples:
         dtypes = sample.case.dtypes
@@ -190,7 +191,7 @@ def try_all(variants: Sequence[Variant], samples: Sequence[TrialSample]) -> list
 
 
 def _outcome(sample: TrialSample, contract: Contract, known: list[ContractOutcome]) -> ContractOutcome:
-    """How a contract does on a case; a computation that is new is added to the `known` ones."""
+    """Evaluate a contract on a case; a new computation is added to the `known` ones."""
     seen = sample.seen.under(contract)
     for outcome in known:
         if seen.problem.takes(outcome.steps):
@@ -205,7 +206,7 @@ def _outcome(sample: TrialSample, contract: Contract, known: list[ContractOutcom
 
 
 def _tally(seen: Observation, followed: Followed | None) -> ContractTally:
-    """The figures of a contract on one case; rows are tried if every element is possible, then the formula."""
+    """Count the elements of one case that a contract excludes; if none, check its rows, then the formula."""
     trace = seen.problem.trace
     results = seen.of_stages(name for name in trace.results if name in seen.actual)
     elements = sum(tensor.numel() for tensor in results.actual.values())
@@ -220,7 +221,7 @@ def _tally(seen: Observation, followed: Followed | None) -> ContractTally:
 
 
 def _with_formula(tally: ContractTally, results: Observation, followed: Followed) -> ContractTally:
-    """The figures with those of residues: the contracts that enclosures leave possible differ by their formulas."""
+    """Add the counts of residues, which tell apart contracts of different formulas that enclosures allow."""
     for compared in compare_formulas(results.problem, followed.results, results.actual).values():
         tally += ContractTally(followed=compared.numel, equal=compared.equal, differing=compared.differs)
     return replace(tally, against=int(tally.differing > 0))
@@ -229,7 +230,7 @@ def _with_formula(tally: ContractTally, results: Observation, followed: Followed
 def search_roundings(
     op: Op, trials: Sequence[Trial], seen: Sequence[TrialSample], most: int
 ) -> tuple[list[Variant], CombinationSearch]:
-    """The variants with the fewest changed roundings, and then deviations, that fit every case; `most` are tried.
+    """Find variants with the fewest changed roundings, then deviations, that fit every case; `most` are tried.
 
     Other directions are tried when no other rounding of one stage fits; either neighbour, which allows the most, when
     nothing else does. The cases are those of one set of dtypes. The sharpest of them, which rule out the most
@@ -242,7 +243,7 @@ def search_roundings(
     done = CombinationSearch()
 
     def fitting(combinations: Callable[[Trial], Iterator[Variant]]) -> list[Variant] | None:
-        """Those of new ways to change a contract that fit; None where there are none to try, or too many."""
+        """Return the new variants that fit; None if there are no new ones, or too many."""
         nonlocal done
         ways = {_key(v.contract, t, seen): v for t in bases for v in combinations(t)}
         new = [variant for key, variant in ways.items() if key not in known]
@@ -273,25 +274,25 @@ def search_roundings(
 
 
 def _combinations(op: Op, seen: Sequence[TrialSample], size: int, trial: Trial) -> Iterator[Variant]:
-    """The contract of a trial with the rounding of `size` stages changed, in every way."""
+    """Yield the contract of a trial with the roundings of `size` stages changed, in every way."""
     if op.inputs[0] not in op.integers:
         changes = changes_of(op, _formats(trial, seen), seen[0].problem.main_format)
         yield from (Variant(op, trial.contract, chosen) for chosen in subsets(changes, size))
 
 
 def _turned(op: Op, seen: Sequence[TrialSample], directions: Sequence[Direction], trial: Trial) -> Iterator[Variant]:
-    """The contract of a trial with one stage, or all of them, rounded in other directions."""
+    """Yield the contract of a trial with one stage, or all of them, rounded in another direction."""
     for chosen in turns_of(trial.contract, _formats(trial, seen), directions):
         yield Variant(op, trial.contract, chosen)
 
 
 def _formats(trial: Trial, seen: Sequence[TrialSample]) -> dict[str, Format]:
-    """The stages of numbers that a contract has in these cases."""
+    """Map the stages of numbers that a contract has in these cases to their formats."""
     return {n: fmt for o in seen if o in trial.outcomes for n, fmt in trial.outcomes[o].steps.numbers.items()}
 
 
 def _key(contract: Contract, trial: Trial, seen: Sequence[TrialSample]) -> Hashable:
-    """What tells the contract of a trial, changed or not, from others on these cases."""
+    """Return a key of the computation that a contract, changed or not, is on these cases."""
     stages = _formats(trial, seen)
     asked = {option for o in seen if o in trial.outcomes for option in trial.outcomes[o].steps.consulted}
     rounds = frozenset((stage, target) for stage, target in contract.rounds.items() if stage in stages)
@@ -299,7 +300,7 @@ def _key(contract: Contract, trial: Trial, seen: Sequence[TrialSample]) -> Hasha
 
 
 def _allows(contract: Contract, sample: TrialSample) -> bool:
-    """Whether a contract allows every bit of a case."""
+    """Return whether a contract allows every bit of a case."""
     try:
         return not _tally(sample.seen.under(contract), sample.followed).against
     except UsageError:

@@ -30,10 +30,10 @@ AnyFormat = Format | Integers
 def worked_arithmetic(
     seen: Observation, stage: str, index: Index, steps: Mapping[str, Step]
 ) -> tuple[WorkedStage, ...]:
-    """The stages up to `stage` that have an element which belongs to that at `index`, in the order of the reference.
+    """Work out the stages up to `stage` that have an element belonging to the one at `index`, in the reference's order.
 
-    `steps` are those that agree with stages, by stage. The reference goes on from what the kernel gave, and of what
-    only a step shows, from the value of that element.
+    `steps` maps stages to the steps that agree with them. The reference continues from the kernel's results, and from
+    the one element of a stage that only a step shows.
     """
     problem = seen.problem
     element_of = _ElementOf(seen, index, tuple(seen.actual[stage].shape), steps)
@@ -47,7 +47,7 @@ def worked_arithmetic(
 
 @dataclass(frozen=True)
 class _ElementOf:
-    """Elements of stages that belong to one element of a stage of shape `whole`."""
+    """Elements of stages that belong to the element at `index` of a tensor of shape `whole`."""
 
     seen: Observation
     index: Index
@@ -55,7 +55,7 @@ class _ElementOf:
     steps: Mapping[str, Step]
 
     def step(self, name: str, fmt: AnyFormat) -> Step:
-        """The step that agrees with a stage, if it shows such numbers; or else an empty one."""
+        """Return the step that agrees with a stage, if its value has the stage's kind; else an empty one."""
         step = self.steps.get(name, Step(""))
         shown = _shown(step)
         if shown is None or (shown.decimal in ("True", "False")) != (fmt.name == "bool"):
@@ -63,8 +63,8 @@ class _ElementOf:
         return step if bool(shown.bits) == isinstance(fmt, Format) else Step("")
 
     def given(self, trace: Trace) -> dict[str, Enclosure]:
-        """What the reference goes on from that made a trace: the kernel's tensors, or else its own stages with the
-        kernel's value in one place.
+        """Return the stages from which to evaluate the reference: the kernel's tensors, or else those of `trace` with
+        the kernel's value in one place.
         """
         given = {name: self._given(name, expected) for name, expected in trace.stages.items()}
         return {name: own for name, own in given.items() if own is not None}
@@ -84,7 +84,7 @@ class _ElementOf:
         return Enclosure(parts)
 
     def worked(self, name: str, trace: FormulaTrace, unrounded: Expected) -> WorkedStage | None:
-        """The stage as the trace says; None if it has no such element, and no step shows one."""
+        """Work out one stage; return None if it has no element there, and no step shows one."""
         expected = trace.stages[name]
         step = self.step(name, expected.format)
         at, rounds = belonging(expected.shape, self.index, self.whole), name in self.seen.problem.contract.rounds
@@ -106,7 +106,7 @@ class _ElementOf:
 
 
 def _ways(tensor: Tensor, expected: Expected, dtype: str) -> Collection[str]:
-    """The other roundings that give all wrong elements of a tensor."""
+    """Name the other roundings that give all wrong elements of a tensor."""
     allowed = expected.allowed
     if not isinstance(allowed, Enclosure) or not isinstance(expected.format, Format):
         return ()
@@ -115,17 +115,17 @@ def _ways(tensor: Tensor, expected: Expected, dtype: str) -> Collection[str]:
 
 
 def belonging(shape: Index, index: Index, whole: Index) -> Index | None:
-    """Where a stage has what belongs to an element of a tensor of shape `whole`; None if it is not of the same rows."""
+    """Return the index into a stage that belongs to an element of a tensor of shape `whole`; None if none does."""
     if len(shape) > len(whole) or any(size not in (1, other) for size, other in zip(shape, whole, strict=False)):
         return None
     return tuple(i if size > 1 else 0 for size, i in zip(shape, index, strict=False))
 
 
 def inputs_of(problem: Problem, index: Index, whole: Index, steps: Sequence[Step]) -> tuple[Source, ...]:
-    """The elements of the inputs that lead to an element by themselves, and the numbers among the parameters.
+    """List the input elements that lead to an element by themselves, and the parameters that are numbers.
 
-    Where `steps` lead to it from other elements only of a tensor that broadcasts, or there are none, it is the one at
-    its index: what the reference needs, and not what the kernel took.
+    If `steps` lead to it only from other elements of an input that broadcasts to its shape, or if there are no steps,
+    the input's element at its index is listed: the one that the reference needs, not the one that the kernel took.
     """
     at_index = {name: _at_index(name, t, index) for name, t in problem.tensors.items() if _fits(t, whole)}
     led = [Source(step.text, 1, step.first[:1]) for step in steps if step.operation == "input" and step.direct]
@@ -138,12 +138,12 @@ def inputs_of(problem: Problem, index: Index, whole: Index, steps: Sequence[Step
 
 
 def _tensor(element: Source) -> str:
-    """The tensor that an element is of."""
+    """Return the name of the tensor that an element is of."""
     return element.name.partition("[")[0]
 
 
 def _fits(tensor: Tensor, whole: Index) -> bool:
-    """Whether a tensor broadcasts to a shape."""
+    """Return whether a tensor broadcasts to a shape."""
     sizes = list(zip(reversed(tensor.shape), reversed(whole), strict=False))
     return tensor.ndim <= len(whole) and all(size in (1, other) for size, other in sizes)
 
@@ -155,12 +155,12 @@ def _at_index(name: str, tensor: Tensor, index: Index) -> Source:
 
 
 def _shown(step: Step) -> Element | None:
-    """The value of a step, unless several led to the element."""
+    """Return the value of a step; None if several elements led to the worst one."""
     return step.first[0] if step.direct and step.first else None
 
 
 def number_of(shown: Element, dtype: str) -> float:
-    """The number that an element shows; 1 and 0 for truth values. Nine digits tell a number of fp32 from the others."""
+    """Return the number that an element shows; 1 and 0 for truth values. Nine digits identify an fp32 number."""
     if shown.decimal in ("True", "False"):
         return float(shown.decimal == "True")
     value = float(shown.decimal)
@@ -168,7 +168,7 @@ def number_of(shown: Element, dtype: str) -> float:
 
 
 def of_match(step: Step, expected: Expected, *, rounds: bool) -> WorkedStage | None:
-    """A stage of other rows, of which a step shows an element all the same."""
+    """Work out a stage of other rows from the element that a step shows; None if it shows none."""
     match, actual = step.match, _shown(step)
     if match is None or actual is None:
         return None
@@ -179,7 +179,7 @@ def of_match(step: Step, expected: Expected, *, rounds: bool) -> WorkedStage | N
 
 
 def _expected(name: str, at: Index, expected: Expected, exact: float, *, rounds: bool) -> WorkedStage:
-    """What a stage must be, without what the kernel gave."""
+    """Work out the allowed values of a stage, without the kernel's."""
     allowed = expected.allowed
     parts = [allowed] * 3 if isinstance(allowed, Tensor) else [allowed.value, allowed.lo, allowed.hi]
     value, lo, hi = (float(part.expand(expected.shape)[at]) for part in parts)
@@ -194,7 +194,7 @@ def _worked(
 
 
 def _judged(worked: WorkedStage, actual: float, fmt: AnyFormat, ways: Collection[str]) -> WorkedStage:
-    """With what the kernel did: how far away that is, and how it came there if it is not allowed."""
+    """Add the kernel's deed: its distance in ulp, and how it came about if the contract does not allow it."""
     may = worked.lo <= actual <= worked.hi or (math.isnan(actual) and math.isnan(worked.lo))
     if not isinstance(fmt, Format):
         return worked if may else replace(worked, did=f"{GIVES} {actual:.0f}")

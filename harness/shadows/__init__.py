@@ -1,1 +1,1 @@
-"""Shadows of kernels: the residues of all that they compute, beside the numbers, whatever the order of their sums."""
+"""Shadows of kernels: the residues of everything they compute, kept beside its values."""

@@ -37,7 +37,7 @@ _DOUBT = 2.0**-20
 
 
 class Opaque(NamedTuple):
-    """An operation that residues could not be followed through, where the kernel's text has it, and the reason."""
+    """An operation through which residues could not be followed, its place in the kernel's text, and the reason."""
 
     operation: str
     place: str
@@ -48,7 +48,7 @@ class Opaque(NamedTuple):
 
 
 class UncompiledMode(TorchDispatchMode):
-    """A mode of torch that does not import the compiler, which takes seconds: nothing is compiled within."""
+    """Dispatch mode of torch that does not import the compiler, which takes seconds; nothing is compiled within."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -80,11 +80,11 @@ class Following(UncompiledMode):
 
     @property
     def opaque(self) -> list[Opaque]:
-        """What could not be followed, in order."""
+        """The operations that could not be followed, in order."""
         return list(self._noted)
 
     def of(self, x: object) -> Residues:
-        """Return the residues of an operand: those of a number that was written down are what it stands for."""
+        """Return the residues of an operand; a number written as a constant has those of what it stands for."""
         if isinstance(x, Tensor):
             if x.is_floating_point():
                 return self.memory.read(x)
@@ -135,11 +135,11 @@ class Following(UncompiledMode):
         return out
 
     def _are_digits(self, x: Tensor) -> bool:
-        """Return whether numbers become digits of fixed-point numbers where they become integers."""
+        """Return whether floats are cut into digits of fixed-point numbers when they are converted to integers."""
         return x.is_floating_point() and bool(is_fixed_point(x, self.memory.read(x)).any())
 
     def _computed(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the results of an operation, rounded where the type of device does."""
+        """Compute an operation; where CUDA rounds only on storing, in fp32 with one rounding at the end."""
         narrow = next((x.dtype for x in _tensors((args, kwargs)) if _is_narrow([x])), None)
         if narrow is None or self.device_type != "cuda" or func.overloadpacket.__name__ not in ONCE_ON_CUDA:
             return func(*args, **kwargs)
@@ -213,18 +213,18 @@ class Following(UncompiledMode):
         self.memory.write(x, self._rounded(x, residues, x))
 
     def _taken_apart(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """Return the results of an operation by PyTorch's decomposition, in fp32 or fp64."""
+        """Compute an operation by PyTorch's decomposition, in fp32 or fp64, and return the results."""
         if (parts := decomposition_table.get(func)) is None:
             raise NotImplementedError("no rule for it")
         return _tensors(self.apart(lambda: parts(*_wide(args), **_wide(kwargs))))
 
     def apart(self, parts: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return what a function returns, the operations of which are followed."""
+        """Call a function with its operations followed, and return its result."""
         with self:
             return parts(*args, **kwargs)
 
     def _moved(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Residues:
-        """Let an operation that only moves elements move their residues."""
+        """Move residues by the operation that moves their elements."""
         whole = {id(x): self.memory.read(_floats(x)) for x in _tensors((args, kwargs)) if self._is_shadowed(x)}
 
         def plane(k: int) -> Tensor:
@@ -245,13 +245,13 @@ class Following(UncompiledMode):
         return x.is_floating_point() or _base(x) in self._bits
 
     def _unfollowed(self, func: OpOverload, results: Sequence[Tensor], reason: str) -> list[Residues | None]:
-        """Note an operation, and return the residues of its values, OPEN."""
+        """Note an operation without a rule, and return the residues of its results' values, OPEN."""
         results = [torch.view_as_real(x) if x.is_complex() else x for x in results]
         self._note(str(func), reason)
         return [Residues.of(x).opened if x.is_floating_point() else None for x in results]
 
     def _for_each(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation on lists of tensors, one after the other."""
+        """Run an operation on lists of tensors, element by element of the lists."""
         single = getattr(torch.ops.aten, name.removeprefix("_foreach_"))
         with self:
             found = [
@@ -270,7 +270,7 @@ class Following(UncompiledMode):
     # What is written in place, and what is only seen in another way
 
     def _written(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation that writes to its arguments: a function of them, the result of which is copied to one."""
+        """Run an operation that writes to its arguments as a function without effects, and copy its results there."""
         name = func.overloadpacket.__name__
         names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         bound = {a.name: x for a, x in zip(func._schema.arguments, args, strict=False)}
@@ -311,7 +311,7 @@ class Following(UncompiledMode):
         return target
 
     def _seen_anew(self, func: OpOverload, out: Any, given: Sequence[Tensor]) -> None:
-        """Take note of constants, and of bits that are seen as those of another dtype."""
+        """Record constants, and views of bits under another dtype."""
         if func.overloadpacket.__name__ == "lift_fresh" and out.is_floating_point() and 0 < out.numel() <= 16:
             written = out.double().flatten().tolist()
             self._constants.update(written)
@@ -339,7 +339,7 @@ class Following(UncompiledMode):
     def _integers(
         self, func: OpOverload, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], results: Sequence[Tensor]
     ) -> None:
-        """Follow integers that are bits of numbers: where they are only moved, their residues are."""
+        """Follow integers that are bits of floats: operations that only move them move their residues."""
         for x in results:
             if x.dtype != torch.bool and x.numel():
                 own = self._moved(func, args, kwargs) if name in MOVES else Residues.of(x).opened
@@ -347,7 +347,7 @@ class Following(UncompiledMode):
                 self.memory.write(_floats(x), own)
 
     def _cleared(self, name: str, args: tuple[Any, ...]) -> int:
-        """Return how many of the low bits of integers an operation has made zero."""
+        """Return the number of low bits that an operation on integers has cleared."""
         given, number = args[0], args[1] if len(args) > 1 else None
         if isinstance(number, Tensor) and number.numel() == 1:
             number = int(number)
@@ -368,7 +368,7 @@ def as_written() -> AbstractContextManager[object]:
 
 
 def place_of_kernel() -> str:
-    """Return the file and line that the innermost call outside PyTorch and this package stands in, `file.py:12`."""
+    """Return the place, as `file.py:12`, of the innermost call outside of PyTorch and this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = Path(frame.f_code.co_filename)
@@ -379,7 +379,7 @@ def place_of_kernel() -> str:
 
 
 def _is_compiled() -> bool:
-    """Return whether this is called for a function that would be compiled."""
+    """Return whether the call comes from a function that torch would compile."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "compile_wrapper":
         frame = frame.f_back
@@ -391,7 +391,7 @@ def _tensors(tree: object) -> list[Tensor]:
 
 
 def _floats(x: Tensor) -> Tensor:
-    """Return a tensor as one of floats, which are what its memory has residues of."""
+    """View a tensor of integers as floats of its width, which have residues in memory."""
     if x.is_floating_point():
         return x
     return x.view({1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[x.itemsize])
@@ -410,7 +410,7 @@ def _is_narrow(results: Sequence[Tensor]) -> bool:
 
 
 def _wide(tree: Any) -> Any:
-    """Return arguments with fp32 in place of narrower formats."""
+    """Replace narrower floating-point formats in arguments by fp32."""
 
     def own(x: object) -> object:
         if isinstance(x, Tensor):
@@ -421,7 +421,7 @@ def _wide(tree: Any) -> Any:
 
 
 def _without_writing(func: OpOverload) -> Any:
-    """Return the function that an operation in place, or one with `out=`, writes the result of."""
+    """Return the operation without effects that an in-place one, or one with `out=`, stores the result of."""
     name = func.overloadpacket.__name__
     if any(a.is_out for a in func._schema.arguments):
         return func.overloadpacket

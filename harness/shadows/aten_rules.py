@@ -1,4 +1,4 @@
-"""What PyTorch's operations are on residues: tables from the name of an operation to its formula.
+"""Rules of PyTorch's operations on residues: tables from the name of an operation to its formula.
 
 A rule takes the mode that follows a kernel, the results of the operation and its arguments. Choices go by the values.
 Operations that are missing here are taken apart by PyTorch's own decompositions, or are opaque.
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 
 class Mode(Protocol):
-    """The mode that follows a kernel, for what it computes on a type of device."""
+    """The mode that follows a kernel, for one type of device."""
 
     device_type: str
 
@@ -154,7 +154,7 @@ def _rounds(x: object, number: object, out: Tensor) -> bool:
 
 
 def _rest(x: Residues, y: Residues, a: object, b: object, out: Tensor) -> Tensor | None:
-    """Return where y is x rounded to a narrow format, so that the difference is the second of two parts of x."""
+    """Return the mask in which b is a rounded to a narrow format, so that the difference is the rest of a."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or out.dtype.itemsize < 4 or not a.is_floating_point():
         return None
     small = (out.abs() <= a.abs() / 4) & (out != 0)
@@ -240,7 +240,7 @@ def _extreme(arg: Callable[..., Tensor]) -> Rule:
 
 
 def _with_places(mode: Mode, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Apply max, min, sort, topk, kthvalue, median and mode, which say where they found each element."""
+    """Apply the rule of max, min, sort, topk, kthvalue, median and mode, which return the places of elements."""
     if isinstance(out, Tensor):
         raise NotImplementedError("it does not say which element it takes")
     values, places = out
@@ -268,19 +268,19 @@ def _topk(mode: Mode, out: Any, x: Tensor, k: int, dim: int = -1, *args: Any, **
 
 
 def is_fixed_point(x: Tensor, residues: Residues) -> Tensor:
-    """Return where numbers that become integers are digits of fixed-point numbers, or were rounded to these before.
+    """Return the mask of numbers that become digits of fixed-point numbers as integers, or were rounded to such before.
 
-    Small ones are so, too, beside large ones.
+    Beside large numbers, small ones count, too.
     """
     finite = x.isfinite()
     return ((x != x.trunc()) | residues.open) & finite & ((x.abs() >= _LARGE) & finite).any()
 
 
 def whole(x: Tensor, residues: Residues, out: Tensor) -> Residues:
-    """Return what numbers with these residues are, rounded to integers: by their values.
+    """Return the residues of numbers that were rounded to integers: those of the integers.
 
-    OPEN where the numbers are, and where they are digits of fixed-point sums. Large values that are integers anyway say
-    nothing of the numbers, which stay.
+    They are OPEN where the numbers are, and where these are digits of fixed-point sums. Large values that are integers
+    already keep their residues.
     """
     stays = (x.abs() >= _LARGE) & (x == out)
     return Residues.where(stays, residues, Residues.of(out)).open_where(is_fixed_point(x, residues) | residues.open)
@@ -373,7 +373,7 @@ def _product(mode: Mode, out: Tensor, x: Tensor, dim: Dims = None, *args: Any, *
 
 
 def _linear(func: Callable[..., Tensor]) -> Callable[..., Residues]:
-    """Return the rule of sums that PyTorch takes of integers, too: modulo 2^63, which 2^32 residues don't reach."""
+    """Return the rule of a linear operation that PyTorch has for integers, too: 2^32 residues sum to below 2^63."""
 
     def rule(mode: Mode, out: Tensor, *args: Any, **kwargs: Any) -> Residues:
         kwargs.pop("dtype", None)
@@ -470,7 +470,7 @@ def _exp_of_row(mode: Mode, x: Tensor, dim: int) -> Residues:
 
 
 def _log_softmax_of_cpu(x: Tensor) -> Tensor:
-    """Return it in fp32 as the CPU computes that of 16-bit numbers, with the sum and its logarithm rounded."""
+    """Compute the log-softmax of 16-bit numbers as the CPU does, in fp32 with the sum and its logarithm rounded."""
     shifted = x.float() - x.amax(-1, keepdim=True).float()
     return shifted - shifted.exp().sum(-1, keepdim=True).to(x.dtype).float().log().to(x.dtype).float()
 
@@ -484,7 +484,7 @@ def _log_sum_exp(mode: Mode, out: Tensor, x: Tensor, dim: Dims, keepdim: bool = 
 
 
 def _log_sum_exp_of_halves(x: Tensor) -> Tensor:
-    """Return it in fp32 with every step before rounded to 16 bits."""
+    """Compute the log-sum-exp of 16-bit numbers in fp32, with every step before the last rounded to 16 bits."""
     largest = x.amax(-1, keepdim=True)
     largest = torch.where(largest.isinf(), 0.0, largest)
     return (x - largest).exp().sum(-1).log().float() + largest[..., 0].float()

@@ -1,4 +1,4 @@
-"""A kernel followed on residues: it runs as it is, and the residues of its results are found beside them."""
+"""Kernels followed on residues: they run unchanged, and the residues of their results are computed beside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RULES = Path(__file__).parent, Path(residues.__file__).parent
 
 @dataclass(frozen=True)
 class Followed:
-    """What was seen of a kernel.
+    """The residues of a followed kernel.
 
     Attributes:
         results: name → residues, OPEN where an operation has none; empty if the kernel could not be followed.
@@ -86,7 +86,7 @@ def follow(
 
 
 def _ended(why: Exception) -> Opaque:
-    """Return what ended the following of a kernel: where the exception was raised, and which one it is."""
+    """Describe the exception that ended the following of a kernel, and where it was raised."""
     frame = traceback.extract_tb(why.__traceback__)[-1]
     what = f"{type(why).__name__}: {why}"
     if any(Path(frame.filename).is_relative_to(folder) for folder in _RULES):

@@ -1,4 +1,4 @@
-"""The residues of what lies in memory, storage by storage, so that views, strides and writes in place need no rule."""
+"""Residues of memory, storage by storage, so that views, strides and writes in place need no rule."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _Kind = tuple[int, bool]
 
 @dataclass
 class _Block:
-    """A storage, which is kept so that its addresses stay its own, and the residues of its elements, [4, n].
+    """A storage, kept so that no other gets its addresses, and the residues of its elements, [4, n].
 
-    Its elements are of one kind; once it was written to, what it holds as another kind is not known. `bits` is what it
-    held when the residues were found, which tells whether anything else has written to it since.
+    Its elements are of one kind; once it was written to, its residues as another kind are unknown. `bits` are the bytes
+    that it held when the residues were found: if they have changed, something else has written to it.
     """
 
     storage: torch.UntypedStorage
@@ -31,12 +31,12 @@ class _Block:
     bits: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
     def keep(self) -> None:
-        """Keep what the storage holds now."""
+        """Copy the bytes that the storage holds now."""
         self.bits = _bytes(self.storage).clone()
 
     @property
     def is_kept(self) -> bool:
-        """Whether floats are what they were."""
+        """Whether a storage of floats still holds the bytes that were copied."""
         return not self.kind[1] or torch.equal(self.bits, _bytes(self.storage))
 
     @property
@@ -58,15 +58,15 @@ class ShadowMemory:
         self._bases: list[int] = []
 
     def register(self, tensor: Tensor) -> None:
-        """Take over the storage of a tensor with the values in it, unless it is known."""
+        """Add the storage of a tensor, with the residues of its values, unless it is known."""
         self._block(tensor)
 
     def allocate(self, tensor: Tensor) -> None:
-        """Take over the storage of a tensor that nothing was written to: all of it is OPEN."""
+        """Add the storage of a tensor to which nothing was written: all of it is OPEN."""
         self._new_block(tensor, _values(tensor.untyped_storage(), tensor.dtype).opened.numbers)
 
     def read(self, tensor: Tensor) -> Residues:
-        """Return the residues of a tensor; OPEN, those of its values, where its memory was seen as another dtype."""
+        """Return the residues of a tensor; OPEN if its memory holds another dtype."""
         block = self._block(tensor)
         if block.kind != _kind(tensor.dtype):
             return Residues.of(tensor).opened
@@ -75,7 +75,7 @@ class ShadowMemory:
         return Residues(_view(block.numbers, tensor).clone())
 
     def write(self, tensor: Tensor, residues: Residues) -> None:
-        """Put down the residues of a tensor, broadcast to its shape."""
+        """Store the residues of a tensor, broadcast to its shape."""
         numbers = residues.numbers.reshape(4, *[1] * (tensor.ndim + 1 - residues.numbers.ndim), *residues.shape)
         if tensor.numel() * tensor.itemsize == tensor.untyped_storage().nbytes():  # nothing of it remains
             self._new_block(tensor, torch.zeros(4, tensor.numel(), dtype=torch.int64))
@@ -91,18 +91,18 @@ class ShadowMemory:
         return self._block(tensor).bits
 
     def open_unchanged(self, tensor: Tensor, before: Tensor) -> None:
-        """Let the elements of the storage of a tensor be OPEN that hold what they held before, by its bytes."""
+        """Make those elements of a tensor's storage OPEN whose bytes equal the bytes `before`."""
         block = self._block(tensor)
         size = block.numbers.shape[1] * block.kind[0]
         same = (block.bits[:size] == before[:size]).view(-1, block.kind[0]).all(1)
         block.numbers = _opened_at(block.numbers, same)
 
     def holds(self, addresses: np.ndarray, dtype: torch.dtype) -> bool:
-        """Return whether any of these addresses lies in a storage of such elements that is known."""
+        """Return whether any of these addresses lies in a known storage of this dtype's kind."""
         return any(block.kind == _kind(dtype) for block, _, _ in self._at(addresses, dtype.itemsize))
 
     def load(self, addresses: np.ndarray, values: Tensor) -> Residues:
-        """Return the residues at addresses of elements; those of the `values` loaded where no known storage is.
+        """Return the residues at addresses of elements; outside of known storages, those of the `values` loaded.
 
         They are OPEN where the storage was written to as another dtype.
         """
@@ -118,7 +118,7 @@ class ShadowMemory:
         return Residues(numbers)
 
     def store(self, addresses: np.ndarray, residues: Residues, dtype: torch.dtype) -> None:
-        """Put down residues at addresses of elements, in storages that are known.
+        """Store residues at addresses of elements, in known storages.
 
         A storage of other elements of the same size keeps its dtype, and is OPEN there; any other one takes this dtype.
         """
@@ -134,12 +134,12 @@ class ShadowMemory:
             block.keep()
 
     def _retype(self, block: _Block, dtype: torch.dtype) -> None:
-        """Let a storage be one of another dtype from here on, with the values in it."""
+        """Change a storage's dtype, with the residues of its values in that dtype."""
         residues = _values(block.storage, dtype)
         block.kind, block.numbers = _kind(dtype), (residues.opened if block.written else residues).numbers
 
     def _at(self, addresses: np.ndarray, itemsize: int) -> list[tuple[_Block, Tensor, Tensor]]:
-        """Return the storages that addresses lie in, with a mask of these addresses and the places of the elements."""
+        """Return the storages that contain addresses, each with a mask of the addresses and its elements' indices."""
         found = []
         ends = [self._base(int(end)) for end in (addresses.min(), addresses.max())] if addresses.size else [0, -1]
         first, last = (bisect_right(self._bases, base) for base in ends)
@@ -169,7 +169,7 @@ class ShadowMemory:
         return self._new_block(tensor, _values(tensor.untyped_storage(), tensor.dtype).opened.numbers)
 
     def _new_block(self, tensor: Tensor, numbers: Tensor) -> _Block:
-        """Let these numbers be the residues of the storage of a tensor, in its dtype."""
+        """Make a block of a tensor's storage in its dtype, with these residues."""
         storage = tensor.untyped_storage()
         known = (base := storage.data_ptr()) in self._blocks
         block = self._blocks[base] = _Block(storage, _kind(tensor.dtype), numbers)
@@ -188,7 +188,7 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
 
 
 def _values(storage: torch.UntypedStorage, dtype: torch.dtype) -> Residues:
-    """Return the residues of all that a storage holds, read as elements of a dtype."""
+    """Return the residues of a whole storage, read as elements of a dtype."""
     size = storage.nbytes() // dtype.itemsize
     return Residues.of(torch.empty(0, dtype=dtype).set_(storage, 0, (size,), (1,)))
 
@@ -198,6 +198,6 @@ def _opened_at(numbers: Tensor, mask: Tensor) -> Tensor:
 
 
 def _view(numbers: Tensor, tensor: Tensor) -> Tensor:
-    """Return the part of [4, n] that is a tensor of a storage of n elements: [4, …]."""
+    """Return the view [4, …] of residues [4, n] for a tensor whose storage has n elements."""
     strides = numbers.stride(0), *tensor.stride()
     return torch.as_strided(numbers, (4, *tensor.shape), strides, tensor.storage_offset())

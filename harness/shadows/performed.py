@@ -1,4 +1,4 @@
-"""What a kernel performs, to be compared between two devices: operations of PyTorch and launches of Triton, in order.
+"""Steps that a kernel performs, compared between two devices: operations of PyTorch and launches of Triton, in order.
 
 A kernel that is followed on the CPU is followed for what it does on another device only where it does the same there.
 """
@@ -43,7 +43,7 @@ _OF_TARGET = frozenset({"current_target", "is_cuda", "is_hip", "cuda_capability_
 
 @dataclass(frozen=True)
 class PerformedSteps:
-    """What a call of a kernel performed.
+    """The steps of one call of a kernel.
 
     Attributes:
         steps: operations and launches in order, with dtypes, shapes and numbers.
@@ -54,7 +54,7 @@ class PerformedSteps:
     doubts: tuple[str, ...]
 
     def apart(self, other: PerformedSteps) -> str:
-        """Return why the other one, on the CPU, may be another computation; empty if they are the same."""
+        """Return why the other call, on the CPU, may compute something else; empty if both perform the same."""
         for own, theirs in zip((*self.steps, "nothing"), (*other.steps, "nothing"), strict=False):
             if own != theirs:
                 mine, others = (step.partition("(")[0] for step in (own, theirs))
@@ -66,9 +66,10 @@ class PerformedSteps:
 def performed(
     kernel: Kernel, tensors: Mapping[str, Tensor], params: Mapping[str, Any], device_type: str
 ) -> PerformedSteps:
-    """Call a kernel on tensors, which it may write to, and return what it performs.
+    """Call a kernel on tensors, which it may write to, and return the steps it performs.
 
-    Functions that torch would compile run as they are written. `device_type` is of the one that the doubts are about.
+    Functions that torch would compile run as they are written. `device_type` is of the other device,
+    which the doubts are about.
     """
     seen = _Steps(ONCE | ONCE_ON_CUDA if device_type == "cuda" else ONCE)
     for tensor in tensors.values():
@@ -81,9 +82,9 @@ def performed(
 
 
 class _Steps(UncompiledMode):
-    """Notes what is performed, and where something else has written what is read: an extension, another thread.
+    """Records the steps of a kernel, and doubts where something else has written memory: an extension, another thread.
 
-    It keeps what memory holds after the last step that may have written there.
+    It keeps the contents of memory after the last step that may have written there.
     """
 
     def __init__(self, once: Collection[str]) -> None:
@@ -120,7 +121,7 @@ class _Steps(UncompiledMode):
         return out
 
     def launched(self, program: Any, args: Any, kwargs: Any, launch: Callable[[], Any]) -> Any:
-        """Note a launch of a Triton program, and make it."""
+        """Record a launch of a Triton program, and make it."""
         with _disable_current_modes():
             self.check([args, kwargs])
             bound = signature(program.fn).bind(*args, **{k: v for k, v in kwargs.items() if k in program.arg_names})
@@ -133,7 +134,7 @@ class _Steps(UncompiledMode):
         return returned
 
     def _text(self, program: Any, seen: dict[int, None]) -> Iterator[str]:
-        """Yield which functions a program is made of, with the numbers that they take from their modules."""
+        """Yield the functions that a program is made of, with the numbers they take from their modules."""
         function = program.fn
         code: CodeType = function.__code__
         seen[id(code)] = None
@@ -153,13 +154,13 @@ class _Steps(UncompiledMode):
             yield from self._text(other, seen) if not _is_tritons(other.fn) else ()
 
     def keep(self, tensor: Tensor) -> None:
-        """Keep what the memory of a tensor holds."""
+        """Copy the bytes in the memory of a tensor."""
         storage = tensor.untyped_storage()
         if storage.nbytes():
             self._held[storage.data_ptr()] = storage, _bytes(storage).clone()
 
     def check(self, tree: object) -> None:
-        """Note tensors that hold something else than after the last step, or that no step has made."""
+        """Record a doubt for each tensor that has changed since the last step, or that no step has made."""
         for tensor in _tensors(tree):
             storage = tensor.untyped_storage()
             if not storage.nbytes():
@@ -174,7 +175,7 @@ class _Steps(UncompiledMode):
 
 
 def described(value: Any) -> str:
-    """Return an argument in words that are the same on every device."""
+    """Describe an argument in words that are equal on every device."""
     value = getattr(value, "base", value) if not isinstance(value, Tensor) else value  # of a descriptor
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
@@ -204,7 +205,7 @@ def _is_tritons(function: Any) -> bool:
 
 @contextmanager
 def _launches(told: Callable[[Any, Any, Any, Callable[[], Any]], Any]) -> Iterator[None]:
-    """Tell of every launch of a Triton program: interpreted, compiled, or of what was compiled for an earlier one."""
+    """Report every launch of a Triton program: interpreted, compiled, or compiled for an earlier launch."""
 
     def launching(run: Callable[..., Any]) -> Callable[..., Any]:
         def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:

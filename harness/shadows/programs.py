@@ -1,4 +1,4 @@
-"""Residues of what the programs of interpreted Triton kernels compute: a builder that computes them beside the values.
+"""Residues of interpreted Triton programs: a builder that computes them beside the values.
 
 Every handle of floats has `residues`. An operation has a rule in one of the tables below, or it only moves elements,
 and then it moves the residues likewise, which the bits of the values confirm. Anything else is opaque.
@@ -54,7 +54,7 @@ Rule = Callable[..., Residues]
 
 
 class Enough(Exception):
-    """No more programs are to be followed."""
+    """The time for following is over; no more programs run."""
 
 
 class Shadowing:
@@ -104,7 +104,7 @@ class Shadowing:
             interpreter_semantic.builder, self._shadow = before, None
 
     def require_whole(self) -> None:
-        """Raise `RuntimeError` if programs of a launch did not run: what is computed next may be of what they lack."""
+        """Raise `RuntimeError` if programs of a launch did not run, since later steps may need their results."""
         if self.cut:
             raise RuntimeError("not all programs of a launch could be followed in time, and more is computed from it")
 
@@ -118,10 +118,10 @@ class Shadowing:
 
 
 class Shadow(Builder):
-    """The builder `other` for one launch, giving every handle of floats its residues.
+    """Builder for one launch that computes by the builder `other` and gives residues to every handle of floats.
 
-    Integers that depend on the digits of a float, and not on its exponent and sign alone, have how many these are as
-    `digits`: no float whose bits they are is known.
+    Integers that depend on the digits of a float, and not on its exponent and sign alone, have the number of these as
+    `digits`: no float with their bits is known.
     """
 
     __slots__ = ("_before", "_bits", "_constants", "_following", "_program", "_registered", "_running", "_shadowing")
@@ -140,7 +140,7 @@ class Shadow(Builder):
     # Handles and their residues.
 
     def give(self, made: Any, residues: Residues) -> None:
-        """Let a handle have residues, broadcast to its shape."""
+        """Set the residues of a handle, broadcast to its shape."""
         numbers, shape = residues.numbers, made.data.shape
         if numbers.shape[1:] != shape:
             numbers = numbers.reshape(4, *[1] * (len(shape) + 1 - numbers.ndim), *numbers.shape[1:])
@@ -148,7 +148,7 @@ class Shadow(Builder):
         made.residues = Residues(numbers)
 
     def residues(self, handle: Any) -> Residues:
-        """Return those of a handle; of one of integers, these numbers, OPEN if they have digits of floats."""
+        """Return the residues of a handle; those of integers are the numbers, OPEN if they have digits of floats."""
         if not is_float(handle.data.dtype):
             if getattr(handle, "digits", 0):
                 self.opaque("bits", "digits of a float are used as an integer")
@@ -160,7 +160,7 @@ class Shadow(Builder):
         return found
 
     def give_open(self, made: Any, name: str, reason: str) -> None:
-        """Let a handle have the residues of its values, which say nothing."""
+        """Set a handle's residues to those of its values, OPEN, and note the operation."""
         self.opaque(name, reason)
         self.give(made, Residues.of(values_of(made)).opened)
 
@@ -181,7 +181,7 @@ class Shadow(Builder):
         return self._shadowing.primitives.get(function.__name__)
 
     def returned(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Take a function that the kernel declares to stand for a primitive for that."""
+        """Set the residues of a result by the primitive that its function is declared to stand for."""
         standing = self.standing(function)
         if standing is not None and self._following:
             handles = [x.handle for x in (*args, *kwargs.values()) if isinstance(x, tl.tensor)]
@@ -189,7 +189,7 @@ class Shadow(Builder):
             self.give(result.handle, found.seen(values_of(result.handle)))
 
     def perform(self, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Do what the builder's method does; by its rule, or let `apply` move residues."""
+        """Perform a method of the builder, with residues by its rule; without a rule, `apply` moves residues."""
         if not self._following:
             return method(*args, **kwargs)
         if not self._registered:
@@ -211,13 +211,13 @@ class Shadow(Builder):
         return made
 
     def open_unchanged(self) -> None:
-        """Let all be OPEN that no program of the launch has written."""
+        """Make all memory OPEN that no program of the launch has written."""
         for tensor, before in self._before:
             if tensor.is_floating_point():
                 self._shadowing.memory.open_unchanged(tensor, before)
 
     def quietly(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return what a function returns, without residues of what it does."""
+        """Call a function without following its operations, and return its result."""
         following, self._following = self._following, False
         try:
             return function(*args, **kwargs)
@@ -237,7 +237,7 @@ class Shadow(Builder):
         return made
 
     def _moved(self, function: Callable[..., Array], made: Any, args: Any) -> Tensor | None:
-        """Return the residues that a function moves as it moves the bits of the values; None where it does not."""
+        """Move residues as a function moves the bits of the values; return None if it does more than move."""
         stacks = [self._stack(x) if is_float(x.data.dtype) else x.data for x in args]
         try:
             moved = function(*stacks)
@@ -250,7 +250,7 @@ class Shadow(Builder):
         return _tensor(moved[:4])
 
     def _stack(self, handle: Any) -> Array:
-        """Return residues and bits of values, [5, …]: an array with an axis of programs in front, to the builder."""
+        """Stack residues and bits of values, [5, …]; the builder takes the first axis for one of programs."""
         return np.concatenate([self.residues(handle).numbers.numpy(), _bits(handle.data)[None]])
 
     # Constants.
@@ -282,7 +282,7 @@ class Shadow(Builder):
     def combined(
         self, function: Callable[..., Any], input: Any, axis: Any, combine_fn: Any, *args: Any, **kw: Any
     ) -> Any:
-        """Return a reduction or scan: sums and extrema by a rule, others by the language, step by step."""
+        """Perform a reduction or scan: sums and extrema by a rule, others by the language, step by step."""
         if not self._following or isinstance(input, tuple) or not is_float(input.handle.data.dtype):
             return function(input, axis, combine_fn, *args, **kw)
         data, standard = input.handle.data, tl.standard
@@ -308,16 +308,16 @@ class Shadow(Builder):
     # Bits of floats as integers, which come back as they went, as in a sort.
 
     def remember(self, data: Array, residues: Residues) -> None:
-        """Note the residues of floats whose bits a kernel takes, and those of the same numbers with another sign."""
+        """Remember the residues of floats whose bits a kernel takes, and of their negatives."""
         bits = _tensor(_bits(data).reshape(-1))
         top = np.array(1 << 8 * data.dtype.itemsize - 1, np.uint64).astype(np.int64).item()
         numbers = [x.numbers.expand(4, *data.shape).reshape(4, -1) for x in (residues, -residues)]
         self._remembered().append((data.dtype, torch.stack([bits, bits ^ top]), torch.stack(numbers)))
 
     def recalled(self, data: Array, dtype: DType, *, chosen: bool = False) -> Residues:
-        """Return the residues of floats that have these bits: those of the same place, or of a block in another order.
+        """Recall the residues of floats with these bits: of the same place, or of a block in another order.
 
-        If the bits were `chosen` and not computed, they are those of any float. Others are OPEN, and noted.
+        Bits that were `chosen`, and not computed, may be of any remembered float. Others are OPEN, and noted.
         """
         values = _tensor(np.ascontiguousarray(data).view(dtype).astype(np.float64))
         found = Residues.of(values).opened.numbers.reshape(4, -1)
@@ -354,7 +354,7 @@ class Shadow(Builder):
         return self._bits
 
     def held(self, handle: Any, addresses: Array, *, chosen: bool = False) -> tuple[Residues, torch.dtype]:
-        """Return the residues of what a handle holds, and the dtype, as the memory at these addresses sees them."""
+        """Return the residues and dtype of a handle's values as the memory at these addresses sees them."""
         data, size = handle.data, handle.data.dtype.itemsize
         if is_float(data.dtype):
             return self.residues(handle), FORMATS[data.dtype].dtype
@@ -380,7 +380,7 @@ def _bits(data: Array) -> Array:
 
 
 def _digits(function: Any, operands: Any) -> int:
-    """Return how many digits of floats the integers that a function makes of handles may depend on."""
+    """Return the number of low digits, of floats, on which a function's integer result may depend."""
     digits = max((getattr(x, "digits", 0) for x in operands), default=0)
     if digits and function is np.right_shift and (operands[1].data >= digits).all():
         return 0
@@ -405,7 +405,7 @@ def _extrema() -> tuple[Any, Any]:
 
 
 def _extreme(x: Residues, values: Tensor, dim: int, *, largest: bool) -> Residues:
-    """Return the largest or smallest along a dimension, by values; OPEN where several other numbers have its value."""
+    """Return the extreme along a dimension, by values; OPEN where others of its value have other residues."""
     known = torch.where(torch.isnan(values), -math.inf if largest else math.inf, values)
     place = (known.argmax if largest else known.argmin)(dim, keepdim=True)
     found = x.moved(lambda n: n.gather(dim, place.expand(4, *place.shape)))
@@ -417,7 +417,7 @@ def _extreme(x: Residues, values: Tensor, dim: int, *, largest: bool) -> Residue
 
 
 def _of(function: Callable[..., Residues]) -> Rule:
-    """Return the rule of arithmetic, which rounds to the format of the result."""
+    """Return the rule of an arithmetic function, which rounds to the format of the result."""
 
     def rule(self: Shadow, made: Any, *operands: Any) -> Residues:
         return function(*map(self.residues, operands)).rounded(FORMATS[made.data.dtype], values_of(made))
@@ -426,10 +426,10 @@ def _of(function: Callable[..., Residues]) -> Rule:
 
 
 def _sum(sign: int) -> Rule:
-    """Return the rule of x + y or x - y, which is OPEN where a kernel uses that it rounds.
+    """Return the rule of x + y or x - y, which is OPEN where a kernel relies on its rounding.
 
-    It does where it adds a power of two, or 1.5 of one, that leaves no room for a fraction, and where it takes from a
-    number what this is, rounded to a narrower format.
+    It does so if it adds a power of two, or 1.5 of one, that leaves no room for a fraction, and if it subtracts from a
+    number its own rounding to a narrower format.
     """
     function: Callable[[Residues, Residues], Residues] = operator.add if sign > 0 else operator.sub
 
@@ -463,7 +463,7 @@ _MAGIC = "a large power of two is added, which rounds to integers or to bits"
 
 
 def _is_magic(made: Any, rest: Tensor, addend: Any) -> bool:
-    """Return whether one number, 2^e or 1.5 · 2^e, is added to smaller ones and fixes where the sums are rounded."""
+    """Return whether a number, 2^e or 1.5 · 2^e, is added to smaller ones to fix the place of their rounding."""
     data = addend.data
     if not data.size or not _is_one_number(data):
         return False
@@ -476,7 +476,7 @@ def _is_magic(made: Any, rest: Tensor, addend: Any) -> bool:
 
 
 def _split(x: Array, y: Array) -> Iterator[formats.Format]:
-    """Yield narrower formats that hold some y that are near x and not x."""
+    """Yield narrow formats that hold some y near x but unequal to it."""
     near = (np.abs(x - y) <= 2.0**-7 * np.abs(x)) & (x != y)
     for dtype in (BFLOAT16, np.dtype(np.float16)) if near.any() else ():
         if (near & (y.astype(dtype).astype(y.dtype) == y)).any():
@@ -484,7 +484,7 @@ def _split(x: Array, y: Array) -> Iterator[formats.Format]:
 
 
 def _chosen(self: Shadow, made: Any, *operands: Any) -> Residues:
-    """Return the operand that has the value of the result; OPEN where another number has it, or a limit was written."""
+    """Return the operand that equals the result; OPEN where another number equals it, or it is a written limit."""
     values, handles = values_of(made), [x for x in operands if isinstance(x, TensorHandle)]
     found, taken = self.residues(handles[0]), values_of(handles[0]) == values
     for handle in handles[1:]:
@@ -509,7 +509,7 @@ def _whole(self: Shadow, made: Any, x: Any) -> Residues:
 
 
 def _remainder(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
-    """Return x - n y, with the integer n of the values."""
+    """Compute x - n y, with the integer n from the values."""
     n = torch.round((values_of(x) - values_of(made)) / values_of(y))
     residues = self.residues(x) - Residues.of(n) * self.residues(y)
     return residues.rounded(FORMATS[made.data.dtype], values_of(made))
@@ -521,7 +521,7 @@ def _signed(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
 
 
 def _exponential(name: str) -> Rule:
-    """Return the rule of exp or exp2, which are 0 where a large negative number stands for -inf."""
+    """Return the rule of exp or exp2, which is 0 where a large negative number stands for -inf."""
 
     def rule(self: Shadow, made: Any, x: Any) -> Residues:
         found = FORMULAS[name](self.residues(x).masked(values_of(x)))
@@ -531,7 +531,7 @@ def _exponential(name: str) -> Rule:
 
 
 def _power(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
-    """Return x^y: products for one small integer y, else exp(y log x)."""
+    """Compute x^y: products for one small integer y, else exp(y log x)."""
     residues, exponents = self.residues(x), values_of(y)
     n = float(exponents.reshape(-1)[0])
     if n in range(-_MOST_FACTORS, _MOST_FACTORS + 1) and bool((exponents == n).all()):
@@ -695,7 +695,7 @@ def _masked_store(self: Shadow, method: Any, ptr: Any, value: Any, mask: Any, *a
 
 
 def _put(self: Shadow, ptr: Any, value: Any, mask: Any) -> None:
-    """Store what a handle holds at addresses, but for those that a mask excludes."""
+    """Store a handle's residues at addresses, except where a mask is false."""
     shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
     addresses, inside = np.broadcast_to(ptr.data, shape), _inside(mask, shape)
     residues, dtype = self.held(value, addresses[inside])
@@ -709,7 +709,7 @@ def _inside(mask: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _updated(self: Shadow, method: Any, operation: Any, ptr: Any, value: Any, mask: Any, *how: Any) -> Any:
-    """Add floats at addresses, all together; take others from the values that are in memory afterwards."""
+    """Update memory atomically: add floats by address; take other results from memory afterwards."""
     shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
     inside = _inside(mask, shape)
     addresses = np.broadcast_to(ptr.data, shape)[inside]
@@ -746,7 +746,7 @@ def _updated(self: Shadow, method: Any, operation: Any, ptr: Any, value: Any, ma
 
 
 def _added_by_address(addresses: Array, x: Residues) -> Residues:
-    """Return for each address the sum of all that goes to it."""
+    """Return, for each address, the sum of all numbers added to it."""
     distinct, place = np.unique(addresses, return_inverse=True)
     if len(distinct) == len(addresses):
         return x
@@ -767,7 +767,7 @@ def _exchanged(self: Shadow, method: Any, ptr: Any, compared: Any, value: Any, *
 
 
 def _cast_bits(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
-    """Cast bits: remember those of floats, and know them again."""
+    """Cast bits: remember the residues of floats, and recall them when the bits become floats again."""
     made = self.quietly(method, x, dtype)
     was, is_ = is_float(x.data.dtype), is_float(made.data.dtype)
     if was and not is_:
@@ -784,7 +784,7 @@ def _cast_bits(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
 
 
 def _to_integers(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
-    """Take integers by values; large ones hold digits of floats, as in fixed-point sums."""
+    """Convert floats to integers by their values; large ones are digits of floats, as in fixed-point sums."""
     made = self.quietly(method, x, dtype)
     digits = is_fixed_point(values_of(x), self.residues(x))
     made.digits = FORMATS[x.data.dtype].precision - 1 if bool(digits.any()) else 0
@@ -792,7 +792,7 @@ def _to_integers(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
 
 
 def _assembly(self: Shadow, method: Any, asm: str, constraints: str, values: Any, types: Any, *how: Any) -> Any:
-    """Follow a snippet whose instructions all are functions of fp32 numbers, or that is one choice among them."""
+    """Follow inline assembly whose instructions all are functions of fp32 numbers, or that is one choice among them."""
     results = self.quietly(method, asm, constraints, values, types, *how)
     given = {f"${i}": x for i, x in enumerate(values, len(types))}
     found = self.quietly(_of_snippet, self, assembled(asm, constraints, types, how[-1]), given, results)
@@ -807,7 +807,7 @@ def _assembly(self: Shadow, method: Any, asm: str, constraints: str, values: Any
 
 
 def _of_snippet(self: Shadow, made: Any, given: Mapping[str, Any], results: Any) -> Mapping[str, Residues]:
-    """Return the residues of the registers that a snippet leaves; none where an instruction is not known."""
+    """Return the residues of the registers after a snippet; empty if an instruction is unknown."""
     instructions = made.snippet.instructions
     if made.pack != 1 or any(x.data.dtype != np.float32 for x in given.values()):
         return {}

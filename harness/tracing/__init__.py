@@ -1,8 +1,8 @@
-"""What a kernel did, operation by operation: where in its text, with which values, from which elements of what.
+"""Record of a kernel's operations: place in its text, values, and which elements of operands each element came from.
 
 `traced` records the operations of interpreted Triton programs and of PyTorch. Every `Event` says for each element of
-its result from which elements of its operands that came, and memory is looked up by address. So `follow` finds what
-led to an element, back to the tensors that the kernel was given.
+its result from which elements of its operands that came, and memory is looked up by address. So `follow` finds the
+operations that led to an element, back to the tensors that the kernel was given.
 """
 
 from __future__ import annotations

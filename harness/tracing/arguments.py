@@ -1,4 +1,4 @@
-"""What the arguments of an operation hold, however deep in lists and tuples."""
+"""The values in an operation's arguments, however deep in lists and tuples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flat(values: Iterable[Any]) -> Iterator[Any]:
-    """Everything in `values` that is no list or tuple."""
+    """Yield every value that is neither list nor tuple, however deep it is nested."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from flat(value)
@@ -16,7 +16,7 @@ def flat(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def swapped(value: Any, by: Mapping[int, Any]) -> Any:
-    """The same with other objects in place of some; `by` has these by the id of what they stand for."""
+    """Return the value with objects in it replaced; `by` maps the id of an object to its replacement."""
     if isinstance(value, (list, tuple)):
         return [swapped(x, by) for x in value]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Which element of every operation belongs to which cell: a row and column of the case.
+"""Cells of operations: which element of a result belongs to which cell, a row and column of the case.
 
 An operation that leads one to one to elements of the result has an element for each of their cells. One that leads
 there through a reduction only has the cells of the elements of an input that came to it one to one.
@@ -26,7 +26,7 @@ _MOST = 1 << 22  # elements of an operand that are looked up at once
 
 @dataclass(frozen=True, eq=False)
 class Edge:
-    """An event and one that it computed from.
+    """An event and one of the events that it was computed from.
 
     Attributes:
         event: the one computed from.
@@ -39,7 +39,7 @@ class Edge:
 
 @dataclass(frozen=True, eq=False)
 class Ancestry:
-    """All events that led to some, by number, each with what it computed from."""
+    """All events that led to some, by number, with edges to those that each was computed from."""
 
     log: Log
     events: dict[int, Event] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Ancestry:
 
     @classmethod
     def of(cls, log: Log, last: Iterable[Event], *, addresses: bool = False) -> Ancestry:
-        """Everything that led to these events, also by saying where something is if `addresses`."""
+        """Collect everything that led to these events; with `addresses`, also what computed addresses and masks."""
         found = cls(log)
         ahead = list(last)
         while ahead:
@@ -60,7 +60,7 @@ class Ancestry:
         return found
 
     def before(self, numbers: Iterable[int]) -> set[int]:
-        """These events and all that led to them."""
+        """Return the numbers of these events and of all that led to them."""
         found: set[int] = set()
         ahead = list(numbers)
         while ahead:
@@ -71,7 +71,7 @@ class Ancestry:
         return found
 
     def origins(self) -> dict[int, dict[str, Array]]:
-        """Number of an event → input → which of its elements came one to one to each of the event's, -1 for none."""
+        """Map events, by number, to inputs and the input's element for each of the event's, -1 if not one to one."""
         found: dict[int, dict[str, Array]] = {}
         for number in sorted(self.events):
             event = self.events[number]
@@ -86,10 +86,11 @@ class Ancestry:
         return found
 
     def cells(self, ends: Mapping[int, Array], starts: Mapping[str, Array]) -> dict[int, Array]:
-        """Number of an event → its element for each cell, -1 for none, [C].
+        """Map event numbers to the event's element for each cell, [C], -1 for none.
 
-        `ends` has that for some events, to which the others led; `starts` the cell of each element of inputs. What
-        led one to one to an end has the cell of that, else that of the input it came from, else that of what it led to.
+        `ends` maps some events, to which the others led, to their element for each cell; `starts` maps inputs to the
+        cell of each of their elements. An element that led one to one to an end has its cell; any other one has the
+        cell of the input element it came from, or else of the element it led to.
         """
         size = len(next(iter(ends.values())))
         direct, others, found = dict(ends), dict[int, Array](), dict[int, Array]()
@@ -110,12 +111,12 @@ class Ancestry:
 
 
 def _through(elements: Array, lanes: Array) -> Array:
-    """The elements at `lanes`, -1 where these are."""
+    """Compose two maps of elements: the elements at `lanes`, -1 where these are -1."""
     return np.where(lanes >= 0, elements[lanes], -1)
 
 
 def merged(first: Array | None, second: Array) -> Array:
-    """The first of two where it is not -1."""
+    """Take the first of two arrays where it is not -1, else the second."""
     return second if first is None else np.where(first >= 0, first, second)
 
 
@@ -157,7 +158,7 @@ def _placed(size: int, at: Array, elements: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """One operation of the text, however often it was done: in rounds of a loop, and in programs.
+    """One operation of the kernel's text with all events that performed it, in rounds of a loop and in programs.
 
     Attributes:
         events: in order.
@@ -175,21 +176,21 @@ class Expression:
 
     @property
     def number(self) -> int:
-        """When it was done first."""
+        """Number of the first event."""
         return self.events[0].number
 
     @property
     def dtype(self) -> str:
-        """Of its values."""
+        """Dtype of the values."""
         return self.events[0].dtype
 
     def event_of(self, cell: int) -> Event:
-        """The event that had a cell last; the last of all where none had it."""
+        """Return the last event that has an element for a cell; the last of all if none has."""
         return next((e for e in reversed(self.events) if self.lanes[e.number][cell] >= 0), self.events[-1])
 
 
 def expressions(events: Mapping[int, Event], cells: Mapping[int, Array]) -> list[Expression]:
-    """The expressions that events are of, in order; inputs are one each, without a place."""
+    """Group events by the expression they perform, in order; each input is an expression without a place."""
     groups: dict[object, list[Event]] = defaultdict(list)
     counts: dict[object, int] = defaultdict(int)
     for number in sorted(events):
@@ -213,7 +214,7 @@ def _expression(events: tuple[Event, ...], cells: Mapping[int, Array]) -> Expres
 
 
 def residues_of_cells(made: Mapping[int, Made], lanes: Mapping[int, Array], size: int) -> Residues | None:
-    """Return the residues of what events gave, by cell; OPEN where none has a cell, None where one has no residues."""
+    """Gather the residues of events by cell; open where no event has the cell, None if an event has no residues."""
     numbers = Residues.of(torch.zeros(size)).opened.numbers
     for number, own in made.items():
         if own.residues is None:

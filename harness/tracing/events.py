@@ -1,4 +1,4 @@
-"""What happened in a kernel, as data."""
+"""Events: the recorded operations of a kernel, as data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOWHERE = Place("", 0, 0, 0, 0, "")
 
 
 class Origin(IntEnum):
-    """What a value was made of."""
+    """Origin of a value: constants, arguments or memory, the highest among what it was computed from."""
 
     CONSTANTS = 0
     ARGUMENTS = 1
@@ -51,7 +51,7 @@ Program = tuple[int, tuple[int, int, int]]
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """What an event computes from: the result of another event, memory, a constant or an argument.
+    """An operand of an event: the result of another event, memory, a constant or an argument.
 
     Attributes:
         source: elements of the event's result → elements of the operand.
@@ -73,7 +73,7 @@ class Operand:
 
 
 class Made(NamedTuple):
-    """What an operation gives.
+    """Result of an operation.
 
     Attributes:
         values: as arrays hold them.
@@ -138,7 +138,7 @@ class Event:
         return is_float(self.values.dtype)
 
     def at(self, lanes: Array) -> Array:
-        """The values of elements by flat index."""
+        """Return the values of elements by flat index."""
         return np.asarray(self.values.reshape(-1)[lanes])
 
 
@@ -155,6 +155,6 @@ DTYPES = {
 
 
 def dtype_name(name: Any) -> str:
-    """A dtype of Triton, numpy or torch in Triton's words."""
+    """Translate a dtype of Triton, numpy or torch to Triton's words."""
     text = str(name).removeprefix("torch.")
     return DTYPES.get(text, text)

@@ -1,4 +1,4 @@
-"""What led to an element: the way back through operations and memory."""
+"""The path to an element, followed back through operations and memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Visit:
 
 @dataclass
 class Path:
-    """What led to an element.
+    """The path that led to an element.
 
     Attributes:
         visits: in the order in which it happened.
@@ -47,9 +47,9 @@ class Path:
 
 
 def follow(log: Log, event: Event, lanes: Iterable[int]) -> Path:
-    """What led to elements of an event's result, back to the inputs.
+    """Follow elements of an event's result back to the inputs.
 
-    Left out is how addresses were computed, and what follows from constants alone or, in integers, from arguments.
+    Computations of addresses are left out, and values that follow from constants alone or, in integers, from arguments.
     """
     walk = _Walk(log)
     walk.reach(event, np.asarray(list(lanes), np.int64), many=False)
@@ -100,7 +100,7 @@ class _Walk:
                 self._path.unknown += self._read(operand.memory.at(elements), event.number, own)
 
     def _read(self, addresses: Array, before: int, many: bool) -> int:
-        """Reach what wrote there last; how many addresses nothing wrote to."""
+        """Follow addresses to the last writes there, and count those to which nothing wrote."""
         left = len(addresses)
         for write, positions, elements in self._log.writes.last(addresses, before):
             left -= len(positions)
@@ -114,7 +114,7 @@ class _Walk:
 
 
 def came_from(operand: Operand, lanes: Array) -> Iterator[Array]:
-    """The lanes of an operand that elements came from, [n, k], for some of the elements at a time."""
+    """Yield an operand's flat indices for elements of the result, [n, k] for n elements at a time, -1 for none."""
     width = max(1, operand.source(lanes[:1]).shape[1])
     step = max(1, _MOST // width)
     for start in range(0, len(lanes), step):
@@ -122,12 +122,12 @@ def came_from(operand: Operand, lanes: Array) -> Iterator[Array]:
 
 
 def unique(lanes: Array) -> Array:
-    """Without repetitions, in the order in which they came."""
+    """Remove repetitions and keep the order."""
     _, first = np.unique(lanes, return_index=True)
     return np.asarray(lanes[np.sort(first)])
 
 
 def matters(operand: Operand) -> bool:
-    """Whether an operand is more than constants, or than integers that follow from arguments."""
+    """Return whether an operand is more than a constant, or than an integer that follows from arguments."""
     event = operand.event
     return event is None or event.origin is Origin.MEMORY or (event.origin is Origin.ARGUMENTS and event.is_float)

@@ -1,7 +1,7 @@
-"""From which elements of an operand the elements of a result came, whatever the operation did.
+"""Sources: the elements of an operand from which the elements of a result came.
 
 A `Source` takes flat indices of elements of the result, [L], and gives flat indices of the operand, [L, k]; -1 stands
-for none. What an operation that only moves elements does to them, it does to an array of their indices.
+for none. An operation that only moves elements is applied to an array of their indices to find its source.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Shape = tuple[int, ...]
 
 
 def numbered(shape: Shape) -> Array:
-    """The flat index of every element, in an array of that shape."""
+    """Return an array of a shape that holds the flat index of each element."""
     return np.arange(int(np.prod(shape, dtype=np.int64))).reshape(shape)
 
 
 def moved(index: Callable[[], Array]) -> Source:
-    """From an array of the shape of the result that holds flat indices of the operand; made when first asked for."""
+    """Make a source from an array of the result's shape with flat indices of the operand, computed on first use."""
     made = cache(lambda: np.ascontiguousarray(index()).reshape(-1))
     return lambda lanes: made()[lanes][:, None]
 
 
 def pointwise(operand: Shape, result: Shape) -> Source:
-    """Element by element, after broadcasting; `everything` where the shapes do not allow that."""
+    """Make the source of an elementwise operation with broadcasting; `everything` where the shapes do not broadcast."""
     if operand == result:
         return lambda lanes: lanes[:, None]
     if not broadcasts(operand, result):
@@ -38,25 +38,25 @@ def pointwise(operand: Shape, result: Shape) -> Source:
 
 
 def broadcasts(operand: Shape, result: Shape) -> bool:
-    """Whether an operand of that shape can be broadcast to the result's."""
+    """Return whether the operand's shape broadcasts to the result's."""
     pairs = zip(reversed(operand), reversed(result), strict=False)
     return len(operand) <= len(result) and all(a in (1, b) for a, b in pairs)
 
 
 def where(source: Source, chosen: Array) -> Source:
-    """`source`, for those elements of the result that are `chosen`, a mask of its shape."""
+    """Restrict a source to the elements of the result that are `chosen`, a mask of its shape; others have none."""
     flat = np.ascontiguousarray(chosen).reshape(-1)
     return lambda lanes: np.where(flat[lanes][:, None], source(lanes), -1)
 
 
 def everything(operand: Shape) -> Source:
-    """Every element of the result from all of the operand's."""
+    """Make the source of an operation in which every element of the result depends on the whole operand."""
     size = int(np.prod(operand, dtype=np.int64))
     return lambda lanes: np.broadcast_to(np.arange(size), (len(lanes), size))
 
 
 def along(operand: Shape, axes: tuple[int, ...]) -> Source:
-    """Every element of the result from the operand's along some axes, those of a reduction; no axis stands for all."""
+    """Make the source of a reduction along some axes; along all if no axis is given."""
     if not operand:
         return lambda lanes: lanes[:, None]
     axes = axes or tuple(range(len(operand)))
@@ -67,14 +67,14 @@ def along(operand: Shape, axes: tuple[int, ...]) -> Source:
 
 
 def within(operand: Shape, axes: tuple[int, ...]) -> Source:
-    """As `along`, where the result has the shape of the operand: a softmax, or the statistics of a row and the row."""
+    """Make the source of a softmax or normalisation: each element depends on its row along `axes`; shapes are equal."""
     kept = tuple(1 if axis in axes else side for axis, side in enumerate(operand))
     reduced, spread = along(operand, axes), pointwise(kept, operand)
     return lambda lanes: reduced(spread(lanes)[:, 0])
 
 
 def upto(operand: Shape, axis: int, reverse: bool) -> Source:
-    """Every element of the result from those before it along an axis and itself, or after it if `reverse`."""
+    """Make the source of a scan: each element depends on those before it along an axis, or after it if `reverse`."""
     whole = within(operand, (axis,))
 
     def source(lanes: Array) -> Array:
@@ -87,12 +87,12 @@ def upto(operand: Shape, axis: int, reverse: bool) -> Source:
 
 
 def left_of_dot(a: Shape, b: Shape) -> Source:
-    """The row of `a` [..., M, K] for an element of `a @ b`, b [..., K, N]."""
+    """Make the source of `a @ b` in a [..., M, K]: each element depends on a row of `a`; b is [..., K, N]."""
     return lambda lanes: (lanes // b[-1])[:, None] * a[-1] + np.arange(a[-1])
 
 
 def right_of_dot(a: Shape, b: Shape) -> Source:
-    """The column of `b` for an element of `a @ b`."""
+    """Make the source of `a @ b` in b [..., K, N]: each element depends on a column of `b`."""
     size = a[-2] * b[-1]
 
     def source(lanes: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Everything that was recorded of a kernel, in order."""
+"""The log of a recorded kernel: its events, launches and writes, in order."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LIMIT = 2 << 30
 
 
 class TraceLimit(LastbitError):
-    """The values of what is to be traced would fill the memory."""
+    """The values of a trace would fill the memory."""
 
 
 @dataclass
 class Log:
-    """What was recorded.
+    """The record of a call of a kernel.
 
     Attributes:
         wanted: programs of launches all of whose operations are kept; of others only where they write.
@@ -52,16 +52,16 @@ class Log:
     _last: Places = ()
 
     def next(self) -> int:
-        """A number for what happens now."""
+        """Return the next number in time."""
         self._number += 1
         return self._number
 
     def turn(self) -> None:
-        """A loop begins its next round: what follows is another occurrence, be it of the same expression."""
+        """Begin the next round of a loop, so that the same expression counts as another occurrence."""
         self._last = ()
 
     def begin(self, name: str, frame: FrameType | None, numbers: frozenset[float]) -> TracedLaunch:
-        """A Triton kernel is launched, with these numbers among its arguments."""
+        """Record the launch of a Triton kernel with these numbers among its arguments."""
         at = places(frame)
         self.launches.append(TracedLaunch(len(self.launches), name, at[0] if at else NOWHERE, numbers))
         return self.launches[-1]
@@ -79,7 +79,7 @@ class Log:
         again: Again | None = None,
         residues: Residues | None = None,
     ) -> Event:
-        """An operation that gave or stored `values`."""
+        """Record an operation that computed or stored `values`."""
         if at != self._last:
             self._occurrence, self._last = self._occurrence + 1, at
         launch = None if program is None else self.launches[program[0]]
@@ -90,13 +90,13 @@ class Log:
         return event
 
     def _kept(self, values: Array) -> Array:
-        """The values; none any more once there are too many."""
+        """Count the bytes of values and return them; an empty placeholder once the limit is exceeded."""
         if 0 not in values.strides:  # broadcast, and no memory of its own
             self.bytes += values.nbytes
         return values if self.bytes <= self.limit else np.zeros((), values.dtype)
 
     def check(self) -> None:
-        """Raise `TraceLimit` if there were too many values: not before the kernel has ended, which could catch it."""
+        """Raise `TraceLimit` if the values exceeded the limit; only after the kernel's end, since it could catch it."""
         if self.bytes > self.limit:
             raise TraceLimit(
                 f"the values of this trace take {self.bytes >> 20:,} MiB, and {self.limit >> 20:,} MiB are the limit; "
@@ -114,7 +114,7 @@ class Log:
         at: Places = (),
         adds: bool = False,
     ) -> None:
-        """Elements were written: `addresses` [n], and their flat indices, or None for 0 to n-1."""
+        """Record a write to `addresses` [n] of the elements with flat indices `lanes`, None for 0 to n-1."""
         if not addresses.size:
             return
         number = self.next() if event is None else event.number

@@ -1,4 +1,4 @@
-"""Which write put an element into memory."""
+"""Addresses of elements, and the writes that put them into memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Find = Callable[[Array], Array]
 
 @dataclass(frozen=True, eq=False)
 class Addresses:
-    """Where the elements of a block or tensor are.
+    """Addresses of the elements of a block or tensor.
 
     Attributes:
         at: flat indices of elements → their addresses.
@@ -32,7 +32,7 @@ class Addresses:
 
 
 def of_layout(start: int, shape: Shape, strides: Sequence[int], width: int) -> Addresses:
-    """Those of a strided tensor; strides in elements."""
+    """Return the addresses of a strided tensor; strides in elements, `width` in bytes."""
 
     def at(lanes: Array) -> Array:
         index = np.unravel_index(lanes, shape) if shape else ()
@@ -43,14 +43,14 @@ def of_layout(start: int, shape: Shape, strides: Sequence[int], width: int) -> A
 
 
 def of_array(addresses: Array, width: int) -> Addresses:
-    """Those that an array holds."""
+    """Return addresses that are given as an array."""
     flat = addresses.reshape(-1).astype(np.int64)
     return Addresses(lambda lanes: flat[lanes], width)
 
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """What was written at once.
+    """A write of one or more elements to memory.
 
     Attributes:
         number: when; see `Event.number`.
@@ -74,7 +74,7 @@ class Write:
 
 
 def finder(addresses: Array, lanes: Array | None, width: int) -> Find:
-    """Finds addresses among those of elements, [n]; `lanes` are the elements' flat indices, None for 0 to n-1.
+    """Make a function that finds addresses in elements at `addresses` [n], of flat indices `lanes`, None for 0 to n-1.
 
     Addresses that are evenly spaced, as nearly always, are not kept.
     """
@@ -115,8 +115,9 @@ class Writes:
         self._bounds = None
 
     def last(self, addresses: Array, before: int) -> Iterator[tuple[Write, Array, Array]]:
-        """The last writes before a time that wrote at these addresses: each with the numbers of the addresses that it
-        wrote to, and the flat indices of the elements that it wrote there.
+        """Yield the last writes to these addresses before a time.
+
+        Each comes with the positions in `addresses` that it wrote to, and the flat indices of its elements there.
         """
         left = np.arange(len(addresses))
         if not len(left):

@@ -1,4 +1,4 @@
-"""What a kernel does in PyTorch, as events: every operation that writes tensors, which are found by their addresses."""
+"""PyTorch's operations in a kernel, as events: every one that writes tensors, found by their addresses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _VIEWED |= {torch.float8_e4m3fn: (torch.uint8, E4M3), torch.float8_e5m2: (torch.
 
 
 def array_of(tensor: Tensor) -> Array:
-    """A copy of a tensor's elements in its shape."""
+    """Copy a tensor's elements to an array of its shape."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
     raw, dtype = _VIEWED.get(plain.dtype, (None, None))
     if raw is None:
@@ -53,12 +53,12 @@ def array_of(tensor: Tensor) -> Array:
 
 
 def addresses_of(tensor: Tensor) -> Addresses:
-    """Where the elements of a strided tensor are."""
+    """Return the addresses of a strided tensor's elements."""
     return of_layout(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size())
 
 
 def record_input(log: Log, name: str, tensor: Tensor, shadow: ShadowMemory | None = None) -> Event:
-    """Record a tensor that the kernel is given, as an event that wrote it."""
+    """Record an input of the kernel as an event that wrote it."""
     residues = None
     if shadow is not None and tensor.is_floating_point():
         shadow.register(tensor)
@@ -69,7 +69,7 @@ def record_input(log: Log, name: str, tensor: Tensor, shadow: ShadowMemory | Non
 
 
 def _wrote(log: Log, event: Event, tensor: Tensor, kept: Source | None = None) -> None:
-    """Note where an event wrote; not where it left what was there, of which `kept` is the source."""
+    """Record the addresses that an event wrote, except for elements it kept: those for which `kept` has a source."""
     lanes = np.arange(tensor.numel())
     changed = None if kept is None else lanes[kept(lanes)[:, 0] < 0]
     addresses = addresses_of(tensor).at(lanes if changed is None else changed)
@@ -78,7 +78,7 @@ def _wrote(log: Log, event: Event, tensor: Tensor, kept: Source | None = None) -
 
 @dataclass(frozen=True, eq=False)
 class _Used:
-    """A tensor that an operation reads: where it was before that, and what it held if that is little."""
+    """A tensor that an operation reads: its addresses before that, and its values if they are few."""
 
     tensor: Tensor
     memory: Addresses
@@ -96,7 +96,7 @@ def _used(name: str, tensor: Tensor) -> _Used:
 
 
 class TorchWatch(UncompiledMode):
-    """Tells a log of what PyTorch does within this context, but for views, which write nothing."""
+    """Dispatch mode that records PyTorch's operations in a log, except for views, which write nothing."""
 
     def __init__(self, log: Log, shadow: ShadowMemory | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -146,7 +146,7 @@ class TorchWatch(UncompiledMode):
 
 
 def _numbers_of(given: Mapping[str, Any]) -> Iterator[Operand]:
-    """Python's numbers that an operation computes with."""
+    """Yield Python's numbers that an operation computes with, as operands."""
     for name in NUMBERS:
         if isinstance(number := given.get(name), (int, float)):
             yield Operand(lanes.everything((1,)), values=np.array([number]))
@@ -154,13 +154,13 @@ def _numbers_of(given: Mapping[str, Any]) -> Iterator[Operand]:
 
 @dataclass(frozen=True, eq=False)
 class _Slot:
-    """An argument that was a tensor, without its memory."""
+    """A tensor argument without its memory."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def filled(self, values: Array | None) -> Tensor:
-        """A tensor of these values, in fp32 where they are or where they are no numbers of its narrower format."""
+        """Make a tensor of these values; in fp32 where the argument's narrower dtype does not hold them."""
         if values is None:
             return torch.zeros(self.shape, dtype=self.dtype)
         if values.dtype == np.float32 and self.dtype.is_floating_point and self.dtype.itemsize < 4:
@@ -173,7 +173,7 @@ class _Slot:
 
 
 def _repeatable(func: Any, given: Mapping[str, Any], operands: Sequence[Tensor], part: int) -> Again:
-    """Make what does an operation once more, for the values of its operands, then of its numbers."""
+    """Make a function that repeats an operation, from values of its operand tensors, then of its numbers."""
     of_tensor = {id(x): _Slot(tuple(x.shape), x.dtype) for _, x in _tensors(given)}
     slots = [of_tensor[id(x)] for x in operands]
     return partial(_again, func, swapped(dict(given), of_tensor), slots, list(of_tensor.values()), part)
@@ -205,13 +205,13 @@ def _again(
 
 
 def _named(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Name → argument."""
+    """Map the names of an operation's parameters to its arguments."""
     names = [argument.name for argument in func._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _changed(func: Any, given: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors among the arguments that the operation writes to."""
+    """Return the tensors among the arguments that the operation writes to."""
     written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return [x for name in written for x in flat([given.get(name)]) if _is_plain(x)]
 

@@ -1,4 +1,4 @@
-"""What programs of interpreted Triton kernels do, as events: a builder that computes as another one and tells of it."""
+"""Operations of interpreted Triton programs, as events: a builder that computes by another one and records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OF_PROGRAM = ("get_program_id", "get_num_programs", "make_range")
 
 
 class LaunchWatch:
-    """Tells a log of launches; see `lastbit.interpret.watching.Watcher`."""
+    """Watcher that records launches in a log; see `lastbit.interpret.watching.Watcher`."""
 
     def __init__(self, log: Log, beneath: Shadowing | None = None) -> None:
         self._log, self._beneath = log, beneath
@@ -61,7 +61,7 @@ class LaunchWatch:
                 tracer.outside = None
 
     def chosen(self, programs: Array) -> Array:
-        """Those that are wanted, where no others are to run."""
+        """Choose the programs to run: all, or only the wanted ones if the log says so."""
         if self._tracer is None or not self._log.only:
             return programs
         launch = self._tracer.launch.number
@@ -72,7 +72,7 @@ class LaunchWatch:
 
 
 class Tracer(Builder):
-    """The builder `other` for one launch, telling `log` of every operation of the programs that it wants."""
+    """Builder for one launch that computes by the builder `other` and records operations of wanted programs."""
 
     __slots__ = ("_arguments", "_kept", "_log", "_loops", "_made", "_other", "_program", "_silent", "launch", "outside")
 
@@ -105,7 +105,7 @@ class Tracer(Builder):
         return number
 
     def returned(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Take a function that the kernel declares to stand for a primitive for one operation, if its values do."""
+        """Record a function declared as a primitive as one operation, if its values are those of the primitive."""
         self._other.returned(function, args, kwargs, result)
         own = self._made.get(id(getattr(result, "handle", None)))
         if own is not None and any(isinstance(x, tl.tensor) and x.handle is result.handle for x in args):
@@ -127,7 +127,7 @@ class Tracer(Builder):
     # Operations: once each, whatever they are made of, but for those on objects that hold several handles.
 
     def perform(self, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What the builder's method returns, and an event for it."""
+        """Perform a method of the builder and record an event for it."""
         if self._silent:
             return method(*args, **kwargs)
         if any(_holds_handles(x) for x in args):  # it is made of operations on these
@@ -148,7 +148,7 @@ class Tracer(Builder):
         return result
 
     def whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What an operation of the language returns, and one event for all that it is made of."""
+        """Perform a function of the language, such as a reduction, and record one event for all of it."""
         follows = isinstance(self._other, Shadow)
         whole = partial(self._other.combined, function) if follows else function
         if self._silent or self._of_program() not in self._log.wanted:
@@ -211,7 +211,7 @@ class Tracer(Builder):
         self._keep(self._event("load", at, result, tuple(operands), Origin.MEMORY), result)
 
     def stored(self, name: str, at: Places, result: Any, ptr: Any, value: Any, mask: Any = None) -> None:
-        """A write, and an event for it in a program that is wanted."""
+        """Record a store, with an event if its program is wanted."""
         shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
         event = None
         if self._program in self._log.wanted:
@@ -226,7 +226,7 @@ class Tracer(Builder):
         self._wrote(event, at, ptr, mask, shape, value.data.itemsize)
 
     def updated(self, name: str, at: Places, result: Any, *args: Any) -> None:
-        """An atomic update: the old values, which the program gets, and the new ones in memory."""
+        """Record an atomic update: an event for the old values, which the program gets, and one for the new ones."""
         handles = [x for x in args if isinstance(x, TensorHandle)]
         ptr, rest = handles[0], handles[1:]
         mask = rest.pop() if name == "atomic_rmw" else None
@@ -286,7 +286,7 @@ _SCALARS = {numpy: scalar for scalar, numpy in NUMPY.items()}
 
 
 def _with(handle: Any, own: Made) -> Any:
-    """A handle with other values; of their format where they are floats, so that some may be left unrounded."""
+    """Return a handle with other values, in their own dtype if floating-point, so that unrounded ones stay so."""
     dtype = _SCALARS[own.values.dtype] if is_float(own.values.dtype) else handle.dtype
     made = TensorHandle(own.values.reshape(handle.data.shape), dtype)
     if own.residues is not None:
@@ -299,12 +299,12 @@ def _made(handle: Any) -> Made:
 
 
 def _follows(values: Sequence[Made | None]) -> bool:
-    """Return whether what an operation is given anew has residues."""
+    """Return whether all floating-point values that replace operands have residues."""
     return all(own is None or own.residues is not None or own.values.dtype.kind in "iub" for own in values)
 
 
 def _again(plain: BuilderCall, followed: BuilderCall, handles: Sequence[Any], values: Sequence[Made | None]) -> Made:
-    """Do an operation of the builder's once more, on handles of which some have other values."""
+    """Repeat an operation of the builder on its handles, some with other values."""
     call = followed if _follows(values) else plain
     pairs = zip(handles, values, strict=True)
     others = {id(handle): _with(handle, own) for handle, own in pairs if own is not None}
@@ -320,7 +320,7 @@ def _whole_again(
     part: int,
     values: Sequence[Made | None],
 ) -> Made:
-    """Do a reduction or scan once more; one by a function of the kernel's own needs the language, and raises."""
+    """Repeat a reduction or scan; one by a function of the kernel's own needs the language, and raises."""
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     blocks = [x for x in flat([given["input"]]) if isinstance(x, tl.tensor)]
     pairs = zip(blocks, values, strict=True)
@@ -336,7 +336,7 @@ def _primitive_again(
     kwargs: Any,
     values: Sequence[Made | None],
 ) -> Made:
-    """Do a function that stands for a primitive once more."""
+    """Repeat a function that stands for a primitive."""
     blocks = [x for x in (*args, *kwargs.values()) if isinstance(x, tl.tensor)]
     pairs = zip(blocks, values, strict=True)
     given = [x if own is None else tl.tensor(_with(x.handle, own), x.type) for x, own in pairs]
@@ -386,7 +386,7 @@ def _origin(operand: Operand) -> Origin:
 
 
 def _deciding(condition: Operand, *sides: Operand) -> tuple[Operand, ...]:
-    """The operands of a selection; a condition that follows from memory is a value where it took what does not."""
+    """Return the operands of a selection; a condition from memory is a value where it chose something that is not."""
     if _origin(condition) is not Origin.MEMORY:
         return condition, *sides
     varying = [side for side in sides if _origin(side) is Origin.MEMORY]
@@ -399,13 +399,13 @@ def _deciding(condition: Operand, *sides: Operand) -> tuple[Operand, ...]:
 
 
 def _holds_handles(x: Any) -> bool:
-    """Whether an object is no handle but made of several, as a block pointer is."""
+    """Return whether an object is made of several handles, as a block pointer is."""
     if isinstance(x, (TensorHandle, list, tuple)) or not hasattr(x, "__dict__"):
         return False
     return any(isinstance(part, TensorHandle) for part in flat(vars(x).values()))
 
 
 def _mask(mask: Any, shape: lanes.Shape) -> Array:
-    """A mask that is a handle, a bare array or None, in the shape of what it masks."""
+    """Broadcast a mask, given as a handle, an array or None, to the shape of the masked block."""
     data = True if mask is None else mask if isinstance(mask, np.ndarray) else mask.data
     return np.broadcast_to(np.asarray(data, np.bool_), shape)

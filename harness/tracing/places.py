@@ -1,4 +1,4 @@
-"""Where in the text of a kernel something happens."""
+"""Places in the text of a kernel at which its operations stand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Places = tuple[Place, ...]
 
 
 def places(frame: FrameType | None, upto: FrameType | None = None) -> Places:
-    """The places in kernels that a frame and its callers are at, the innermost first.
+    """Return the places in kernels at which a frame and its callers are, the innermost first.
 
     Frames of Python, torch, Triton, numpy and lastbit are left out, and all from `upto` on.
     """
@@ -31,7 +31,7 @@ def places(frame: FrameType | None, upto: FrameType | None = None) -> Places:
 
 
 def is_lastbits_own(frame: FrameType | None) -> bool:
-    """Whether a frame is one of lastbit that a kernel called, as where lastbit guards what a kernel allocates."""
+    """Return whether a frame is in lastbit itself, called by a kernel, as where lastbit guards its allocations."""
     while frame is not None:
         file = frame.f_code.co_filename
         if _is_of_a_kernel(file):
@@ -57,6 +57,6 @@ _PYTHON = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib
 
 
 def _packages() -> tuple[str, ...]:
-    """The folders of torch, Triton, numpy and lastbit, with what is loaded of them."""
+    """Return the folders of lastbit, and of torch, Triton and numpy as far as they are loaded."""
     files = (getattr(sys.modules.get(name), "__file__", None) for name in ("torch", "triton", "numpy"))
     return (_OWN, *(os.path.join(os.path.dirname(file), "") for file in files if file))

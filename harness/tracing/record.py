@@ -1,4 +1,4 @@
-"""A time in which everything that a kernel does is recorded."""
+"""A context in which everything that a kernel does is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorded operations of a kernel done once more, from where some of them give other values."""
+"""Replay of a kernel's recorded operations, some of them changed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Change = Callable[["Redo", Event, Values], Made]
 
 
 class Unrepeatable(Exception):
-    """An operation cannot be done again from what was recorded."""
+    """An operation cannot be repeated from what was recorded."""
 
 
 @dataclass(frozen=True, eq=False)
 class Redo:
-    """Recorded events that led to some, to be done again.
+    """Recorded events that can be replayed.
 
     Attributes:
         ancestry: the events, and what wrote where.
@@ -39,7 +39,7 @@ class Redo:
     _read: dict[tuple[int, int], list[tuple[Array, int, Array]]] = field(default_factory=dict)
 
     def run(self, changes: Mapping[int, Change]) -> dict[int, Made]:
-        """Do the events with these numbers otherwise, and all that follows from them; give what changed, by number.
+        """Change the events with these numbers, repeat all that follow from them, and return changed results by number.
 
         Raises:
             Unrepeatable: an operation on the way cannot be done again.
@@ -62,14 +62,14 @@ class Redo:
         return changed
 
     def made(self, event: Event) -> Made:
-        """Return what an event gave."""
+        """Return the recorded result of an event."""
         return Made(event.values, event.residues if self.follows else None)
 
     def again(self, event: Event, given: Values) -> Made:
-        """Do one event again.
+        """Repeat one event.
 
         Raises:
-            Unrepeatable: it was told where to read by what has changed.
+            Unrepeatable: an address or mask of the event has changed, and it is no load from recorded memory.
         """
         if all(own is None for own in given):
             return self.made(event)
@@ -99,7 +99,7 @@ class Redo:
         return Made(made, None if numbers is None else Residues(numbers.reshape(4, *made.shape)))
 
     def _elsewhere(self, event: Event, given: Values) -> Made:
-        """What a load gives that reads elsewhere, or under another mask.
+        """Repeat a load from other addresses, or under another mask.
 
         Raises:
             Unrepeatable: it is no load, or nothing that was recorded wrote there.
@@ -131,7 +131,7 @@ class Redo:
         return Made(made.astype(event.values.dtype).reshape(shape), residues)
 
     def _lanes(self, event: Event, place: int, given: Values) -> Array:
-        """Return an operand that is no memory, for each element of the result."""
+        """Return the values of an operand outside of memory, for each element of the result."""
         operand, own = event.operands[place], given[place]
         values = own.values if own is not None else operand.values if operand.event is None else operand.event.values
         if values is None:
@@ -140,7 +140,7 @@ class Redo:
         return np.asarray(values).reshape(-1)[np.maximum(source, 0)]
 
     def whole(self, event: Event, operand: Operand) -> Made | None:
-        """What all elements of an operand of PyTorch's were; None for a number.
+        """Return the whole tensor that an operand of a PyTorch operation was; None for a number.
 
         Raises:
             Unrepeatable: something wrote there that was not recorded.
@@ -150,7 +150,7 @@ class Redo:
         return self._memory(event, event.operands.index(operand), {}, np.arange(operand.size))
 
     def _given(self, event: Event, place: int, changed: Mapping[int, Made]) -> Made | None:
-        """What an operand is if it has changed."""
+        """Return the new value of an operand; None if it has not changed."""
         operand = event.operands[place]
         if operand.event is not None:
             return changed.get(operand.event.number)
@@ -160,7 +160,7 @@ class Redo:
         return self._memory(event, place, changed, np.arange(size))
 
     def _memory(self, event: Event, place: int, changed: Mapping[int, Made], lanes: Array) -> Made:
-        """What an operand read from memory: for each element of a tensor, or of a load's result."""
+        """Return the values that an operand read from memory: for each element of a tensor, or of a load's result."""
         operand = event.operands[place]
         before = np.zeros(len(lanes)) if operand.size else event.values.reshape(-1)
         made, left = before.astype(np.float64), np.ones(len(lanes), np.bool_)
@@ -188,7 +188,7 @@ class Redo:
         return Made(values, None if numbers is None else Residues(numbers))
 
     def _writers(self, event: Event, place: int) -> list[tuple[Array, int, Array]]:
-        """For an operand in memory: which of its elements which event wrote, and which of the event's they are."""
+        """Return the writes that an operand read: positions in it, the event's number, and the event's elements."""
         key = event.number, place
         if key not in self._read:
             operand = event.operands[place]
@@ -206,7 +206,7 @@ class Redo:
 
     @cached_property
     def _sources(self) -> dict[int, set[int]]:
-        """Number of an event → those of the events that it computed from, or was told where to read by."""
+        """Map event numbers to the events that each was computed from, those of addresses and masks included."""
         found: dict[int, set[int]] = {}
         for number, event in self.ancestry.events.items():
             found[number] = {operand.event.number for operand in event.operands if operand.event is not None}
@@ -214,7 +214,7 @@ class Redo:
         return found
 
     def _following(self, changes: Collection[int]) -> list[int]:
-        """The events from the first of these on, in order."""
+        """Return the numbers of the events from the first of these on, in order."""
         first = min(changes)
         return [number for number in self._order if number >= first]
 
@@ -224,14 +224,14 @@ class Redo:
 
 
 def _is_same(a: Made, b: Made) -> bool:
-    """Return whether two have the same bits and the same residues."""
+    """Return whether two results have the same bits and the same residues."""
     if a.values.shape != b.values.shape or a.values.tobytes() != b.values.tobytes():
         return False
     return a.residues is None or b.residues is None or torch.equal(a.residues.p, b.residues.p)
 
 
 def _wide_enough(values: Array, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """The format of a load, or fp32 where it was narrower and the values are none of its numbers."""
+    """Return the dtype of a load, or fp32 if that is narrower and does not hold the values."""
     if dtype.itemsize >= 4 or np.array_equal(values.astype(dtype).astype(np.float64), values, equal_nan=True):
         return dtype
     return np.dtype(np.float32)

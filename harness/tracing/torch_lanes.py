@@ -1,4 +1,4 @@
-"""From which elements of its operands an operation of PyTorch took the elements of a tensor that it wrote."""
+"""Sources of PyTorch's operations: which elements of the operands the elements of a written tensor came from."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DOTS = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2
 
 
 def source_of(func: Any, given: Mapping[str, Any], operand: Tensor, result: Tensor, part: int) -> Source | None:
-    """Where the elements of a result came from in an operand; None if none did, as in what a copy overwrites."""
+    """Return the source of a result in an operand; None if nothing came from it, as from the target of a copy."""
     name = func.overloadpacket.__name__
     shape, made = tuple(operand.shape), tuple(result.shape)
     if name == "copy_" and operand is given["self"]:
@@ -74,7 +74,7 @@ def source_of(func: Any, given: Mapping[str, Any], operand: Tensor, result: Tens
 
 
 def _axes(given: Mapping[str, Any], ndim: int) -> tuple[int, ...]:
-    """The dimensions that an operation is told to go along; none if it is told none."""
+    """Return the dimensions given to an operation, nonnegative and sorted; empty if none is given."""
     dim = given.get("dim")
     if not ndim or dim is None:
         return ()
@@ -82,7 +82,7 @@ def _axes(given: Mapping[str, Any], ndim: int) -> tuple[int, ...]:
 
 
 def _of_rows(shape: lanes.Shape, made: lanes.Shape, axes: tuple[int, ...]) -> Source:
-    """Of a normalisation: the row of the input for an element or a statistic, the element of a weight."""
+    """Return the source of a normalisation: an input's row for an element or statistic, a weight's element."""
     if len(shape) < len(made) or not axes:
         return lanes.pointwise(shape, made)
     return lanes.within(shape, axes) if shape == made else lanes.along(shape, axes)
@@ -97,7 +97,10 @@ def _of_dot(names: tuple[str, str], given: Mapping[str, Any], operand: Tensor, m
 
 
 def _of_mover(name: str, func: Any, given: Mapping[str, Any], operand: Tensor, part: int) -> Source | None:
-    """By the same operation on indices, counted from 1, so that what it fills with zeros is no element."""
+    """Return the source of an operation that moves elements, by repeating it on their indices.
+
+    Indices count from 1, so that a zero that the operation fills in is no element.
+    """
     data = [x for argument in MOVERS[name] for x in flat([given.get(argument)]) if isinstance(x, Tensor)]
     if not any(x is operand for x in data):
         return lanes.everything(tuple(operand.shape))

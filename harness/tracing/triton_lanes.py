@@ -1,4 +1,4 @@
-"""From which elements of its operands an operation of Triton's builder took the elements of its result."""
+"""Sources of operations of Triton's builder: which elements of the operands a result's elements came from."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Found = tuple[Any, Source, bool]
 
 
 def sources_of(call: BuilderCall, handles: list[Any], made: Any) -> list[Found]:
-    """The handles among the arguments of a call, with their elements, for a result."""
+    """Return the handles among the arguments of a call, each with its source for a result."""
     shape = made.data.shape
     if call.name in MOVERS:
         return _of_mover(call, handles)
@@ -55,7 +55,7 @@ def sources_of(call: BuilderCall, handles: list[Any], made: Any) -> list[Found]:
 
 
 def of_whole(name: str, shape: Shape, given: Mapping[str, Any]) -> Source:
-    """The elements of a block from which those of a reduction or scan came, by the name of `tl`'s function."""
+    """Return the source of a reduction or scan, by the name of the function in `tl`."""
     axis, reverse = (getattr(given.get(x), "value", given.get(x)) for x in ("axis", "reverse"))
     if name == "reduce":
         return lanes.along(shape, () if axis is None else (axis % len(shape),))
@@ -65,7 +65,7 @@ def of_whole(name: str, shape: Shape, given: Mapping[str, Any]) -> Source:
 
 
 def _of_mover(call: BuilderCall, handles: list[Any]) -> list[Found]:
-    """By the same call on the numbers of elements. What is gathered by indices is moved, the indices say from where."""
+    """Return the sources of a call that moves elements, by repeating it on indices; those of a gather are addresses."""
     data = handles[:1] if call.name == "gather" else handles
 
     def source(chosen: Any) -> Source:
@@ -96,7 +96,7 @@ def _of_dot(handles: list[Any], shape: Shape) -> list[Found]:
 
 
 def _of_function(function: Callable[..., Array], operand: Array, result: Array) -> Source:
-    """The lanes of a function of one array that may move elements; pointwise or everything where it does not."""
+    """Return the source of a function of one array: by its effect on indices if it moves elements, else elementwise."""
     try:
         index = function(lanes.numbered(operand.shape))
         values = operand.reshape(-1)[index]

@@ -1,1 +1,1 @@
-"""Running kernels: which cases, in which processes, what the kernel does in one, and what is kept of it."""
+"""Verification of kernels: the choice of cases, the processes they run in, the calls and checks, the records."""

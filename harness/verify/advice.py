@@ -1,4 +1,4 @@
-"""Advice to declare what a kernel takes, where it fails a case and passes the same one placed or sized otherwise.
+"""Advice on declaring what a kernel takes, if it fails a case and passes the same case placed or sized otherwise.
 
 A stranger's first kernel meets strides, tensors without elements, and widths, which it may not be meant for.
 """
@@ -29,10 +29,10 @@ _WIDTHS = 128
 
 
 def advice_for(case: Case, passes: Callable[[Case], bool], *, raised: bool = False) -> str:
-    """Return what a kernel may declare so that it need not take a case that it fails; empty if nothing is sure.
+    """Return a declaration by which a kernel need not take a case that it fails, as advice; empty if none is sure.
 
-    `passes` says whether it passes another case. It must pass this one in every layout that the declaration leaves.
-    Of one that `raised` the rows and columns are tried, too: wrong numbers for some widths are a fault.
+    `passes` tells whether the kernel passes another case. It must pass this one in every layout that the declaration
+    leaves. If the kernel `raised`, other rows and columns are tried, too: wrong numbers for some widths are a fault.
     """
     if any(tensor.numel == 0 for tensor in case.tensors):
         filled = replace(case, tensors=tuple(replace(t, shape=tuple(n or 1 for n in t.shape)) for t in case.tensors))
@@ -47,7 +47,7 @@ def advice_for(case: Case, passes: Callable[[Case], bool], *, raised: bool = Fal
 
 
 def _of_shape(case: Case, passes: Callable[[Case], bool]) -> str:
-    """Return the advice for a kernel that passes the case with rows along one dimension, or with other columns."""
+    """Return the advice for a kernel that passes the case with rows along one dimension, or with more columns."""
     name, (*rows, width) = case.tensors[0].name, case.tensors[0].shape or (1,)
     if len(rows) != 1 and passes(_resized(case, (*rows, width), (math.prod(rows), width))):
         flat = f"{name} = {name}.reshape(-1, {name}.shape[-1])"
@@ -60,7 +60,7 @@ def _of_shape(case: Case, passes: Callable[[Case], bool]) -> str:
 
 
 def _resized(case: Case, last: tuple[int, ...], instead: tuple[int, ...]) -> Case:
-    """The case with tensors that are contiguous and of another shape, where their last dimensions are these."""
+    """Replace trailing dimensions `last` of all tensors by `instead`, and make those tensors contiguous."""
     tensors = (
         replace(t, shape=t.shape[: -len(last)] + instead, strides=None) if t.shape[-len(last) :] == last else t
         for t in case.tensors

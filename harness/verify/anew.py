@@ -21,9 +21,9 @@ from lastbit.verify.worker import Worker
 
 
 def anew_for(config: Config, subject: Subject, case: Case) -> Anew:
-    """Calls of a kernel on a case in new processes, each of which ends with its call.
+    """Make a function that calls a kernel on a case in a new process, which ends with the call.
 
-    `config` is what the kernel was loaded with. The results are on the device of the kernel.
+    `config` is the configuration that the kernel was loaded with. The results are on the device of the kernel.
     """
     name, line, device = subject.kernel.name, str(case), str(subject.device)
     in_every_revision = name.partition(REVISION_MARK)[0]
@@ -40,7 +40,7 @@ def anew_for(config: Config, subject: Subject, case: Case) -> Anew:
 
 
 def results_of_line(place: Workplace, name: str, line: str) -> dict[str, torch.Tensor]:
-    """What a kernel of the workplace gives for a case line, on the host."""
+    """Return a kernel's results for a case line, on the host."""
     subject = place.subjects[name]
     with place.watch(line):
         inputs = build(parse_case(line).gathered(), subject.device)

@@ -1,4 +1,4 @@
-"""Where the results of two calls of a kernel on the same values differ, and what the reference says against them."""
+"""Differences between the results of two calls of a kernel on the same values, and the reference's objections."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def guard_dependent(
 
 
 def forbidden(problem: Problem, actual: Mapping[str, Tensor], kind: str, where: str) -> Iterator[Finding]:
-    """Yield what the reference says against results; nothing where the op is not defined for the values."""
+    """Judge results by the reference and yield the faults; nothing if the op is undefined for the values."""
     try:
         with timed(REST):
             judgement = judge(problem, actual, alternatives=False)

@@ -1,4 +1,4 @@
-"""What `lastbit invariance` lets a worker process do: questions about a kernel, and the answer to one of them."""
+"""Questions of `lastbit invariance` about a kernel, and their answers, found in a worker process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lastbit.verify.property_cases import asked_cases
 
 @dataclass(frozen=True)
 class Asking:
-    """Whether a kernel has a property on a case."""
+    """The question whether a kernel has a property on a case."""
 
     case: str
     property: str
 
 
 def askings(place: Workplace, kernel: str, *, quick: bool) -> tuple[Asking, ...]:
-    """All that is to be asked of a kernel: on the lines of the configuration, or else on cases that its op has for it.
+    """List all questions about a kernel: on the configured case lines, or else on its op's cases for properties.
 
     Of an op that has none, the most ordinary cases are taken. With `quick`, properties that take long are left out.
     """
@@ -44,9 +44,9 @@ def _lines(place: Workplace, kernel: str) -> list[str]:
 
 
 def answer(place: Workplace, kernel: str, asking: Asking, *, thorough: bool) -> PropertyResult:
-    """What is found of a property of a kernel on a case.
+    """Ask whether a kernel has a property on a case.
 
-    Raises what the kernel raises.
+    Exceptions of the kernel are passed on.
     """
     subject, case = place.subjects[kernel], parse_case(asking.case)
     anew = anew_for(place.config, subject, case) if thorough else None

@@ -1,4 +1,4 @@
-"""A run put together: what was recorded, and what was planned and was not.
+"""Assembly of a run from the recorded results and the plan, with reasons for items that have no result.
 
 Every planned item is looked for among the results. One without any is listed with the reason, as far as it is known; if
 nothing explains it, the run is broken.
@@ -34,7 +34,7 @@ UNKNOWN = "no result was recorded, and nothing says why"
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A case in the middle of which a process ended.
+    """A case during which a process ended.
 
     Attributes:
         note: what `lastbit.verify.recorder.note_of` made of the case.
@@ -49,13 +49,13 @@ class UnderWay:
     trace: str = ""
 
     def not_run(self, reason: str) -> NotRun:
-        """The case where the process was told to end."""
+        """Describe the case as not run, where the process was told to end."""
         kernel, device = self.note["kernel"], self.note["device"]
         return NotRun(f"{kernel} on {device} from this case on: {self.note['case']}", reason, kernel, device)
 
     @property
     def errored(self) -> CaseResult:
-        """The result of the case where the kernel is what ended the process."""
+        """The result of the case, where the kernel ended the process."""
         counted = self.note.get("counted", True)
         rest = "; the other cases of its group did not run" if counted else ", while a failure was made smaller"
         reason = (
@@ -81,7 +81,7 @@ class UnderWay:
 
 @dataclass(frozen=True)
 class Ended:
-    """What the processes that ran the cases of one type of device have left behind, whoever started them.
+    """Everything left behind by the processes that ran the cases of one type of device, whoever started them.
 
     Attributes:
         items, not_run: their plan.
@@ -108,7 +108,7 @@ class Ended:
 
 
 def isolation_of(ended: Iterable[Ended]) -> dict[str, str]:
-    """What the kernel processes of each type of device were kept from, where there were any."""
+    """Describe the isolation of kernel processes, for each type of device that had any."""
     told = [f"{process.device_type}: {process.isolated}" for process in ended if process.isolated]
     return {"isolated": "; ".join(told)} if told else {}
 
@@ -122,10 +122,10 @@ def assembled(
     spent: Spent,
     interrupted: bool,
 ) -> Run:
-    """The finished run, with its results in the order of the plan, or what there is of one that was interrupted.
+    """Assemble the run, with results in the order of the plan; of an interrupted run, as many as there are.
 
-    Nobody has the patience for the power of an interrupted run, and nobody can rely on it. An interruption from the
-    keyboard while it is found out interrupts the run.
+    The power of an interrupted run is not computed: it takes long and could not be relied on. An interruption from the
+    keyboard while it is computed interrupts the run.
     """
     left = [(case, process.stop) for process in ended for case in process.under_way]
     results = _in_order([*recorded, *(case.errored for case, _ in left if case.died)], ended)
@@ -161,14 +161,14 @@ def assembled(
 
 
 def _in_order(results: Iterable[CaseResult], processes: Iterable[Ended]) -> list[CaseResult]:
-    """The results as the plans list their items, whichever worker had them when; those of an item stay as they came."""
+    """Sort results by the plans' items, whichever worker had them when; results of one item keep their order."""
     keys = [(item.device, item.kernel, item.group) for process in processes for item in process.items]
     places = {key: place for place, key in enumerate(keys)}
     return sorted(results, key=lambda result: places.get((result.device, result.kernel, result.group), len(places)))
 
 
 def _left_out(processes: Sequence[Ended]) -> Iterator[NotRun]:
-    """What no plan has, and what the rest of a group of cases is after a failure that stopped pytest."""
+    """Yield everything left out of the plans, and the cases that a failure kept from running if it stopped pytest."""
     if any(process.stop == STOPPED for process in processes):
         yield NotRun("what came after the first failure", STOPPED)
     for process in processes:
@@ -176,7 +176,7 @@ def _left_out(processes: Sequence[Ended]) -> Iterator[NotRun]:
 
 
 def _broken(processes: Iterable[Ended], missing: Iterable[NotRun], given_up: Iterable[NotRun]) -> Iterator[str]:
-    """What keeps the run from being whole."""
+    """Yield the reasons for which the run is incomplete."""
     for process in processes:
         if process.unrecorded:
             yield f"results could not be recorded: {process.unrecorded}"
@@ -189,7 +189,7 @@ def _broken(processes: Iterable[Ended], missing: Iterable[NotRun], given_up: Ite
 
 
 def _of_failed(processes: Iterable[Ended], rest: Mapping[Key, int]) -> Iterator[NotRun]:
-    """What failed kernels did not run, a line for each kernel and device."""
+    """Yield the number of cases that failed kernels did not run, for each kernel and device."""
     for kernel, device in dict.fromkeys((item.kernel, item.device) for process in processes for item in process.items):
         if cases := sum(count for key, count in rest.items() if key[:2] == (kernel, device)):
             yield NotRun(f"{kernel} on {device}, {cases:,} more case{'s' * (cases > 1)}", HAS_FAILED, kernel, device)
@@ -201,7 +201,7 @@ def _of_given_up(key: Key, reason: str) -> NotRun:
 
 
 def _missing(process: Ended, told: Collection[Key]) -> Iterator[NotRun]:
-    """The planned items without any result or reason, a line for each kernel, device and reason."""
+    """Yield the planned items without a result, for each kernel, device and reason."""
     lacking: dict[tuple[str, str, str], list[str]] = {}
     for item in process.items:
         if (item.kernel, item.device, item.group) not in told:
@@ -215,7 +215,7 @@ def _missing(process: Ended, told: Collection[Key]) -> Iterator[NotRun]:
 
 
 def _reason(item: Planned, process: Ended) -> str:
-    """Why an item has no result."""
+    """Return the reason for which an item has no result."""
     if not item.cases:
         return NO_CASES
     if process.selected is not None and item.id not in process.selected:

@@ -24,7 +24,7 @@ from lastbit.verify.property_cases import asked_cases
 
 
 class InvarianceViolation(AssertionError):
-    """The bits of a kernel depend on what they must not depend on; `results` has what was found."""
+    """The bits of a kernel depend on something they must not depend on; `results` has the outcome of each property."""
 
     def __init__(self, message: str, results: Sequence[PropertyResult]) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ def assert_invariant(
 
 
 def _case_of(kernel: Kernel, line: str) -> Case:
-    """The case of a line; `UsageError` for one of another op, or with inputs that the kernel does not take."""
+    """Parse a case line; raise `UsageError` for a case of another op, or with inputs that the kernel does not take."""
     case = parse_case(line)
     if case.op != kernel.op:
         raise UsageError(f"case {line!r} is one of {case.op}, and the kernel is one of {kernel.op}")
@@ -97,7 +97,7 @@ def _case_of(kernel: Kernel, line: str) -> Case:
 
 
 def _message(name: str, found: Sequence[PropertyResult]) -> str:
-    """What is wrong with a property; empty if it holds on a case and is broken on none."""
+    """Describe the violation of a property; empty if it holds on a case and is broken on none."""
     for one in found:
         if one.outcome in (PropertyOutcome.BROKEN, PropertyOutcome.ERRORED):
             return "\n".join(filter(None, [sentence_of(one), one.first, one.second]))

@@ -1,4 +1,4 @@
-"""A result that is already there, judged inside anyone's test."""
+"""Assertion of a contract on a result that is already computed, for use in any test."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ANOTHER = (
 
 @dataclass(frozen=True)
 class AssertedJudgement(Judgement):
-    """A judgement on a result that was there, and how much it says.
+    """Judgement on an asserted result, with the share of it that was decided.
 
     Attributes:
         decided: result → share of it that is decided, see `judging.decided`; empty where it breaks its contract.
@@ -59,7 +59,7 @@ class AssertedJudgement(Judgement):
 
 
 class ContractViolation(AssertionError):
-    """Says that a result breaks its contract; `judgement` has the figures."""
+    """A result breaks its contract; `judgement` has the figures."""
 
     def __init__(self, message: str, judgement: AssertedJudgement) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class ContractViolation(AssertionError):
 
 
 class Undecided(UserWarning):
-    """Says that a result breaks no contract and too little of it is decided to show that it keeps it.
+    """A result breaks no contract, but too little of it is decided to show that it keeps its own.
 
     It is a warning, or raised where `decided=` asks for more; `judgement` has the figures.
     """
@@ -164,13 +164,13 @@ def _copies(tensors: Tensors) -> Tensors:
 
 @functools.cache
 def _built_in() -> Project:
-    """The ops of lastbit, which are read and checked once in a process."""
+    """Open the ops of lastbit, which are read and checked once in a process."""
     return open_project(Config(folder=""))
 
 
 @dataclass(frozen=True)
 class _Claim:
-    """What a result is held to."""
+    """The contract and the kind of summation to which a result is held."""
 
     contract: Contract
     depth: Depth | None
@@ -179,7 +179,7 @@ class _Claim:
     kernel: Kernel | None = None
 
     def premises(self, main: Tensor) -> Premises:
-        """What holds on the device of the op's first input, for a kernel that sums like this."""
+        """Return the error bounds of the device of the op's first input, for sums of this depth and order."""
         own = load_premises(main.device)
         return replace(own, depth=self.depth, order=self.order, atomic=frozenset(self.unordered))
 
@@ -215,7 +215,7 @@ def _depth(depth: Depth | int | None) -> Depth | None:
 
 
 def _height_of(depth: Depth, terms: int) -> int:
-    """Return what a function of the user says of a number of terms, or raise `UsageError`."""
+    """Call a user's function for the height of the tree of `terms` terms; raise `UsageError` if that is no height."""
     name = getattr(depth, "__name__", repr(depth))
     try:
         height = depth(terms)
@@ -231,7 +231,7 @@ def _is_height(height: object) -> bool:
 
 
 def _declared(project: Project, op: Op, kernel: str | Callable[..., Any], contract: str) -> Kernel:
-    """The declaration of a kernel, found by its name or kept by the function; of several, the one of the contract."""
+    """Find the declaration of a kernel, by name or from its function; of several, the one of the contract."""
     if isinstance(kernel, str):
         known = {k.name: k for k in project.kernels()}
         if kernel not in known:
@@ -291,7 +291,7 @@ _KINDS: Mapping[str, type] = {"float": Real, "int": Integral, "bool": bool, "str
 
 
 def _check_param(op: Op, name: str, value: object) -> None:
-    """Raise `UsageError` for a value of another type than the reference says of the parameter, where it says any."""
+    """Raise `UsageError` for a value of another type than the reference's annotation, if it has one."""
     known = inspect.signature(op.reference).parameters.get(name)
     said = known.annotation if known else ""
     words = (said if isinstance(said, str) else inspect.formatannotation(said)).split(" | ")
@@ -319,7 +319,7 @@ def _by_order(problem: Problem, actual: Any) -> Any:
 
 
 def _named(problem: Problem, actual: Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the results by name."""
+    """Map stage names to the results, and check that these are dense tensors."""
     given: Mapping[str, object] = actual if isinstance(actual, Mapping) else {"actual": actual}
     for name, one in given.items():
         if not isinstance(one, Tensor):
@@ -344,7 +344,7 @@ def _message(op: str, contract: str, judgement: Judgement) -> str:
 
 
 def _too_little(op: str, claim: _Claim, decided: float | None, least: float, judgement: AssertedJudgement) -> str:
-    """Which results were decided too little, and what would help."""
+    """Describe the results of which too little was decided, and name remedies."""
     asked = "is needed to show it" if decided is None else f"decided={decided:g} asks for"
     lines = [f"{op} may keep {told(str(claim.contract), judgement.idle)}, but less is decided than {asked}"]
     formats = {stage.name: stage.dtype for stage in judgement.stages}

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Beside:
-    """Follows the kernels of a configuration on the CPU, in a process that is started when it is needed."""
+    """Process on the CPU that follows the kernels of a configuration; it is started when needed."""
 
     def __init__(self, config: Config) -> None:
         # Less than the time of a case, so that the clock of the case that waits does not end its process.
@@ -52,10 +52,10 @@ class Beside:
             self._opened = True
 
     def do(self, work: Callable[Concatenate[Workplace, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `work` returns there; as `Worker.do`.
+        """Run `work` in that process and return its result, as `Worker.do`.
 
         Raises:
-            LastbitError: what the work raised, or the process ended.
+            LastbitError: the work raised it, or the process ended.
         """
         try:
             return self._worker.do(work, *args, **kwargs)
@@ -65,4 +65,4 @@ class Beside:
 
 
 def _nothing(place: Workplace) -> None:
-    """Do nothing: the process has started."""
+    """Do nothing; its return shows that the process has started."""

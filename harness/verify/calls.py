@@ -1,4 +1,4 @@
-"""One call of a kernel: what it gets, what it returns, and what it did that it must not do."""
+"""One call of a kernel: its arguments, its results, and its breaches of the rules, such as writes outside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lastbit.verify import placed
 
 @dataclass(frozen=True)
 class Call:
-    """What one call of a kernel returned, and what the guards saw.
+    """The results of one call of a kernel, and the observations of the guards.
 
     Attributes:
         results: names of the results.
@@ -43,28 +43,28 @@ class Call:
     private: bool = False
 
     def kept(self) -> Call:
-        """The same with copies of what it returned: a later call could change that, be it through an address."""
+        """Copy the results, which a later call could change even through an address it kept."""
         if self.private:
             return self
         return replace(self, actual={name: tensor.clone() for name, tensor in self.actual.items()})
 
 
 class Performer(Protocol):
-    """Where the calls of a kernel are performed; it raises what the kernel raises, or `KernelError`."""
+    """Performs the calls of a kernel, here or in another process; raises the kernel's exceptions and `KernelError`."""
 
     @property
     def parted(self) -> bool:
-        """Calls without guards on allocations are performed in another process than those with guards."""
+        """Whether calls without guards on allocations run in another process than those with guards."""
 
     @property
     def over(self) -> bool:
-        """No call can be performed any more."""
+        """Whether no call can be performed any more."""
 
     def perform(self, inputs: Inputs, asked: CallRequest) -> Performed:
-        """The call on inputs, whose memory the kernel gets."""
+        """Call the kernel on inputs, whose memory it gets."""
 
     def attempt(self, inputs: Inputs, asked: CallRequest, device: torch.device | None) -> Attempt:
-        """The call on inputs that may be on any device, or on copies of them on one."""
+        """Call the kernel on inputs on any device, or on copies of all of them on one."""
 
     def follow(
         self,
@@ -73,10 +73,10 @@ class Performer(Protocol):
         results: Mapping[str, tuple[int, ...]],
         constants: Sequence[float],
     ) -> Followed:
-        """What is seen of one more call on residues; `results` are the shapes of the numbers."""
+        """Call the kernel once more and follow it on residues; `results` maps floating-point results to shapes."""
 
     def after(self, own: Mapping[str, Tensor]) -> Performer:
-        """The same for later calls of a case: `own` are the results of the first, which is the last one performed."""
+        """Return the performer of later calls of a case; `own` are the results of the first call, made just before."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Here:
 
 @dataclass(frozen=True)
 class Caller:
-    """Calls a kernel, and raises what it raises, or a `KernelError` where what it returned cannot be judged.
+    """Calls a kernel; raises its exceptions, and `KernelError` if its results cannot be judged.
 
     Attributes:
         kernel, device: what is called, and where it runs.
@@ -134,11 +134,11 @@ class Caller:
     later: bool = False
 
     def guarded(self, inputs: Inputs) -> Call:
-        """A call under the first poison."""
+        """Call the kernel with guarded allocations, under the first poison."""
         return self._called(inputs, self._asked(inputs, poison=0))
 
     def unguarded(self, inputs: Inputs, replaced: str = "", threaded: bool = False) -> Call:
-        """A call in which the kernel allocates as it does without lastbit: writes outside may spoil the process.
+        """Call the kernel with allocations as without lastbit: writes outside may spoil the process.
 
         In a process of its own an operator of torch can be `replaced` meanwhile, and the call `threaded`: made in a
         thread of its own, while torch has two on the CPU.
@@ -147,19 +147,19 @@ class Caller:
 
     @property
     def parted(self) -> bool:
-        """Calls without guards on allocations are made in another process than those with guards."""
+        """Whether calls without guards on allocations run in another process than those with guards."""
         return self._performer.parted
 
     def last(self, inputs: Inputs) -> Call:
-        """A call under the second poison that also stores the stages, with all programs in descending order."""
+        """Call the kernel under the second poison, with its stages stored and its programs in descending order."""
         return self._called(inputs, self._asked(inputs, poison=1, stages=self.kernel.stages, descending=True))
 
     def attempt(self, inputs: Inputs, device: torch.device | None) -> Attempt:
-        """A call on inputs that may be on any device, or on copies of them on one: see `lastbit.verify.placed`."""
+        """Call the kernel on inputs on any device, or on copies of them on one: see `lastbit.verify.placed`."""
         return self._performer.attempt(inputs, self._asked(inputs), device)
 
     def after(self, first: Call) -> Caller:
-        """For later calls of the same case: they must return what the first one did, in other memory."""
+        """Return the caller for later calls of the same case, which must return the same results in other memory."""
         performer = self._performer.after(first.own)
         return replace(self, results=first.results, may_return=(), performer=performer, later=True)
 
@@ -192,7 +192,7 @@ class Caller:
 
 
 def _overlaps(performed: Performed, mutates: list[str]) -> Iterator[Finding]:
-    """Results that share memory with another one, or with an input that the kernel does not overwrite."""
+    """Yield results that share memory with another one, or with an input that the kernel does not overwrite."""
     overwritten = {f"{INPUT}{name}" for name in mutates}
     for a, b in performed.shared:
         other = b in performed.results or b.startswith(INPUT)

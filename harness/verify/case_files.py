@@ -10,7 +10,7 @@ from lastbit.files import replace_file
 
 
 def read_cases(path: Path) -> list[Case]:
-    """The cases of a file with one line each; blank lines and lines that start with # are left out."""
+    """Read the cases of a file with one per line; blank lines and lines that start with # are skipped."""
     if not path.is_file():
         raise UsageError(f"case file {str(path)!r} does not exist")
     cases = _cases(_text(path), path)
@@ -20,7 +20,7 @@ def read_cases(path: Path) -> list[Case]:
 
 
 def add_case(path: Path, case: Case, comment: str) -> bool:
-    """Write a case at the end of a file below a comment of one line, unless it is there; whether it was not.
+    """Append a case to a file, below a comment of one line, unless the file has it; return whether it was added.
 
     The file and its folder are made if they do not exist.
     """

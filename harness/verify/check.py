@@ -64,7 +64,7 @@ class Subject:
 
     @property
     def bounds(self) -> Premises:
-        """The premises as they hold for the kernel: height and order of its sums, and what atomic additions flush.
+        """The premises for this kernel: height and order of its sums, and results whose atomic additions may flush.
 
         On NVIDIA GPUs, fp32 additions that are atomic in global memory flush subnormal numbers to zero, however the
         kernel was compiled (PTX ISA, atom and red).
@@ -74,15 +74,15 @@ class Subject:
 
     @property
     def is_lost(self) -> bool:
-        """Its calls were performed in a process that has ended."""
+        """Whether the process that performs its calls has ended."""
         return self.performer is not None and self.performer.over
 
     def problem(self, inputs: Inputs) -> Problem:
-        """What the kernel has to compute for a case."""
+        """Return the problem that the kernel solves in a case."""
         return PROBLEMS.of(self.op, self.contract, inputs, self.bounds)
 
     def outcome(self, verdict: Verdict, case: str, dtypes: str, *, reason: str = "", group: str = "") -> CaseResult:
-        """A result without a judgement."""
+        """Make a result without a judgement."""
         return CaseResult(
             verdict,
             case=case,
@@ -121,14 +121,14 @@ def verify_case(
 
 
 def examine(subject: Subject, case: Case) -> tuple[CaseResult, dict[str, Tensor]]:
-    """Like `verify_case` without `repeat`; also copies of the tensors that were judged, by stage, if any were."""
+    """Verify a case as `verify_case` without `repeat`; also return copies of the judged tensors, by stage."""
     examined = _examined(subject, case, repeat=False, settled=())
     return examined.result, {name: tensor.clone() for name, tensor in examined.actual.items()}
 
 
 @dataclass(frozen=True)
 class _Examined:
-    """A case that was judged, the tensors that it was judged by, and the traceback of what the kernel raised."""
+    """A judged case, its tensors, and the traceback of the kernel's exception."""
 
     result: CaseResult
     actual: dict[str, Tensor] = field(default_factory=dict)
@@ -158,7 +158,7 @@ def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[st
 
 
 def after_raising(subject: Subject, result: CaseResult, error: BaseException) -> tuple[CaseResult, str]:
-    """The result of a case in which the kernel raised, or memory ran out, and the traceback of that."""
+    """Return the result and traceback for a case in which the kernel raised, or memory ran out."""
     raised = error.traceback if isinstance(error, Raised) else "".join(traceback.format_exception(error))
     PROBLEMS.forget()  # nobody knows what the kernel did before
     lacking = out_of_memory(error, subject.kernel, subject.device)
@@ -167,7 +167,7 @@ def after_raising(subject: Subject, result: CaseResult, error: BaseException) ->
 
 
 def takes(subject: Subject, case: Case) -> bool:
-    """Whether the kernel's signature can take the case, and the reference gives a meaning to it."""
+    """Return whether the kernel's signature can take the case, and the op defines results for it."""
     if unsupported(subject.kernel, case):
         return False
     try:
@@ -208,7 +208,7 @@ def _judged(
 
 
 def _called(subject: Subject, case: Case, repeat: bool) -> tuple[Caller, Problem, Calls]:
-    """Everything that the kernel is called for but placement; what it was given is held no longer than that."""
+    """Make all calls of a case but those for placement; its inputs are released on return."""
     inputs = build(case.gathered(), subject.device)
     problem = subject.problem(inputs)
     results = tuple(problem.required)
@@ -219,7 +219,7 @@ def _called(subject: Subject, case: Case, repeat: bool) -> tuple[Caller, Problem
 
 
 def _judgement(problem: Problem, calls: Calls, settled: Collection[str] | None) -> tuple[Judgement, dict[str, Tensor]]:
-    """The judgement on the first call with the stages of the last, or on the last where its results are worse."""
+    """Judge the first call with the stages of the last, or the last if its results are worse."""
     first, last = calls.first.actual, calls.last.actual
     candidates = [{**last, **{name: first[name] for name in calls.first.results}}]
     if not calls.apart.isdisjoint(calls.kernel.unordered):
@@ -230,7 +230,7 @@ def _judgement(problem: Problem, calls: Calls, settled: Collection[str] | None) 
 
 
 def _placement(caller: Caller, case: Case) -> tuple[Finding, ...]:
-    """What the kernel does wrong with tensors on another device, while another device is current where there is one."""
+    """Check how the kernel treats tensors on another device, with another device current if there is one."""
     if not case.displaced:
         return ()
     peers = machine().peers(str(caller.device))
@@ -239,7 +239,7 @@ def _placement(caller: Caller, case: Case) -> tuple[Finding, ...]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of an exception, and in which call it was raised unless that is the first."""
+    """Describe an exception in one line, with the call in which it was raised unless that is the first."""
     rest = f"; {_REST}" if isinstance(error, Raised) and error.lost else ""
     return " ".join(
         [f"{first_line(error)}{rest}", *(n for n in getattr(error, "__notes__", ()) if n.startswith(ELSEWHERE))]
@@ -247,7 +247,7 @@ def _reason(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of an exception, and the last one where the first announces it, as a compiler's does."""
+    """Return type and first line of an exception; also the last line if the first ends in a colon, as a compiler's."""
     if isinstance(error, KernelProcessEnded):
         return f"{error}; {_REST}"
     kind = error.kind if isinstance(error, Raised) else type(error).__name__

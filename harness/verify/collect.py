@@ -1,4 +1,4 @@
-"""What the pytest processes of a run have left behind in its folder, read for the run to be put together."""
+"""Collection of the notes and records that a run's pytest processes have left in its folder."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _RAN, _STOPPED = (0, 1, 5), 2  # statuses of pytest: all passed, some failed, no
 def collect(
     config: Config, children: Sequence[Child], recorded: Sequence[CaseResult], *, interrupted: bool = False
 ) -> Run:
-    """The finished run, with its results in the order of the plan, or what there is of one that was interrupted.
+    """Read the run from its folder, with results in the order of the plan; of an interrupted run, as many as there are.
 
     Raises:
-        LastbitError: a process could not make its plan, and the message is its own, or the run's folder is gone.
+        LastbitError: a process could not make its plan (the message is from there), or the run's folder is gone.
     """
     dones = {child.device_type: child.notes.read("done") or {} for child in children}
     ended = [_ended(child, dones[child.device_type]) for child in children]
@@ -46,7 +46,7 @@ def collect(
 
 
 def _spent(folder: Path) -> Spent:
-    """Where the time of the workers went, as they noted it."""
+    """Sum the time that the workers noted, by parts."""
     noted = (Spent(read_json(path), processes=1) for path in sorted(folder.glob(f"*{TIME}")))
     return sum(noted, Spent())
 
@@ -71,7 +71,7 @@ def _ended(child: Child, done: dict[str, Any]) -> Ended:
 
 
 def _last_words(log: Path) -> str:
-    """The error that ended a process: from the first line that says so, or else the last lines."""
+    """Return the error message that ended a process: from its first ERROR line on, or else the last lines."""
     if not log.is_file():
         return f"the folder of the run, {log.parent}, was removed while the run went on; its results are lost"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -80,7 +80,7 @@ def _last_words(log: Path) -> str:
 
 
 def _stop(device_type: str, status: int | None, interrupted: bool, failed: bool) -> str:
-    """Why a process ended before all its items had run; empty if it did not, or only its workers did."""
+    """Return the reason for which a process ended before its items; empty if it did not, or only its workers did."""
     if interrupted:
         return INTERRUPTED
     if status in _RAN:
@@ -89,13 +89,13 @@ def _stop(device_type: str, status: int | None, interrupted: bool, failed: bool)
 
 
 def _left_by_failures(child: Child) -> dict[Key, int]:
-    """The items that were not finished because their kernel had failed → how many cases were not run."""
+    """Map the items that stopped because their kernel had failed to the number of cases that were not run."""
     notes = [note for path in child.log.parent.glob(f"{child.device_type}-*{LEFT}") for note in read_json(path)]
     return {(note["kernel"], note["device"], note["group"]): note["cases"] for note in notes}
 
 
 def _left(child: Child) -> Iterator[UnderWay]:
-    """The cases in the middle of which workers ended: those that hung, or ended by themselves, died."""
+    """Yield the cases during which workers ended; one died if it hung or the worker crashed."""
     crashed = child.notes.read("crashed") or ()
     for path in sorted(child.log.parent.glob(f"{child.device_type}-*.started")):
         _, worker, _ = path.stem.split("-")

@@ -1,4 +1,4 @@
-"""Coverage: which options of what cases choose from a run has judged, and which it never had."""
+"""Coverage: the options of cases' choices that a run has judged, and those that it has missed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Subject = tuple[str, str]
 
 
 def coverage_of(planned: Iterable[Planned], results: Iterable[CaseResult]) -> tuple[Coverage, ...]:
-    """One entry per kernel, device, choice and dtype of the groups that were planned."""
+    """Make one entry per kernel, device, choice and dtype of the planned groups."""
     declared: dict[Subject, list[Choices]] = {}
     for item in planned:
         declared.setdefault((item.kernel, item.device), []).append(item.choices)
@@ -35,7 +35,7 @@ def coverage_of(planned: Iterable[Planned], results: Iterable[CaseResult]) -> tu
 def covered(
     subject: Subject, declared: Iterable[Choices], judged: Iterable[Case], declined: Iterable[Case] = ()
 ) -> Iterator[Coverage]:
-    """The coverage of a kernel on a device, which was judged on some cases and turned down others."""
+    """Yield the coverage of a kernel on a device, from the cases it was judged on and those it turned down."""
     options: dict[str, dict[Option, None]] = {}
     wanted: dict[tuple[str, str], dict[Option, None]] = {}
     for choices in declared:

@@ -1,4 +1,4 @@
-"""What a declaration names must exist: stages that the reference records, and inputs and stages of a kernel's op."""
+"""Checks that declarations name existing things: stages of the reference, and inputs and stages of a kernel's op."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _rounded(op: Op) -> Iterator[str]:
 
 
 def _hint(stage: str, known: StageNames) -> str:
-    """The nearest name, and all of them where there are no others."""
+    """Suggest the nearest name, and list all names if that list is complete."""
     names = "" if known.spellings else f" Its stages: {', '.join(known.known)}."
     return nearest(stage, known.known) + names
 
@@ -72,7 +72,7 @@ def check_kernel(kernel: Kernel, op: Op) -> None:
 
 
 def _check_held(kernel: Kernel, op: Op) -> None:
-    """What parameters hold after a call must be recorded by the reference; one for a result alone is no input."""
+    """Check that parameters hold stages that the reference records, and that `out` names no input."""
     known = stage_names(op.reference)
     for name, result in kernel.held.items():
         if known is not None and result not in known:
@@ -101,7 +101,7 @@ def _check_stages(kernel: Kernel, op: Op) -> None:
 
 
 def _check_parameters(kernel: Kernel, op: Op, parameters: Iterable[inspect.Parameter]) -> None:
-    """What the kernel requires must be the op's, and what every case of the op has must be the kernel's to take."""
+    """Check that the kernel requires only parameters of the op, and takes those that every case has."""
     names = (*op.inputs, *op.params)
     by_name = {p.name: p for p in parameters}
     for name, parameter in by_name.items():
@@ -130,14 +130,14 @@ def _check_parameters(kernel: Kernel, op: Op, parameters: Iterable[inspect.Param
 
 
 def _a_result(op: Op) -> str:
-    """A stage of the op for an example: `output` where it has one, or else the last that its reference names."""
+    """Return a stage of the op as an example: `output` if there is one, else the last that its reference names."""
     known = stage_names(op.reference)
     names = list(known.known) if known else []
     return "output" if "output" in names or not names else names[-1]
 
 
 def likely_slips(kernel: Kernel, op: Op) -> Iterator[NotRun]:
-    """A note for each optional parameter of the kernel that is nearly one of the op's: its cases have no such name."""
+    """Yield a note for each optional parameter of the kernel that resembles one of the op's, perhaps by a typo."""
     names = [name for name in (*op.inputs, *op.params) if name not in kernel.accepts]
     for own in sorted(kernel.accepts - {*op.inputs, *op.params}):
         if near := get_close_matches(own, names, n=1, cutoff=_ALIKE):

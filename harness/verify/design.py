@@ -1,4 +1,4 @@
-"""A covering design: which options the cases of an op combine, so that nothing is left to chance.
+"""Covering designs: combinations of options for the cases of an op, so that nothing is left to chance.
 
 First every option of every choice is taken, each with every dtype of its tensor, then as many pairs of options as the
 number of cases allows. It is greedy, as in Cohen et al., The AETG System, IEEE Transactions on Software Engineering 23
@@ -18,7 +18,7 @@ from lastbit.inputs.choices import Feature, feature, features
 
 
 def designed(groups: Sequence[Group], cases: int, *, whole: bool = True) -> list[Group]:
-    """The groups with what is chosen for their designed cases; together they have `cases` per group.
+    """Return the groups with the choices of their designed cases; together they have `cases` per group.
 
     A quarter is left for Hypothesis to draw, and what the design does not need. A `whole` design has more cases if
     every option needs more.
@@ -48,14 +48,14 @@ def designed(groups: Sequence[Group], cases: int, *, whole: bool = True) -> list
 
 @dataclass
 class _Design:
-    """What has been covered so far."""
+    """The features and pairs of options covered so far."""
 
     covered: set[Feature] = field(default_factory=set)
     paired: set[Hashable] = field(default_factory=set)
     uses: Counter[tuple[str, Option]] = field(default_factory=Counter)
 
     def best(self, group: Group) -> Chosen:
-        """One option after the other: one that is new, then with the most new pairs, then the one used least."""
+        """Choose an option for each choice in turn: a new one, then the one with most new pairs, then the rarest."""
         row: dict[str, Option] = {}
         for choice, options in group.choices.items():
             row[choice] = max(options, key=lambda option: self._preference(row, choice, option))
@@ -67,7 +67,7 @@ class _Design:
         return new, pairs, -self.uses[choice, option]
 
     def worth(self, group: Group) -> tuple[int, int]:
-        """How many features, and pairs of options, the next case of a group would add, negated for a heap."""
+        """Count the features, and pairs of options, that the group's next case would add; negated, for a heap."""
         return self._worth(self.best(group))
 
     def _worth(self, row: Chosen) -> tuple[int, int]:
@@ -75,7 +75,7 @@ class _Design:
         return -new, -sum(pair not in self.paired for pair in _pairs(row))
 
     def add(self, rows: list[Chosen], group: Group) -> bool:
-        """Choose for one more case of the group, if it adds anything."""
+        """Choose for one more case of the group if it adds anything; return whether it does."""
         row = self.best(group)
         if self._worth(row) == (0, 0):
             return False

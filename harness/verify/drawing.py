@@ -1,4 +1,4 @@
-"""The cases of a group: its examples, those that a design has chosen for, and what Hypothesis draws."""
+"""The cases of a group: its examples, its designed cases, and cases that Hypothesis draws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lastbit.inputs.bits import key_of
 
 
 def free(group: Group) -> Any:
-    """The strategy of the group's cases, which draws what is to be chosen, too; the group has one."""
+    """Return the strategy for a group's cases that also draws their choices; the group must have a strategy."""
     if not group.choices:
         return group.strategy
     options = {name: st.sampled_from(options) for name, options in group.choices.items()}
@@ -23,7 +23,7 @@ def free(group: Group) -> Any:
 
 
 def designed_cases(group: Group, seed_: int) -> tuple[Case, ...]:
-    """The designed cases of a group in a run with this seed, in which all else is drawn, those that can be drawn."""
+    """Draw the designed cases of a group for a seed, with the rest of each case at random; skip unsatisfiable ones."""
     if not group.designed:
         return ()
     seed_ = key_of(seed_, f"{group.name} designed")
@@ -40,14 +40,14 @@ def _each_designed(group: Group, seed_: int) -> Iterator[Case]:
 
 
 def _second(strategy: Any, seed_: int) -> Any:
-    """The second value that Hypothesis draws, as the first is the simplest there is; that one if there is no other."""
+    """Draw the second value of a strategy, since the first is the simplest there is; the first if it is alone."""
     drawn: list[Any] = []
     drawing(strategy, drawn.append, count=2, seed_=seed_)
     return drawn[-1]
 
 
 def draw(group: Group, count: int, seed_: int = 0) -> list[Case]:
-    """The cases of a group in a run with this seed and about `count` cases per group, without those that are twice.
+    """Draw the cases of a group for a seed, about `count` of them generated, without duplicates.
 
     There are fewer, or none, if what can be drawn is nearly always rejected.
     """
@@ -59,7 +59,7 @@ def draw(group: Group, count: int, seed_: int = 0) -> list[Case]:
 
 
 def drawing(strategy: Any, take: Callable[[Any], object], *, count: int, seed_: int) -> None:
-    """Let Hypothesis draw `count` values, and hand over each: the same ones in every process."""
+    """Draw `count` values with Hypothesis and pass each to `take`: the same values in every process."""
 
     @seed(seed_)
     @settings(
@@ -80,7 +80,7 @@ def drawing(strategy: Any, take: Callable[[Any], object], *, count: int, seed_: 
 
 @contextmanager
 def _no_constants_of_modules() -> Iterator[None]:
-    """Let Hypothesis try none of the numbers that it finds in the code of the modules that happen to be loaded.
+    """Keep Hypothesis from trying numbers that it finds in the code of loaded modules.
 
     It would draw other cases from one process to another, and in a process from one time to another. It has no setting
     for that; releases of it that do so have these names.

@@ -58,7 +58,7 @@ _SMALL = 1 << 13
 
 
 def is_small(case: Case) -> bool:
-    """Return whether a case costs little to follow a kernel in."""
+    """Return whether a case is small enough to follow a kernel in at little cost."""
     return sum(tensor.numel for tensor in case.tensors) <= _SMALL
 
 
@@ -103,7 +103,7 @@ def _with_residues(stage: StageResult, compared: Mapping[str, Compared]) -> Stag
 
 @timed(FORMULAS)
 def followed_in(subject: Subject, case: Case, inputs: Inputs, results: Collection[str]) -> Followed | None:
-    """Return what is seen of a kernel that is called once more for a case; None where it cannot be followed here.
+    """Follow a kernel in one more call for a case; return None if it cannot be followed here.
 
     Raises:
         LastbitError: the process of the kernel has ended.
@@ -116,7 +116,7 @@ def followed_in(subject: Subject, case: Case, inputs: Inputs, results: Collectio
 
 
 def followed_anew(subject: Subject, case: Case, results: Collection[str]) -> tuple[Problem, Followed] | None:
-    """Build a case of a run once more and follow its kernel; return the problem and what was seen, None if nothing.
+    """Rebuild a case and follow its kernel; return the problem and the residues seen, None if it cannot be followed.
 
     Not on an accelerator: `with_formula` has the kernel followed on the CPU.
 
@@ -144,7 +144,7 @@ def with_formula(
 def by_formula(
     subject: Subject, case: Case, result: CaseResult, begins: Callable[[], None] = lambda: None
 ) -> tuple[CaseResult, tuple[Problem, Followed] | None]:
-    """Return the same as `with_formula`, and the problem and what was seen of the kernel if it was followed here."""
+    """Judge as `with_formula`; also return the problem and the residues if the kernel was followed here."""
     start, found = time.perf_counter(), None
     if result.verdict not in (Verdict.PASSED, Verdict.INCONCLUSIVE):
         return result, None
@@ -188,7 +188,7 @@ def _with_formula_beside(subject: Subject, case: Case, result: CaseResult, begin
 
 
 def _span(tensor: TensorSpec) -> int:
-    """Return the elements of memory that a tensor takes, or those that it has if they share some."""
+    """Return the number of elements in a tensor's memory span; its own number if some of them share memory."""
     held = tensor.numel if tensor.strides is None else extent(tensor.shape, tensor.strides)
     return max(held + tensor.offset, tensor.numel)
 
@@ -259,7 +259,7 @@ def _is_scarce(stage: StageResult) -> bool:
 
 
 def _apart(subject: Subject, inputs: Inputs, elsewhere: PerformedSteps, device_type: str) -> str:
-    """Return why what a kernel computes here may be something else than what it performed on another device."""
+    """Return why the kernel may compute something else here than on another device; empty if it performs the same."""
     why = ""
     for _ in range(2):  # the first call may fill a cache, which was full elsewhere
         own = performed(subject.kernel, inputs.hand_out(), inputs.case.params, device_type)

@@ -49,11 +49,11 @@ class CaseFailed(Exception):
 
 
 class NoCase(Exception):
-    """Nothing was drawn for an item: not the kernel's fault; the message says what allows none."""
+    """No case could be drawn for an item, through no fault of the kernel; the message says which limit allows none."""
 
 
 class Stopped(Exception):
-    """The kernel has failed elsewhere."""
+    """The kernel has failed in another item."""
 
 
 def run_item(
@@ -104,7 +104,7 @@ def _has_failed(item: Item, failures: KnownFailures) -> bool:
 
 
 def reseeded(case: Case, seed: int | None = None) -> Case:
-    """The case with values of another seed, by default of one that nobody knew before, unless its line lists values."""
+    """Replace a case's seed, by default by one that nobody could know before, unless the line lists its values."""
     given = any(is_given(tensor.regime) for tensor in case.tensors)
     return case if given else replace(case, seed=secrets.randbits(SEED_BITS) if seed is None else seed)
 
@@ -136,20 +136,20 @@ def _run_until_failure(
 
 
 def unfinished(item: Item, reason: str, verdict: Verdict = Verdict.ERRORED) -> CaseResult:
-    """The result of an item whose cases could not be made: an error of the op's strategy, say."""
+    """Make the result of an item whose cases could not be made, such as after an error in the op's strategy."""
     subject, group = item.subject, item.group.name
     case = f"{subject.kernel.op} (group {group})"
     return subject.outcome(verdict, case, "", reason=reason, group=group)
 
 
 def kind_of(case: Case) -> object:
-    """What makes a kernel take another path within an item: dtypes, layout of the first tensor, which tensors."""
+    """Return a key for cases on which a kernel likely takes the same path: dtypes, main tensor's layout, names."""
     main = case.tensors[0]
     return case.dtypes, main.strides is None and not main.offset, frozenset(t.name for t in case.tensors)
 
 
 class Explorer:
-    """Runs cases of an item one after the other, and records the results.
+    """Runs the cases of an item one after another and records the results.
 
     A contract that one of them has ruled out for some dtypes is not tried on others of these dtypes.
     """
@@ -168,9 +168,9 @@ class Explorer:
         self._settled: dict[str, set[str]] = {}
 
     def run(self, case: Case) -> CaseResult:
-        """The result of a case of the item.
+        """Run a case of the item and record its result.
 
-        It is called with other values, too, if it is the first of its kind, or a reader asked for it.
+        The kernel is called with other values, too, if the case is the first of its kind, or a reader asked for it.
         """
         result = self._verified(case, repeat=self._item.asked or self._kind(case) not in self._repeated)
         if result.verdict not in TURNED_DOWN:
@@ -179,11 +179,11 @@ class Explorer:
         return result
 
     def shrunk(self, case: Case, failed: CaseResult, alike: Sequence[Case]) -> CaseResult:
-        """The result of the smallest case that was found to fail as `case` did; `alike` are cases of its group.
+        """Shrink a failing case; return the result of the smallest case found to fail alike. `alike` are of its group.
 
-        A case of which only properties are broken stays as it is: how many rows it needs is what was found. Where the
-        kernel passes the smallest case in another layout, with elements or in another shape, the result says what it
-        may declare.
+        A case of which only properties are broken stays as it is, since the number of rows it needs is the finding.
+        Where the kernel passes the smallest case in another layout, with elements or in another shape, the result has
+        advice on a declaration.
         """
         if failed.faults and all(finding.kind in OF_PROPERTIES for finding in failed.faults):
             return failed
@@ -192,7 +192,7 @@ class Explorer:
         return self._advised(trial.smallest)
 
     def _advised(self, failed: CaseResult) -> CaseResult:
-        """The result, recorded once more with what the kernel may declare if it is sure that this is what it lacks."""
+        """Add advice on declarations to a result and record it again, if the advice is sure; else return the result."""
         errored = failed.verdict is Verdict.ERRORED
         advice = advice_for(parse_case(failed.case), self._passes, raised=errored)
         if not advice:
@@ -211,15 +211,15 @@ class Explorer:
 
     @property
     def is_lost(self) -> bool:
-        """The process in which the kernel is called has ended."""
+        """Whether the process in which the kernel is called has ended."""
         return self._item.subject.is_lost
 
     def takes(self, case: Case) -> bool:
-        """Whether the case means something to the kernel's signature and to the reference, and can be run."""
+        """Return whether the kernel's signature and the reference take a case, and it can still be run."""
         return not self.is_lost and takes(self._item.subject, case)
 
     def fails_like(self, failed: CaseResult, case: Case) -> CaseResult | None:
-        """The result of a case of no item if it fails as another did, with all calls, as the failure may need them.
+        """Run a case outside of the item, with all calls; return its result if it fails as `failed` did, else None.
 
         A failure in another way is recorded as skipped: nobody has said that the kernel is meant for the case.
         """
@@ -250,8 +250,10 @@ class Explorer:
         return replace(result, group=self._item.group.name)
 
     def _asks_for_formula(self, case: Case, result: CaseResult, *, counted: bool) -> bool:
-        """Return whether the kernel is to be followed on residues in a case: where enclosures decide nothing, in those
-        that a reader asked for, and in a small one of each set of dtypes, tensors and parameters.
+        """Return whether to follow the kernel on residues in a case.
+
+        Follow it where enclosures decide nothing, in cases that a reader asked for, and in a small case of each set of
+        dtypes, tensors and parameters.
         """
         if result.verdict is Verdict.INCONCLUSIVE or self._item.asked or not counted:
             return True
@@ -264,7 +266,7 @@ class Explorer:
 
 
 class _Alike:
-    """Tries smaller cases than one that failed.
+    """Tries smaller cases than a failed one.
 
     Attributes:
         smallest: the result of the last one that failed like it.
@@ -283,7 +285,7 @@ class _Alike:
 
 
 def way(result: CaseResult) -> tuple[str, ...]:
-    """How a case went: the error without its numbers, or the first stage that is wrong and the first finding."""
+    """Return a key for the way a case failed: the error without numbers, or the first wrong stage and finding."""
     if result.verdict is Verdict.ERRORED:
         return result.verdict, _NUMBERS.sub("#", result.reason)
     stage = result.failing_stage

@@ -1,4 +1,4 @@
-"""Kernels run in this process, for commands that look at results and not only at records."""
+"""Kernels run in this process, for commands that need their results and not only records."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Tick = Callable[[CaseResult], None]
 
 
 def unwatched(case: object) -> AbstractContextManager[object]:
-    """No protection: a case that hangs or ends its process does that."""
+    """Run a case without protection: if it hangs or ends its process, nothing intervenes."""
     return nullcontext()
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """What work on kernels has at hand in the process in which they run."""
+    """The configuration, project and plan at hand in a process that runs kernels."""
 
     config: Config
     project: Project
@@ -58,7 +58,7 @@ def open_workplace(config: Config, watch: Watch, tick: Tick) -> Workplace:
 
 
 def planned(place: Workplace) -> tuple[Planned, ...]:
-    """The items of the plan as data."""
+    """Return the items of the plan as data."""
     return place.plan.planned
 
 
@@ -80,7 +80,7 @@ def prepare(device: torch.device) -> None:
 
 
 def plan_for(config: Config) -> Plan:
-    """The plan of a configuration with one device, in whose process `prepare` was called.
+    """Make the plan of a configuration with one device; `prepare` must have been called in this process.
 
     Raises:
         UsageError: there are several devices, or a name or case line means nothing.
@@ -89,7 +89,7 @@ def plan_for(config: Config) -> Plan:
 
 
 def one_device(config: Config) -> str:
-    """The name of the device of a configuration that must have one.
+    """Return the name of the only device of a configuration.
 
     Raises:
         UsageError: there are several.

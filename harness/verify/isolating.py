@@ -1,4 +1,4 @@
-"""The items of a run whose kernels are called in processes of their own."""
+"""Isolation of a run's kernels: each item calls its kernel in processes of its own."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SLACK = 60.0  # seconds after which the judge of a kernel in another process is
 
 
 def limit_of(config: Config) -> float:
-    """Seconds that a case may take where it is judged: a kernel in another process is ended there before."""
+    """Return the seconds that a case may take in the judge's process: more than in an isolated kernel's process."""
     return config.timeout + _SLACK * config.isolate
 
 
 def kernels_for(config: Config, device_type: str, *, caches: Path | None = None) -> Kernels:
-    """What loads and calls the kernels of a run on devices of one type, in processes that begin to start now.
+    """Start a fork server and return the loader of a run's kernels on devices of one type.
 
-    What they compile lies in `caches`, or where the run that was started on this machine has it.
+    Compiled kernels are kept in `caches`, by default in the temporary folder of a run that was started on this machine.
     """
     server = ForkServer()
     server.begin()
@@ -37,7 +37,7 @@ def kernels_for(config: Config, device_type: str, *, caches: Path | None = None)
 
 
 def _on_the_path() -> Iterator[Path]:
-    """What kernels may import of the working directory and of PYTHONPATH, lastbit's own folder left out there."""
+    """Yield the modules that kernels may import from the working directory and PYTHONPATH, except for lastbit's."""
     named = (Path(name) for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(name))
     for folder in dict.fromkeys([Path.cwd(), *(folder for folder in named if folder != IMPORTED_FROM)]):
         if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK):
@@ -45,7 +45,7 @@ def _on_the_path() -> Iterator[Path]:
 
 
 def _importable(folder: Path) -> Iterator[Path]:
-    """The modules of a folder that kernels may import: not all that it holds, such as the records of runs."""
+    """Yield the modules and packages of a folder, and nothing else in it, such as records of runs."""
     for path in folder.iterdir():
         if path.suffix == ".py" or (path / "__init__.py").is_file():
             yield path
@@ -57,7 +57,7 @@ def _print(whose: str, text: str) -> None:
 
 @contextmanager
 def in_processes(item: Item, kernels: Kernels | None, timeout: float) -> Iterator[Item]:
-    """The item with its kernel in processes that have loaded it, which end with the context; without `kernels` as is.
+    """Yield the item with its kernel loaded in processes that end with the context; unchanged without `kernels`.
 
     Raises:
         LastbitError: its file cannot be loaded.

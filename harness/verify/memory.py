@@ -1,4 +1,4 @@
-"""Whose memory it was: a case that ran out of it is the kernel's error only if the kernel asked for too much."""
+"""Out-of-memory errors: whether the kernel asked for too much, or lastbit did."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _FREE = re.compile(r"total capacity of (\d[\d.]* \w+) of which (\d[\d.]* \w+) is
 
 
 def ran_out(result: CaseResult) -> bool:
-    """Whether a case has no result because memory ran out."""
+    """Return whether a case has no result because memory ran out."""
     return result.reason.startswith(_OUT)
 
 
 def out_of_memory(error: BaseException, kernel: Kernel, device: torch.device) -> tuple[Verdict, str] | None:
-    """Verdict and reason for a case that ran out of memory: ERRORED in the kernel's first call, otherwise SKIPPED.
+    """Return verdict and reason for a case out of memory: ERRORED in the kernel's first call, otherwise SKIPPED.
 
-    In later calls lastbit holds inputs and results of the earlier ones, unless the kernel has memory of its own. None
-    if `error` is another one.
+    In later calls lastbit holds inputs and results of the earlier ones, unless the kernel has memory of its own.
+    Return None for any other error.
     """
     if not _is_out(error):
         return None
@@ -43,21 +43,21 @@ def out_of_memory(error: BaseException, kernel: Kernel, device: torch.device) ->
 
 
 def give_back(device: torch.device, *, beyond: int = 0) -> None:
-    """Return to an accelerator what this process does not use, if it holds more than `beyond` bytes of it."""
+    """Release an accelerator's unused memory if this process holds more than `beyond` bytes of it."""
     if device.type != "cpu" and torch.accelerator.memory_reserved(device) > beyond:
         gc.collect()
         torch.accelerator.empty_cache()
 
 
 def available_bytes() -> int:
-    """Return how much memory of the host a process can have before others lose theirs, as Linux estimates it."""
+    """Return the bytes of host memory that a process can take before others lose theirs, as Linux estimates it."""
     with open("/proc/meminfo") as file:
         lines = dict(line.split(":", 1) for line in file)
     return int(lines["MemAvailable"].split()[0]) << 10
 
 
 def is_lost(device: torch.device) -> bool:
-    """Whether an accelerator can no longer be used, as after an illegal access to memory."""
+    """Return whether an accelerator can no longer be used, as after an illegal access to memory."""
     if device.type == "cpu":
         return False
     try:
@@ -68,7 +68,7 @@ def is_lost(device: torch.device) -> bool:
 
 
 def _shares(error: BaseException, device: torch.device) -> bool:
-    """Whether the kernel had its memory from where lastbit has its own: not in a process of its own on the CPU."""
+    """Return whether the kernel takes memory from where lastbit does: not in a process of its own on the CPU."""
     return not (isinstance(error, Raised) and device.type == "cpu")
 
 
@@ -79,7 +79,7 @@ def _is_out(error: BaseException) -> bool:
 
 
 def _raised_in(kernel: Kernel, error: BaseException) -> bool:
-    """Whether the error passed through the kernel's function, or its file, or came from a process of its own."""
+    """Return whether an error passed through the kernel's function or file, or came from a process of its own."""
     if isinstance(error, Raised):
         return True
     code, file = getattr(inspect.unwrap(kernel.call), "__code__", None), kernel.source.rpartition(":")[0]
@@ -88,7 +88,7 @@ def _raised_in(kernel: Kernel, error: BaseException) -> bool:
 
 
 def _asked(error: BaseException) -> str:
-    """`asked for 2.00 GiB with 1.19 GiB of 79.25 GiB free`, as far as the error says."""
+    """Describe the failed allocation if the error does: `asked for 2.00 GiB with 1.19 GiB of 79.25 GiB free`."""
     kind = error.kind if isinstance(error, Raised) else type(error).__name__
     asked, free = _ASKED.search(str(error)), _FREE.search(str(error))
     if asked and free:

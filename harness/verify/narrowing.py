@@ -85,7 +85,7 @@ def _fitted(kernel: Kernel, case: Case) -> Case | None:
 
 
 def _with_held(kernel: Kernel) -> dict[str, Any]:
-    """Return what a kernel takes; the elements of what holds a result afterwards are distinct."""
+    """Return a kernel's `takes`, with distinct elements required of tensors that hold a result afterwards."""
     return {**kernel.takes, **{f"{n} layout": (*words_of(kernel.takes, n), "distinct") for n in kernel.held}}
 
 

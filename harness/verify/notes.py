@@ -1,4 +1,4 @@
-"""What a pytest process of a run writes down for the process that started it."""
+"""Notes that a pytest process of a run writes for the process that started it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ HAS_FAILED = "stopped after its first failure; --keep-going runs the rest"
 
 
 class Unrecorded(LastbitError):
-    """A result that could not be written down."""
+    """A result could not be written."""
 
 
 @dataclass(frozen=True)
 class Notes:
-    """Notes of the pytest process of one type of device, in the run's folder; each is there as a whole or not at all.
+    """Notes of the pytest process of one type of device, in the run's folder; each is written whole or not at all.
 
     `refused`: why there is no plan, or no run, and whether kernels imported code of another checkout. `plan`: its
-    items, what it leaves out, and what kernel processes are kept from. `selected`: ids of the items that pytest did not
+    items, its omissions, and the isolation of kernel processes. `selected`: ids of the items that pytest did not
     deselect, in its order. `crashed`: names of the worker processes that ended in the middle of an item. `done`: how
     the session ended.
     """
@@ -44,11 +44,11 @@ class Notes:
         write_json(self._path(name), content)
 
     def refuse(self, error: LastbitError) -> None:
-        """Note that nothing comes of the run, and why."""
+        """Note that the run fails, and why."""
         self.write("refused", {"reason": str(error), "mixed": isinstance(error, MixedTrees)})
 
     def read(self, name: str) -> Any:
-        """The content of a note, None where there is none."""
+        """Read a note; None if there is none."""
         path = self._path(name)
         return read_json(path) if path.is_file() else None
 
@@ -57,23 +57,23 @@ class Notes:
 
 
 class KnownFailures(Protocol):
-    """The kernels of a run that have failed."""
+    """Register of a run's kernels that have failed."""
 
     def add(self, kernel: str, device: str) -> None:
         """Note a failure."""
 
     def has(self, kernel: str, device: str) -> bool:
-        """Whether a kernel has failed there."""
+        """Return whether a kernel has failed on a device."""
 
 
 @dataclass(frozen=True)
 class Failures:
-    """The kernels of a run that have failed, as its workers tell each other by empty files in its folder."""
+    """Register of failed kernels, shared by a run's workers as empty files in its folder."""
 
     folder: Path
 
     def add(self, kernel: str, device: str) -> None:
-        """Note a failure; `Unrecorded` if that cannot be written."""
+        """Note a failure; raise `Unrecorded` if that cannot be written."""
         path = self._path(kernel, device)
         with written(path):
             path.touch()
@@ -87,7 +87,7 @@ class Failures:
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """Raise `Unrecorded` for what the system says to writing a file."""
+    """Turn errors of the system on writing a file into `Unrecorded`."""
     try:
         yield
     except OSError as error:
@@ -95,10 +95,10 @@ def written(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a file that other processes read, so that they never see half of it."""
+    """Write a JSON file whole, so that other processes never read half of it."""
     replace_file(path, lambda beside: beside.write_text(json.dumps(content)))
 
 
 def read_json(path: Path) -> Any:
-    """What `write_json` wrote."""
+    """Read a file that `write_json` wrote."""
     return json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""The call with other values of the same shapes: judged at once, so that nothing of it is held for long."""
+"""Calls with other values of the same shapes, judged at once, so that nothing of them is held for long."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ProblemOf = Callable[[Inputs], Problem]
 
 @dataclass(frozen=True)
 class OtherValues:
-    """A call on inputs of the same shapes with other values, of which nothing but this is recorded.
+    """Findings of a call on inputs of the same shapes with other values.
 
     Attributes:
         case: what it was called on.
@@ -43,7 +43,7 @@ class OtherValues:
     mixed: tuple[Finding, ...] = ()
 
     def located(self, findings: Iterable[Finding]) -> Iterator[Finding]:
-        """Yield findings whose sentences say which inputs they are about."""
+        """Prefix the sentences of findings with the inputs they are about."""
         return (replace(f, sentence=f"{elsewhere(self.case)}: {f.sentence}") for f in findings)
 
 
@@ -71,7 +71,7 @@ def call_elsewhere(caller: Caller, case: Case, problem_of: ProblemOf) -> OtherVa
 def call_mixed(
     caller: Caller, case: Case, other: OtherValues, problem_of: ProblemOf, known: Sequence[Finding]
 ) -> OtherValues:
-    """Call the kernel on the first input of `case` amid the other ones of `other`; return that with what is found.
+    """Call the kernel on the first input of `case` and the other inputs of `other`; return `other` with the findings.
 
     A kernel that keeps a result for some of its inputs, such as the weight, gives that of another call here. Where
     calls without guards have a process of their own, this one is made in a thread of its own, without gradients and
@@ -103,10 +103,10 @@ def call_mixed(
 
 
 def is_harmless(findings: Iterable[Finding]) -> bool:
-    """Return whether nothing was written outside, which would spoil a process without guards, or raise there."""
+    """Return whether no write outside was found; after one, calls without guards could spoil the process."""
     return all(finding.kind != "wrote_outside" for finding in findings)
 
 
 def elsewhere(case: Case) -> str:
-    """Which inputs a finding is about that are not those of the case."""
+    """Describe a case with other values, for findings about it."""
     return f"{ELSEWHERE}, in {case}"

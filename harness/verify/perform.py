@@ -1,4 +1,4 @@
-"""One item of a plan in the process that has its kernel, whoever started that process and takes what comes of it."""
+"""Performance of one item of a plan, in the process that calls its kernel or starts the processes that do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MUCH = 1 << 30  # bytes that a worker may hold between items: to look for what 
 
 
 class Records(Protocol):
-    """Takes note of what a process does, case by case, so that it is known even if the process ends there.
+    """Recorder of a process, case by case, so that everything is known even if the process ends.
 
     Attributes:
         cases, seed, random, timeout: of the run, as its configuration has them.
@@ -36,7 +36,7 @@ class Records(Protocol):
     failures: KnownFailures | None
 
     def verify_on(self, device: torch.device) -> Verify:
-        """How a case is verified there."""
+        """Return the function that verifies a case on a device."""
 
     def started(self, item: Item, case: Case, *, counted: bool = True) -> None:
         """Note the case that is about to run, and start its clock."""
@@ -48,7 +48,7 @@ class Records(Protocol):
         """Note how many cases of an item are not run because its kernel has failed."""
 
     def note_time(self) -> None:
-        """Note where the time of this process went so far."""
+        """Note the time that this process has spent so far, by parts."""
 
 
 def perform(item: Item, records: Records, kernels: Kernels | None) -> None:

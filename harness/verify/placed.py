@@ -1,4 +1,4 @@
-"""Whether a kernel does what it declares with a tensor on another device: refuses it, or moves it and warns."""
+"""Placement checks: whether a kernel refuses a tensor on another device, or moves it and warns, as it declares."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Attempting = Callable[[Inputs, torch.device | None], Attempt]
 
 
 def in_this_process(call: Results) -> Attempting:
-    """Attempts of a function that is called with tensors by name, waits for the device, and gives results by name."""
+    """Make a function that attempts a call in this process, with the inputs in place or copied to a device."""
 
     def attempt(inputs: Inputs, device: torch.device | None) -> Attempt:
         handed = inputs.hand_out()
@@ -40,7 +40,7 @@ def in_this_process(call: Results) -> Attempting:
 def placement_findings(
     kernel: Kernel, inputs: Inputs, device: torch.device, attempt: Attempting
 ) -> tuple[Finding, ...]:
-    """What the kernel does wrong with those of `inputs` that are not on `device`; empty if all are.
+    """Check how the kernel treats inputs that are not on `device`; return no findings if all are.
 
     Raises:
         KernelError: the call left the accelerator unusable, or a kernel that moves raised.
@@ -79,7 +79,7 @@ def _check_usable(device: torch.device, displaced: Mapping[str, torch.device], a
 
 
 def _refusal(attempt: Attempt, displaced: Mapping[str, torch.device], device: torch.device) -> Iterator[Finding]:
-    """A kernel that refuses must raise an error that names the device of the run and another one."""
+    """Check that a refusing kernel raised an error that names the device of the run and another one."""
     if attempt.error is None:
         for name, where in displaced.items():
             yield Finding(
@@ -103,7 +103,7 @@ def _refusal(attempt: Attempt, displaced: Mapping[str, torch.device], device: to
 
 
 def _moves(attempt: Attempt, displaced: Mapping[str, torch.device], device: torch.device) -> Iterator[Finding]:
-    """A kernel that moves must return, after exactly one warning for each tensor that says what it did."""
+    """Check that a moving kernel returned, after exactly one warning for each displaced tensor."""
     if isinstance(attempt.error, UnsupportedCase):
         raise attempt.error
     if attempt.error is not None:
@@ -134,7 +134,7 @@ def _needless(gathered: Attempt, displaced: Mapping[str, torch.device], device: 
 def _other_bits(
     actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], device: torch.device, unordered: Iterable[str]
 ) -> Iterator[Finding]:
-    """Findings for results elsewhere, or with other bits than those of tensors that were moved beforehand."""
+    """Yield findings for results on another device, or with other bits than after moving the tensors beforehand."""
     for name, wanted in expected.items():
         result = actual[name]
         if (where := indexed(result.device)) != device:
@@ -151,7 +151,7 @@ def _other_bits(
 
 
 def _warns_of(warning: Warning, name: str, where: torch.device, device: torch.device) -> bool:
-    """Whether the warning is about that tensor: names it and both devices, and says that this may be a bug."""
+    """Return whether a warning names that tensor and both devices, and says that this may be an upstream bug."""
     if isinstance(warning, PlacementWarning):
         return (warning.name, warning.source, warning.target) == (name, where, device)
     text = str(warning)
@@ -159,12 +159,12 @@ def _warns_of(warning: Warning, name: str, where: torch.device, device: torch.de
 
 
 def _names(text: str, word: str) -> bool:
-    """Whether `word` stands in the text, not as a part of a longer name (cuda:1 in cuda:10)."""
+    """Return whether a word stands in the text, not as a part of a longer name (cuda:1 in cuda:10)."""
     return re.search(rf"(?<!\w){re.escape(word)}(?!:?\w)", text) is not None
 
 
 def _kind(error: Exception) -> str:
-    """The name of the type of what the kernel raised, here or in a process of its own."""
+    """Return the type name of the kernel's exception, raised here or in a process of its own."""
     return error.kind if isinstance(error, Raised) else type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""The plan of a run: which kernel runs which group of cases on which device, and what does not run, with the reason.
+"""The plan of a run: kernels by devices by groups of cases, and everything that does not run, with the reason.
 
 On an accelerator, every kernel of several tensors gets a group of cases with tensors on other devices besides.
 """
@@ -86,7 +86,7 @@ class Item:
         return f"{self.subject.kernel.op}-{self.subject.kernel.name}-{self.subject.device}-{self.group.name}"
 
     def planned(self, generated: int) -> Planned:
-        """The item as data, where groups that generate cases generate about that many."""
+        """Return the item as data; `generated` is about the number of cases that a generating group has."""
         kernel, group = self.subject.kernel, self.group
         cases = len(group.examples) + len(group.designed) + group.left_to_draw(generated)
         return Planned(
@@ -104,14 +104,14 @@ class Item:
 
 
 def _cost_of_a_case(op: Op) -> int:
-    """The names of stages that the reference spells: time goes by these, as groups keep tensors to about one size."""
+    """Estimate the cost of a case by the number of stages; tensors of all groups have about one size."""
     known = stage_names(op.reference)
     return max(len(known.words), 1) if known else 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Items in order, and what is left out."""
+    """The items of a run in order, and everything left out."""
 
     items: tuple[Item, ...]
     not_run: tuple[NotRun, ...]
@@ -218,7 +218,7 @@ def _subject(kernel: Kernel, op: Op, device: torch.device, config: Config) -> Su
 
 
 def _selected(project: Project, config: Config, kernels: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels that the run is restricted to; a name stands for the kernel in every revision."""
+    """Return the kernels that the run is restricted to; a name stands for the kernel in every revision."""
     own = {k: k.name.partition(REVISION_MARK)[0] for k in kernels}
     for name in config.ops:
         project.op(name)
@@ -233,13 +233,13 @@ def _selected(project: Project, config: Config, kernels: Sequence[Kernel]) -> li
 
 
 def check_modules(config: Config, modules: Mapping[str, Path]) -> None:
-    """Raise `MixedTrees` if the kernels of a run have imported a module of their repository from elsewhere."""
+    """Raise `MixedTrees` if a run's kernels have imported a module of their repository from another checkout."""
     folders = (*kernel_folders(config), *map(Path, config.revisions.values()))
     check_trees(folders, modules, revision=config.revision or config.tree, together=bool(config.revisions))
 
 
 def later_imports(config: Config) -> Callable[[], None]:
-    """Return what looks at the modules that were imported since it was last called, as `check_modules` does."""
+    """Return a function that checks the modules imported since its last call, as `check_modules` does."""
     seen = set(sys.modules)
 
     def check() -> None:
@@ -253,9 +253,9 @@ def later_imports(config: Config) -> Callable[[], None]:
 def _designed(
     project: Project, config: Config, op: str, accepts: frozenset[str], taking_less: Kernel | None
 ) -> list[Group]:
-    """The groups of cases for kernels of an op that take the same, as the run's profile has them.
+    """Make the groups of cases for an op's kernels that take the same, with the run's number of cases.
 
-    One that takes less has as many cases to design and draw in the groups that are left.
+    A kernel that takes fewer groups has as many cases to design and draw in the groups that are left.
     """
     every = project.groups(op, accepts, small=config.small)
     groups = every if taking_less is None else narrowed(every, taking_less, project.op(op))
@@ -291,13 +291,13 @@ def _groups(
 
 
 def _movable(subject: Subject) -> bool:
-    """Whether the kernel takes a tensor besides the op's first, whose device is the one of the run."""
+    """Return whether the kernel takes a tensor besides the op's first, whose device is the run's."""
     return not subject.kernel.accepts.isdisjoint(subject.op.inputs[1:])
 
 
 @st.composite
 def displaced_cases(draw: st.DrawFn, groups: Iterable[Group], first: str, places: Sequence[str]) -> Case:
-    """A case of one of the groups with tensors on some of the `places`: at least one, if it has any besides `first`."""
+    """Draw a case of one of the groups, with tensors besides `first`, at least one if there is any, on `places`."""
     strategies = [free(group) for group in groups if group.strategy is not None]
     examples = [st.sampled_from(group.examples) for group in groups if group.examples]
     case: Case = draw(st.one_of([*strategies, *examples]))

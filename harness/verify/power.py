@@ -1,4 +1,4 @@
-"""Power: which alternative contracts a run could have told from a kernel's own, and did not."""
+"""Power: the alternative contracts that a run told apart from a kernel's own, and those it could have."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _LARGEST_TENSOR = 1 << 18
 
 @timed(POWER)
 def power_of(results: Iterable[CaseResult], project: Project, separable: Separable | None = None) -> tuple[Power, ...]:
-    """One entry per kernel that did not fail, device, set of dtypes and alternative contract.
+    """Make one entry per passing kernel, device, set of dtypes and alternative contract.
 
-    What is known of separable contracts is asked of `separable` and kept there.
+    Answers on separable contracts are looked up in `separable` and kept there.
     """
     results = list(results)
     bad = {(r.kernel, r.device) for r in results if r.verdict in BAD}
@@ -57,12 +57,12 @@ def _power(project: Project, key: tuple[str, ...], group: list[CaseResult], sepa
 
 @dataclass
 class Separable:
-    """Whether some input can tell two contracts apart; kernels of one op have many cases in common, and answers."""
+    """Cache of whether any input tells two contracts apart; kernels of one op share cases and so answers."""
 
     _known: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
     def on_any(self, op: Op, contract: Contract, other: Contract, lacking: Set[str], cases: Iterable[Case]) -> bool:
-        """Whether one of the largest cases can, or some other input of its shapes and dtypes.
+        """Return whether other values for one of the largest cases can tell two contracts apart.
 
         Results that are `lacking` tell nothing.
         """
@@ -76,7 +76,7 @@ class Separable:
 
 
 def _probes(cases: Iterable[Case], op: Op) -> Iterator[Case]:
-    """The largest cases of manageable size, or else the smallest, with ordinary values and no more rows than needed."""
+    """Yield the largest cases of manageable size, or else the smallest, with ordinary values and few rows."""
     largest_first = sorted(cases, key=lambda c: -c.tensors[0].numel)
     cut = (_cut(case.gathered(), op) for case in largest_first)
     probes = list(islice(filter(_manageable, cut), _PROBES))
@@ -89,7 +89,7 @@ def _manageable(case: Case) -> bool:
 
 
 def _cut(case: Case, op: Op) -> Case:
-    """The same problem with the rows of a matrix of manageable size, and contiguous: gaps may be gigabytes."""
+    """Cut a case to rows of manageable size, and make its tensors contiguous: gaps may be gigabytes."""
     first, leading = case.tensors[0], max(0, len(case.tensors[0].shape) - 1)
     rows = max(1, min(_PROBE_SIZE, first.numel) // max(first.shape[-1] if first.shape else 1, 1))
     contiguous = [replace(t, strides=None, offset=0) for t in case.tensors]
@@ -98,7 +98,7 @@ def _cut(case: Case, op: Op) -> Case:
 
 
 def _separable(op: Op, own: Contract, other: Contract, lacking: Set[str], case: Case) -> bool:
-    """Whether some element of a result can only be one or the other contract's, if every sum is correctly rounded.
+    """Return whether an element of a result tells two contracts apart if every sum is correctly rounded.
 
     Errors of sums would hide the difference: over long rows they exceed what a rounding changes, and a run that could
     not tell the contracts apart would call them one. What is left is the error of primitives, which no input removes.
@@ -133,7 +133,7 @@ def undecidable_of(results: Iterable[CaseResult], project: Project) -> tuple[Und
 
 
 def agreement_of(results: Iterable[CaseResult]) -> tuple[DeviceAgreement, ...]:
-    """How often two devices gave equal bits for the same case and input bits."""
+    """Count how often two devices gave equal bits for the same case and input bits."""
     bits: dict[tuple[str, str, str, str], dict[str, str]] = defaultdict(dict)
     for r in results:
         for stage in r.stages:

@@ -66,7 +66,7 @@ class Project:
         return tuple(found)
 
     def kernels_of_revisions(self) -> tuple[tuple[Kernel, ...], tuple[NotRun, ...]]:
-        """Every kernel of the other revisions, and why there is none of those that cannot be loaded today."""
+        """Load the kernels of other revisions; also return a note for each revision that cannot be loaded."""
         found: list[Kernel] = []
         lacking: list[NotRun] = []
         for label, folder in self.revisions.items():
@@ -77,7 +77,7 @@ class Project:
         return tuple(found), tuple(lacking)
 
     def _load(self, folder: Path, label: str, refused: dict[str, str] | None = None) -> tuple[Kernel, ...]:
-        """Return the kernels of a folder, named after their revision; what they declare exists, unless `refused`."""
+        """Load the kernels of a folder, named after their revision; note in `refused` why one cannot be called."""
         named = []
         for kernel in self.load(folder):
             op, name = self.op(kernel.op), f"{kernel.name}{REVISION_MARK}{label}" if label else kernel.name
@@ -96,7 +96,7 @@ class Project:
         return self.ops[name]
 
     def groups(self, op: str, accepts: frozenset[str], *, small: bool) -> list[Group]:
-        """The groups of cases of `op` that a kernel with the given parameters can run, regressions first."""
+        """Make the groups of cases of `op` for a kernel with the given parameters, regressions first."""
         made: list[Group] = []
         if fitting := tuple(case for case in self._regressions(op) if case.names <= accepts):
             made.append(Group("regressions", examples=fitting))
@@ -105,10 +105,10 @@ class Project:
         return made
 
     def _made(self, op: str, accepts: frozenset[str], *, small: bool) -> list[Group]:
-        """What the op's file of cases makes.
+        """Make the groups that the op's file of cases defines.
 
         Raises:
-            UsageError: it raises, or its groups choose from what the op does not have.
+            UsageError: the file raises, or its groups choose from names that the op does not have.
         """
         try:
             made: list[Group] = list(self.cases[op].groups(accepts, small=small))
@@ -124,7 +124,7 @@ class Project:
 
 
 def open_project(config: Config) -> Project:
-    """The project that `config` describes: lastbit's own folders, then those of `config.projects`."""
+    """Open the project that `config` describes: lastbit's own folders, then those of `config.projects`."""
     config.check_places()
     folders = (BUILT_IN, *map(Path, config.projects))
     ops: dict[str, Op] = {}
@@ -141,7 +141,7 @@ def open_project(config: Config) -> Project:
 
 
 def _load_or_plain(config: Config, path: Path) -> tuple[Kernel, ...]:
-    """Return what `load_kernels` does, or the kernel of a file that declares none, of the only op that is named."""
+    """Load kernels; from a file that declares none, make its function a kernel of the only op that is named."""
     try:
         return load_kernels(path)
     except UsageError as error:
@@ -183,7 +183,7 @@ def _op_of(path: Path) -> Op:
 
 
 def _check_cases(folder: Path, cases: Mapping[str, ModuleType], ops: Mapping[str, Op]) -> None:
-    """Raise `UsageError` unless the files of cases in a project's folder are of ops, and make groups."""
+    """Raise `UsageError` unless the files of cases in a project's folder belong to ops and make groups."""
     for path in [*_modules(folder / "cases"), *(folder / "cases" / "regressions").glob("*.txt")]:
         if path.stem not in ops:
             raise unknown(f"op of the cases in {path}:", path.stem, ops)

@@ -1,4 +1,4 @@
-"""Whether a kernel's bits depend on what they need not depend on, for a case."""
+"""Properties of a kernel's bits on a case: whether they depend on something they need not depend on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_names(names: Iterable[str], ops: Sequence[Op]) -> None:
 
 
 def in_a_run(subject: Subject) -> tuple[str, ...]:
-    """The properties that `lastbit verify` asks about: those that the kernel declares, and all that are quick."""
+    """Return the properties that `lastbit verify` asks: those that the kernel declares, and all quick ones."""
     known = properties_of(subject.op)
     return tuple(name for name, one in known.items() if one.quick or name in subject.kernel.invariant)
 
@@ -51,10 +51,10 @@ def with_properties(
     names: Collection[str] = (),
     begins: Callable[[], object] = lambda: None,
 ) -> CaseResult:
-    """The result of a case with what is found of its properties, which fail it where the kernel declares them.
+    """Add the outcomes of a case's properties to its result; a broken one fails it if the kernel declares it.
 
-    Those of `names` are asked, or those of a run; `begins` is called before each, so that its time begins. A case that
-    failed without is not asked. What the kernel raises is the outcome of the case.
+    The properties in `names` are asked, by default those of a run; `begins` is called before each to restart the clock.
+    A case that has failed before is not asked. An exception of the kernel becomes the outcome of the case.
     """
     if result.verdict in BAD | TURNED_DOWN:
         return result
@@ -88,10 +88,10 @@ def properties_on(
     anew: Anew | None = None,
     begins: Callable[[], object] = lambda: None,
 ) -> tuple[PropertyResult, ...]:
-    """What is found of the named properties on a case, or of all that its op has.
+    """Ask whether a kernel has the named properties on a case, by default all of its op.
 
-    `anew` makes the call in a new process: see `lastbit.verify.anew`; `begins` is called before each property. Raises
-    what the kernel raises on the case itself, unless it says that it does not take the case: then no property is
+    `anew` makes the call in a new process: see `lastbit.verify.anew`; `begins` is called before each property.
+    Exceptions of the kernel on the case itself are passed on, except for `UnsupportedCase`: then no property is
     applicable.
     """
     chosen = [p for name, p in properties_of(subject.op).items() if not names or name in names]
@@ -106,7 +106,7 @@ def properties_on(
 
 
 def _found(subject: Subject, property: Property, basis: Basis, begins: Callable[[], object]) -> PropertyResult:
-    """What is found of a property; what the kernel raises is told, and raised where no other call can follow."""
+    """Ask one property; raise if the kernel's exception leaves its process or device unusable."""
     begins()
     found = result_of(property, basis)
     if found.outcome is PropertyOutcome.ERRORED and (subject.is_lost or is_lost(subject.device)):
@@ -115,7 +115,7 @@ def _found(subject: Subject, property: Property, basis: Basis, begins: Callable[
 
 
 def basis_of(subject: Subject, case: Case, *, thorough: bool = False, anew: Anew | None = None) -> Basis:
-    """The call of the kernel on a case, and how it is called on other inputs, or in a new process."""
+    """Make the basis of comparisons: the call on the case, and functions to call on other inputs or anew."""
     inputs = build(case.gathered(), subject.device)
     call = partial(_results, partial(_caller, subject, {}))
     first = call(inputs)
@@ -125,7 +125,7 @@ def basis_of(subject: Subject, case: Case, *, thorough: bool = False, anew: Anew
 
 
 def _caller(subject: Subject, known: dict[frozenset[str], Caller], inputs: Inputs) -> Caller:
-    """What calls the kernel on inputs of these names, which say what it must return."""
+    """Return the caller for inputs of these names, which decide on the results that the kernel must return."""
     if (names := inputs.case.names) not in known:
         small = _small(subject.problem(inputs))
         results, optional = tuple(small.required), tuple(small.may_return)
@@ -134,13 +134,13 @@ def _caller(subject: Subject, known: dict[frozenset[str], Caller], inputs: Input
 
 
 def _small(problem: Problem) -> Problem:
-    """The same for one of the things that the op says are independent: which results there are does not change."""
+    """Cut independent inputs to one each; the names of the results stay the same."""
     cut = {name for things in problem.op.relations if isinstance(things, Independent) for name in things.inputs}
     return problem.on({n: t[:1] if n in cut else t for n, t in problem.tensors.items()}) if cut else problem
 
 
 def _results(caller_of: Callable[[Inputs], Caller], inputs: Inputs) -> Tensors:
-    """What the kernel gives, in memory of its own; nothing is left of it in its inputs.
+    """Call the kernel and return its results in memory of their own; the inputs are restored.
 
     Raises:
         UnsupportedCase: the kernel declares that it takes less.
@@ -159,12 +159,12 @@ def _allows(subject: Subject, inputs: Inputs, results: Tensors) -> bool:
 
 
 def findings_of(results: Iterable[PropertyResult]) -> Iterator[Finding]:
-    """What fails a kernel: properties that it declares and that are broken, and bits that its contract excludes."""
+    """Yield findings for broken properties that the kernel declares, and for bits that its contract excludes."""
     yield from (Finding("broken_property", one.name, sentence_of(one)) for one in results if one.fails)
 
 
 def sentence_of(one: PropertyResult) -> str:
-    """A broken property in a sentence: what changes, where, and by how much; of one that errored, why."""
+    """Describe a broken property: the change, its place and its size; for one that errored, the reason."""
     if one.outcome is PropertyOutcome.ERRORED:
         return f"whether {one.name} holds, nobody knows: {one.reason}"
     promised = (

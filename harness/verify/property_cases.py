@@ -1,4 +1,4 @@
-"""The cases on which a kernel is asked what its bits depend on, where its op has no group of such cases."""
+"""Cases on which a kernel's properties are asked, also for ops without a group of such cases."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _DRAWN = 8  # cases of a group, among which one has many rows
 
 
 def asked_cases(subject: Subject, groups: Sequence[Group], *, count: int = 0, seed: int = 0) -> list[Case]:
-    """The cases on which a kernel is asked, of groups that say so, or the most ordinary ones of all groups."""
+    """Return the cases for properties: of groups made for them, or the most ordinary ones of all groups."""
     own = [group for group in groups if group.properties] or [ordinary_group(subject, groups)]
     cases = dict.fromkeys(case for group in own for case in draw(group, count, seed))
     return [case for case in cases if not unsupported(subject.kernel, case)]
 
 
 def ordinary_group(subject: Subject, groups: Iterable[Group]) -> Group:
-    """The most ordinary cases of `groups` that the kernel takes, one for each set of dtypes, with the most rows."""
+    """Return a group of the most ordinary cases that the kernel takes, one per set of dtypes, with the most rows."""
     best: dict[str, Case] = {}
     for case in (case for group in groups for case in _drawn(group)):
         if not case.displaced and not unsupported(subject.kernel, case):
@@ -34,7 +34,7 @@ def ordinary_group(subject: Subject, groups: Iterable[Group]) -> Group:
 
 
 def _drawn(group: Group) -> Iterator[Case]:
-    """Cases of a group, with ordinary values and layouts where it can choose them."""
+    """Draw cases of a group, with ordinary values and layouts where it can choose them."""
     if group.choices and group.strategy is not None:
         chosen = {choice: _ordinary(options) for choice, options in group.choices.items()}
         group = replace(group, designed=(chosen,) * _DRAWN, drawn=0)
@@ -46,7 +46,7 @@ def _ordinary(options: tuple[Option, ...]) -> Option:
 
 
 def _rank(subject: Subject, case: Case) -> tuple[int, int]:
-    """How many tensors of a case are ordinary, and how many rows it has."""
+    """Return a sort key: the number of ordinary tensors, then of rows."""
     ordinary = sum(t.regime in _ORDINARY and t.strides is None and not t.offset for t in case.tensors)
     main = case[subject.op.inputs[0]]
     return ordinary - len(case.tensors), math.prod(main.shape[:-1])

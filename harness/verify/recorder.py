@@ -1,4 +1,4 @@
-"""What a worker leaves behind: one line per result, and the case that it was in when it died."""
+"""Records of a worker: one line per result, and the case that was under way if it dies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ResultRecorder:
             self._trace: TextIO = stem.with_suffix(".trace").open("w")
 
     def verify_on(self, device: torch.device) -> Verify:
-        """How a case is verified there: an accelerator is shared with other workers."""
+        """Return the function that verifies a case on a device; an accelerator is shared with other workers."""
         if device.type == "cpu":
             return directly
         if device not in self._shared:
@@ -92,13 +92,13 @@ class ResultRecorder:
             write_json(self._left, self._lacking)
 
     def note_time(self) -> None:
-        """Note where the time of this process went so far; a run that cannot is none the worse."""
+        """Note the time that this process has spent so far, by parts; if that fails, ignore it."""
         with suppress(OSError):
             write_json(self._time, seconds_so_far())
 
 
 def note_of(item: Item, case: Case, limit: float, *, counted: bool) -> dict[str, Any]:
-    """What is to be known of a case of an item, which may take `limit` seconds, if its process ends in its middle."""
+    """Return the data to report about a case if its process ends during it; `limit` is in seconds."""
     subject = item.subject
     return {
         "case": str(case),

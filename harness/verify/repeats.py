@@ -1,4 +1,4 @@
-"""The calls of a kernel in a case, and the results in which they differ."""
+"""Repeated calls of a kernel in a case, and the results in which they differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lastbit.verify.other_values import OtherValues, ProblemOf, call_elsewhere, 
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of a kernel in a case; of those between the first and the last one, what they showed.
+    """The first and last call of a kernel in a case, and the findings of those between.
 
     Attributes:
         kernel: the kernel.
@@ -39,7 +39,7 @@ class Calls:
     unguarded: Unguarded | None = None
 
     def findings(self) -> Iterator[Finding]:
-        """What the kernel did wrong in a call, and where its calls contradict each other."""
+        """Yield the kernel's faults in each call, and contradictions between its calls."""
         same = [call for call in (self.first, self.unguarded, self.last) if call is not None]
         known = dict.fromkeys(finding for call in same for finding in call.findings)
         yield from known
@@ -59,7 +59,7 @@ class Calls:
 
 @dataclass(frozen=True)
 class Unguarded:
-    """A call without guards on allocations: what it did that it must not do, and how its results differ."""
+    """A call without guards on allocations: its findings, and how its results differ from a guarded call's."""
 
     findings: tuple[Finding, ...]
     apart: tuple[Finding, ...]
@@ -67,7 +67,7 @@ class Unguarded:
 
 @timed(GUARDS)
 def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat: bool) -> Calls:
-    """Call the kernel on `inputs`: twice, or with `repeat` five times; one that writes outside keeps its guards."""
+    """Call the kernel on `inputs` twice, or with `repeat` five times; one that writes outside keeps its guards."""
     first = caller.guarded(inputs).kept()
     caller = caller.after(first)
     with _later():
@@ -88,13 +88,13 @@ def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat:
 
 
 def _where_others_lay(inputs: Inputs, other: OtherValues | None) -> Inputs:
-    """The same values where others lay: what a kernel has kept by the address of an input is that of others."""
+    """Put the inputs where others lay, so that anything a kernel has kept by an input's address is stale."""
     return refilled(other.guards, inputs.case) if other else inputs
 
 
 @contextmanager
 def _later() -> Iterator[None]:
-    """Calls after the first: a kernel must not decline what it took, and lastbit holds results of the others."""
+    """Guard later calls: declining a case that was taken is a fault, and other errors get a note."""
     try:
         yield
     except UnsupportedCase as error:
@@ -111,9 +111,9 @@ def _unguarded(caller: Caller, inputs: Inputs, first: Call, problem_of: ProblemO
 
 
 def unstable(kernel: Kernel, first: Call, last: Call, apart: Iterable[str]) -> Iterator[Finding]:
-    """Findings for results that were not written, or whose bits differ between the first and the last call.
+    """Yield findings for results that were not written, or whose bits differ between the first and the last call.
 
-    Those that differ are `apart`. The bits of results that are `unordered` may.
+    `apart` names the results that differ. Results that are `unordered` may differ in bits.
     """
     for name in (name for name in first.results if name in apart):
         a, b = first.actual[name], last.actual[name]
@@ -137,7 +137,7 @@ def unstable(kernel: Kernel, first: Call, last: Call, apart: Iterable[str]) -> I
 
 
 def _otherwise(kernel: Kernel, last: Call) -> str:
-    """What was another way in the last call."""
+    """Describe the conditions of the last call that were different."""
     ways = ["found other bits in uninitialised memory"]
     ways += ["ran its programs in descending order"] if last.descended else []
     ways += ["stored the declared stages"] if kernel.stages else []

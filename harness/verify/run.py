@@ -1,4 +1,4 @@
-"""A run: one pytest process per type of device, its workers' records brought together.
+"""A run: one pytest process per type of device, whose workers' records are put together.
 
 Triton decides at import whether it compiles or interprets, so the CPU (interpreted) and an accelerator (compiled) need
 processes of their own.
@@ -65,7 +65,7 @@ class Child:
 
 @contextmanager
 def processes(config: Config, arguments: Sequence[str]) -> Iterator[list[Child]]:
-    """The processes of a run, which end with the context at the latest; `arguments` go to pytest."""
+    """Start the processes of a run, which end with the context at the latest; `arguments` go to pytest."""
     path = config.save()
     path.with_name(".gitignore").write_text("*\n")  # records are no sources
     children: list[Child] = []
@@ -80,7 +80,7 @@ def processes(config: Config, arguments: Sequence[str]) -> Iterator[list[Child]]
 
 
 def workers_for(device_type: str, config: Config) -> int:
-    """How many worker processes run the cases of a type of device, unless -n says otherwise."""
+    """Return the number of worker processes for a type of device, unless -n says otherwise."""
     devices = sum(device.partition(":")[0] == device_type for device in config.devices)
     return min(usable_cores(), MOST_ON_CPU if device_type == "cpu" else PER_ACCELERATOR * devices)
 
@@ -110,7 +110,7 @@ def working_folder(tree: str) -> str:
 
 
 def caches_of(config: Config) -> Path:
-    """Where the kernels of an isolated run find what they have compiled, in whichever worker; it ends with the run."""
+    """Return the folder of compiled kernels of an isolated run, common to its workers; it is removed with the run."""
     name = hashlib.sha256(str(Path(config.folder).resolve()).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir(), f"lastbit-{name}")
 
@@ -147,7 +147,7 @@ class RunResults:
         self.all: list[CaseResult] = []
 
     def new(self) -> list[CaseResult]:
-        """The results that have come since the last call. A line that is still being written is left for the next."""
+        """Return the results recorded since the last call; a line that is still being written is left for the next."""
         found: list[CaseResult] = []
         for path in sorted(self._folder.glob("*-*.jsonl")):
             with path.open("rb") as file:
@@ -160,7 +160,7 @@ class RunResults:
 
 
 def planned(children: Sequence[Child]) -> int | None:
-    """Number of cases that the processes will run, once all of them know."""
+    """Count the cases that the processes will run; None until all of them have a plan."""
     plans = [child.notes.read("plan") for child in children]
     return sum(int(item["cases"]) for plan in plans for item in plan["items"]) if plans and all(plans) else None
 
@@ -173,7 +173,7 @@ def wait(children: Sequence[Child], tick: Callable[[], None]) -> None:
 
 
 def end(children: Sequence[Child]) -> None:
-    """End processes that run, with all that they have started: at once, or after a moment if one does not listen."""
+    """End running processes and all that they started; kill them after a moment."""
     running = [child for child in children if child.process.poll() is None]
     try:
         _signal(running, signal.SIGTERM)
@@ -188,14 +188,14 @@ def end(children: Sequence[Child]) -> None:
 
 
 def _signal(children: Sequence[Child], number: signal.Signals) -> None:
-    """Send a signal to the sessions of processes, which are gone where nothing of them runs."""
+    """Send a signal to the sessions of processes; ignore those that have ended."""
     for child in children:
         with suppress(ProcessLookupError):
             os.killpg(child.process.pid, number)
 
 
 def environment_of(config: Config) -> dict[str, str]:
-    """Versions, devices and settings that results depend on."""
+    """Return the versions, devices and settings that results depend on."""
     import torch
 
     from lastbit.calibrate import load_premises
@@ -213,12 +213,12 @@ def environment_of(config: Config) -> dict[str, str]:
 
 
 def versions(site: Sequence[str] = ()) -> dict[str, str]:
-    """The versions of what results depend on, as a process of a run imports them."""
+    """Return the versions of Python and of packages that results depend on, as processes of a run import them."""
     return {"python": platform.python_version(), **{name: _version(name, site) for name in _PACKAGES}}
 
 
 def settings_of(config: Config, *, accelerators: str, premises: str) -> dict[str, str]:
-    """The devices and settings of a run; names of its accelerators and of the premises of its devices."""
+    """Return the devices and settings of a run, given the names of its accelerators and premises."""
     return {
         "devices": ", ".join(config.devices),
         "device_plan": str(config.device_plan),
@@ -233,7 +233,7 @@ def settings_of(config: Config, *, accelerators: str, premises: str) -> dict[str
 
 
 def options_of(config: Config) -> str:
-    """The options that say where kernels and ops are, for a command that runs a case of this run again."""
+    """Return the command-line options that reproduce where kernels and ops are, and how this run calls them."""
     folders = [("--kernels", f) for f in config.kernel_folders] + [("--project", f) for f in config.projects]
     return " ".join(
         [
@@ -245,6 +245,6 @@ def options_of(config: Config) -> str:
 
 
 def _version(package: str, site: Sequence[str]) -> str:
-    """The version that the processes of the run import, those in the folders `site` first."""
+    """Return the version of a package that the run's processes import, from the folders `site` first."""
     found = next(iter(distributions(name=package, path=[*site, *sys.path])), None)
     return found.version if found else "not installed"

@@ -1,8 +1,8 @@
-"""Which worker runs what: items that share work go to one worker, one after the other, and the dearest go first.
+"""Distribution of items to workers: items that share work go to one worker in sequence, the costliest first.
 
-Kernels of an op get the same cases from a group, so that their inputs, and what a contract allows for them, are the
-same. The items of one group are a unit. A unit that would keep one worker busy while the others have ended is cut: by
-contract, then by kernel.
+Kernels of an op get the same cases from a group, so that they share inputs and the values that a contract
+allows. The items of one group are a unit. A unit that would keep one worker busy while the others have ended is cut:
+by contract, then by kernel.
 
 This module imports neither torch nor pytest-xdist: the process that hands out items needs no more than their names.
 """
@@ -29,7 +29,7 @@ _AHEAD = 2
 
 
 def units(items: Sequence[Mapping[str, Any]], workers: int) -> list[list[int]]:
-    """The units of planned items (`Planned` as data) for so many workers, as positions: the dearest unit first.
+    """Divide planned items (`Planned` as data) into units for so many workers, as positions, the costliest first.
 
     Within a unit, items of one contract follow each other.
     """
@@ -46,7 +46,7 @@ def _cost(unit: Sequence[int], items: Sequence[Mapping[str, Any]]) -> int:
 def _cut(
     places: Sequence[int], items: Sequence[Mapping[str, Any]], most: float, cuts: Sequence[tuple[str, ...]] = _CUTS
 ) -> Iterator[list[int]]:
-    """Units that cost no more than `most`, as far as the cuts go."""
+    """Yield units that cost no more than `most`, as far as the cuts go."""
     first, *finer = cuts
     together: dict[tuple[str, ...], list[int]] = {}
     for place in places:
@@ -82,7 +82,7 @@ class Schedule:
 
     @property
     def tests_finished(self) -> bool:
-        """Whether nothing is left to tell; a worker runs the last item that it knows when it is shut down."""
+        """Whether no item is left to hand out; a worker runs the last item it knows when it is shut down."""
         nothing_left = self._left is not None and not self._left and not any(self._rest.values())
         return nothing_left and all(len(told) < _AHEAD for told in self._told.values())
 
@@ -99,7 +99,7 @@ class Schedule:
         self._collected[node] = list(collection)
 
     def schedule(self) -> None:
-        """Begin, or go on with a worker that has come in the place of another."""
+        """Begin, or go on with a worker that replaces another."""
         if self._left is None:
             self._left = deque(self._units())
         self._feed(*self.nodes)
@@ -116,7 +116,7 @@ class Schedule:
         raise NotImplementedError("nothing is taken away from a worker")
 
     def remove_node(self, node: Any) -> str | None:
-        """Forget a worker; the item that it ended in, None if it ended in none."""
+        """Forget a worker; return the item during which it ended, None if there is none."""
         told, rest = self._told.pop(node), self._rest.pop(node)
         self._take_back([*told[1:], *rest])
         return self._collected[node][told[0]] if told else None
@@ -127,7 +127,7 @@ class Schedule:
         self._feed(*self.nodes)
 
     def _feed(self, *nodes: Any) -> None:
-        """Tell workers of as many items as they must know; let those end for which there are none."""
+        """Hand workers as many items as they must know; shut down those for which none are left."""
         for node in nodes:
             if self._left is None or node not in self._collected or node.shutting_down:
                 continue

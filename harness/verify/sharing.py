@@ -1,4 +1,4 @@
-"""A device that the workers of a run share: cases run side by side, and one that ran out of memory runs again alone.
+"""Devices shared by the workers of a run: cases run side by side, and one that ran out of memory again alone.
 
 Two locked files of the run's folder keep the order. Whoever holds `.cases` alone is alone on the device. Whoever wants
 that holds `.gate` before, so that no other case begins meanwhile.
@@ -32,7 +32,7 @@ def directly(attempt: Attempt) -> CaseResult:
 
 
 def _give_back(device: torch.device) -> None:
-    """Let others have all the memory that this process can do without."""
+    """Release all memory that this process can do without."""
     PROBLEMS.forget()
     give_back(device)
 
@@ -68,9 +68,9 @@ class SharedDevice:
 
     @contextmanager
     def beside_others(self) -> Iterator[None]:
-        """Wait while a worker is alone or about to be, and give it what memory this one holds, before and after.
+        """Wait while a worker is alone or about to be; release the memory of this one before and after.
 
-        The lock of the case is held until that is given back, so that whoever is alone then finds it.
+        The lock of the case is held until that memory is released, so that a worker alone on the device finds it free.
         """
         if not self._may_begin():
             _give_back(self._device)
@@ -86,7 +86,7 @@ class SharedDevice:
             flock(self._cases, LOCK_UN)
 
     def _may_begin(self) -> bool:
-        """Hold the gate open, unless another worker has closed it."""
+        """Take the gate if no other worker holds it; return whether it was taken."""
         try:
             flock(self._gate, LOCK_SH | LOCK_NB)
         except BlockingIOError:

@@ -1,8 +1,8 @@
-"""A failing case made small: fewer rows and columns, ordinary memory and values, nothing that can be left out.
+"""Shrinking of a failing case: fewer rows and columns, ordinary memory and values, nothing that can be left out.
 
-What is tried are guesses, by somebody who knows no op. A `ShrinkTrial` says of each whether it means anything, and
-whether it fails as the case did. Sizes that are equal in all cases of a group change together; so do sizes of which one
-divides the other (codes that share an element, columns that share a scale), where the op takes no other change. A
+The smaller cases are guesses, made without knowledge of the op. A `Trial` says of each whether the op takes it, and
+whether it fails as the case did. Sizes that are equal in all cases of a group change together; so do sizes of which
+one divides the other (codes that share an element, columns that share a scale), where the op takes no other change. A
 tensor whose values the line lists keeps them, and its size.
 """
 
@@ -39,17 +39,17 @@ Change = Callable[[Case], Case]
 
 
 class ShrinkTrial(Protocol):
-    """What a smaller case is tried on."""
+    """The kernel and the failure on which smaller cases are tried."""
 
     def takes(self, case: Case) -> bool:
-        """Whether the case means something: asked first, as it costs less than to run it."""
+        """Return whether the op and kernel take a case; asked first, since it costs less than a run."""
 
     def fails(self, case: Case) -> bool:
-        """Whether it fails in the same way."""
+        """Return whether a case fails in the same way."""
 
 
 def shrink(case: Case, op: Op, alike: Iterable[Case], trial: ShrinkTrial, *, most: int = MOST_TRIES) -> Case:
-    """The smallest failing case that is found in `most` tries, each step towards which fails; or `case` itself.
+    """Search for the smallest case, in at most `most` tries, by steps that each fail alike; return `case` if none does.
 
     `alike` are cases of the same group, by which sizes that are equal by chance are told from those that must be.
     """
@@ -63,7 +63,7 @@ def shrink(case: Case, op: Op, alike: Iterable[Case], trial: ShrinkTrial, *, mos
 
 
 class _Tries:
-    """A trial that is asked nothing twice, and nothing any more once so many cases were tried."""
+    """A trial that answers each question once, and says no after so many tries."""
 
     def __init__(self, trial: ShrinkTrial, most: int) -> None:
         self._trial, self._most = trial, most
@@ -78,7 +78,7 @@ class _Tries:
         return self._taken[case]
 
     def fails(self, case: Case) -> bool:
-        """Whether a case that was not tried before fails; one that was is no step further."""
+        """Return whether a case that was not tried before fails; one that was tried is no progress."""
         if case in self._tried or len(self._tried) >= self._most:
             return False
         self._tried.add(case)
@@ -91,14 +91,14 @@ Sizes = Mapping[Place, int]
 
 
 def sizes_of(case: Case) -> dict[Place, int]:
-    """The sizes of all dimensions, and the parameters and regimes that say a number of something."""
+    """Return the sizes of all dimensions, and the integers among parameters and in regimes."""
     dims = {(t.name, dim - len(t.shape)): size for t in case.tensors for dim, size in enumerate(t.shape)}
     regimes = {(t.name, 1): int(found[1]) for t in case.tensors if (found := _NUMBER.search(t.regime))}
     return dims | regimes | {(name, 0): value for name, value in case.params.items() if type(value) is int}
 
 
 def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: ShrinkTrial, *, known: bool) -> Case:
-    """The case with the least of every size, the largest first; of sizes that are `known` to be, one less is tried."""
+    """Minimise every size, the largest first; with `known`, the sizes were minimised before, and one less is tried."""
     seen: set[Place] = set()
     for place, size in sorted(sizes_of(case).items(), key=lambda item: -item[1]):
         if size < 2 or place in seen or _is_regime(place):
@@ -114,7 +114,7 @@ def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: ShrinkTrial
 
 
 def _least(case: Case, places: Places, trial: ShrinkTrial, *, known: bool) -> tuple[Case, bool]:
-    """The case with the sizes at `places` as small as bisection finds them, in proportion; whether any was taken."""
+    """Minimise the sizes at `places` in proportion, by bisection; also return whether the op took any such case."""
     sizes = sizes_of(case)
     high = unit = math.gcd(*(sizes[place] for place in places))
     low, guess, found, taken = 0, high - 1 if known else 1, case, False
@@ -131,7 +131,7 @@ def _least(case: Case, places: Places, trial: ShrinkTrial, *, known: bool) -> tu
 
 
 def together(place: Place, sizes: Sizes, samples: Sequence[Sizes]) -> Iterator[Places]:
-    """Places to change with one: those of equal sizes, then others too whose sizes divide it, few before many."""
+    """Yield sets of places to change with one: those of equal sizes, then with others whose sizes divide it."""
     own = _equal(place, samples).intersection(sizes)
     yield own
     linked = dict.fromkeys(
@@ -145,7 +145,7 @@ def together(place: Place, sizes: Sizes, samples: Sequence[Sizes]) -> Iterator[P
 
 
 def _equal(place: Place, samples: Sequence[Sizes]) -> Places:
-    """The places whose sizes are the same in every sample that has both."""
+    """Return the places whose sizes are equal in every sample that has both."""
     return frozenset(
         other for other in samples[0] if all(s[other] == s[place] for s in samples if other in s and place in s)
     )
@@ -156,12 +156,12 @@ def _divides(other: Place, place: Place, samples: Sequence[Sizes]) -> bool:
 
 
 def _is_regime(place: Place) -> bool:
-    """Whether it is the number in a regime, which follows a size or stays what it is."""
+    """Return whether a place is the number in a regime, which follows a size or stays unchanged."""
     return place[1] == 1
 
 
 def _resized(case: Case, sizes: Sizes) -> Case:
-    """The case with other sizes at some places; a layout stays what it is."""
+    """Change the sizes at some places; layouts stay."""
     params = {name: sizes.get((name, 0), value) for name, value in case.params.items()}
     return replace(case, tensors=tuple(_tensor_resized(t, sizes) for t in case.tensors), params=params)
 
@@ -174,7 +174,7 @@ def _tensor_resized(tensor: TensorSpec, sizes: Sizes) -> TensorSpec:
 
 
 def in_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
-    """The tensor in a smaller shape: in the layout of the same name, or at the same strides where it has none."""
+    """Put a tensor in a smaller shape, in the layout of the same name, or with the same strides if it has no name."""
     for rule in LAYOUTS.values():
         layout = rule(tensor.shape, tensor.dtype)
         if layout is not None and (layout.strides, layout.offset) == (tensor.element_strides, tensor.offset):
@@ -187,7 +187,7 @@ def in_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
 
 
 def _simpler(case: Case, op: Op, trial: ShrinkTrial) -> Case:
-    """The case with as much as possible left out, and the rest ordinary: all at once, by kind, or one by one."""
+    """Leave out as much as possible, and make the rest ordinary: all at once, by kind, or one by one."""
     left_out, *ordinary = _changes(case, op)
     kinds = [left_out, *ordinary]
     attempts = chain([list(chain(*kinds))], kinds, ([change] for change in chain(*kinds)), combinations(left_out, 2))
@@ -201,7 +201,7 @@ def _simpler(case: Case, op: Op, trial: ShrinkTrial) -> Case:
 
 
 def _changes(case: Case, op: Op) -> Iterator[list[Change]]:
-    """What makes a case simpler, by kind: inputs and parameters that can be left out, layouts, devices, values."""
+    """Yield simplifications by kind: inputs and parameters to leave out, contiguity, padding, devices, values."""
     optional = [t.name for t in case.tensors if t.name in op.optional]
     usual = [name for name in case.params if op.params.get(name, REQUIRED) is not REQUIRED]
     yield [partial(_without, name=name) for name in (*optional, *usual)]
@@ -214,7 +214,7 @@ def _changes(case: Case, op: Op) -> Iterator[list[Change]]:
 
 
 def _padded(case: Case, *, name: str) -> Case:
-    """The case with the simplest strides that are not contiguous for a tensor that has some."""
+    """Give a strided tensor the simplest strides that are not contiguous."""
     found = {t.name: padded(t.shape, t.dtype) for t in case.tensors if t.strides is not None}
     layout = found.get(name)
     return case if layout is None else _with(case, name=name, strides=layout.strides, offset=layout.offset)

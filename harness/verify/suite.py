@@ -12,7 +12,7 @@ from lastbit.verify.recorder import ResultRecorder
 
 
 def test_kernel(item: Item, recorder: ResultRecorder, kernels: Kernels | None) -> None:
-    """The kernel keeps its contract on every case of the group."""
+    """Check that the kernel keeps its contract on every case of the group."""
     try:
         perform(item, recorder, kernels)
     except Stopped as stopped:

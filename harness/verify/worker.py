@@ -1,8 +1,8 @@
-"""Work on kernels in a process of its own, for commands that look at results and not only at records.
+"""Worker processes for commands that need a kernel's results and not only records.
 
 A kernel may end its process, or hang where only the end of the process stops it. The process that asks for the work
 goes on: it learns which case was under way, and starts another process for the next work. The two send each other
-pickled objects through a pipe: work and its arguments one way, what comes of it the other.
+pickled objects through a pipe: work and its arguments one way, results and exceptions the other.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ class Worker:
         self._end(0.0 if error else _GRACE)
 
     def do(self, work: Callable[Concatenate[Workplace, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `work` returns, a function of a module that the process can import.
+        """Run `work`, a function of a module, in the process, and return its result.
 
         Raises:
             WorkerEnded: the process ended, or had to be ended because a case took too long.
-            DeviceLost: what the work raised; the process cannot use its device any more, and is ended.
-            LastbitError: what the work raised.
+            DeviceLost: the work raised; the process cannot use its device any more, and is ended.
+            LastbitError: the work raised.
         """
         if self._process is None:
             self._start()
@@ -138,7 +138,7 @@ class Worker:
             raise self._ended() from None
 
     def _outcome(self) -> Any:
-        """What the process returns, after it has told of its cases and their results."""
+        """Return the outcome of the work, after the messages about its cases and their results."""
         while True:
             kind, content = self._received()
             match kind:
@@ -179,7 +179,7 @@ class Worker:
         return WorkerEnded("the process died without an exception", case)
 
     def _end(self, patience: float) -> int | None:
-        """Let the process end, and end it if it does not; its exit code."""
+        """Let the process end, kill it if it does not in time, and return its exit code."""
         process, pipe = self._process, self._pipe
         self._process, self._pipe, self._case = None, None, ""
         if process is None or pipe is None:
@@ -193,7 +193,7 @@ class Worker:
 
 
 class _Pickler(pickle.Pickler):
-    """Sends numbers of 8 bits as bytes: what torch 2.13 makes of them by itself, it cannot read."""
+    """Pickler that sends 8-bit floats as bytes: torch 2.13 cannot read its own pickles of them."""
 
     def reducer_override(self, sent: object) -> Any:
         if isinstance(sent, torch.Tensor) and sent.is_floating_point() and sent.itemsize == 1:
@@ -202,14 +202,14 @@ class _Pickler(pickle.Pickler):
 
 
 def pickled(content: object) -> bytes:
-    """What `pickle.loads` makes the same of in another process."""
+    """Pickle an object so that `pickle.loads` can restore it in another process."""
     into = io.BytesIO()
     _Pickler(into).dump(content)
     return into.getvalue()
 
 
 def serve(descriptor: int) -> None:
-    """Do the work that comes through the pipe until whoever sends it closes the pipe, or is interrupted like this."""
+    """Do the work that comes through the pipe until the sender closes it, or this process is interrupted."""
     pipe = Connection(descriptor)
 
     def say(kind: str, content: object = None) -> None:
@@ -227,7 +227,7 @@ def serve(descriptor: int) -> None:
 
 
 def _watch(limit: float, say: Callable[[str, object], None]) -> Watch:
-    """Contexts that say which case is under way, and end the process if it takes too long.
+    """Make contexts that announce the case under way, and end the process if it takes too long.
 
     Nothing else stops a kernel that hangs in native code: faulthandler needs neither its thread nor the interpreter.
     """
@@ -248,7 +248,7 @@ def _watch(limit: float, say: Callable[[str, object], None]) -> Watch:
 def _done(
     place: Workplace, check: Callable[[], None], work: Callable[..., object], *args: object, **kwargs: object
 ) -> tuple[str, Any]:
-    """Do work on kernels. Return what it returns, or it or the `check` afterwards raises; the device may be lost."""
+    """Do work, then the check; return the kind of outcome and its content, `DeviceLost` if the device is unusable."""
     kind, content = _tried(work, place, *args, **kwargs)
     if kind == "returned" and (failed := _tried(check))[0] == "raised":
         return failed
@@ -258,7 +258,7 @@ def _done(
 
 
 def _tried(work: Callable[..., object], *args: object, **kwargs: object) -> tuple[str, Any]:
-    """What becomes of work: what it returns, or raises."""
+    """Call a function; return "returned" and its result, or "raised" and a `LastbitError`."""
     try:
         return "returned", work(*args, **kwargs)
     except LastbitError as error:

@@ -1,4 +1,4 @@
-"""Numbers as residues modulo two primes, which decide whether two formulas are one, whatever the order of sums."""
+"""Numbers as residues modulo two primes, which show whether two formulas are equal, whatever the order of sums."""
 
 from lastbit.numerics.residues.constants import constant, is_recognised, products_of
 from lastbit.numerics.residues.numbers import Residues, concatenated, zeros_like

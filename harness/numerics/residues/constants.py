@@ -1,4 +1,4 @@
-"""Constants of formulas: what a number written in a kernel stands for, such as 1 / n, 1 / √D or log2 e.
+"""Constants of formulas: the number that a constant written in a kernel stands for, such as 1 / n, 1 / √D or log2 e.
 
 A constant reaches a kernel rounded, so that its own residue would be that of another number. A function of the fp32
 number says what it stands for, the same one for references and kernels; products with parameters of a case, which
@@ -38,7 +38,7 @@ _signless: ContextVar[frozenset[float]] = ContextVar("signless", default=frozens
 
 
 def constant(number: float) -> Residues:
-    """Return what a number written in a kernel or reference stands for, of shape []."""
+    """Return the residues, of shape [], of the number that a constant in a kernel or reference stands for."""
     if not math.isfinite(number):
         return Residues.of(torch.tensor(number))
     pair, own = _pair(number), _fp32(abs(number))
@@ -49,16 +49,16 @@ def constant(number: float) -> Residues:
 
 
 def is_recognised(number: float) -> bool:
-    """Return whether a number may have been written: it has few bits, or stands for something."""
+    """Return whether a number may have been written as a constant: it has few bits, or stands for another number."""
     own = _fp32(abs(number))
     return not math.isfinite(own) or _is_short(own) or own in (_products.get() or {}) or _recognised(own) is not None
 
 
 @contextmanager
 def products_of(parameters: Iterable[float]) -> Iterator[None]:
-    """Let products and quotients of these numbers, of log2 e and of what is left to 1 stand for what they are.
+    """Recognise products and quotients of these numbers, of log2 e and of one minus a number, while the context lasts.
 
-    So do their roots.
+    Their roots are recognised as well.
     """
     numbers = {abs(number): _pair(abs(number)) for number in parameters if number and math.isfinite(number)}
     numbers |= {1 - a: ((1 - p) % P, (1 - q) % Q) for a, (p, q) in numbers.items() if 0 < _fp32(1 - a) < 1}
@@ -89,7 +89,10 @@ def _pair(number: float) -> Pair:
 
 
 def _recognised(x: float) -> Pair | None:
-    """Return residues of what x is a rounding of: a decimal, a fraction, √n or 1 / √n, maybe times log2 e or ln 2."""
+    """Return the residues of the number of which x is a rounding; None if it is not recognised.
+
+    Recognised are decimals, fractions, √n and 1 / √n, also times log2 e or ln 2.
+    """
     if _MOST_ROOTS * x > 1 and _fp32(1 / round(1 / x) if x < 1 else 0.0) == x:
         return _of_fraction(Fraction(1, round(1 / x)))
     decimal = Fraction(f"{x:.{_DIGITS}g}")
@@ -110,7 +113,7 @@ def _recognised(x: float) -> Pair | None:
 
 
 def _is_signless(x: float, pair: Pair) -> bool:
-    """Return whether a number stands for √n or 1 / √n, of which the square is not n or 1 / n in the field."""
+    """Return whether x stands for √n or 1 / √n and its square in the field is not n or 1 / n."""
     for n in (round(x * x), round(1 / (x * x)) if x else 0):
         if 1 < n < _MOST_ROOTS and abs(x - math.sqrt(n if x > 1 else 1 / n)) <= _NEAR * x:
             square = (n % P, n % Q) if x > 1 else (pow(n, -1, P), pow(n, -1, Q))
@@ -140,7 +143,7 @@ def _candidates(x: float) -> Iterator[tuple[int, bool, bool]]:
 
 
 def _is_short(x: float) -> bool:
-    """Return whether a number is one of few bits, which nothing has rounded."""
+    """Return whether a number has few bits, so that nothing has rounded it."""
     return math.ldexp(math.frexp(x)[0], 12).is_integer()
 
 

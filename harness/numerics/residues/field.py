@@ -28,7 +28,7 @@ _EXPONENTS = range(-2300, 2300)  # of products and quotients of fp64 numbers
 
 
 def power(x: Tensor, exponent: int, modulus: int) -> Tensor:
-    """Return x to a power that is not negative."""
+    """Return x to the power of a nonnegative exponent."""
     result, square = None, x
     while exponent:
         if exponent & 1:
@@ -111,13 +111,13 @@ def _powers_of_base() -> tuple[Tensor, Tensor]:
 
 
 def exponential(a: Tensor) -> Tensor:
-    """Return BASE to the power of a modulo Q, modulo P."""
+    """Return BASE^a modulo P, for a modulo Q."""
     small, large = _powers_of_base()
     return small[a & _LOW] * large[a >> _HALF] % P
 
 
 def raised(x: Tensor, exponent: Tensor) -> Tensor:
-    """Return squares x modulo P to powers modulo Q."""
+    """Return x^exponent elementwise, for squares x modulo P and exponents modulo Q."""
     x, exponent = torch.broadcast_tensors(x, exponent)
     result = torch.ones_like(x)
     for bit in range(Q.bit_length()):
@@ -132,7 +132,7 @@ def _powers_of_two(modulus: int) -> Tensor:
 
 
 def power_of_two(exponent: Tensor, modulus: int) -> Tensor:
-    """Return 2 to the power of integers, down to those of the smallest products of fp64 numbers."""
+    """Return 2 to the power of integers, which may be as small as exponents of products of fp64 numbers."""
     return _powers_of_two(modulus)[exponent - _EXPONENTS.start]
 
 

@@ -1,4 +1,4 @@
-"""Numbers as residues: two formulas that are equal over the real numbers give equal ones, others do not.
+"""Tensors of residues: formulas that are equal over the real numbers have equal residues, others do not.
 
 docs/residues.md derives each rule, and says what is preserved and what is not.
 """
@@ -55,7 +55,7 @@ class Residues:
 
     @classmethod
     def of(cls, values: Tensor) -> Residues:
-        """Return the residues of numbers of any dtype, each exactly what it is; of infinities and NaN all is OPEN."""
+        """Return the exact residues of numbers of any dtype; infinities and NaN are OPEN."""
         if not values.is_floating_point():
             whole = values.long()
             return cls._made(whole % P, whole % Q)
@@ -65,7 +65,7 @@ class Residues:
 
     @classmethod
     def _made(cls, p: Tensor, q: Tensor | None, *flagged: Residues, exponential: Tensor | None = None) -> Residues:
-        """Return residues with the flags of those that they are made of."""
+        """Make residues with the flags of the operands `flagged`."""
         flags = torch.zeros((), dtype=torch.int64)
         for other in flagged:
             flags = flags | (other.flags & _HANDED_ON)
@@ -76,7 +76,7 @@ class Residues:
         return made if exponential is None else made._canonical()
 
     def _canonical(self) -> Residues:
-        """Return the same with hashes of the exponential in place of the first two, where there is one."""
+        """Replace the first two residues by hashes of the exponential, where there is one."""
         p, q, e, flags = self.numbers
         behind = e != NONE
         p = torch.where(behind, field.mixed(e, _tag("log"), P), p)
@@ -97,7 +97,7 @@ class Residues:
 
     @property
     def open(self) -> Tensor:
-        """Elements of which a difference says nothing."""
+        """Mask of the elements whose difference from others says nothing."""
         return self.flags & OPEN != 0
 
     @property
@@ -106,7 +106,7 @@ class Residues:
 
     @property
     def is_sound(self) -> bool:
-        """Whether these are numbers of the fields and flags, as those that a stranger gives need not be."""
+        """Whether all numbers and flags are in range; those that come from another process need not be."""
         if self.numbers.dtype != torch.int64 or self.numbers.ndim < 1 or len(self.numbers) != 4:
             return False
         ends = (0, P), (0, Q), (NONE, P), (0, 2 * EXTREME)
@@ -115,7 +115,7 @@ class Residues:
     # Elements as they are, elsewhere
 
     def moved(self, function: Callable[[Tensor], Tensor]) -> Residues:
-        """Return `function` of the stacked numbers, [4, …], which it only moves."""
+        """Apply `function`, which only moves elements, to the stacked numbers, [4, …]."""
         return Residues(function(self.numbers))
 
     def __getitem__(self, index: object) -> Residues:
@@ -123,34 +123,35 @@ class Residues:
 
     @staticmethod
     def where(mask: Tensor, a: Residues, b: Residues) -> Residues:
-        """Return those of `a` where the mask is true, else those of `b`."""
+        """Choose elements of `a` where the mask is true, else of `b`."""
         return Residues(torch.where(mask, *_aligned(a.numbers, b.numbers, mask.ndim)))
 
     @staticmethod
     def chosen(mask: Tensor, a: Residues, b: Residues, alike: Tensor) -> Residues:
-        """Return `where`, OPEN where the values are `alike` and the residues are not: either could have been taken."""
+        """Choose as `where`; OPEN where values are `alike` but residues differ: either could have been chosen."""
         return Residues.where(mask, a, b).open_where(alike & ~a.equal(b))
 
     @property
     def unlimited(self) -> Residues:
-        """Return the larger or smaller of two, OPEN where that was written down: a limit that changes no result, as of
-        the argument of an exponential, is no other formula.
+        """These results of a choice, OPEN where a written constant was chosen.
+
+        A limit that changes no result, as of the argument of an exponential, is no other formula.
         """
         return self.open_where(self.flags & CONSTANT != 0)
 
     def written_as(self, constant: Residues) -> Residues:
-        """Return the same, as a number that was written down as a constant is."""
+        """Mark the numbers as written down, with the flags of a constant."""
         return self._flagged(torch.ones((), dtype=torch.bool), int(constant.flags) & (CONSTANT | EXTREME))
 
     def masked(self, values: Tensor) -> Residues:
-        """Return the same, -inf where a large negative number that stands for it leaves nothing of exp."""
+        """Mark large negative numbers that stand for -inf as -inf, where exp of the values vanishes."""
         if not bool((extreme := self.flags & EXTREME != 0).any()):
             return self
         plain = Residues(torch.stack([*self.numbers[:3], self.flags & ~EXTREME]))
         return plain._flagged(extreme & (values < _VANISHING), MINUS_INFINITY)
 
     def beside(self, values: Tensor, others: Tensor) -> Residues:
-        """Return the same, 0 where it was written down, is of extreme size, and changes no sum with the others."""
+        """Replace by 0 the constants of extreme size that change no sum with the `others`."""
         written = self.flags & (CONSTANT | EXTREME) == CONSTANT | EXTREME
         if not bool(written.any()):
             return self
@@ -159,12 +160,12 @@ class Residues:
         return Residues.where(nothing, zeros_like(self), self).open_where(either)
 
     def open_where(self, mask: Tensor | None) -> Residues:
-        """Return the same, OPEN where the mask is true."""
+        """Mark the elements where the mask is true as OPEN."""
         return self if mask is None else self._flagged(mask, OPEN)
 
     @property
     def opened(self) -> Residues:
-        """Return the same, all OPEN."""
+        """These residues with all elements OPEN."""
         return self.open_where(torch.ones((), dtype=torch.bool))
 
     def _flagged(self, mask: Tensor, flag: int) -> Residues:
@@ -174,7 +175,7 @@ class Residues:
         return Residues(torch.stack([p, q, e, torch.where(mask, flags | flag, flags)]))
 
     def seen(self, values: Tensor) -> Residues:
-        """Return the same for what the numbers were computed to: OPEN where that is no finite number."""
+        """Adapt the residues to the values that were computed: OPEN where these are not finite."""
         finite, flagged = torch.isfinite(values), self.flags & MINUS_INFINITY != 0
         if bool(finite.all()) and not bool(flagged.any()):
             return self
@@ -219,7 +220,7 @@ class Residues:
         return made._flagged(known & ~squares, SIGN).open_where(behind & ~known)
 
     def _decided_where_zero(self, a: Residues, b: Residues) -> Residues:
-        """Return this product, which is 0 where one factor is, whatever the other may be."""
+        """Clear OPEN in this product where one factor is 0 for sure, whatever the other may be."""
         if not bool(self.open.any()):
             return self
         open_ = (a.open & (b.p != 0)) | (b.open & (a.p != 0)) | (a.open & b.open)
@@ -267,7 +268,7 @@ class Residues:
         return made
 
     def sqrt(self) -> Residues:
-        """Return the root, or one of -x where x is no square: its square is not x there."""
+        """Return the square root of x, or one of -x where x is no square in the field: its square is not x there."""
         made = Residues._made(field.root(self.p, P), field.root(self.q, Q), self)
         squares = field.is_square(self.p, P) & field.is_square(self.q, Q)
         made = made._flagged(torch.ones((), dtype=torch.bool), ROOT)._flagged(~squares, SIGN)
@@ -280,13 +281,13 @@ class Residues:
         return bool((self.numbers[2] != NONE).any())
 
     def _exponential(self) -> Tensor:
-        """Return exp of each number, of no meaning where NO_EXPONENT."""
+        """Return exp of each number; meaningless where NO_EXPONENT."""
         plain = field.exponential(self.q)
         e = self.numbers[2]
         return torch.where(e == NONE, plain, e) if self._has_logarithms else plain
 
     def _of_logarithms(self, other: Residues, plain: Residues, f: Callable[[Tensor, Tensor], Tensor]) -> Residues:
-        """Return `plain`, but by exponentials where one of the two numbers is behind a logarithm."""
+        """Return `plain`, recomputed from exponentials where one of the two numbers is behind a logarithm."""
         if not self._has_logarithms and not other._has_logarithms:
             return plain
         behind = (self.numbers[2] != NONE) | (other.numbers[2] != NONE)
@@ -296,7 +297,7 @@ class Residues:
         return made.open_where(behind & ~known)
 
     def exp(self) -> Residues:
-        """Return exp: 0 of -inf, and OPEN of what is behind an exponential itself."""
+        """Return exp; 0 for -inf, and OPEN for a number that is itself behind an exponential."""
         lost = self.flags & NO_EXPONENT != 0
         p = torch.where(lost, field.mixed(self.p, _tag("exp"), P), self._exponential())
         made = Residues._made(p, None, self).open_where(lost | (self.flags & (SIGN | EXTREME) != 0))
@@ -304,12 +305,12 @@ class Residues:
         return Residues.where(nothing, zeros_like(made), made) if bool(nothing.any()) else made
 
     def log(self) -> Residues:
-        """Return the logarithm, which carries its exponential, x."""
+        """Return the logarithm, which carries its exponential: the number itself."""
         made = Residues._made(torch.zeros_like(self.p), torch.zeros_like(self.p), self, exponential=self.p)
         return made.open_where(self.numbers[2] != NONE)
 
     def function(self, name: str, *, odd: bool = False, even: bool = False) -> Residues:
-        """Return a function without algebra, a hash of the number, such as erf or sin."""
+        """Return a hash of the number as the residue of a function without algebra, such as erf or sin."""
         p = field.mixed(self.p, _tag(name), P)
         if even:
             p = p * p % P
@@ -320,11 +321,11 @@ class Residues:
 
     @staticmethod
     def opening(x: Residues) -> Residues:
-        """Return the same with no flag but OPEN, SIGN, ROOT and EXTREME."""
+        """Drop all flags of x but OPEN, SIGN, ROOT and EXTREME."""
         return Residues(torch.stack([*x.numbers[:3], x.flags & (OPEN | SIGN | ROOT | EXTREME)]))
 
     def with_function_of(self, name: str) -> Residues:
-        """Return the same numbers with hashes of them modulo Q: exp and powers of these are known again.
+        """Set the residues modulo Q to hashes of the numbers, so that exp and powers of these are known again.
 
         For the result of a function that kernels do not write in another way, such as tanh.
         """
@@ -333,14 +334,14 @@ class Residues:
     # Rounding
 
     def rounded(self, fmt: Format, values: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> Residues:
-        """Return the numbers rounded to a narrow format, in its direction: hashes, but what the format holds as it is.
+        """Round to a narrow format in its direction: hash each number, except those that the format holds.
 
         `values` are the numbers as they were computed, of which the exponents are taken: rounding 2x is rounding x,
-        doubled. Where the `ends` of what they may be have other exponents, the result is OPEN; without ends, the values
-        may be rounded already. A number that was rounded to the format in any direction is recognised and stays. What
-        is rounded to zero is zero: a kernel may leave it out. What is rounded to either neighbour is OPEN, since a hash
-        of the one tells nothing of the other; so is what other directions make of numbers between the ends, where to
-        nearest it may be the same: a kernel may round to nearest and go back by one where that went too far.
+        doubled. Where the `ends` of their enclosures have other exponents, the result is OPEN; without ends, the values
+        may be rounded already. A number that was rounded to the format in any direction is recognised and stays. A
+        number rounded to zero is zero: a kernel may leave it out. Rounding to either neighbour is OPEN, since a hash of
+        the one tells nothing of the other. So is any direction but to nearest where rounding to nearest may give the
+        same number: a kernel may round to nearest and go back by one where that went too far.
         """
         if fmt.precision >= 24:
             return self
@@ -374,7 +375,7 @@ class Residues:
         return result.open_where(crossing & ~held & ~zero)
 
     def _known(self, fmt: Format) -> Residues:
-        """Return the same, where it is a number of the format with its residue modulo Q."""
+        """Restore the residues modulo Q of numbers that the format holds."""
         if not bool((self.flags & NO_EXPONENT).any()):
             return self
         (known, own, _), place = _table(fmt), _place(fmt, self.p)
@@ -383,7 +384,7 @@ class Residues:
     # Comparison
 
     def equal(self, other: Residues) -> Tensor:
-        """Return where the numbers are the same."""
+        """Return the mask of equal numbers."""
         if self._has_logarithms or other._has_logarithms:
             e, f = torch.broadcast_tensors(self.numbers[2], other.numbers[2])
             behind = (e != NONE) | (f != NONE)
@@ -391,14 +392,14 @@ class Residues:
         return self.p == other.p
 
     def differs(self, other: Residues) -> Tensor:
-        """Return where they are not, and should be."""
+        """Return the mask of elements that differ for sure: none is OPEN or equal up to an unknown sign."""
         different = ~self.equal(other) & ~self.open & ~other.open
         signed = (self.flags | other.flags) & (SIGN | ROOT) != 0
         return different & ~(signed & ((self.p + other.p) % P == 0)) if bool(signed.any()) else different
 
 
 def zeros_like(x: Residues) -> Residues:
-    """Return as many zeros."""
+    """Return zeros of this shape."""
     return Residues._made(torch.zeros_like(x.p), torch.zeros_like(x.q))
 
 
@@ -408,13 +409,13 @@ def concatenated(parts: Sequence[Residues], dim: int) -> Residues:
 
 
 def _aligned(a: Tensor, b: Tensor, least: int = 0) -> tuple[Tensor, Tensor]:
-    """Return stacks of numbers of as many dimensions, at least some, beside the first one, that of the stack."""
+    """Reshape two stacks to equally many dimensions, at least `least` behind the first."""
     dims = max(a.ndim, b.ndim, least + 1)
     return tuple(x.reshape(4, *[1] * (dims - x.ndim), *x.shape[1:]) for x in (a, b))  # type: ignore[return-value]
 
 
 def _exponents(values: Tensor, fmt: Format) -> Tensor:
-    """Return floor(log2 |x|), that of the smallest normal number of the format for what is smaller."""
+    """Return floor(log2 |x|), but at least the exponent of the format's smallest normal number."""
     x = torch.where(torch.isfinite(values), values, 0.0).double()
     return (torch.frexp(x).exponent.long() - 1).where(x != 0, fmt.min_exponent).clamp(min=fmt.min_exponent)
 
@@ -426,7 +427,7 @@ def _tag(name: str) -> int:
 
 @lru_cache
 def _table(fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the residues modulo P of all finite numbers of a format in ascending order, theirs modulo Q, and these."""
+    """Return a format's finite numbers by ascending residue modulo P: these residues, those modulo Q, the numbers."""
     bits = {1: torch.uint8, 2: torch.int16}[fmt.dtype.itemsize]
     numbers = torch.arange(1 << 8 * fmt.dtype.itemsize).to(bits).view(fmt.dtype).double()
     numbers = numbers[torch.isfinite(numbers)]
@@ -436,13 +437,13 @@ def _table(fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _place(fmt: Format, p: Tensor) -> Tensor:
-    """Return where residues are in the table of a format, or would be."""
+    """Return the index of residues in a format's table, or where they would be inserted."""
     known = _table(fmt)[0]
     return torch.searchsorted(known, p.contiguous()).clamp(max=len(known) - 1)
 
 
 def _is_number_of(fmt: Format, p: Tensor, values: Tensor) -> Tensor:
-    """Return whether residues are those of numbers of a format, and the values are about these numbers.
+    """Return the mask of residues that belong to a number of a format that is near the value.
 
     By chance alone, one residue in 2^15 is that of some number of 16 bits.
     """
