@@ -165,7 +165,6 @@ def forward_shard(
 
 def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
     """Register the kernel that keeps `contract`."""
-
     name = f"triton[moe_lora+{contract}]"
 
     @kernel(
