@@ -189,7 +189,7 @@ def _bare(connection: socket.socket) -> Program:
     """Make this process forget lastbit, and return the text of the runner as its program."""
     texts = [Path(__file__).with_name(f"{name}.py").read_text() for name in ("runner", "timed")]
     texts = [text.replace("from __future__ import annotations\n", "") for text in texts]  # this file's holds for them
-    text = "\n\n".join([_FORGET, *texts, "memory = Mapped()\nserve(connection, Timed(Bare(), memory), memory)\n"])
+    text = "\n\n".join([_FORGET, *texts, "memory = Mapped()\nserve(connection, TimedWorker(Bare(), memory), memory)\n"])
     if os.environ.get("TRITON_INTERPRET") == "1":
         faults = collected()
         faults.__enter__()  # for good: a fault of an interpreted program raises nothing; the other process tells of it

@@ -133,7 +133,7 @@ def judge(path: str | Path, *, device: str = "cpu", projects: Sequence[str | Pat
         path: the file.
         device: the one device that it is judged on.
         projects: folders with references/ and cases/ of your own ops.
-        asked: see `lastbit.judges.question.Question`.
+        asked: see `lastbit.judges.question.JudgeQuestion`.
 
     Raises:
         UsageError: the question means nothing, such as an op that there is not.
