@@ -177,7 +177,7 @@ def problems(tokens: int, ops: tuple[str, ...], wanted: str) -> Iterator[tuple[s
             if op in ops and wanted in name:
                 where = f"{name}, {sizes.hidden} / {sizes.intermediate}"
                 yield op, where, {kind: layer(op, kind, sizes, "bf16") for kind in KINDS}
-    for shape in SHAPES if "layer_norm_gated_backward" in ops else ():
+    for shape in SHAPES if "layer_norm_gated_backward" in ops and not wanted else ():
         for weight in ("bf16", "fp32"):
             where = f"{' × '.join(map(str, shape['rows']))} rows, {shape['width']}, weight {weight}"
             yield "layer_norm_gated_backward", where, {kind: norm(kind, shape, "bf16", weight) for kind in KINDS}

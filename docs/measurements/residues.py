@@ -82,7 +82,7 @@ OF_FOLDERS = HEAD[: HEAD.index("## Planted faults")]
 
 def reason(opaque: str) -> str:
     """An opaque operation with its reason, without the place in the kernel's text."""
-    return re.sub(r" at \S+:\d+( `.*`)?(?=: )", "", opaque)
+    return re.sub(r" at \S+:\d+( `.*`)?(?=: )", "", opaque).partition("\n")[0]
 
 
 # Right kernels
