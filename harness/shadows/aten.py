@@ -54,6 +54,13 @@ class UncompiledMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
+    def decomposed(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run a composite operation by its parts, as it arrives in inference mode; `NotImplemented` for others."""
+        if func.namespace != "aten" or func.overloadpacket.__name__ in RULES:
+            return NotImplemented
+        with self:
+            return func.decompose(*args, **kwargs)
+
 
 class Following(UncompiledMode):
     """Keep the residues of every floating-point tensor that PyTorch's operations write while this is entered.
@@ -105,25 +112,22 @@ class Following(UncompiledMode):
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
-        if func.namespace == "aten" and name not in RULES:
-            with self:  # composite operations arrive as such in inference mode
-                if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
-                    return out
+        if (out := self.decomposed(func, args, kwargs)) is not NotImplemented:
+            return out
         if name.startswith("_foreach_"):
             return self._for_each(name, args, kwargs)
         if func._schema.is_mutable:
             self._may_compute()
             return self._written(func, args, kwargs)
         out = self._computed(func, args, kwargs)
-        given = _tensors((args, kwargs))
-        if not any(_shares(out, x) for x in given):
-            self._may_compute()
+        given = tensors_in((args, kwargs))
         if any(_shares(out, x) for x in given):
             self._seen_anew(func, out, given)
             return out
+        self._may_compute()
         if name == "_local_scalar_dense" and isinstance(out, float) and out not in self._constants:
             self._items[out] = self.of(given[0]).moved(lambda n: n.reshape(4))
-        results = _tensors(out)
+        results = tensors_in(out)
         if any((x.is_floating_point() or x.is_complex()) and x.numel() for x in results):
             for x, residues in zip(results, self._residues(func, name, args, kwargs, out, results), strict=True):
                 if residues is not None and x.numel():
@@ -140,7 +144,7 @@ class Following(UncompiledMode):
 
     def _computed(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Compute an operation; where CUDA rounds only on storing, in fp32 with one rounding at the end."""
-        narrow = next((x.dtype for x in _tensors((args, kwargs)) if _is_narrow([x])), None)
+        narrow = next((x.dtype for x in tensors_in((args, kwargs)) if _is_narrow([x])), None)
         if narrow is None or self.device_type != "cuda" or func.overloadpacket.__name__ not in ONCE_ON_CUDA:
             return func(*args, **kwargs)
         wide = func(*_wide(args), **_wide(kwargs))
@@ -177,7 +181,9 @@ class Following(UncompiledMode):
             found = self._taken_apart(func, args, kwargs) if rule is None else rule(self, out, *args, **kwargs)
             found = [found] if isinstance(found, (Residues, Tensor)) else list(found)
             wide = (
-                _tensors(func(*_wide(args), **_wide(kwargs))) if _is_narrow(results) and name != "_to_copy" else results
+                tensors_in(func(*_wide(args), **_wide(kwargs)))
+                if _is_narrow(results) and name != "_to_copy"
+                else results
             )
             if name == "_to_copy":
                 wide = [torch.as_tensor(args[0])]  # under vmap, it makes tensors of numbers
@@ -216,7 +222,7 @@ class Following(UncompiledMode):
         """Compute an operation by PyTorch's decomposition, in fp32 or fp64, and return the results."""
         if (parts := decomposition_table.get(func)) is None:
             raise NotImplementedError("no rule for it")
-        return _tensors(self.apart(lambda: parts(*_wide(args), **_wide(kwargs))))
+        return tensors_in(self.apart(lambda: parts(*_wide(args), **_wide(kwargs))))
 
     def apart(self, parts: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function with its operations followed, and return its result."""
@@ -225,7 +231,7 @@ class Following(UncompiledMode):
 
     def _moved(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Residues:
         """Move residues by the operation that moves their elements."""
-        whole = {id(x): self.memory.read(_floats(x)) for x in _tensors((args, kwargs)) if self._is_shadowed(x)}
+        whole = {id(x): self.memory.read(_floats(x)) for x in tensors_in((args, kwargs)) if self._is_shadowed(x)}
 
         def plane(k: int) -> Tensor:
             off = int(k == 2)  # so that what is filled with zeros has no exponential, -1
@@ -275,7 +281,7 @@ class Following(UncompiledMode):
         names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         bound = {a.name: x for a, x in zip(func._schema.arguments, args, strict=False)}
         bound |= kwargs
-        targets = [x for x in _tensors([bound.get(name) for name in names]) if x.numel()]
+        targets = [x for x in tensors_in([bound.get(name) for name in names]) if x.numel()]
         if name in _OF_FORM:
             return func(*args, **kwargs)
         if name == "copy_":
@@ -292,7 +298,7 @@ class Following(UncompiledMode):
         written = [bound[name] for name in names]
         others = {a.name: kwargs[a.name] for a in func._schema.arguments if a.name in kwargs and not a.is_out}
         with self:
-            for target, result in zip(written, _tensors(plain(*args, **others)), strict=True):
+            for target, result in zip(written, tensors_in(plain(*args, **others)), strict=True):
                 if target.shape != result.shape:
                     target.resize_(result.shape)
                 target.copy_(result)
@@ -386,7 +392,8 @@ def _is_compiled() -> bool:
     return frame is not None and frame.f_code.co_filename.endswith("eval_frame.py")
 
 
-def _tensors(tree: object) -> list[Tensor]:
+def tensors_in(tree: object) -> list[Tensor]:
+    """Return the tensors among arguments or results, in order."""
     return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
 
 
@@ -402,7 +409,7 @@ def _base(x: Tensor) -> int:
 
 
 def _shares(out: object, x: Tensor) -> bool:
-    return any(bool(base := _base(o)) and base == _base(x) for o in _tensors(out))
+    return any(bool(base := _base(o)) and base == _base(x) for o in tensors_in(out))
 
 
 def _is_narrow(results: Sequence[Tensor]) -> bool:

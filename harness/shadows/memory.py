@@ -32,12 +32,12 @@ class _Block:
 
     def keep(self) -> None:
         """Copy the bytes that the storage holds now."""
-        self.bits = _bytes(self.storage).clone()
+        self.bits = bytes_of(self.storage).clone()
 
     @property
     def is_kept(self) -> bool:
         """Whether a storage of floats still holds the bytes that were copied."""
-        return not self.kind[1] or torch.equal(self.bits, _bytes(self.storage))
+        return not self.kind[1] or torch.equal(self.bits, bytes_of(self.storage))
 
     @property
     def end(self) -> int:
@@ -183,8 +183,9 @@ def _kind(dtype: torch.dtype) -> _Kind:
     return dtype.itemsize, dtype.is_floating_point
 
 
-def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+def bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    """View a storage as bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def _values(storage: torch.UntypedStorage, dtype: torch.dtype) -> Residues:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from lastbit.kernel import Kernel
-from lastbit.shadows.aten import ONCE_ON_CUDA, UncompiledMode, as_written
-from lastbit.shadows.aten_rules import EXACT, MOVES, RULES
+from lastbit.shadows.aten import ONCE_ON_CUDA, UncompiledMode, as_written, tensors_in
+from lastbit.shadows.aten_rules import EXACT, MOVES
+from lastbit.shadows.memory import bytes_of
 
 _ONCE = (
     "_local_scalar_dense _to_copy _unsafe_view abs add amax amin argmax argmin clamp clamp_max clamp_min copy cos div "
@@ -98,10 +98,8 @@ class _Steps(UncompiledMode):
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
-        if func.namespace == "aten" and name not in RULES:
-            with self:  # composite operations arrive as such in inference mode
-                if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
-                    return out
+        if (out := self.decomposed(func, args, kwargs)) is not NotImplemented:
+            return out
         if name == "lift_fresh":  # what Python has written down
             self.keep(args[0])
         with _disable_current_modes():
@@ -110,13 +108,13 @@ class _Steps(UncompiledMode):
         with _disable_current_modes():
             written = out.tolist() if name == "lift_fresh" else ""
             self.steps.append(f"{func}({described([args, kwargs])}) as {described(out)}{written}")
-            tensors = _tensors([args, kwargs, out])
+            tensors = tensors_in([args, kwargs, out])
             schema = func._schema
             is_view = not schema.is_mutable and any(r.alias_info is not None for r in schema.returns)
             narrow = any(x.is_floating_point() and x.itemsize < 4 for x in tensors)
             if narrow and not is_view and name.removeprefix("_foreach_").rstrip("_") not in self._once:
                 self.doubts.append(f"{func} may round elsewhere on another device")
-            for x in tensors if schema.is_mutable else [] if is_view else _tensors(out):
+            for x in tensors if schema.is_mutable else [] if is_view else tensors_in(out):
                 self.keep(x)
         return out
 
@@ -129,7 +127,7 @@ class _Steps(UncompiledMode):
             words = [f"{name}={described(value)}" for name, value in bound.arguments.items()]
             self.steps.append(f"{'; '.join(self._text(program, {}))}({', '.join(words)})")
             returned = launch()
-            for x in _tensors([[getattr(a, "base", a) for a in (*args, *kwargs.values())]]):
+            for x in tensors_in([[getattr(a, "base", a) for a in (*args, *kwargs.values())]]):
                 self.keep(x)
         return returned
 
@@ -157,17 +155,17 @@ class _Steps(UncompiledMode):
         """Copy the bytes in the memory of a tensor."""
         storage = tensor.untyped_storage()
         if storage.nbytes():
-            self._held[storage.data_ptr()] = storage, _bytes(storage).clone()
+            self._held[storage.data_ptr()] = storage, bytes_of(storage).clone()
 
     def check(self, tree: object) -> None:
         """Record a doubt for each tensor that has changed since the last step, or that no step has made."""
-        for tensor in _tensors(tree):
+        for tensor in tensors_in(tree):
             storage = tensor.untyped_storage()
             if not storage.nbytes():
                 continue
             kept = self._held.get(storage.data_ptr())
             known = kept is not None and kept[0].nbytes() == storage.nbytes()
-            if known and kept is not None and torch.equal(kept[1], _bytes(storage)):
+            if known and kept is not None and torch.equal(kept[1], bytes_of(storage)):
                 continue
             if known or tensor.is_floating_point():
                 self.doubts.append("a tensor was written by something that is no operation of PyTorch or Triton")
@@ -188,15 +186,6 @@ def described(value: Any) -> str:
     if hasattr(value, "arg_names"):
         return str(value.fn.__qualname__)
     return repr(getattr(value, "value", value))
-
-
-def _tensors(tree: object) -> list[Tensor]:
-    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
-
-
-def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return empty.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def _is_tritons(function: Any) -> bool:
