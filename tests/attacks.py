@@ -27,7 +27,7 @@ def number():
 def say(content):
     """Answer in the place of the runner."""
     text = content if isinstance(content, bytes) else json.dumps(content | {"number": number()}).encode()
-    os.write(fd(), struct.pack("!I", len(text)) + text)
+    os.write(fd(), struct.pack("!Q", len(text)) + text)
 
 def result(**fields):
     known = {"name": "output", "dtype": "bfloat16", "device": "cpu", "at": 0, "shape": [4, 64], "strides": [64, 1]}

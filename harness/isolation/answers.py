@@ -74,7 +74,7 @@ class Result:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def parsed(text: bytes, number: str) -> Mapping[str, Any]:
+def parsed(text: bytes | bytearray, number: str) -> Mapping[str, Any]:
     """Return the fields of an answer to the message of this `number`, which nobody could know before.
 
     Raises:

@@ -6,32 +6,31 @@ import atexit
 import json
 import os
 import secrets
-import select
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lastbit.children.channel import Channel
+from lastbit.children.child import ChildProcess, Output, name_of_signal, next_message, too_long
 from lastbit.errors import LastbitError
 from lastbit.isolation.answers import Unreadable, parsed
 from lastbit.isolation.confinement import Confinement
 from lastbit.isolation.environment import clean_environment
 from lastbit.isolation.folders import remove
 from lastbit.isolation.limits import Limits
-from lastbit.isolation.messages import LENGTH, LONGEST_ANSWER, is_whole, missing, received, send
-from lastbit.isolation.output import Output
 from lastbit.isolation.privileges import shield
 from lastbit.isolation.server import MAIN, preparation
 from lastbit.isolation.watch import ProcessWatch
 
+LONGEST_ANSWER = 1 << 22
+"""Bytes of what a kernel process may answer."""
+
 _GRACE = 20.0  # seconds for a process to come up
+_PATIENCE = 60.0  # seconds for a server, which may have to import torch first, or to end a process
 _PARTING = 1.0  # seconds that a process has to end itself when it has closed its socket
 
 
@@ -58,10 +57,9 @@ class KernelProcessEnded(LastbitError):
 
 def _sentence(code: int | None, number: int | None, limit: float | None) -> str:
     if limit is not None:
-        return f"no result after {limit:g} s (--timeout), so its process was stopped"
+        return too_long(limit)
     if number is not None:
-        name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
-        return f"its process was ended by signal {name}"
+        return f"its process was ended by signal {name_of_signal(number)}"
     return "its process ended" if code is None else f"its process ended with exit code {code}, without an exception"
 
 
@@ -105,29 +103,21 @@ class ForkServer:
         self.watch = ProcessWatch()
         own = clean_environment(os.environ if environ is None else environ)
         self._environ = {**own, "PYTHONSAFEPATH": "1"}  # its working directory changes
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self._child: ChildProcess | None = None
         self._is_up = False
 
     def begin(self) -> None:
         """Start the server, if it does not run, and do not wait for it."""
-        if self._process is not None and self._process.poll() is None:
+        if self._child is not None and not self._child.over:
             return
         self.close()
         shield()
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", MAIN],
-                env=self._environ,
-                stdin=subprocess.PIPE,
-                stdout=2,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # so that it ends with its judge and not before, when both are told to end
-            )
-            assert self._process.stdin is not None
-            with suppress(BrokenPipeError), self._process.stdin as program:  # who asks it first learns that it ended
-                program.write(preparation(theirs.fileno()).encode())
+        self._child = ChildProcess(
+            lambda descriptor: [sys.executable, "-c", MAIN],
+            self._environ,
+            reads=preparation,
+            own_session=True,  # so that it ends with its judge and not before, when both are told to end
+        )
         atexit.register(self.close)
 
     def start(self, start: Start) -> KernelProcess:
@@ -155,7 +145,7 @@ class ForkServer:
 
     def ended(self, pid: int, patience: float) -> int | None:
         """End a kernel process and all it started; return how it ended by itself within `patience` seconds, or None."""
-        if self._socket is None:  # it has ended, and all kernel processes with it
+        if self._child is None:  # it has ended, and all kernel processes with it
             return None
         try:
             status = self._ask({"end": pid, "patience": patience}, [])["status"]
@@ -165,15 +155,9 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server, and with it all kernel processes."""
-        if self._socket is not None:
-            self._socket.close()
-        if self._process is not None:
-            try:
-                self._process.wait(_GRACE)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._socket, self._process, self._is_up = None, None, False
+        if self._child is not None:
+            self._child.end(_GRACE)
+        self._child, self._is_up = None, False
         atexit.unregister(self.close)
 
     def _wait_until_up(self) -> None:
@@ -186,15 +170,16 @@ class ForkServer:
 
     def _heard(self, message: Mapping[str, Any] | None = None, fds: Sequence[int] = ()) -> Mapping[str, Any]:
         """Send a message to the server, if there is one, and return its next answer."""
-        assert self._socket is not None and self._process is not None
-        self._socket.settimeout(_GRACE + 40)
+        assert self._child is not None
         try:
             if message is not None:
-                send(self._socket, message, fds)
-            answer: Mapping[str, Any] = json.loads(received(self._socket))
+                self._child.channel.send(message, fds, timeout=_PATIENCE)
+            if (text := next_message(self._child.channel, _PATIENCE)) is None:
+                raise TimeoutError(f"nothing in {_PATIENCE:g} s")
+            answer: Mapping[str, Any] = json.loads(text)
             return answer
         except (OSError, EOFError, ValueError) as error:
-            self._process.kill()  # an answer that comes late would be taken for that to the next message
+            self._child.kill()  # an answer that comes late would be taken for that to the next message
             self.close()
             raise LastbitError(f"the process that starts kernel processes does not answer: {error!r}") from error
 
@@ -216,7 +201,8 @@ class KernelProcess:
         folder: Path,
         start: Start,
     ) -> None:
-        self._server, self._pid, self._socket, self._output, self._folder = server, pid, connection, output, folder
+        self._server, self._pid, self._output, self._folder = server, pid, output, folder
+        self._channel = Channel(connection, most=LONGEST_ANSWER)
         folders = (folder,) if start.cache is None else (folder, start.cache)
         self.watched = server.watch.begin(pid, start.limits, folders)
         self.known: set[int] = set()
@@ -240,8 +226,7 @@ class KernelProcess:
         if self._over is not None:
             raise self._over
         try:
-            self._socket.settimeout(timeout)
-            send(self._socket, {**message, "number": (number := secrets.token_hex(8))}, fds)
+            self._channel.send({**message, "number": (number := secrets.token_hex(8))}, fds, timeout=timeout)
         except OSError as error:  # it ended, or does not listen
             raise self._ended(timeout if isinstance(error, TimeoutError) else None) from None
         answer = self._answer(timeout)
@@ -256,35 +241,19 @@ class KernelProcess:
         if self._over is None:
             self._over = self._ended(None, patient=False)
 
-    def _answer(self, timeout: float) -> bytes:
+    def _answer(self, timeout: float) -> bytearray:
         """Return the next message of the process, whose output is read meanwhile."""
-        latest, found = time.monotonic() + timeout, bytearray()
-        self._socket.settimeout(0)
-        waiting = select.poll()
-        for file in (self._socket, self._output):
-            waiting.register(file, select.POLLIN)
-        while (left := latest - time.monotonic()) > 0:
-            ready = {descriptor for descriptor, _ in waiting.poll(1000 * left)}
-            if self._output.fileno() in ready and not self._output.read():
-                waiting.unregister(self._output)
-            if self._socket.fileno() in ready:
-                if not (part := self._part(found)):
-                    raise self._ended(None)
-                found += part
-                if is_whole(found):
-                    return bytes(found[LENGTH.size :])
-        raise self._ended(timeout)
-
-    def _part(self, found: bytearray) -> bytes:
-        """Return the available bytes of a message; none if no more of it comes, or it is too long."""
-        with suppress(OSError):
-            if len(found) <= LONGEST_ANSWER:
-                return self._socket.recv(missing(found))
-        return b""
+        try:
+            answer = next_message(self._channel, timeout, self._output)
+        except EOFError:
+            raise self._ended(None) from None
+        if answer is None:
+            raise self._ended(timeout)
+        return answer
 
     def _ended(self, limit: float | None, *, patient: bool = True) -> KernelProcessEnded:
         """End the process, and return how it ended; who is patient lets it end itself, for it has begun to."""
-        self._socket.close()
+        self._channel.close()
         status = self._server.ended(self._pid, patience=_PARTING if limit is None and patient else 0.0)
         self.printed = self._output.close()
         self._server.watch.over(self.watched)

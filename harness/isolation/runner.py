@@ -1,7 +1,7 @@
 """The work of a kernel process: it takes messages, maps memory, calls a function and copies its results.
 
-It imports nothing of lastbit, so that a *bare* kernel process can run the text of this file, where nothing of lastbit
-is to be seen but what the kernel's own file imports.
+It imports nothing of lastbit but `Channel`, so that a *bare* kernel process can run the texts of both files, where
+nothing of lastbit is to be seen but what the kernel's own file imports.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 import _thread
 import ctypes
 import importlib.util
-import json
 import mmap
 import os
 import socket
-import struct
 import sys
 import threading
 import traceback
@@ -30,6 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+if __name__ != "__main__":  # as in a bare kernel process, which has run the text of that file before
+    from lastbit.children.channel import Channel
+
 Message = Mapping[str, Any]
 Placed = Sequence[tuple[Message, Tensor]]
 """Descriptions of tensors, and the words that hold each of them."""
@@ -37,38 +38,7 @@ Placed = Sequence[tuple[Message, Tensor]]
 ALIGNMENT = 256
 """Bytes between the starts of results in memory, of which they are multiples."""
 
-_MOST_FDS = 64
-_LENGTH = struct.Struct("!I")
 _TEXT, _TRACE = 20_000, 16_000
-
-
-class Channel:
-    """Messages of JSON through a socket, each with file descriptors."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-
-    def send(self, content: object) -> None:
-        text = json.dumps(content).encode()
-        self._socket.sendall(_LENGTH.pack(len(text)) + text)
-
-    def receive(self) -> tuple[Any, list[int]]:
-        """Return the next message and its descriptors; None and none at the end."""
-        head, fds, _, _ = socket.recv_fds(self._socket, _LENGTH.size, _MOST_FDS)
-        head += self._exactly(_LENGTH.size - len(head)) if head else b""
-        if len(head) < _LENGTH.size:
-            return None, fds
-        return json.loads(self._exactly(_LENGTH.unpack(head)[0])), fds
-
-    def _exactly(self, count: int) -> bytes:
-        parts = []
-        while count:
-            part = self._socket.recv(count)
-            if not part:
-                return b""
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
 
 
 class Handle(ctypes.Structure):
@@ -286,7 +256,7 @@ def serve(connection: socket.socket, work: object, memory: Mapped | None = None)
     tensors, it gets these too, as pairs of a description and the words that hold it, and returns named tensors besides.
     Who needs the judge's `memory` otherwise gives it.
     """
-    channel, memory = Channel(connection), memory or Mapped()
+    channel, memory = Channel(connection, takes_fds=True), memory or Mapped()
     results = ReturnedResults(memory, {})
     answer: Message
     while True:

@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 
+from lastbit.children import channel as channels
+from lastbit.children.channel import Channel
 from lastbit.files import IMPORTED_FROM
 from lastbit.interpret.faults import collected
-from lastbit.isolation import runner, system
+from lastbit.isolation import runner, system, timed
 from lastbit.isolation.confine import confine
 from lastbit.isolation.files import python_folders
 from lastbit.isolation.folders import remove
@@ -63,7 +65,7 @@ def forked(descriptor: int) -> Program | None:
     shield()
     _prepare()
     connection = socket.socket(fileno=descriptor)
-    channel, running, server = runner.Channel(connection), dict[int, str](), os.getpid()
+    channel, running, server = Channel(connection, takes_fds=True), dict[int, str](), os.getpid()
     channel.send({"ready": os.getpid()})
     while True:
         message, fds = channel.receive()
@@ -143,7 +145,7 @@ def _kernel_process(asked: Mapping[str, Any], fds: list[int], parent: int) -> Pr
         kept=[own],
     )
     connection = socket.socket(fileno=own)
-    runner.Channel(connection).send({"confinement": confinement.as_json})
+    Channel(connection).send({"confinement": confinement.as_json})
     return _bare(connection) if asked["bare"] else _guarded(connection)
 
 
@@ -187,7 +189,7 @@ may import lastbit from there, where it is not installed.
 
 def _bare(connection: socket.socket) -> Program:
     """Make this process forget lastbit, and return the text of the runner as its program."""
-    texts = [Path(__file__).with_name(f"{name}.py").read_text() for name in ("runner", "timed")]
+    texts = [Path(str(module.__file__)).read_text() for module in (channels, runner, timed)]
     texts = [text.replace("from __future__ import annotations\n", "") for text in texts]  # this file's holds for them
     text = "\n\n".join([_FORGET, *texts, "memory = Mapped()\nserve(connection, TimedWorker(Bare(), memory), memory)\n"])
     if os.environ.get("TRITON_INTERPRET") == "1":

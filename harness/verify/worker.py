@@ -2,7 +2,7 @@
 
 A kernel may end its process, or hang where only the end of the process stops it. The process that asks for the work
 goes on: it learns which case was under way, and starts another process for the next work. The two send each other
-pickled objects through a pipe: work and its arguments one way, results and exceptions the other.
+pickled objects through a channel: work and its arguments one way, results and exceptions the other.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 import faulthandler
 import io
 import pickle
-import subprocess
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from operator import methodcaller
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -26,6 +24,8 @@ from typing import IO, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from lastbit.children.channel import Channel
+from lastbit.children.child import ChildProcess, next_message, too_long
 from lastbit.config import Config
 from lastbit.errors import DeviceLost, LastbitError
 from lastbit.verify.check import first_line
@@ -81,8 +81,7 @@ class Worker:
         self._config, self._tick, self._launcher, self._environ = config, tick, launcher, environ
         self._opening = opening
         self._device_type = one_device(config).partition(":")[0]
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Connection | None = None
+        self._child: ChildProcess | None = None
         self._case, self._began = "", 0.0
 
     def __enter__(self) -> Worker:
@@ -101,7 +100,7 @@ class Worker:
             DeviceLost: the work raised; the process cannot use its device any more, and is ended.
             LastbitError: the work raised.
         """
-        if self._process is None:
+        if self._child is None:
             self._start()
         self._send((work, args, kwargs))
         result: T = self._outcome()
@@ -109,20 +108,17 @@ class Worker:
 
     def kill(self) -> None:
         """End the process at once, for another thread: work that is under way there raises `WorkerEnded`."""
-        if (process := self._process) is not None:
-            process.kill()
+        if (child := self._child) is not None:
+            child.kill()
 
     def _start(self) -> None:
-        self._pipe, theirs = Pipe()
-        with theirs, self._log() as log:
-            self._process = subprocess.Popen(
-                [*self._launcher, sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
-                env={**environment_for(self._device_type, self._config.site, self._config.tree), **self._environ},
-                cwd=working_folder(self._config.tree),
-                stdin=subprocess.DEVNULL,
-                stdout=log or 2,  # what kernels print is none of what the command prints
-                stderr=log,
-                pass_fds=[theirs.fileno()],
+        with self._log() as log:
+            self._child = ChildProcess(
+                lambda descriptor: [*self._launcher, sys.executable, "-c", _PROGRAM, str(descriptor)],
+                {**environment_for(self._device_type, self._config.site, self._config.tree), **self._environ},
+                folder=working_folder(self._config.tree),
+                log=log,
+                written=pickled,
             )
         self._send((self._config, self._opening))
         self._outcome()
@@ -131,9 +127,9 @@ class Worker:
         return Path(self._config.folder, LOG).open("ab") if self._config.folder else nullcontext()
 
     def _send(self, content: object) -> None:
-        assert self._pipe is not None
+        assert self._child is not None
         try:
-            self._pipe.send_bytes(pickled(content))
+            self._child.channel.send(content)
         except OSError:  # it ended while it had nothing to do
             raise self._ended() from None
 
@@ -156,16 +152,16 @@ class Worker:
                     return content
 
     def _received(self) -> tuple[str, Any]:
-        assert self._process is not None and self._pipe is not None
-        while not self._pipe.poll(_PAUSE):
-            if self._case and time.monotonic() > self._began + self._config.timeout + _GRACE:
-                self._process.kill()  # a kernel may have stopped the clock
-            if self._process.poll() is not None and not self._pipe.poll():  # its children may keep the pipe open
-                raise self._ended()
+        assert self._child is not None
         try:
-            kind, content = pickle.loads(self._pipe.recv_bytes())
-        except (EOFError, OSError):
+            while (message := next_message(self._child.channel, _PAUSE)) is None:
+                if self._case and time.monotonic() > self._began + self._config.timeout + _GRACE:
+                    self._child.kill()  # a kernel may have stopped the clock
+                if self._child.silent:
+                    raise self._ended()
+        except EOFError:
             raise self._ended() from None
+        kind, content = pickle.loads(message)
         return kind, content
 
     def _ended(self) -> WorkerEnded:
@@ -174,22 +170,13 @@ class Worker:
         if not case:
             return WorkerEnded(f"the process that ran kernels ended outside of a case, with exit code {code}")
         if took >= self._config.timeout:
-            limit = f"{self._config.timeout:g}"
-            return WorkerEnded(f"no result after {limit} s (--timeout), so its process was stopped", case)
+            return WorkerEnded(too_long(self._config.timeout), case)
         return WorkerEnded("the process died without an exception", case)
 
     def _end(self, patience: float) -> int | None:
         """Let the process end, kill it if it does not in time, and return its exit code."""
-        process, pipe = self._process, self._pipe
-        self._process, self._pipe, self._case = None, None, ""
-        if process is None or pipe is None:
-            return None
-        pipe.close()
-        try:
-            return process.wait(patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+        child, self._child, self._case = self._child, None, ""
+        return None if child is None else child.end(patience)
 
 
 class _Pickler(pickle.Pickler):
@@ -209,19 +196,24 @@ def pickled(content: object) -> bytes:
 
 
 def serve(descriptor: int) -> None:
-    """Do the work that comes through the pipe until the sender closes it, or this process is interrupted."""
-    pipe = Connection(descriptor)
+    """Do the work that comes through the channel until the sender closes it, or this process is interrupted."""
+    channel = Channel(socket.socket(fileno=descriptor), written=pickled)
 
     def say(kind: str, content: object = None) -> None:
-        pipe.send_bytes(pickled((kind, content)))
+        channel.send((kind, content))
+
+    def told() -> Any:
+        while (message := channel.arrived()) is None:
+            pass
+        return pickle.loads(message)
 
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
-        config, opening = pickle.loads(pipe.recv_bytes())
+        config, opening = told()
         kind, place = _tried(opening, config, _watch(config.timeout, say), partial(say, "tick"))
         say(kind, None if isinstance(place, Workplace) else place)
         check = later_imports(config)
         while isinstance(place, Workplace):
-            work, args, kwargs = pickle.loads(pipe.recv_bytes())
+            work, args, kwargs = told()
             say(*_done(place, check, work, *args, **kwargs))
             sys.stdout.flush()
 

@@ -222,8 +222,8 @@ from lastbit.isolation.process import ForkServer, Start
 import os
 server = ForkServer()
 process = server.start(Start())
-threads = len(os.listdir(f"/proc/{server._process.pid}/task"))
-print(server._process.pid, process._pid, threads, process._folder, flush=True)
+threads = len(os.listdir(f"/proc/{server._child.pid}/task"))
+print(server._child.pid, process._pid, threads, process._folder, flush=True)
 os._exit(0)
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -59,7 +59,7 @@ BELOW_VERIFY = (
     "lastbit.inputs",
     "lastbit.interpret",
 )
-CALLS = ("lastbit.calling", "lastbit.isolation")
+CALLS = ("lastbit.children", "lastbit.calling", "lastbit.isolation")
 ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "lastbit.judging", "lastbit.invariance", "lastbit.verify", "lastbit.outcomes")
 BESIDE = tuple(
     f"lastbit.{name}"
@@ -175,7 +175,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.inputs",
         "lastbit.interpret",
     ),
+    "lastbit.children": ("lastbit.reports.characters",),
     "lastbit.isolation": (
+        "lastbit.children",
         "lastbit.errors",
         "lastbit.files",
         "lastbit.trees",
@@ -194,7 +196,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.isolation.runner",
         "lastbit.reports.characters",
     ),
-    "lastbit.isolation.runner": ("lastbit.kernel", "lastbit.of_file"),
+    "lastbit.isolation.runner": ("lastbit.children", "lastbit.kernel", "lastbit.of_file"),
     "lastbit.invariance": (
         "lastbit.errors",
         "lastbit.dtypes",

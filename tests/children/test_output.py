@@ -3,7 +3,7 @@
 import os
 import threading
 
-from lastbit.isolation.output import MOST, Output
+from lastbit.children.child import MOST, Output
 
 
 def printed(*pieces):

@@ -1,0 +1,155 @@
+"""A process of Python that is started, asked and ended; waiting for its answers, and what it prints."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from lastbit.children.channel import Channel
+from lastbit.reports.characters import visible
+
+MOST = 1 << 16
+"""Bytes of the output of a process that are kept."""
+
+_PIECE = 1 << 16
+_HELD = 1 << 20  # bytes that a pipe holds at most, unless root makes it larger
+
+
+class ChildProcess:
+    """A process that this one has started, to be asked through `channel`.
+
+    It is told the descriptor of its end by `command`, or by `reads`, a text that it finds in its standard input. Its
+    output is none of this process's: it goes to `log`, or else to standard error. A signal to the group of this process
+    does not reach one with an `own_session`.
+    """
+
+    def __init__(
+        self,
+        command: Callable[[int], Sequence[str]],
+        environ: Mapping[str, str],
+        *,
+        reads: Callable[[int], str] | None = None,
+        folder: str | Path | None = None,
+        log: IO[bytes] | None = None,
+        own_session: bool = False,
+        **of_channel: Any,
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours, **of_channel)
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    command(theirs.fileno()),
+                    env=environ,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL if reads is None else subprocess.PIPE,
+                    stdout=log or 2,
+                    stderr=log,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=own_session,
+                )
+            except BaseException:
+                ours.close()
+                raise
+            if reads is not None:
+                assert self._process.stdin is not None
+                with suppress(BrokenPipeError), self._process.stdin as text:  # who asks it learns that it ended
+                    text.write(reads(theirs.fileno()).encode())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has ended, and nothing that it said is left to be read; its children may keep the channel open."""
+        return self.over and not select.select([self.channel], [], [], 0)[0]
+
+    def kill(self) -> None:
+        """End it at once, also from another thread; who waits for its answer learns that it has ended."""
+        self._process.kill()
+
+    def end(self, patience: float) -> int:
+        """Let it end itself, which it does when the channel is closed, kill it if it does not; return its exit code."""
+        self.channel.close()
+        try:
+            return self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+def next_message(channel: Channel, seconds: float, output: Output | None = None) -> bytearray | None:
+    """Wait so many seconds for the next message, while `output` is read; return it, or None if it is not whole then.
+
+    Raises:
+        EOFError: none comes.
+    """
+    latest, waiting = time.monotonic() + seconds, select.poll()
+    for file in (channel, output):
+        if file is not None:
+            waiting.register(file, select.POLLIN)
+    while (left := latest - time.monotonic()) > 0:
+        ready = {descriptor for descriptor, _ in waiting.poll(1000 * left)}
+        if output is not None and output.fileno() in ready and not output.read():
+            waiting.unregister(output)
+        if channel.fileno() in ready and (message := channel.arrived()) is not None:
+            return message
+    return None
+
+
+def too_long(limit: float) -> str:
+    """Say why a process was ended that took longer than so many seconds."""
+    return f"no result after {limit:g} s (--timeout), so its process was stopped"
+
+
+def name_of_signal(number: int) -> str:
+    """Return the name of a signal, such as SIGSEGV, or its number if it has none."""
+    return signal.Signals(number).name if number in set(signal.Signals) else str(number)
+
+
+class Output:
+    """The reading end of a pipe, to be waited for. What comes after `MOST` bytes is read, counted and dropped."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._kept = descriptor, bytearray()
+        self.dropped = 0
+        os.set_blocking(descriptor, False)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def read(self) -> bool:
+        """Read some of what has arrived; return whether more may come.
+
+        Only some: who prints without an end must not keep the reader from looking at the clock.
+        """
+        try:
+            piece = os.read(self._descriptor, _PIECE)
+        except BlockingIOError:
+            return True
+        kept = piece[: MOST - len(self._kept)]
+        self._kept += kept
+        self.dropped += len(piece) - len(kept)
+        return bool(piece)
+
+    def close(self) -> str:
+        """Close the pipe, and return what was printed, with escapes for characters that would command a terminal."""
+        for _ in range(_HELD // _PIECE + 1):
+            self.read()
+        os.close(self._descriptor)
+        text = visible(self._kept.decode("utf-8", "backslashreplace"), keep="\n\t")
+        return f"{text}\n… and {self.dropped} bytes more\n" if self.dropped else text
