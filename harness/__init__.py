@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         widths_with,
     )
     from lastbit.interpret import interpret_triton
-    from lastbit.judges.pool import Judges, judge
+    from lastbit.judges.warm_judges import Judges, judge
     from lastbit.ops import Contract, Latent, Op, Rounds, StageRecorder, op
     from lastbit.orders.reveal import Revealed, reveal
     from lastbit.placement import moved
@@ -73,7 +73,7 @@ _NAMES = {
         "widths_with",
     ),
     "lastbit.interpret": ("interpret_triton",),
-    "lastbit.judges.pool": ("Judges", "judge"),
+    "lastbit.judges.warm_judges": ("Judges", "judge"),
     "lastbit.kernel": ("kernel",),
     "lastbit.ops": ("Contract", "Latent", "Op", "Rounds", "StageRecorder", "op"),
     "lastbit.orders.reveal": ("Revealed", "reveal"),

@@ -23,7 +23,7 @@ from lastbit.verify.notes import Failures, Notes, Unrecorded, read_json
 from lastbit.verify.schedule import Schedule, units
 
 if TYPE_CHECKING:
-    from lastbit.isolation.declared import Kernels
+    from lastbit.isolation.elsewhere import Kernels
     from lastbit.verify.plan import Plan
     from lastbit.verify.recorder import ResultRecorder
 

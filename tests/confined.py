@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from lastbit.isolation.confine import confine
-from lastbit.isolation.confinement import Confinement
+from lastbit.isolation.confinement import Confinement, confine
 from lastbit.isolation.limits import GB, Limits
 
 SMALL = Limits(memory=2 * GB, processes=64, file_size=1 << 20, seconds=60)

@@ -21,9 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lastbit.cluster.connection import Cluster, on_cluster
-from lastbit.cluster.pool import RayPool
-from lastbit.cluster.run import TeamsWork, work_on
+from lastbit.cluster.cluster_run import Cluster, TeamsWork, on_cluster, work_on
+from lastbit.cluster.ray_calls import RayPool
 from lastbit.config import Config
 from lastbit.reports import records
 from lastbit.result import CaseResult

@@ -51,8 +51,7 @@ def plain(folder: Path, limit: float) -> None:
     """Print seconds to the first case, and milliseconds for each further one, without a tool; it stops at the limit."""
     from lastbit.config import Config
     from lastbit.reports import records
-    from lastbit.sanitize.call import call_bare
-    from lastbit.sanitize.run import chosen_of
+    from lastbit.sanitize.looking import call_bare, chosen_of
     from lastbit.sanitize.tool import UNCACHED
     from lastbit.verify.worker import Worker
 

@@ -23,7 +23,7 @@ from lastbit.cluster.travel import Travelled, unpacked
 from lastbit.files import PACKAGE
 
 if TYPE_CHECKING:
-    from lastbit.isolation.declared import Kernels
+    from lastbit.isolation.elsewhere import Kernels
     from lastbit.verify.plan import Plan
 
 

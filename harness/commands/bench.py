@@ -107,9 +107,7 @@ class _OfLastbit:
     failed: list[str] = field(default_factory=list)
 
     def measure(self, worker: Worker, effort: Effort) -> None:
-        from lastbit.bench.cost import cost
-        from lastbit.bench.judging import asserting, comparing
-        from lastbit.bench.rate import rate
+        from lastbit.bench.own_cost import asserting, comparing, cost, rate
         from lastbit.bench.subjects import case_lines, ops_of
         from lastbit.outcomes.bench import PARTS
         from lastbit.reports.bench import sentence
@@ -145,7 +143,7 @@ class _OfKernels:
     failed: list[str] = field(default_factory=list)
 
     def measure(self, worker: Worker, effort: Effort) -> None:
-        from lastbit.bench.speed import roof, takers
+        from lastbit.bench.kernel_speed import roof, takers
         from lastbit.bench.subjects import case_lines
 
         with _told("the roof", self.failed):
@@ -156,7 +154,7 @@ class _OfKernels:
                     self._add(worker, case, kernel, effort)
 
     def _add(self, worker: Worker, case: str, kernel: str, effort: Effort) -> None:
-        from lastbit.bench.speed import speed
+        from lastbit.bench.kernel_speed import speed
         from lastbit.errors import UnsupportedCase
         from lastbit.reports.paper import line, make_console
         from lastbit.reports.speed import sentence

@@ -63,7 +63,7 @@ class _Bench:
 
     def measure(self, path: Path) -> None:
         """Measure the roof, then on each case the file's kernel and the one beside it."""
-        from lastbit.bench.speed import roof
+        from lastbit.bench.kernel_speed import roof
 
         self.roof = roof(self.desk, self.effort)
         for case in self._cases():
@@ -80,7 +80,7 @@ class _Bench:
         return map(parse_case, case_lines(self.desk, "kernels.txt"))
 
     def _of_file(self, path: Path, case: Case) -> Iterator[SpeedBound]:
-        from lastbit.bench.asked import bound_of
+        from lastbit.bench.untrusted import bound_of
         from lastbit.judges.opening import opened
         from lastbit.verify.check import unsupported
 

@@ -21,7 +21,7 @@ from lastbit.diagnosing.explain import Explainer
 from lastbit.diagnosing.handover import search_kernel
 from lastbit.diagnosing.trace import trace_kernel
 from lastbit.errors import UsageError
-from lastbit.judges.confined import ConfinedExplainer
+from lastbit.judges.confined_explanations import ConfinedExplainer
 from lastbit.outcomes.explanation import Explanation
 from lastbit.outcomes.stages import StageSearch
 from lastbit.outcomes.trace import KernelTrace

@@ -18,7 +18,7 @@ from lastbit.diagnosing.explain import Explainer
 from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.diagnosing.mends import LEAST
 from lastbit.errors import LastbitError
-from lastbit.judges.confined import ConfinedExplainer
+from lastbit.judges.confined_explanations import ConfinedExplainer
 from lastbit.kernel import REVISION_MARK
 from lastbit.outcomes.explanation import Explanation
 from lastbit.outcomes.trace import KernelTrace

@@ -13,8 +13,8 @@ from lastbit.commands.running import worst_code
 from lastbit.config import PROFILES
 from lastbit.devices import plan_devices
 from lastbit.errors import UsageError
-from lastbit.judges.pool import Judges, default_count
 from lastbit.judges.question import EXPLAIN, PROFILE, RANDOM
+from lastbit.judges.warm_judges import Judges, default_count
 from lastbit.kernel import PLACEMENTS
 from lastbit.outcomes.file_verdict import FileVerdict
 from lastbit.reports.judged import as_json_line, print_judged

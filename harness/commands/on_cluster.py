@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lastbit.cluster.connection import Cluster, on_cluster
-from lastbit.cluster.pool import RayPool
+from lastbit.cluster.cluster_run import Cluster, on_cluster
+from lastbit.cluster.ray_calls import RayPool
 from lastbit.commands.running import Interrupted, import_ahead, kept, with_why
 from lastbit.config import Config
 from lastbit.reports import records
@@ -17,9 +17,9 @@ from lastbit.reports.progress import RunProgress
 from lastbit.run import Run
 
 if TYPE_CHECKING:
-    from lastbit.cluster.run import TeamsWork
+    from lastbit.cluster.cluster_run import TeamsWork
 
-_AFTERWARDS = ("lastbit.cluster.run", "pandas", "lastbit.reports.terminal")
+_AFTERWARDS = ("lastbit.cluster.cluster_run", "pandas", "lastbit.reports.terminal")
 """Modules that a run needs once it is connected, and that take seconds to import."""
 
 
@@ -49,7 +49,7 @@ def execute_on_cluster(
 
 def _followed(cluster: Cluster) -> TeamsWork:
     """Run the items on the actors of a cluster while showing progress."""
-    from lastbit.cluster.run import work_on
+    from lastbit.cluster.cluster_run import work_on
 
     with RunProgress() as progress, _actors(cluster.config) as pool:
         return work_on(cluster, pool, parse=records.parse, tell=progress.advance, plan=progress.set_total)

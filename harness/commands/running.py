@@ -72,7 +72,7 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
 def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> Run:
     """Run the cases again under compute-sanitizer and add its findings to the run."""
     from lastbit.reports.progress import RunProgress
-    from lastbit.sanitize.run import chosen_of, sanitized
+    from lastbit.sanitize.looking import chosen_of, sanitized
     from lastbit.verify.assemble import INTERRUPTED
 
     with RunProgress(total=len(chosen_of(run)) * len(TOOLS)) as progress:

@@ -1,9 +1,116 @@
-"""The restrictions of a kernel process, and those that this system has no means for: for a reader and for programs."""
+"""The confinement of a process: it gives up all that a kernel does not need, before it loads the kernel's code.
+
+Every measure is taken where the system has it; what it lacks is told, and stops nothing. It is no sandbox against code
+that attacks the operating system.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from lastbit.isolation import landlock, limits, privileges, seccomp, system
+from lastbit.isolation.guardian import close_all_but, guarded
+from lastbit.isolation.limits import GB, MB, Limits
+
+ALLOWED = frozenset(
+    {
+        *("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ"),
+        *("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE"),
+        *("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING"),
+        *("NVIDIA_VISIBLE_DEVICES", "ROCM_HOME", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+        *("TRITON_INTERPRET", "TRITON_LIBDEVICE_PATH", "TRITON_LIBCUDA_PATH"),
+        *("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_CUOBJDUMP_PATH", "TRITON_NVDISASM_PATH"),
+        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+        *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_CUDA_ARCH_LIST"),
+        *("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"),
+    }
+)
+"""Names of variables that kernel processes have in common with the judge: where programs, libraries and devices are."""
+
+
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return a fork server's environment. `/proc/PID/environ` shows it to all that it forks, whatever they unset."""
+    return {name: value for name, value in environ.items() if name in ALLOWED}
+
+
+def own_environment(folder: Path, cache: Path) -> dict[str, str]:
+    """Return variables of a kernel process by which every program writes to folders of that process by default."""
+    return {
+        **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), str(folder)),
+        **dict.fromkeys(("USER", "LOGNAME"), "user"),  # torch asks for a name, and its user may have none
+        "TRITON_HOME": str(folder),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its processes would count, and need locks in /dev/shm
+        "CUDA_CACHE_PATH": str(cache / "cuda"),
+    }
+
+
+PROCESSES, MOUNTS = "processes", "mounts"
+
+FOR_CPU: Mapping[str, int] = {
+    PROCESSES: system.CLONE_NEWPID,
+    "network": system.CLONE_NEWNET,
+    "shared memory": system.CLONE_NEWIPC,
+}
+"""What is a process's own → its namespace."""
+
+FOR_ACCELERATORS: Mapping[str, int] = {PROCESSES: system.CLONE_NEWPID, "shared memory": system.CLONE_NEWIPC}
+
+_SHARED_MEMORY = 64 * MB  # locks and queues of multiprocessing; not for data
+_MOST_FILES = 1 << 15  # in a folder of a kernel process
+
+
+def own_namespaces(wanted: Mapping[str, int]) -> dict[str, str]:
+    """Enter namespaces; return which of them the system refuses, and why. That of processes begins with the next child.
+
+    Who is not root gets all or none, with a user namespace, in which the user is the same one.
+    """
+    if os.geteuid():
+        return _as_user(wanted)
+    refused = {}
+    for name, flag in wanted.items():
+        try:
+            system.unshare(flag)
+        except OSError as error:
+            refused[name] = str(error.strerror)
+    return refused
+
+
+def _as_user(wanted: Mapping[str, int]) -> dict[str, str]:
+    user, group = os.geteuid(), os.getegid()
+    try:
+        system.prctl(system.PR_SET_DUMPABLE, 1)  # who is shielded from itself cannot write the maps
+        system.unshare(sum(wanted.values(), system.CLONE_NEWUSER))
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    except OSError as error:
+        return dict.fromkeys(wanted, f"no user namespace: {error.strerror}")
+    return {}
+
+
+def own_mounts(folder: Path, size: int) -> dict[str, str]:
+    """Mount a `/proc` of this namespace of processes, whose first process this is, and new `/dev/shm` and `folder`.
+
+    Both are in memory, of limited size, and go with the process. What the system refuses and why, as `own_namespaces`
+    says it.
+    """
+    private = system.MS_NOSUID | system.MS_NODEV
+    try:
+        system.unshare(system.CLONE_NEWNS)
+        system.mount("", "/", system.MS_REC | system.MS_PRIVATE)
+        system.mount("proc", "/proc", private | system.MS_NOEXEC)
+        system.mount("tmpfs", "/dev/shm", private, f"size={_SHARED_MEMORY},mode=1777")
+        system.mount("tmpfs", str(folder), private, f"size={size},nr_inodes={_MOST_FILES},mode=700")
+    except OSError as error:
+        return {MOUNTS: str(error.strerror)}
+    return {}
 
 
 @dataclass(frozen=True)
@@ -54,3 +161,116 @@ class Confinement:
         """Return the confinement that `as_json` wrote, in a process that had not loaded a kernel yet."""
         measures = (Measure(name, bool(field["holds"]), str(field["how"])) for name, field in fields.items())
         return Confinement(tuple(measures))
+
+
+_SINCE_TCP, _SINCE_SCOPES = 4, 6  # ABIs of Landlock
+
+
+def confine(
+    most: Limits,
+    folder: Path,
+    readable: Sequence[Path],
+    device_type: str,
+    *,
+    cache: Path | None = None,
+    kept: Collection[int] | None = None,
+) -> Confinement:
+    """Confine this process for good, and say what holds. It returns in a grandchild: see `guardian`.
+
+    The process must be freshly forked and have one thread. What it has imported it can use; later imports find Python,
+    what is installed, packages of which something is imported, and `readable`.
+
+    Args:
+        most: how much it may use.
+        folder: empty; its working folder from now on, and the only one that it can write. Where it has mounts of its
+            own, what it writes there is in memory, and never seen from outside.
+        readable: further folders and files that it can read and start programs of, such as the kernel's.
+        device_type: `cpu`, or that of the accelerator that it needs.
+        cache: a folder for compiled kernels that it can write, too, and that outlives it; in `folder` if None. Where
+            the judge is root, processes with the same cache are of the same user.
+        kept: descriptors that stay open besides the three standard ones; all if None.
+    """
+    if not system.LINUX:
+        return Confinement((Measure("confinement", False, f"there is none for {sys.platform}"),))
+    if kept is not None:
+        close_all_but(*kept)
+    own = [cache, folder] if cache else [folder]
+    user = privileges.user_of(own[0])
+    seccomp.new_session_keyring()
+    refused = _own_views(most, folder, device_type)
+    _settle_in(folder, cache or folder)
+    limits.apply(most, device_type)
+    abi = landlock.version()
+    rules = landlock.rules(own, readable, device_type, shared_memory=not refused[MOUNTS]) if abi else None
+    rights = _give_up_rights(user, own, readable, landlocked=rules is not None)
+    if rules:
+        rules.enforce()
+    privileges.settle()
+    unfiltered = seccomp.enforce()
+    calls = Measure("system calls", not unfiltered, unfiltered or "seccomp")
+    views = (_view(name, why, _instead(name, abi)) for name, why in refused.items())
+    return Confinement((_limited(most), *rights, _files(abi), calls, *views))
+
+
+def _own_views(most: Limits, folder: Path, device_type: str) -> dict[str, str]:
+    """Return name of a view of the system → why this process does not have it to itself; empty for those that it has.
+
+    From here on it is a child of its guardian.
+    """
+    wanted = FOR_CPU if device_type == "cpu" else FOR_ACCELERATORS
+    views = {**dict.fromkeys(FOR_CPU, "not with an accelerator"), **dict.fromkeys(wanted, "")}
+    views.update(own_namespaces(wanted))
+    own_processes = not views[PROCESSES]
+    views[MOUNTS] = "" if own_processes else "no own processes"
+    guarded(own_processes, lambda: views.update(own_mounts(folder, most.folder_size)))
+    return views
+
+
+def _settle_in(folder: Path, cache: Path) -> None:
+    os.chdir(folder)
+    os.environ.update(own_environment(folder, cache))
+    tempfile.tempdir = None  # it is looked for anew
+
+
+def _give_up_rights(
+    user: int, own: Sequence[Path], readable: Sequence[Path], *, landlocked: bool
+) -> tuple[Measure, ...]:
+    """Become a user of its own, where root started the process, and give up all capabilities."""
+    if os.geteuid():
+        return _same_user("lastbit does not run as root")
+    open_to_all = privileges.readable_by_all([*landlock.python_folders(), *readable, *(path.parent for path in own)])
+    if not (open_to_all or landlocked):
+        return _same_user("only root can read Python or the kernel, and there is no Landlock")
+    for path in own:
+        os.chown(path, user, user)
+    privileges.become(user, privileges.groups_of(landlock.accelerators()), keep_reading=not open_to_all)
+    kept = "none" if open_to_all else "only to read what Landlock allows"
+    return Measure("own user", True, str(user)), Measure("capabilities", True, kept)
+
+
+def _same_user(why: str) -> tuple[Measure, ...]:
+    privileges.become(None, (), keep_reading=False)
+    return Measure("own user", False, why), Measure("capabilities", True, "none")
+
+
+def _limited(most: Limits) -> Measure:
+    how = f"{most.memory / GB:.3g} GB, {most.processes} processes, {most.file_size / MB:.3g} MB a file"
+    return Measure("limits", True, how)
+
+
+def _files(abi: int) -> Measure:
+    return Measure("files", abi > 0, f"Landlock {abi}" if abi else "this system has no Landlock")
+
+
+def _view(name: str, refused: str, instead: str) -> Measure:
+    how = (instead or refused) if refused else "namespace"
+    return Measure(f"own {name}", not refused or bool(instead), how)
+
+
+def _instead(name: str, abi: int) -> str:
+    """Return the restriction of Landlock that stands in for a missing namespace; empty if there is none."""
+    if name == "network" and abi >= _SINCE_TCP:
+        return "Landlock: no TCP"
+    if name == PROCESSES and abi >= _SINCE_SCOPES:
+        return "Landlock: no signals to others"
+    return ""

@@ -19,8 +19,8 @@ from lastbit.inputs.guards import ALIGNMENT, Guarded
 from lastbit.interpret.order import watching_races
 from lastbit.isolation import answers
 from lastbit.isolation.answers import Raised, Result
-from lastbit.isolation.memory import Blocks, SharedBlock, memory_of
 from lastbit.isolation.process import KernelProcess, KernelProcessEnded
+from lastbit.isolation.shared_memory import Blocks, SharedBlock, memory_of
 from lastbit.numerics.residues import Residues
 from lastbit.placement import PlacementWarning
 from lastbit.shadows.following import Followed

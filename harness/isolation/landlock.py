@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from lastbit.isolation.system import syscall
@@ -87,3 +89,69 @@ class LandlockRules:
         """Refuse from now on, for good. The process must have given up new privileges, or have CAP_SYS_ADMIN."""
         syscall(_RESTRICT, self._set, ctypes.c_uint32(0))
         os.close(self._set)
+
+
+_SYSTEM = tuple(map(Path, ("/usr", "/opt", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/proc", "/sys")))
+_SETTINGS = (
+    *("alternatives", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias"),
+    *("localtime", "nsswitch.conf", "os-release", "passwd", "timezone", "vulkan", "OpenCL", "nvidia"),
+)
+"""What programs read in `/etc`; the rest of it may hold secrets."""
+
+_NAMED = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "ROCM_HOME")
+"""Variables with folders of libraries and programs."""
+
+_COMPILERS = ("torch", "triton", "nvidia")
+"""Packages that load libraries from folders beside their own."""
+
+_PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom")
+_ACCELERATORS = ("nvidia*", "kfd", "dri")
+
+
+@cache
+def python_folders() -> list[Path]:
+    """Return where Python and installed packages lie, and packages that this process has imported when first asked."""
+    found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *filter(_is_installed, sys.path)}
+    for name, module in list(sys.modules.items()):
+        if "." not in name:
+            folders = list(vars(module).get("__path__", ()))
+            found.update(folders)
+            found.update(map(os.path.dirname, folders if name in _COMPILERS else ()))
+    return sorted(map(Path, found))
+
+
+def _is_installed(folder: str) -> bool:
+    """Return whether an installer has put packages into a folder, as `pip install --target` does: a checkout is none.
+
+    What this user may not look into is none, either.
+    """
+    readable = os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)
+    return readable and any(name.endswith(".dist-info") for name in os.listdir(folder))
+
+
+def accelerators() -> list[Path]:
+    """Return the device files of GPUs."""
+    return [path for pattern in _ACCELERATORS for path in sorted(Path("/dev").glob(pattern))]
+
+
+def rules(own: Sequence[Path], readable: Sequence[Path], device_type: str, *, shared_memory: bool) -> LandlockRules:
+    """Return what Landlock is to allow: `own` to write, and what programs need to read.
+
+    `shared_memory`: `/dev/shm` is the process's own.
+    """
+    made = LandlockRules(abstract_sockets=device_type != "cpu")
+    made.allow([*_SYSTEM, *(Path("/etc", name) for name in _SETTINGS), *_named(), *python_folders()], READ)
+    made.allow(readable, READ)
+    made.allow((Path("/dev", name) for name in _PLAIN_DEVICES), DEVICE)
+    if device_type != "cpu":
+        made.allow(accelerators(), DEVICE)
+        # The driver of NVIDIA names its threads in /proc/self/task/*/comm, and fails with error 304 where it cannot.
+        made.allow([Path("/proc/self/task")], READ | WRITE_FILE | TRUNCATE)
+    shared = [Path("/dev/shm")] if shared_memory or device_type != "cpu" else []  # that driver has files there, too
+    made.allow([*own, *shared], WRITE)
+    return made
+
+
+def _named() -> Iterator[Path]:
+    for name in _NAMED:
+        yield from (Path(folder) for folder in os.environ.get(name, "").split(os.pathsep) if os.path.isabs(folder))

@@ -1,10 +1,23 @@
-"""Limits of what a kernel process may use, and the part of them that the system itself enforces."""
+"""Limits of what a kernel process may use, which the system enforces, or the judge's watch.
+
+The watch is for limits that the system does not enforce, or only for one process. One thread looks at all kernel
+processes every now and then; without any it sleeps. It tells a guardian to end its kernel process, with which all that
+this has started ends, and keeps what the process was ended for.
+"""
 
 from __future__ import annotations
 
 import os
 import resource
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from lastbit.isolation.guardian import Family, family
 
 MB, GB = 1 << 20, 1 << 30
 
@@ -82,3 +95,146 @@ def _end_first() -> None:
             score.write("1000")
     except OSError:
         pass  # a system without that file, or one that holds the score higher already
+
+
+_PAUSE = 0.2  # seconds between two looks
+_PAUSE_OF_FILES = 1.0  # seconds between two looks at its files
+_MOST_FILES, _DEEPEST = 1 << 15, 64
+_KB = 1024
+
+
+@dataclass
+class Watched:
+    """A kernel process with all that it has started.
+
+    Attributes:
+        guardian: the process that was forked for it.
+        limits: what they may use, all together.
+        folders: on the disk, that they can write.
+        shared: bytes that the judge shares with them, which do not count as theirs.
+        hit: which limit they were ended for, in words; empty as long as they were not.
+    """
+
+    guardian: int
+    limits: Limits
+    folders: tuple[Path, ...] = ()
+    shared: int = 0
+    hit: str = ""
+    handle: int = field(default=-1, repr=False)
+    seen: float = field(default=0.0, repr=False)
+
+
+class ProcessWatch:
+    """Watches from `begin` to `over`; as a context manager, until the end of it at the latest."""
+
+    def __init__(self) -> None:
+        self._watched: list[Watched] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def __enter__(self) -> ProcessWatch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread:
+            self._thread.join()
+
+    def begin(self, guardian: int, limits: Limits, folders: tuple[Path, ...] = ()) -> Watched:
+        """Watch a kernel process. Only a guardian that has not been waited for can be given."""
+        watched = Watched(guardian, limits, folders, handle=os.pidfd_open(guardian))
+        with self._changed:
+            self._watched.append(watched)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look_on, name="watch", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return watched
+
+    def over(self, watched: Watched) -> None:
+        """Stop watching a kernel process."""
+        with self._changed:
+            self._watched.remove(watched)
+            os.close(watched.handle)
+
+    def _look_on(self) -> None:
+        with self._changed:
+            while not self._closed:
+                self._changed.wait(_PAUSE if self._watched else None)
+                look(self._watched)
+
+
+def look(watched: Iterable[Watched]) -> None:
+    """End those that use more than they may."""
+    if living := [one for one in watched if not one.hit]:
+        known = family()
+        for one in living:
+            if hit := _hit(one, known):
+                one.hit = hit
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(one.handle, signal.SIGTERM)
+
+
+def _hit(watched: Watched, known: Family) -> str:
+    usages = [usage for pid in known.descendants(watched.guardian) if (usage := _usage(pid))]
+    untouched = _usage(watched.guardian)
+    if untouched is None:
+        return ""
+    own = sum(max(0, usage.private - untouched.private) for usage in usages)
+    used = own + max(0, sum(usage.shared for usage in usages) - watched.shared * len(usages))
+    if used > watched.limits.memory:
+        return f"it used {used / GB:.3g} GB of memory, where {watched.limits.memory / GB:.3g} GB are allowed"
+    threads = sum(usage.threads for usage in usages)
+    if threads > watched.limits.processes:
+        return f"it had {threads} processes and threads, where {watched.limits.processes} are allowed"
+    if time.monotonic() < watched.seen + _PAUSE_OF_FILES:
+        return ""
+    watched.seen = time.monotonic()
+    return _written(watched)
+
+
+def _written(watched: Watched) -> str:
+    """Return what its folders hold more of than they may, in words; links are not followed."""
+    size = count = 0
+    pending: list[tuple[str | Path, int]] = [(folder, 0) for folder in watched.folders]
+    while pending:
+        folder, depth = pending.pop()
+        with suppress(OSError), os.scandir(folder) as entries:  # what is gone meanwhile is no more than it may have
+            for entry in entries:
+                count += 1
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append((entry.path, depth + 1))
+                else:
+                    size += 512 * entry.stat(follow_symlinks=False).st_blocks
+                if size > watched.limits.folder_size:
+                    most = watched.limits.folder_size / GB
+                    return f"it wrote {size / GB:.3g} GB of files, where {most:.3g} GB are allowed"
+                if count > _MOST_FILES or depth > _DEEPEST:
+                    return f"it made more than {_MOST_FILES:,} files, or folders nested more than {_DEEPEST} deep"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Usage:
+    private: int
+    shared: int
+    threads: int
+
+
+def _usage(pid: int) -> _Usage | None:
+    """Return the bytes that a process has in memory, and its threads; None once it has ended.
+
+    What it has of its parent's counts as private until it is written, so the guardian, which writes nothing, is what
+    a process had at first.
+    """
+    try:
+        lines = Path("/proc", str(pid), "status").read_text().splitlines()
+    except OSError:
+        return None
+    fields = {name: words.split()[0] for name, _, words in (line.partition(":") for line in lines) if words.split()}
+    if "RssAnon" not in fields:
+        return None
+    return _Usage(int(fields["RssAnon"]) * _KB, int(fields["RssShmem"]) * _KB, int(fields["Threads"]))

@@ -18,13 +18,11 @@ from lastbit.children.channel import Channel
 from lastbit.children.child import ChildProcess, Output, name_of_signal, next_message, too_long
 from lastbit.errors import LastbitError
 from lastbit.isolation.answers import Unreadable, parsed
-from lastbit.isolation.confinement import Confinement
-from lastbit.isolation.environment import clean_environment
+from lastbit.isolation.confinement import Confinement, clean_environment
 from lastbit.isolation.folders import remove
-from lastbit.isolation.limits import Limits
+from lastbit.isolation.limits import Limits, ProcessWatch
 from lastbit.isolation.privileges import shield
 from lastbit.isolation.server import MAIN, preparation
-from lastbit.isolation.watch import ProcessWatch
 
 LONGEST_ANSWER = 1 << 22
 """Bytes of what a kernel process may answer."""

@@ -22,10 +22,10 @@ from lastbit.children.channel import Channel
 from lastbit.files import IMPORTED_FROM
 from lastbit.interpret.faults import collected
 from lastbit.isolation import runner, system, timed
-from lastbit.isolation.confine import confine
-from lastbit.isolation.files import python_folders
+from lastbit.isolation.confinement import confine
 from lastbit.isolation.folders import remove
 from lastbit.isolation.inside import KernelWork
+from lastbit.isolation.landlock import python_folders
 from lastbit.isolation.limits import Limits
 from lastbit.isolation.privileges import shield
 

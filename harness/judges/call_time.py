@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from lastbit.bench.asked import bound_of
 from lastbit.bench.samples import QUICK, Effort
 from lastbit.bench.subjects import bench_cases
+from lastbit.bench.untrusted import bound_of
 from lastbit.case import Case, parse_case
 from lastbit.errors import LastbitError, UnsupportedCase, UsageError
 from lastbit.isolation.isolated import Isolated

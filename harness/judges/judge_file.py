@@ -19,7 +19,7 @@ from lastbit.case import Case, Group, parse_case
 from lastbit.errors import LastbitError, UsageError, unknown
 from lastbit.judges.case_order import OrderedCase, elements
 from lastbit.judges.conclusions import concluded, failure_of
-from lastbit.judges.culprits import with_culprit
+from lastbit.judges.confined_explanations import with_culprit
 from lastbit.judges.opening import Desk, OpenedKernel, desk_of, opened
 from lastbit.judges.question import JudgeQuestion
 from lastbit.outcomes.file_verdict import FileVerdict

@@ -17,7 +17,7 @@ from lastbit.errors import KernelError, UsageError
 from lastbit.files import BUILT_IN
 from lastbit.inputs import build
 from lastbit.isolation.answers import Raised
-from lastbit.isolation.declared import Kernels
+from lastbit.isolation.elsewhere import Kernels
 from lastbit.isolation.isolated import Isolated
 from lastbit.isolation.limits import Limits
 from lastbit.isolation.process import ForkServer
@@ -82,8 +82,8 @@ class Desk(Workplace):
     @cached_property
     def roof(self) -> Roof:
         """The device's best rates of copies and matrix products, measured once."""
+        from lastbit.bench.kernel_speed import roof
         from lastbit.bench.samples import QUICK
-        from lastbit.bench.speed import roof
 
         return roof(self, QUICK)
 

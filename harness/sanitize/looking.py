@@ -1,26 +1,88 @@
-"""One tool of compute-sanitizer at work on cases.
+"""Cases of a run once more under the tools of compute-sanitizer, and what these find in its results.
 
-A process ends with the first case that its tool reports something for: that is whose fault it is, and what the process
-says later means nothing. The kernel's other cases are left out, and another process goes on with the next kernel.
+A kernel is called in a process under a tool: nothing is judged there, and nothing else runs on the GPU. A process ends
+with the first case that its tool reports something for: that is whose fault it is, and what the process says later
+means nothing. The kernel's other cases are left out, and another process goes on with the next kernel.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from lastbit.calling.performing import under_any_name
+from lastbit.case import parse_case
 from lastbit.config import Config
-from lastbit.devices import DevicePlan
-from lastbit.errors import LastbitError
-from lastbit.result import CaseResult, Finding
-from lastbit.sanitize.call import Called, call_bare
-from lastbit.sanitize.findings import findings
-from lastbit.sanitize.report import Report, remarks, reports
-from lastbit.sanitize.tool import UNCACHED, Sanitizer
+from lastbit.devices import DevicePlan, made_current
+from lastbit.errors import LastbitError, UnsupportedCase
+from lastbit.inputs import bare, build
+from lastbit.result import TURNED_DOWN, CaseResult, Finding, Verdict
+from lastbit.run import NotRun, Run
+from lastbit.sanitize.sanitizer_reports import NamedAllocation, Report, findings, remarks, reports
+from lastbit.sanitize.tool import NAME, TOOLS, UNCACHED, Sanitizer
+from lastbit.verify.assemble import INTERRUPTED
+from lastbit.verify.check import Subject, first_line
+from lastbit.verify.inprocess import Workplace
 from lastbit.verify.worker import Worker, WorkerEnded
+
+
+@dataclass(frozen=True)
+class Called:
+    """The results of calling a case under the tool, apart from the tool's own reports.
+
+    Attributes:
+        memory: allocations with a name.
+        raised: what the kernel raised; empty if nothing.
+    """
+
+    memory: tuple[NamedAllocation, ...] = ()
+    raised: str = ""
+
+
+def call_bare(place: Workplace, kernel: str, line: str) -> Called:
+    """Call a kernel on tensors without guards: as it is, and once more for the stages that it declares."""
+    subject, case = place.subjects[kernel], parse_case(line).gathered()
+    inputs, held, raised = build(case, "cpu"), list[Mapping[str, object]](), ""
+    try:
+        with place.watch(case), made_current(subject.device):
+            for asked in _calls(subject):
+                held.append(tensors := bare(inputs, subject.device))
+                held.append(_returned(subject, tensors, {**case.params, **asked}))
+    except UnsupportedCase:
+        pass
+    except Exception as error:
+        raised = first_line(error)
+    return Called(tuple(memory for tensors in held for memory in _memory(tensors)), raised)
+
+
+def _calls(subject: Subject) -> Iterator[dict[str, Any]]:
+    yield {}
+    if subject.kernel.stages:
+        yield {"stages": subject.kernel.stages}
+
+
+def _returned(subject: Subject, tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> Mapping[str, object]:
+    """Return the kernel's return values by name, once the device has finished its work."""
+    returned = subject.kernel.call(**tensors, **arguments)
+    torch.accelerator.synchronize(subject.device)
+    return under_any_name(returned)
+
+
+def _memory(tensors: Mapping[str, object]) -> Iterator[NamedAllocation]:
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor):
+            storage = tensor.untyped_storage()
+            yield NamedAllocation(name, storage.data_ptr(), storage.nbytes())
+
 
 AFTER = "it reports something for an earlier case of the kernel"
 
@@ -106,3 +168,104 @@ def _reports(log: Path) -> list[Report]:
 
 def _text(log: Path) -> str:
     return log.read_text(errors="replace") if log.is_file() else ""
+
+
+MOST_ELEMENTS = 1 << 20
+"""Elements of the inputs of the largest cases that are looked at: compute-sanitizer visits every access."""
+
+
+def sanitized(config: Config, sanitizer: Sanitizer, run: Run, tick: Callable[[CaseResult], None]) -> Run:
+    """Add the tools' findings to the results of a run; `tick` is told of each case that a tool has looked at.
+
+    What could not be looked at is listed as not run. A tool that does not start breaks the run, and so does an
+    interruption from the keyboard, after which it has what was found until then.
+    """
+    chosen, stop = chosen_of(run), Event()
+    config = replace(config, lines=tuple(dict.fromkeys(result.case for result in chosen)))
+
+    def look(tool: str) -> _Looked:
+        seen, broken, began = list[ToolReport](), "", time.monotonic()
+        try:
+            for one in Looking(config, sanitizer, tool).at(chosen, stop):
+                seen.append(one)
+                tick(one.result)
+        except LastbitError as error:
+            broken = f"{tool}: {error}"
+        return _Looked(tool, tuple(seen), time.monotonic() - began, broken)
+
+    interrupted = ""
+    with ThreadPoolExecutor(len(TOOLS)) as pool:
+        under_way = [pool.submit(look, tool) for tool in TOOLS]
+        try:
+            wait(under_way)
+        except KeyboardInterrupt:
+            interrupted = INTERRUPTED
+        finally:
+            stop.set()
+    looked = [each.result() for each in under_way]
+    broken = [interrupted] if interrupted else [one.broken for one in looked]
+    run = replace(run, broken="; ".join(filter(None, (run.broken, *broken))))
+    summary = f"{NAME} {sanitizer.version}: {', '.join(map(str, looked))}"
+    run = replace(run, environment={**run.environment, "sanitized": summary})
+    return with_seen(run, [seen for one in looked for seen in one.seen], strict=config.strict)
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """The findings of one tool on all cases, its time in seconds, and why it stopped early."""
+
+    tool: str
+    seen: tuple[ToolReport, ...]
+    seconds: float
+    broken: str
+
+    def __str__(self) -> str:
+        return f"{self.tool} {_cases(sum(not one.reason for one in self.seen))} in {self.seconds:.0f} s"
+
+
+def chosen_of(run: Run) -> list[CaseResult]:
+    """Order the results to be looked at: kernel by kernel, what went wrong first, then the smallest first."""
+    chosen = {_key(r): r for r in run.results if _was_run(r) and _elements(r) <= MOST_ELEMENTS}
+    return sorted(chosen.values(), key=lambda r: (r.device, r.op, r.kernel, r.verdict is Verdict.PASSED, _elements(r)))
+
+
+def with_seen(run: Run, seen: Sequence[ToolReport], *, strict: bool = False) -> Run:
+    """Add the findings to the results of a run, and list what was not looked at as not run."""
+    found: dict[tuple[str, str, str], list[Finding]] = {}
+    for one in seen:
+        found.setdefault(_key(one.result), []).extend(one.findings)
+    results = (_with_findings(result, found.get(_key(result), ()), strict) for result in run.results)
+    return replace(run, results=tuple(results), not_run=(*run.not_run, *_left_out(run, seen)))
+
+
+def _with_findings(result: CaseResult, found: Sequence[Finding], strict: bool) -> CaseResult:
+    failed = [Verdict.FAILED for finding in found if not finding.notice]
+    verdict = Verdict.worst(result.verdict, *failed)
+    result = replace(result, verdict=verdict, findings=(*result.findings, *found)) if found else result
+    return result.strict if strict else result
+
+
+def _left_out(run: Run, seen: Sequence[ToolReport]) -> Iterator[NotRun]:
+    if large := sum(_was_run(r) and _elements(r) > MOST_ELEMENTS for r in run.results):
+        yield NotRun(f"{NAME} on {_cases(large)}", f"inputs of more than {MOST_ELEMENTS:,} elements")
+    reasons = Counter((s.tool, s.result.kernel, s.result.device, s.reason) for s in seen if s.reason)
+    for (tool, kernel, device, reason), count in reasons.items():
+        yield NotRun(f"{tool} on {_cases(count)} of {kernel} on {device}", reason)
+
+
+def _cases(count: int) -> str:
+    return f"{count:,} case{'s' * (count != 1)}"
+
+
+def _was_run(result: CaseResult) -> bool:
+    """Check whether a kernel was called on CUDA for a case that is no step of shrinking; a case has dtypes."""
+    ran = result.counted and result.dtypes != "" and result.verdict not in TURNED_DOWN
+    return ran and result.device.startswith("cuda")
+
+
+def _elements(result: CaseResult) -> int:
+    return sum(tensor.numel for tensor in parse_case(result.case).tensors)
+
+
+def _key(result: CaseResult) -> tuple[str, str, str]:
+    return result.kernel, result.device, result.case

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lastbit.config import Config
 from lastbit.files import IMPORTED_FROM
-from lastbit.isolation.declared import Kernels
+from lastbit.isolation.elsewhere import Kernels
 from lastbit.isolation.isolated import Isolated
 from lastbit.isolation.process import ForkServer
 from lastbit.verify.plan import Item

@@ -8,7 +8,7 @@ import torch
 
 from lastbit.case import Case
 from lastbit.floating_point import kept_floating_point
-from lastbit.isolation.declared import Kernels
+from lastbit.isolation.elsewhere import Kernels
 from lastbit.result import CaseResult, Verdict
 from lastbit.verify.check import first_line
 from lastbit.verify.fuzz import CaseFailed, NoCase, Stopped, run_item, unfinished

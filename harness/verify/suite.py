@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lastbit.isolation.declared import Kernels
+from lastbit.isolation.elsewhere import Kernels
 from lastbit.verify.fuzz import CaseFailed, Stopped
 from lastbit.verify.perform import perform
 from lastbit.verify.plan import Item

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,17 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lastbit.bench import judging, rate
-from lastbit.bench.cost import cost
-from lastbit.bench.judging import comparing
-from lastbit.bench.plain import Plain, Request, _answer, plain, plain_test, seconds_of
+from lastbit.bench import own_cost
+from lastbit.bench.own_cost import (
+    Plain,
+    comparing,
+    cost,
+    open_without_interpreter,
+    plain,
+    plain_by_name,
+    plain_test,
+    seconds_of,
+)
 from lastbit.bench.samples import Effort, in_turn, peak_memory, wall
 from lastbit.bench.subjects import bench_cases, case_lines, eager_for, ops_of, subject_for
 from lastbit.case import Group, parse_case
@@ -27,7 +34,7 @@ from lastbit.kernel import Kernel
 from lastbit.outcomes.bench import MEMORY, OPERATIONS, PARTS, RATE, VERIFIED, Bench, Measurement, Sample
 from lastbit.reports.bench import amount, as_jsonl, page
 from lastbit.verify.check import Subject, unsupported
-from lastbit.verify.inprocess import Workplace
+from lastbit.verify.inprocess import Workplace, unwatched
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import Project, open_project
 
@@ -170,8 +177,8 @@ def test_rounds_are_timed_one_by_one() -> None:
 
 
 def test_the_process_of_the_stock_interpreter_answers_with_kernels_by_name() -> None:
-    request = Request(Config(folder=""), "eager[completion_mask]", "eager[completion_mask]", (LINE,), 1)
-    found = _answer(request)
+    place = open_without_interpreter(Config(folder=""), unwatched, lambda result: None)
+    found = plain_by_name(place, "eager[completion_mask]", "eager[completion_mask]", (LINE,), 1)
     assert (found.count, len(found.seconds), found.raised) == (1, 1, ())
 
 
@@ -195,34 +202,34 @@ def test_a_case_that_cannot_be_verified_has_no_cost(project: Project) -> None:
 
 
 def test_comparing_is_set_against_a_copy_and_assert_close(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "_ROWS_ON_CPU", 1)
+    monkeypatch.setattr(own_cost, "_ROWS_ON_CPU", 1)
     speed, close, seconds = comparing(place, "", LEAST)
     assert speed.unit == close.unit == "GB/s" and seconds.unit == "s"
     assert seconds.value.median * speed.value.median == pytest.approx(34 * 8192 / 1e9)  # 2 + 4 · 8 bytes each
 
 
 def test_a_result_is_judged_beside_assert_close(place: Workplace) -> None:
-    [found] = judging.asserting(place, LINE, LEAST)
+    [found] = own_cost.asserting(place, LINE, LEAST)
     assert found.ratio is not None and found.ratio > 0
     assert found.what == "assert_contract, triton[completion_mask]", "of another file than the kernel of the plan"
 
 
 def test_rates_are_those_of_the_same_cases(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Request] = []
+    asked: list[Sequence[str]] = []
 
-    def stock(request: Request) -> Plain:
-        asked.append(request)
+    def stock(config: Config, kernel: str, eager: str, lines: Sequence[str], rounds: int) -> Plain:
+        asked.append(lines)
         return Plain((0.5,), 1, ("AttributeError: tl",))
 
     def groups(*_: object, **__: object) -> list[Group]:
         lines = st.integers(0, 99).map(lambda seed: LINE.replace("seed=0", f"seed={seed}"))
         return [Group("g", lines.map(parse_case))]
 
-    monkeypatch.setattr(rate, "plain_under_stock_interpreter", stock)
+    monkeypatch.setattr(own_cost, "plain_under_stock_interpreter", stock)
     monkeypatch.setattr(Project, "groups", groups)
-    plain_tests, stocked = rate.rate(place, "completion_mask", LEAST)
+    plain_tests, stocked = own_cost.rate(place, "completion_mask", LEAST)
     assert plain_tests.figure == RATE and plain_tests.value == stocked.value
-    assert len(asked[0].lines) == 2
+    assert len(asked[0]) == 2
     assert stocked.against == "plain test, stock interpreter (1 of 2 raise)"
     assert stocked.base == Sample(2.0, 2.0, 2.0, 1)
 

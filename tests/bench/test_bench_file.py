@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lastbit import cli
-from lastbit.bench import asked, speed
+from lastbit.bench import kernel_speed, untrusted
 from lastbit.errors import LastbitError
 from lastbit.judges import call_time, opening
 from lastbit.kernel import Kernel
@@ -74,9 +74,9 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Path, list[s
 
     monkeypatch.setattr(opening, "open_desk", open_desk)
     monkeypatch.setattr(opening, "opened", opened)
-    monkeypatch.setattr(asked, "bound_of", bound_of)
+    monkeypatch.setattr(untrusted, "bound_of", bound_of)
     monkeypatch.setattr(call_time, "bound_of", bound_of)
-    monkeypatch.setattr(speed, "roof", lambda *_: ROOF)
+    monkeypatch.setattr(kernel_speed, "roof", lambda *_: ROOF)
     cases = tmp_path / "cases.txt"
     cases.write_text(LINE + "\n")
     return path, seen

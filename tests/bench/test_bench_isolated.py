@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.bench import isolated
-from lastbit.bench.isolated import TimedKernel, bound, one_call
+from lastbit.bench import untrusted
 from lastbit.bench.samples import Effort
 from lastbit.bench.unseen import ALIGNMENT, MemoryMap, Shaped, contiguous, drawn, places_in, shapes_of, take, write
+from lastbit.bench.untrusted import TimedKernel, bound, one_call
 from lastbit.case import parse_case
 from lastbit.inputs import build
 from lastbit.isolation.timed import Prepared, nothing
@@ -101,8 +101,8 @@ def test_everything_is_written_before_the_clock_starts_and_taken_before_it_stops
 ) -> None:
     process = Here()
     for name in ("write", "flush"):
-        original = getattr(isolated, name)
-        monkeypatch.setattr(isolated, name, lambda *a, n=name, f=original: (process.log.append(n), f(*a)))
+        original = getattr(untrusted, name)
+        monkeypatch.setattr(untrusted, name, lambda *a, n=name, f=original: (process.log.append(n), f(*a)))
     for _ in range(2):
         process.log.clear()
         made = one_call(timed(process))
@@ -259,10 +259,10 @@ def test_a_kernel_that_does_nothing_fails() -> None:
 def test_where_not_all_are_judged_which_is_drawn_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [one_call(timed(Here())) for _ in range(8)]
     seen: list[object] = []
-    monkeypatch.setattr(isolated, "_judged", lambda timed, one: seen.append(one) or Judgement(Verdict.PASSED))
-    monkeypatch.setattr(isolated, "_JUDGED_ON_CPU", 2 * (6 * 64 + 64))
+    monkeypatch.setattr(untrusted, "_judged", lambda timed, one: seen.append(one) or Judgement(Verdict.PASSED))
+    monkeypatch.setattr(untrusted, "_JUDGED_ON_CPU", 2 * (6 * 64 + 64))
     for _ in range(20):
-        isolated.judged(timed(Here()), made)
+        untrusted.judged(timed(Here()), made)
     assert len(seen) == 40 and len(set(map(id, seen))) > 2
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.bench import calls, speed
-from lastbit.bench.calls import device_seconds, host_seconds
+from lastbit.bench import kernel_speed
+from lastbit.bench.kernel_speed import device_seconds, host_seconds
 from lastbit.bench.samples import Effort
 from lastbit.bench.subjects import bench_cases
 from lastbit.case import Group, parse_case
@@ -64,7 +64,7 @@ def place(project: Project) -> Workplace:
 
 @pytest.fixture(autouse=True)
 def no_case() -> None:
-    speed._kept.clear()
+    kernel_speed._kept.clear()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -77,18 +77,18 @@ def test_each_case_is_taken_by_a_kernel_and_can_be_judged(project: Project, devi
             if k.op == case.op and not unsupported(k, case)
         )  # fmt: skip
         place = Workplace(Config(folder=""), project, Plan((), (), 0))
-        judged = speed._judged(place, subject, case)
-        assert sum(t.numel for t in judged.tensors) <= speed._LARGEST
+        judged = kernel_speed._judged(place, subject, case)
+        assert sum(t.numel for t in judged.tensors) <= kernel_speed._LARGEST
 
 
 def test_a_case_without_a_smaller_one_is_not_judged(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "_LARGEST", 1)
+    monkeypatch.setattr(kernel_speed, "_LARGEST", 1)
     with pytest.raises(LastbitError, match=r"too large to be judged, and no case of judged\.txt"):
-        speed.speed(place, LINE, "toy", LEAST)
+        kernel_speed.speed(place, LINE, "toy", LEAST)
 
 
 def test_a_kernel_is_judged_and_timed(place: Workplace) -> None:
-    found = speed.speed(place, LINE, "toy", LEAST)
+    found = kernel_speed.speed(place, LINE, "toy", LEAST)
     assert (found.of, found.kernel, found.contract, found.verdict) == (LINE, "toy", "default", "PASSED")
     assert (found.how, found.judged, found.apart, found.flops) == (CLOCK, "", None, 0)
     assert found.traffic == 6 * 8 + 8 + 6 * 4, "ids, ends, mask"
@@ -96,22 +96,22 @@ def test_a_kernel_is_judged_and_timed(place: Workplace) -> None:
 
 
 def test_a_fast_wrong_kernel_is_seen(place: Workplace) -> None:
-    found = speed.speed(place, LINE, "wrong", LEAST)
+    found = kernel_speed.speed(place, LINE, "wrong", LEAST)
     assert found.verdict == "FAILED" and "elements" in found.why
 
 
 def test_a_kernel_that_raises_or_declines_is_not_timed(place: Workplace) -> None:
     with pytest.raises(LastbitError, match="RuntimeError: lost, in completion_mask"):
-        speed.speed(place, LINE, "lost", LEAST)
+        kernel_speed.speed(place, LINE, "lost", LEAST)
     with pytest.raises(UnsupportedCase, match="not today"):
-        speed.speed(place, LINE, "choosy", LEAST)
+        kernel_speed.speed(place, LINE, "choosy", LEAST)
 
 
 def test_on_a_large_case_results_are_held_against_the_first(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     smaller = LINE.replace("[2,3]", "[1,2]")
-    monkeypatch.setattr(speed, "_LARGEST", 4)
-    monkeypatch.setattr(speed, "bench_cases", lambda *_: [parse_case(smaller)])
-    first, same, other = (speed.speed(place, LINE, name, LEAST) for name in ("toy", "toy", "wrong"))
+    monkeypatch.setattr(kernel_speed, "_LARGEST", 4)
+    monkeypatch.setattr(kernel_speed, "bench_cases", lambda *_: [parse_case(smaller)])
+    first, same, other = (kernel_speed.speed(place, LINE, name, LEAST) for name in ("toy", "toy", "wrong"))
     assert first.judged == smaller
     assert (first.apart, same.apart) == (None, 0.0)
     assert other.apart is not None and other.apart > 0.5
@@ -126,18 +126,18 @@ def test_on_a_large_case_results_are_held_against_the_first(place: Workplace, mo
     ],
 )
 def test_the_distance_of_results_is_a_number_or_infinite(own: list[float], first: list[float], expected: float) -> None:
-    assert speed._distance(torch.tensor(own), torch.tensor(first)) == pytest.approx(expected)
+    assert kernel_speed._distance(torch.tensor(own), torch.tensor(first)) == pytest.approx(expected)
 
 
 def test_sets_of_tensors_exceed_the_cache_and_hold_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "_CACHE", 64)
+    monkeypatch.setattr(kernel_speed, "_CACHE", 64)
     case = parse_case("rms_norm x=bf16[4,8]@16,1 eps=1e-06 seed=1")
-    sets = speed._sets(case, CPU)
+    sets = kernel_speed._sets(case, CPU)
     assert len(sets) == 4, "of 64 bytes; three more fill the cache three times"
     assert len({s["x"].data_ptr() for s in sets}) == 4
     assert all(s["x"].stride() == (16, 1) and torch.equal(s["x"], sets[0]["x"]) for s in sets)
-    monkeypatch.setattr(speed, "_COPY", 1)
-    assert len(speed._sets(case, CPU)) == 1, "of what is huge there is one"
+    monkeypatch.setattr(kernel_speed, "_COPY", 1)
+    assert len(kernel_speed._sets(case, CPU)) == 1, "of what is huge there is one"
 
 
 def test_a_kernel_that_overwrites_inputs_leaves_those_of_others(place: Workplace, project: Project) -> None:
@@ -147,10 +147,10 @@ def test_a_kernel_that_overwrites_inputs_leaves_those_of_others(place: Workplace
         return mask
 
     op = project.op("completion_mask")
-    ready = speed._ready(parse_case(LINE), CPU)
+    ready = kernel_speed._ready(parse_case(LINE), CPU)
     before = ready.sets[0]["ids"].clone()
     subject = Subject(Kernel("k", op.name, "", in_place, mutates=("ids",)), op, CPU)
-    speed._timed(subject, ready, LEAST, speed._result(subject, ready.case), "")
+    kernel_speed._timed(subject, ready, LEAST, kernel_speed._result(subject, ready.case), "")
     assert torch.equal(ready.sets[0]["ids"], before)
 
 
@@ -181,8 +181,8 @@ def test_calls_take_turns() -> None:
 def test_the_host_is_timed_in_bursts_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     clock = iter(range(1000))
-    monkeypatch.setattr(calls, "now", lambda device: lambda: waits.append(1) or float(next(clock)))
-    monkeypatch.setattr(calls.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(kernel_speed, "now", lambda device: lambda: waits.append(1) or float(next(clock)))
+    monkeypatch.setattr(kernel_speed.time, "perf_counter", lambda: float(next(clock)))
     made: list[int] = []
     sample = host_seconds([lambda: made.append(1)], CPU, Effort(seconds=30.0))
     assert sample == Sample(1 / 3, 1 / 3, 1 / 3, 5), "a call seems to take a second, and a burst may take three"

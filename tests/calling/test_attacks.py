@@ -20,7 +20,7 @@ from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.inputs import build
 from lastbit.interpret import install
 from lastbit.isolation.answers import parsed, results_of
-from lastbit.isolation.declared import Kernels
+from lastbit.isolation.elsewhere import Kernels
 from lastbit.isolation.isolated import Isolated, _performed
 from lastbit.isolation.process import ForkServer
 from lastbit.result import CaseResult, Verdict

@@ -15,11 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastbit.cluster.connection import Cluster
+from lastbit.cluster.cluster_run import Cluster, TeamsWork, work_on
 from lastbit.cluster.ledger import GRACE, MOST_LOST
-from lastbit.cluster.pool import Heard
+from lastbit.cluster.ray_calls import Heard
 from lastbit.cluster.resources import DeviceKind
-from lastbit.cluster.run import TeamsWork, work_on
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.errors import LastbitError

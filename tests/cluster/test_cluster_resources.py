@@ -12,8 +12,8 @@ from typing import NoReturn
 import pytest
 
 from lastbit import cli
-from lastbit.cluster import pool
-from lastbit.cluster.connection import _lacking
+from lastbit.cluster import ray_calls
+from lastbit.cluster.cluster_run import _lacking
 from lastbit.cluster.resources import ClusterNode, DeviceKind, chosen, device_plan, kinds_of, side_by_side
 from lastbit.cluster.travel import packed, unpacked
 from lastbit.config import Config
@@ -123,7 +123,7 @@ def test_what_a_cluster_cannot_do_is_refused(
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install 'lastbit\[cluster\]'"):
-        pool._ray("local")
+        ray_calls._ray("local")
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ def test_only_what_connecting_raises_is_an_error_of_the_cluster(
 ) -> None:
     ended: list[bool] = []
     ray = SimpleNamespace(init=lambda **options: None, nodes=list, shutdown=lambda: ended.append(True))
-    monkeypatch.setattr(pool, "_ray", lambda address: ray)
-    with pytest.raises(RuntimeError, match=r"^of the run$"), pool.connected("auto", None, tmp_path):
+    monkeypatch.setattr(ray_calls, "_ray", lambda address: ray)
+    with pytest.raises(RuntimeError, match=r"^of the run$"), ray_calls.connected("auto", None, tmp_path):
         raise RuntimeError("of the run")
     ray.init = _refusing
     with (
         pytest.raises(LastbitError, match=r"no Ray cluster at 'auto'.*mismatch"),
-        pool.connected("auto", None, tmp_path),
+        ray_calls.connected("auto", None, tmp_path),
     ):
         pass
     assert ended == [True, True]
@@ -165,10 +165,10 @@ def test_only_what_connecting_raises_is_an_error_of_the_cluster(
 def test_an_address_where_nothing_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        pool._knock(address)
-    monkeypatch.setattr(pool, "_ray", lambda address: SimpleNamespace(shutdown=lambda: None))
+        ray_calls._knock(address)
+    monkeypatch.setattr(ray_calls, "_ray", lambda address: SimpleNamespace(shutdown=lambda: None))
     with (
         pytest.raises(LastbitError, match=rf"nothing answers at --cluster {address} .*`ray start --head --port"),
-        pool.connected(address, None, tmp_path),
+        ray_calls.connected(address, None, tmp_path),
     ):
         pass

@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 
 from lastbit.cli import main
-from lastbit.cluster.connection import on_cluster
-from lastbit.cluster.pool import RayPool
-from lastbit.cluster.run import work_on
+from lastbit.cluster.cluster_run import on_cluster, work_on
+from lastbit.cluster.ray_calls import RayPool
 from lastbit.commands.running import execute
 from lastbit.config import Config
 from lastbit.devices import plan_devices

@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 from confined import confined, limited, outcome, raised
 
-from lastbit.isolation import confine as module
-from lastbit.isolation import files, landlock, namespaces, seccomp
-from lastbit.isolation.environment import clean_environment, own_environment
+from lastbit.isolation import confinement, landlock, seccomp
+from lastbit.isolation.confinement import clean_environment, own_environment
 from lastbit.isolation.folders import remove
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are confined on Linux only")
@@ -34,7 +33,7 @@ def folder(tmp_path):
 @pytest.fixture
 def no_namespaces(monkeypatch):
     """As in a container that gives none."""
-    monkeypatch.setattr(namespaces, "own_namespaces", lambda wanted: dict.fromkeys(wanted, "refused"))
+    monkeypatch.setattr(confinement, "own_namespaces", lambda wanted: dict.fromkeys(wanted, "refused"))
 
 
 def no_root():
@@ -125,7 +124,7 @@ def test_what_an_installer_put_into_a_folder_of_the_path_can_be_imported(folder,
 
     def imported(name):
         return outcome(
-            folder, lambda write: importlib.import_module(name).__name__, before=files.python_folders.cache_clear
+            folder, lambda write: importlib.import_module(name).__name__, before=landlock.python_folders.cache_clear
         )
 
     assert imported("installed_late") == "installed_late"
@@ -404,7 +403,7 @@ def test_what_a_system_lacks_is_told_and_stops_nothing(folder, no_namespaces, mo
 def test_confinement_survives_json(folder):
     with confined(folder, lambda write: None) as process:
         held = process.confinement
-    assert module.Confinement.from_json(json.loads(json.dumps(held.as_json))) == held
+    assert confinement.Confinement.from_json(json.loads(json.dumps(held.as_json))) == held
     assert held.has("limits") and "64 processes" in held.holds
 
 

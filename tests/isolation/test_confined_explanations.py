@@ -12,10 +12,9 @@ import pytest
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.diagnosing.explain import FOLLOWED, KEEPS
-from lastbit.isolation.declared import Kernels
+from lastbit.isolation.elsewhere import Kernels
 from lastbit.isolation.process import KernelProcessEnded
-from lastbit.judges.confined import ConfinedExplainer
-from lastbit.judges.explaining import read
+from lastbit.judges.confined_explanations import ConfinedExplainer, read
 from lastbit.outcomes.explanation import Explanation, WorkedStage
 from lastbit.outcomes.trace import Step
 from lastbit.reports.encoding import encoded

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lastbit.bench.asked import bound_of
 from lastbit.bench.samples import Effort
+from lastbit.bench.untrusted import bound_of
 from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.errors import UsageError
-from lastbit.isolation.declared import Kernels
+from lastbit.isolation.elsewhere import Kernels
 from lastbit.isolation.isolated import Isolated
 from lastbit.isolation.limits import Limits
 from lastbit.isolation.process import ForkServer

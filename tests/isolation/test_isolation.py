@@ -25,7 +25,7 @@ from lastbit.inputs import build, unequal
 from lastbit.interpret import install
 from lastbit.isolation import answers
 from lastbit.isolation.answers import Raised, Unreadable
-from lastbit.isolation.declared import Elsewhere, Kernels
+from lastbit.isolation.elsewhere import Elsewhere, Kernels
 from lastbit.isolation.isolated import Isolated
 from lastbit.isolation.process import ForkServer
 from lastbit.kernel import Kernel, load_kernels

@@ -10,10 +10,9 @@ import time
 import pytest
 from confined import confined, limited
 
-from lastbit.isolation import namespaces
+from lastbit.isolation import confinement
 from lastbit.isolation.folders import remove
-from lastbit.isolation.limits import GB, MB, Limits
-from lastbit.isolation.watch import ProcessWatch, look
+from lastbit.isolation.limits import GB, MB, Limits, ProcessWatch, look
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are confined on Linux only")
 
@@ -71,7 +70,7 @@ def in_nested_folders(write):
     ],
 )
 def test_what_fills_the_disk_is_ended_and_the_limit_told(tmp_path, monkeypatch, use, hit):
-    monkeypatch.setattr(namespaces, "own_namespaces", lambda wanted: dict.fromkeys(wanted, "refused"))
+    monkeypatch.setattr(confinement, "own_namespaces", lambda wanted: dict.fromkeys(wanted, "refused"))
     with ProcessWatch() as watch, confined(tmp_path / "own", use) as process:
         ready = [process.line() for _ in range(4)]
         watched = watch.begin(process.guardian, Limits(file_size=1 << 19), (tmp_path / "own",))

@@ -11,7 +11,7 @@ import pytest
 import lastbit
 from lastbit.config import Config
 from lastbit.errors import UsageError
-from lastbit.judges import pool
+from lastbit.judges import warm_judges
 from lastbit.judges.judge_file import judge_file, ready, unjudged
 from lastbit.judges.question import JudgeQuestion
 from lastbit.outcomes.file_verdict import FileVerdict
@@ -54,7 +54,7 @@ class FakeWorker:
 @pytest.fixture(autouse=True)
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeWorker]]:
     FakeWorker.made, FakeWorker.answer = [], staticmethod(passed)  # type: ignore[assignment]
-    monkeypatch.setattr(pool, "Worker", FakeWorker)
+    monkeypatch.setattr(warm_judges, "Worker", FakeWorker)
     yield FakeWorker.made
     assert all(worker.over for worker in FakeWorker.made), "a process is left"
 
@@ -144,6 +144,6 @@ def test_one_file_is_a_pool_of_one(workers: list[FakeWorker]) -> None:
 
 @pytest.mark.parametrize("devices", [("cuda:0",), ("cuda:0", "cuda:1")])
 def test_devices_are_shared_out(devices: tuple[str, ...]) -> None:
-    configs = pool._configs(devices, (), 4)
+    configs = warm_judges._configs(devices, (), 4)
     assert [config.devices[0] for config in configs] == list(devices) * (4 // len(devices))
     assert all(len(config.devices) == 1 for config in configs)

@@ -22,9 +22,17 @@ from lastbit.reports.summary import problems, repro_line
 from lastbit.result import CaseResult, Finding, Verdict
 from lastbit.run import Run
 from lastbit.sanitize import looking, tool
-from lastbit.sanitize.call import Called, NamedAllocation
-from lastbit.sanitize.looking import AFTER, Looking, ToolReport
-from lastbit.sanitize.run import MOST_ELEMENTS, chosen_of, sanitized, with_seen
+from lastbit.sanitize.looking import (
+    AFTER,
+    MOST_ELEMENTS,
+    Called,
+    Looking,
+    NamedAllocation,
+    ToolReport,
+    chosen_of,
+    sanitized,
+    with_seen,
+)
 from lastbit.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
 from lastbit.verify.assemble import INTERRUPTED
 from lastbit.verify.worker import WorkerEnded
@@ -143,7 +151,7 @@ def test_an_interruption_keeps_what_was_found(
         wait(under_way)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lastbit.sanitize.run.wait", interrupted)
+    monkeypatch.setattr("lastbit.sanitize.looking.wait", interrupted)
     stand_in.SAID = {"k": REPORT}
     run = sanitized(Config(str(tmp_path)), SANITIZER, Run((result(),)), lambda result: None)
     assert run.broken == INTERRUPTED and run.results[0].verdict is Verdict.FAILED

@@ -22,7 +22,7 @@ from lastbit.kernel import Kernel
 from lastbit.references.rms_norm import rms_norm
 from lastbit.reports.summary import repro_line
 from lastbit.result import SANITIZED, Finding, Verdict
-from lastbit.sanitize.call import call_bare
+from lastbit.sanitize.looking import call_bare
 from lastbit.sanitize.tool import TOOLS
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.inprocess import Workplace, plan_for

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from lastbit.sanitize.call import NamedAllocation
-from lastbit.sanitize.findings import findings
-from lastbit.sanitize.report import InstructionPlace, Nearest, Report, remarks, reports
+from lastbit.sanitize.sanitizer_reports import (
+    InstructionPlace,
+    NamedAllocation,
+    Nearest,
+    Report,
+    findings,
+    remarks,
+    reports,
+)
 
 MEMCHECK = """\
 ========= COMPUTE-SANITIZER

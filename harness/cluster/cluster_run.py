@@ -1,4 +1,4 @@
-"""A run on a cluster: its actors at work, and what they leave behind as a `Run`."""
+"""A run on a cluster: what of a connected one it uses, its actors at work, and what they leave behind as a `Run`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,60 @@ from pathlib import Path
 from threading import Event, current_thread, main_thread
 from types import FrameType
 
-from lastbit.cluster.connection import Cluster
-from lastbit.cluster.pool import Pool
+from lastbit.cluster.ray_calls import LOCAL, Pool, connected
+from lastbit.cluster.resources import ANY, ClusterNode, DeviceKind, chosen, device_plan, kinds_of, side_by_side
 from lastbit.cluster.team import Campaign, Team
+from lastbit.cluster.travel import packed
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
 from lastbit.errors import LastbitError
 from lastbit.result import CaseResult
-from lastbit.run import Run, Spent
+from lastbit.run import NotRun, Run, Spent
 from lastbit.verify.assemble import assembled, isolation_of
-from lastbit.verify.run import settings_of
+from lastbit.verify.run import settings_of, workers_for
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that is connected, and its kinds of devices that a run uses.
+
+    Attributes:
+        config: with the devices of the cluster.
+        lacking: what was asked for by --device any, and is not there.
+    """
+
+    address: str
+    config: Config
+    kinds: tuple[DeviceKind, ...]
+    nodes: tuple[ClusterNode, ...]
+    lacking: tuple[NotRun, ...]
+
+
+@contextmanager
+def on_cluster(config: Config, address: str, device: str, workers: int | None) -> Iterator[Cluster]:
+    """Connect to the cluster at an address, or start one here, and plan a configuration's run on the given devices.
+
+    Raises:
+        UsageError: the cluster lacks the device, or Ray is missing.
+        LastbitError: the cluster cannot be used.
+    """
+    with packed(config) as folder, connected(address, workers, folder) as nodes:
+        most = workers_for("cpu", replace(config, device_plan=DevicePlan())) if address == LOCAL else None
+        has = kinds_of(nodes, workers, most)
+        kinds = side_by_side(chosen(device, has), sum(node.cpus for node in nodes))
+        own = replace(config, device_plan=device_plan(device, kinds))
+        yield Cluster(address, own, tuple(kinds), tuple(nodes), tuple(_lacking(device, has, nodes)))
+
+
+def _lacking(device: str, has: Sequence[DeviceKind], nodes: Sequence[ClusterNode]) -> Iterator[NotRun]:
+    """Yield the devices that a cluster lacks, or has without lastbit being able to ask for them."""
+    if all(kind.type == "cpu" for kind in has):
+        yield NotRun("every kernel on an accelerator", "the cluster has none; the CPU runs Triton interpreted")
+    if device == ANY and all(kind.type != "cpu" for kind in has):
+        yield NotRun("every kernel on the CPU", "the cluster has no core for it")
+    for other in dict.fromkeys(name for node in nodes for name in node.others):
+        yield NotRun(f"every kernel on {other}", "lastbit asks a cluster for what it calls CPU and GPU")
+
 
 LOG = "cluster.log"
 """The file of a run's folder that says what happened to actors."""

@@ -1,4 +1,4 @@
-"""Reports of compute-sanitizer, read from its text.
+"""Reports of compute-sanitizer, read from its text, and as findings: which GPU kernel, where, which tensor it missed.
 
 ========= Invalid __global__ read of size 4 bytes
 =========     at copy_kernel+0x1d0 in norms.py:12
@@ -10,8 +10,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from lastbit.result import Finding
+from lastbit.sanitize.tool import MOST_REPORTS
 
 _PREFIX = "========="
 _HAZARD = re.compile(
@@ -132,3 +136,64 @@ def _place(text: str) -> InstructionPlace:
 
 def _nearest(match: re.Match[str]) -> Nearest:
     return Nearest(match["distance"], int(match["start"], 16), int(match["size"].replace(",", "")))
+
+
+@dataclass(frozen=True)
+class NamedAllocation:
+    """A named allocation: that of an input, or of something that the kernel returned."""
+
+    name: str
+    start: int
+    size: int
+
+
+def findings(tool: str, reports: Sequence[Report], memory: Sequence[NamedAllocation]) -> list[Finding]:
+    """Merge reports of a tool on one case into findings; reports that differ in thread and address alone are one."""
+    first: dict[object, Report] = {}
+    count = Counter[object]()
+    for report in reports:
+        key = report.what, report.place, report.accesses, _name(report, memory)
+        first.setdefault(key, report)
+        count[key] += 1
+    cut = " or more" * (len(reports) >= MOST_REPORTS)
+    return [
+        Finding(tool, _name(report, memory), _sentence(tool, report, memory, f"{count[key]:,}{cut}"), report.warning)
+        for key, report in first.items()
+    ]
+
+
+def _sentence(tool: str, report: Report, memory: Sequence[NamedAllocation], count: str) -> str:
+    by = f", by {report.thread}" if report.thread else ""
+    more = f" ({count} such accesses)" if count != "1" else ""
+    if report.accesses:
+        return f"{tool}: {report.what}: {' and '.join(report.accesses)}{by}{more}."
+    return f"{tool}: {report.what} in {report.place}{by}{_where(report, memory)}{more}."
+
+
+def _where(report: Report, memory: Sequence[NamedAllocation]) -> str:
+    """Describe in words the allocation that the access missed, or the place of its byte."""
+    if report.nearest is not None:
+        found = next((m for m in memory if m.start == report.nearest.start), None)
+        of = f"{found.name}, an allocation" if found else "the nearest allocation,"
+        return f": {_plural(report.nearest)} {of} of {report.nearest.size:,} bytes"
+    found = _inside(report, memory)
+    if found is None or report.address is None:
+        return ""
+    return f": byte {report.address - found.start:,} of {found.name}, an allocation of {found.size:,} bytes"
+
+
+def _plural(nearest: Nearest) -> str:
+    """Write `1 byte after` where compute-sanitizer writes `1 bytes after`."""
+    return re.sub(r"^1 bytes\b", "1 byte", nearest.distance)
+
+
+def _name(report: Report, memory: Sequence[NamedAllocation]) -> str:
+    """Name the tensor of the allocation that an access missed or lies in; empty for memory without a name."""
+    start = None if report.nearest is None else report.nearest.start
+    found = next((m for m in memory if m.start == start), None) or _inside(report, memory)
+    return found.name if found else ""
+
+
+def _inside(report: Report, memory: Sequence[NamedAllocation]) -> NamedAllocation | None:
+    address = report.address
+    return None if address is None else next((m for m in memory if m.start <= address < m.start + m.size), None)
