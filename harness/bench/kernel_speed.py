@@ -1,8 +1,8 @@
 """Speed and verdict of kernels on a case: every kernel of the op on the same tensors, beside the device's roof.
 
-Time of calls is that on the device, without the host, and that on the host. Calls come in a sequence, each with tensors
-of its own, so that what one has left in a cache is no use to the next. A kernel that does next to nothing is timed, too:
-what is left of the time of its call is a launch.
+A call is timed on the device, without the host, and on the host. Calls come in a sequence, each with tensors of its
+own, so that what one has left in a cache is no use to the next. A kernel that does next to nothing is timed, too: what
+is left of the time of its call is a launch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from lastbit.devices import made_current
 from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.inputs import build
 from lastbit.inputs.guards import twin
-from lastbit.ops import Op
 from lastbit.outcomes.bench import Sample
 from lastbit.outcomes.speed import CLOCK, EVENTS, GRAPH, Roof, Speed
 from lastbit.result import TURNED_DOWN, CaseResult, Verdict
@@ -255,7 +254,7 @@ def _timed(subject: Subject, ready: _Ready, effort: Effort, result: CaseResult, 
         host=host,
         launch=host_seconds([launch], device, effort),
         traffic=traffic,
-        flops=_flops(subject.op, ready),
+        flops=0 if subject.op.flops is None else int(subject.op.flops(ready.sets[0], case.params)),
         why=next((finding.sentence for finding in result.findings if not finding.notice), ""),
         judged=judged,
         apart=apart,
@@ -284,8 +283,3 @@ def _distance(own: Tensor, first: Tensor) -> float:
     difference, size = float((own.float() - first.float()).norm()), float(first.float().norm())
     found = difference / size if size else difference
     return found if math.isfinite(found) else math.inf
-
-
-def _flops(op: Op, ready: _Ready) -> int:
-    """Return the floating-point operations that the op declares for the case."""
-    return 0 if op.flops is None else int(op.flops(ready.sets[0], ready.case.params))

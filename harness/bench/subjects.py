@@ -19,8 +19,8 @@ def case_lines(place: Workplace, file: str) -> list[str]:
 
     KIND is `cpu` or `accelerator`. Ops that the configuration leaves out are left out.
     """
-    ops = place.config.ops
-    cases = [parse_case(line) for line in place.config.lines] or list(bench_cases(place.project, _device(place), file))
+    ops, device = place.config.ops, torch.device(*place.config.devices)
+    cases = [parse_case(line) for line in place.config.lines] or list(bench_cases(place.project, device, file))
     return [str(case) for case in cases if not ops or case.op in ops]
 
 
@@ -66,8 +66,3 @@ def eager_for(place: Workplace, subject: Subject, case: Case) -> Subject | None:
     others.sort(key=lambda k: subject.op.contract(k.contract) != subject.contract)
     fitting = (k for k in others if not k.devices or subject.device.type in k.devices)
     return next((Subject(k, subject.op, subject.device, subject.premises) for k in fitting), None)
-
-
-def _device(place: Workplace) -> torch.device:
-    [name] = place.config.devices
-    return torch.device(name)

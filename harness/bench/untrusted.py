@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import SystemRandom
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from lastbit.bench.samples import Effort
 from lastbit.bench.unseen import MemoryMap, Shaped, Taken, contiguous, drawn, places_in, settle, shapes_of, take, write
@@ -45,20 +44,31 @@ _FLUSH = 3  # times that the L2 cache is written over
 _POISON = -0x0101010101010102  # int64 of which each half and quarter is a NaN, or a number that nothing computes
 
 
-class LentMemory(Protocol):
-    """Memory of the judge that a kernel process can be given."""
+@dataclass
+class TimedProcess:
+    """A bare kernel process that is asked to make calls.
 
-    words: Tensor
+    Attributes:
+        process: it.
+        timeout: seconds that a call may take.
+        given: the memory that it has been given, until it is told to let it go.
+    """
 
+    process: KernelProcess
+    timeout: float
+    given: list[SharedBlock] = field(default_factory=list)
 
-class Process(Protocol):
-    """A kernel process, as far as it is timed."""
+    def ask(self, message: Mapping[str, Any], memory: Mapping[str, SharedBlock]) -> Mapping[str, Any]:
+        gone = self.given if message["do"] == "prepare" else []  # of the call before
+        self.given = [block for block in self.given if block not in gone] + list(memory.values())
+        numbers = {what: block.number for what, block in memory.items()}
+        shared = {"new": [block.as_json for block in memory.values()], "close": [block.number for block in gone]}
+        fds = [block.descriptor for block in memory.values() if block.descriptor is not None]
+        answer = self.process.ask({**message, **numbers, **shared}, self.timeout, fds)
+        return {"copied": answers.integer(answer.get("copied", 0), 0, 1 << 40)}
 
-    def ask(self, message: Message, memory: Mapping[str, Any]) -> Message:
-        """Send a message with `memory`, which the process has not had before, and return its answer."""
-
-    def memory(self, device: torch.device, size: int) -> LentMemory:
-        """Allocate at least `size` bytes that no kernel process has ever had."""
+    def memory(self, device: torch.device, size: int) -> SharedBlock:
+        return fresh(device, size)
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ class TimedKernel:
     subject: Subject
     case: Case
     results: tuple[Shaped, ...]
-    process: Process
+    process: TimedProcess
     clock: Callable[[], float] = time.perf_counter
 
     @property
@@ -99,7 +109,7 @@ class MadeCall:
     taken: Taken
 
 
-def bound(timed: TimedKernel, empty: Process, effort: Effort) -> SpeedBound:
+def bound(timed: TimedKernel, empty: TimedProcess, effort: Effort) -> SpeedBound:
     """Time a kernel, and judge what it gave meanwhile; `empty` is a process that has loaded no kernel."""
     unlike = [one_call(timed, threaded=True), one_call(timed, frames=FRAMES)]  # the first compiles
     count = _count(timed, one_call(timed).taken.seconds, effort)
@@ -122,7 +132,7 @@ def bound(timed: TimedKernel, empty: Process, effort: Effort) -> SpeedBound:
 
 
 def one_call(
-    timed: TimedKernel, process: Process | None = None, *, threaded: bool = False, frames: int = 0
+    timed: TimedKernel, process: TimedProcess | None = None, *, threaded: bool = False, frames: int = 0
 ) -> MadeCall:
     """Make a call on inputs that the process has not seen; another process makes an empty one.
 
@@ -207,33 +217,6 @@ def _written_late(count: int) -> Judgement:
         "the clock had stopped."
     )
     return Judgement(Verdict.FAILED, findings=(Finding("late", "", sentence),))
-
-
-@dataclass
-class TimedProcess(Process):
-    """A bare kernel process that is asked to make calls.
-
-    Attributes:
-        process: it.
-        timeout: seconds that a call may take.
-        given: the memory that it has been given, until it is told to let it go.
-    """
-
-    process: KernelProcess
-    timeout: float
-    given: list[SharedBlock] = field(default_factory=list)
-
-    def ask(self, message: Mapping[str, Any], memory: Mapping[str, SharedBlock]) -> Mapping[str, Any]:
-        gone = self.given if message["do"] == "prepare" else []  # of the call before
-        self.given = [block for block in self.given if block not in gone] + list(memory.values())
-        numbers = {what: block.number for what, block in memory.items()}
-        shared = {"new": [block.as_json for block in memory.values()], "close": [block.number for block in gone]}
-        fds = [block.descriptor for block in memory.values() if block.descriptor is not None]
-        answer = self.process.ask({**message, **numbers, **shared}, self.timeout, fds)
-        return {"copied": answers.integer(answer.get("copied", 0), 0, 1 << 40)}
-
-    def memory(self, device: torch.device, size: int) -> SharedBlock:
-        return fresh(device, size)
 
 
 def bound_of(subject: Subject, case: Case, server: ForkServer, effort: Effort) -> SpeedBound:

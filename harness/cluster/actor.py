@@ -62,9 +62,11 @@ class Actor:
         """Make the plan: `items`, `not_run`, what results depend on, what was `printed`; or why it was `refused`."""
         import torch
 
+        from lastbit.calibrate import load_premises
         from lastbit.errors import LastbitError
         from lastbit.trees import MixedTrees
         from lastbit.verify.inprocess import prepare
+        from lastbit.verify.run import versions
 
         self._asked = asked = unpacked(Path.cwd(), self._devices)
         device = torch.device(self._device)
@@ -79,8 +81,8 @@ class Actor:
             "items": [{**asdict(item), "device": self._called} for item in plan.planned],
             "not_run": [asdict(note) for note in plan.not_run],
             "device": name,
-            "premises": _premises(device),
-            "versions": _versions(),
+            "premises": load_premises(device).device,
+            "versions": {**versions(), "lastbit_code": code_hash()},
             "isolated": str(self._kernels.confinement) if self._kernels else "",
             "printed": self._printed,
         }
@@ -148,19 +150,6 @@ def _tried(device: Any) -> str:
     assert torch.ones(8, device=device).sum().item() == 8.0
     load_premises(device)
     return str(torch.get_device_module(device).get_device_name(device))
-
-
-def _premises(device: Any) -> str:
-    from lastbit.calibrate import load_premises
-
-    return load_premises(device).device
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of this process on which results depend, and a hash of lastbit's code."""
-    from lastbit.verify.run import versions
-
-    return {**versions(), "lastbit_code": code_hash()}
 
 
 def code_hash() -> str:

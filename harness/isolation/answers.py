@@ -212,12 +212,7 @@ def poisons(given: object) -> dict[str, Poison]:
 
 def _poison(given: object) -> Poison:
     own, others = _pair(_list(given, lambda part: part, most=2))
-    number = _number_of_canary
-    return Poison(None if own is None else number(own), frozenset(_list(others, number)))
-
-
-def _number_of_canary(given: object) -> int:
-    return integer(given, 0, 255)
+    return Poison(None if own is None else integer(own, 0, 255), frozenset(_list(others, lambda n: integer(n, 0, 255))))
 
 
 def flag(given: object) -> bool:

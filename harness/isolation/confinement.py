@@ -198,7 +198,9 @@ def confine(
     user = privileges.user_of(own[0])
     seccomp.new_session_keyring()
     refused = _own_views(most, folder, device_type)
-    _settle_in(folder, cache or folder)
+    os.chdir(folder)
+    os.environ.update(own_environment(folder, cache or folder))
+    tempfile.tempdir = None  # it is looked for anew
     limits.apply(most, device_type)
     abi = landlock.version()
     rules = landlock.rules(own, readable, device_type, shared_memory=not refused[MOUNTS]) if abi else None
@@ -207,9 +209,17 @@ def confine(
         rules.enforce()
     privileges.settle()
     unfiltered = seccomp.enforce()
-    calls = Measure("system calls", not unfiltered, unfiltered or "seccomp")
-    views = (_view(name, why, _instead(name, abi)) for name, why in refused.items())
-    return Confinement((_limited(most), *rights, _files(abi), calls, *views))
+    how_much = f"{most.memory / GB:.3g} GB, {most.processes} processes, {most.file_size / MB:.3g} MB a file"
+    measures = [
+        Measure("limits", True, how_much),
+        *rights,
+        Measure("files", abi > 0, f"Landlock {abi}" if abi else "this system has no Landlock"),
+        Measure("system calls", not unfiltered, unfiltered or "seccomp"),
+    ]
+    for view, why in refused.items():
+        instead = _instead(view, abi) if why else ""
+        measures.append(Measure(f"own {view}", not why or bool(instead), instead or why or "namespace"))
+    return Confinement(tuple(measures))
 
 
 def _own_views(most: Limits, folder: Path, device_type: str) -> dict[str, str]:
@@ -224,12 +234,6 @@ def _own_views(most: Limits, folder: Path, device_type: str) -> dict[str, str]:
     views[MOUNTS] = "" if own_processes else "no own processes"
     guarded(own_processes, lambda: views.update(own_mounts(folder, most.folder_size)))
     return views
-
-
-def _settle_in(folder: Path, cache: Path) -> None:
-    os.chdir(folder)
-    os.environ.update(own_environment(folder, cache))
-    tempfile.tempdir = None  # it is looked for anew
 
 
 def _give_up_rights(
@@ -251,20 +255,6 @@ def _give_up_rights(
 def _same_user(why: str) -> tuple[Measure, ...]:
     privileges.become(None, (), keep_reading=False)
     return Measure("own user", False, why), Measure("capabilities", True, "none")
-
-
-def _limited(most: Limits) -> Measure:
-    how = f"{most.memory / GB:.3g} GB, {most.processes} processes, {most.file_size / MB:.3g} MB a file"
-    return Measure("limits", True, how)
-
-
-def _files(abi: int) -> Measure:
-    return Measure("files", abi > 0, f"Landlock {abi}" if abi else "this system has no Landlock")
-
-
-def _view(name: str, refused: str, instead: str) -> Measure:
-    how = (instead or refused) if refused else "namespace"
-    return Measure(f"own {name}", not refused or bool(instead), how)
 
 
 def _instead(name: str, abi: int) -> str:

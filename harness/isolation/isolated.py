@@ -189,7 +189,8 @@ class Isolated:
     ) -> tuple[Mapping[str, Any], SharedBlock]:
         """Return the answer to a call, and the memory that its results were copied to."""
         into = self._results(_FIRST_RESULTS)
-        _wait(self.device)
+        if self.device.type != "cpu":  # copies must be complete before another process is told of them
+            torch.accelerator.synchronize(self.device)
         try:
             answer = self.pair.ask(process, {**message, "into": into.number}, [*blocks, into])
             results, size = answers.results_of(answer)
@@ -311,9 +312,3 @@ def _empty(result: Result) -> Tensor:
         return torch.empty_strided(result.shape, result.strides, dtype=result.dtype, device=result.device)
     except (RuntimeError, AssertionError, ImportError) as error:  # what torch says to a device that is not there
         raise KernelError(f"the kernel returned {result.name!r} on {result.device}: {error}") from None
-
-
-def _wait(device: torch.device) -> None:
-    """Wait until copies are complete, before another process is told of them."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

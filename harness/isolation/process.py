@@ -257,12 +257,7 @@ class KernelProcess:
         self._server.watch.over(self.watched)
         for written in self.watched.folders if self.watched.hit else (self._folder,):
             remove(written)
-        code, number = (None, None) if status is None or limit is not None else _how(status)
+        ended = None if status is None or limit is not None else os.waitstatus_to_exitcode(status)
+        code, number = (ended, None) if ended is None or ended >= 0 else (None, -ended)
         self._over = KernelProcessEnded(code, number, limit, self.watched.hit)
         return self._over
-
-
-def _how(status: int) -> tuple[int | None, int | None]:
-    """Return the exit code or the signal of a status of `os.waitpid`; the other one is None."""
-    code = os.waitstatus_to_exitcode(status)
-    return (code, None) if code >= 0 else (None, -code)

@@ -32,7 +32,9 @@ def with_speed(found: FileVerdict, desk: Desk, subject: Subject, question: Judge
     """
     try:
         bound = _timed(desk, subject, question)
-        time, reason = _beside(_call_time(bound, desk), desk, question)
+        overhead, roof = bound.empty.median, round(bound.share(desk.roof), 6)
+        time = CallTime(bound.of, bound.time.median, overhead, bound.time.count, roof=roof)
+        time, reason = _beside(time, desk, question)
     except LastbitError as error:
         return replace(found, speed_reason=str(error))
     found = replace(found, speed=time, speed_reason=reason)
@@ -55,11 +57,6 @@ def _timed(desk: Desk, subject: Subject, question: JudgeQuestion) -> SpeedBound:
 def _cases(desk: Desk, question: JudgeQuestion) -> Iterator[Case]:
     cases = map(parse_case, question.lines) if question.lines else bench_cases(desk.project, desk.device, "kernels.txt")
     return (case for case in cases if case.op == question.op)
-
-
-def _call_time(bound: SpeedBound, desk: Desk) -> CallTime:
-    seconds, overhead = bound.time.median, bound.empty.median
-    return CallTime(bound.of, seconds, overhead, bound.time.count, roof=round(bound.share(desk.roof), 6))
 
 
 def _wrong(found: FileVerdict, bound: SpeedBound, repro: Repro) -> FileVerdict:

@@ -9,7 +9,7 @@ import platform
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -112,14 +112,11 @@ def _sha256(path: Path) -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    found = {"python": platform.python_version(), **dict.fromkeys(_PACKAGES, "not installed")}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def _judged(desk: Desk, kernel: OpenedKernel, question: JudgeQuestion, empty: FileVerdict) -> FileVerdict:

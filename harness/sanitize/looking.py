@@ -115,10 +115,9 @@ class Looking:
         while left and not stop.is_set():
             for seen in self._until_one_ends_it(left, stop):
                 yield seen
-                if seen.findings:
-                    yield from (
-                        ToolReport(self.tool, other, reason=AFTER) for other in _others_of_kernel(seen.result, left)
-                    )
+                of = seen.result.kernel, seen.result.device
+                while seen.findings and left and (left[0].kernel, left[0].device) == of:
+                    yield ToolReport(self.tool, left.popleft(), reason=AFTER)
 
     def _until_one_ends_it(self, left: deque[CaseResult], stop: Event) -> Iterator[ToolReport]:
         """Yield the findings of one process on the cases that are left; it takes at least one, all of one device."""
@@ -136,14 +135,11 @@ class Looking:
                     yield ToolReport(self.tool, result, reason=called.raised)
         found = _reports(log)  # now that the process has ended, all of them
         if last is not None:
-            yield self._seen(*last, found)
+            result, called = last
+            seen, reason = findings(self.tool, found, called.memory), "" if found else called.raised
+            yield ToolReport(self.tool, result, tuple(seen), reason)
         elif found:
             raise LastbitError(f"it reports something after the last case, which nobody can be blamed for; see {log}")
-
-    def _seen(self, result: CaseResult, called: Called, found: Sequence[Report]) -> ToolReport:
-        if not found:
-            return ToolReport(self.tool, result, reason=called.raised)
-        return ToolReport(self.tool, result, tuple(findings(self.tool, found, called.memory)))
 
 
 def _called(worker: Worker, result: CaseResult, log: Path) -> tuple[Called, bool]:
@@ -154,12 +150,6 @@ def _called(worker: Worker, result: CaseResult, log: Path) -> tuple[Called, bool
         if not ended.case:
             raise LastbitError(" ".join([f"{ended}; see {log}.", *remarks(_text(log))])) from None
         return Called(raised=str(ended)), True
-
-
-def _others_of_kernel(result: CaseResult, left: deque[CaseResult]) -> Iterator[CaseResult]:
-    """Take the next cases from the queue while they are of the same kernel and device."""
-    while left and (left[0].kernel, left[0].device) == (result.kernel, result.device):
-        yield left.popleft()
 
 
 def _reports(log: Path) -> list[Report]:

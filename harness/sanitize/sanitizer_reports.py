@@ -175,16 +175,12 @@ def _where(report: Report, memory: Sequence[NamedAllocation]) -> str:
     if report.nearest is not None:
         found = next((m for m in memory if m.start == report.nearest.start), None)
         of = f"{found.name}, an allocation" if found else "the nearest allocation,"
-        return f": {_plural(report.nearest)} {of} of {report.nearest.size:,} bytes"
+        distance = re.sub(r"^1 bytes\b", "1 byte", report.nearest.distance)  # compute-sanitizer writes `1 bytes after`
+        return f": {distance} {of} of {report.nearest.size:,} bytes"
     found = _inside(report, memory)
     if found is None or report.address is None:
         return ""
     return f": byte {report.address - found.start:,} of {found.name}, an allocation of {found.size:,} bytes"
-
-
-def _plural(nearest: Nearest) -> str:
-    """Write `1 byte after` where compute-sanitizer writes `1 bytes after`."""
-    return re.sub(r"^1 bytes\b", "1 byte", nearest.distance)
 
 
 def _name(report: Report, memory: Sequence[NamedAllocation]) -> str:

@@ -15,12 +15,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import IO, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -112,7 +112,8 @@ class Worker:
             child.kill()
 
     def _start(self) -> None:
-        with self._log() as log:
+        folder = self._config.folder
+        with Path(folder, LOG).open("ab") if folder else nullcontext() as log:
             self._child = ChildProcess(
                 lambda descriptor: [*self._launcher, sys.executable, "-c", _PROGRAM, str(descriptor)],
                 {**environment_for(self._device_type, self._config.site, self._config.tree), **self._environ},
@@ -122,9 +123,6 @@ class Worker:
             )
         self._send((self._config, self._opening))
         self._outcome()
-
-    def _log(self) -> AbstractContextManager[IO[bytes] | None]:
-        return Path(self._config.folder, LOG).open("ab") if self._config.folder else nullcontext()
 
     def _send(self, content: object) -> None:
         assert self._child is not None
