@@ -134,7 +134,7 @@ def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, in
     rows = np.concatenate([[first], rows[rows != first]])[: max(1, MOST // columns)]
     if columns > WIDEST or columns % width or tensor.ndim != len(leading) + 1:
         return None
-    at = torch.unravel_index(torch.from_numpy(rows), leading)
+    at = tuple(map(torch.from_numpy, np.unravel_index(rows, leading)))  # torch's would import sympy
     part = {n: t[at] if n in problem.op.rows else t for n, t in problem.tensors.items()}
     cell = worst % width * (columns // width)
     return Grid(problem, problem.on(part), tensor, leading, rows, columns, worst=cell)

@@ -26,13 +26,15 @@ from lastbit.verify.drawing import draw
 from lastbit.verify.formulas import with_formula
 from lastbit.verify.fuzz import way
 from lastbit.verify.inprocess import Watch, Workplace, unwatched
-from lastbit.verify.narrowing import groups_of
 from lastbit.verify.shrink import Place, Places, Sizes, shrink, sizes_of, together
 
 MOST_TRIES = 300
 """Calls of the kernel on smaller tensors."""
 
-_ALIKE = 2  # cases of each group of the op that are compared with the case
+_GROUPS, _ALIKE = 4, 2
+"""Groups of the op, and cases of each, that the case is compared with: where eight cases of different groups have two
+sizes alike, that is no chance. Each takes 0.05 s to draw.
+"""
 
 _LEAVING_OUT = 40  # of them, to find out which inputs and parameters can be left out
 _MOST_ROUNDS = 4
@@ -46,8 +48,8 @@ _COARSE = 16  # parts into which many columns are divided to find those that can
 def smallest_of(place: Workplace, name: str, line: str, *, seconds: float) -> Case | None:
     """Find the smallest tensors for a kernel on a case line; see `smallest`."""
     subject = place.subjects[name]
-    groups = groups_of(place.project, subject.kernel, small=True)
-    alike = (case for group in groups for case in draw(group, _ALIKE))  # only if it fails
+    groups = place.project.groups(subject.kernel.op, subject.kernel.accepts, small=True)
+    alike = (case for group in groups[:: -(-len(groups) // _GROUPS) or 1] for case in draw(group, _ALIKE))
     return smallest(subject, parse_case(line), watch=place.watch, seconds=seconds, alike=alike)
 
 
