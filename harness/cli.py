@@ -116,6 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _write_what_cannot_be_encoded()
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and words[:1] == ["explain"]:  # in a process of its own, which runs no kernel itself
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # a fork of it can run them on the CPU
     if not words:
         make_parser(()).print_help()
         return BROKEN

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,15 +24,16 @@ MOST = 1 << 16
 """Bytes of the output of a process that are kept."""
 
 _PIECE = 1 << 16
+_PAUSE = 0.005  # seconds between two looks at whether a forked process has ended
 _HELD = 1 << 20  # bytes that a pipe holds at most, unless root makes it larger
 
 
 class ChildProcess:
     """A process that this one has started, to be asked through `channel`.
 
-    It is told the descriptor of its end by `command`, or by `reads`, a text that it finds in its standard input. Its
-    output is none of this process's: it goes to `log`, or else to standard error. A signal to the group of this process
-    does not reach one with an `own_session`.
+    It is a new Python, unless it is `forked`. It is told the descriptor of its end by `command`, or by `reads`, a text
+    that it finds in its standard input. Its output is none of this process's: it goes to `log`, or else to standard
+    error. A signal to the group of this process does not reach one with an `own_session`.
     """
 
     def __init__(
@@ -64,6 +69,37 @@ class ChildProcess:
                 with suppress(BrokenPipeError), self._process.stdin as text:  # who asks it learns that it ended
                     text.write(reads(theirs.fileno()).encode())
 
+    @classmethod
+    def forked(
+        cls, run: Callable[[int], None], environ: Mapping[str, str], *, log: IO[bytes] | None = None, **of_channel: Any
+    ) -> ChildProcess:
+        """Fork a process that runs a function with the descriptor of its end; what is imported here need not be there.
+
+        Only where `may_fork()`. Its environment and output are those of a new one, and folders of PYTHONPATH that
+        this process lacks come last.
+        """
+        ours, theirs = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                ours.close()
+                _become(environ, log)
+                run(theirs.detach())
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)  # nothing of what this process was about to do at its end
+        theirs.close()
+        child = cls.__new__(cls)
+        child.channel, child._process = Channel(ours, **of_channel), _Forked(pid)
+        return child
+
     @property
     def pid(self) -> int:
         return self._process.pid
@@ -90,6 +126,56 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+class _Forked:
+    """A forked process, with what is needed here of `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self._code, self._waiting = pid, None, threading.Lock()
+
+    def poll(self) -> int | None:
+        with self._waiting:
+            if self._code is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self._code = os.waitstatus_to_exitcode(status) if pid else None
+            return self._code
+
+    def wait(self, timeout: float = math.inf) -> int:
+        latest = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > latest:
+                raise subprocess.TimeoutExpired("a forked process", timeout)
+            time.sleep(_PAUSE)
+        return code
+
+    def kill(self) -> None:
+        with self._waiting:  # its number may be another process's as soon as somebody has waited for it
+            if self._code is None:
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def may_fork() -> bool:
+    """Return whether this process can be forked: on Linux, with one thread, as others would hold locks for ever."""
+    with suppress(OSError):
+        return len(os.listdir("/proc/self/task")) == 1
+    return False
+
+
+def _become(environ: Mapping[str, str], log: IO[bytes] | None) -> None:
+    """Give a forked process the environment, signals and standard streams of a new one."""
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.path += [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder not in sys.path]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2 if log is None else log.fileno(), 1)
+    if log is not None:
+        os.dup2(log.fileno(), 2)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww"))
 
 
 def next_message(channel: Channel, seconds: float, output: Output | None = None) -> bytearray | None:

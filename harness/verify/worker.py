@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import io
+import os
 import pickle
 import socket
 import sys
@@ -25,7 +26,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from lastbit.children.channel import Channel
-from lastbit.children.child import ChildProcess, next_message, too_long
+from lastbit.children.child import ChildProcess, may_fork, next_message, too_long
 from lastbit.config import Config
 from lastbit.errors import DeviceLost, LastbitError
 from lastbit.verify.check import first_line
@@ -113,16 +114,27 @@ class Worker:
 
     def _start(self) -> None:
         folder = self._config.folder
+        environ = {**environment_for(self._device_type, self._config.site, self._config.tree), **self._environ}
         with Path(folder, LOG).open("ab") if folder else nullcontext() as log:
-            self._child = ChildProcess(
-                lambda descriptor: [*self._launcher, sys.executable, "-c", _PROGRAM, str(descriptor)],
-                {**environment_for(self._device_type, self._config.site, self._config.tree), **self._environ},
-                folder=working_folder(self._config.tree),
-                log=log,
-                written=pickled,
-            )
+            if self._is_like_this(environ):
+                self._child = ChildProcess.forked(serve, environ, log=log, written=pickled)
+            else:
+                self._child = ChildProcess(
+                    lambda descriptor: [*self._launcher, sys.executable, "-c", _PROGRAM, str(descriptor)],
+                    environ,
+                    folder=working_folder(self._config.tree),
+                    log=log,
+                    written=pickled,
+                )
         self._send((self._config, self._opening))
         self._outcome()
+
+    def _is_like_this(self, environ: Mapping[str, str]) -> bool:
+        """Return whether a fork of this process does what a new one would, and need not import torch again."""
+        config, mode = self._config, "TRITON_INTERPRET"
+        other = self._launcher or self._environ or config.site or config.tree or config.revisions
+        of_triton = "triton" not in sys.modules or os.environ.get(mode, "0") == environ[mode]
+        return not other and self._device_type == "cpu" and of_triton and may_fork()
 
     def _send(self, content: object) -> None:
         assert self._child is not None
