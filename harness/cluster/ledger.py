@@ -8,7 +8,7 @@ the first to be done counts.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from lastbit.result import BAD, CaseResult
 from lastbit.verify.assemble import Key, UnderWay
 from lastbit.verify.plan import Planned
-from lastbit.verify.schedule import units
+from lastbit.verify.schedule import UnitQueue, units
 
 TWICE = 2
 """Runs of an item that end in the same case before the kernel is what ends them."""
@@ -108,8 +108,7 @@ class Ledger:
         self.settled: dict[int, ItemOutcome] = {}
         self.attempts: dict[Hashable, ItemAttempt] = {}
         self._limit, self._parse, self._keep, self._tell = limit, parse, keep, tell
-        self._queue = deque(deque(unit) for unit in units([asdict(item) for item in items], actors))
-        self._rest: dict[Hashable, deque[int]] = {}
+        self._queue = UnitQueue(units([asdict(item) for item in items], actors))
         self._lost: dict[int, Counter[str]] = {}
         self._longest: dict[int, ItemAttempt] = {}  # of those that were lost, the one with most results
         self._told: Counter[int] = Counter()
@@ -129,13 +128,10 @@ class Ledger:
 
     def _candidates(self, actor: Hashable, now: float) -> Iterator[int]:
         """Yield places by priority: the actor's own rest, the queue, another's rest from its end, slow items."""
-        own = self._rest.setdefault(actor, deque())
-        if not own and self._queue:
-            own.extend(self._queue.popleft())
-        if own:
-            yield own.popleft()
-        if rest := max(self._rest.values(), key=len):
-            yield rest.pop()
+        if (place := self._queue.next(actor)) is not None:
+            yield place
+        if (place := self._queue.last_of_another()) is not None:
+            yield place
         running = Counter(attempt.place for attempt in self.attempts.values())
         known = self.settled.keys() | self._lost.keys()  # what was lost may be without end
         alone = [a for a in self.attempts.values() if running[a.place] == 1 and a.place not in known]
@@ -191,8 +187,7 @@ class Ledger:
 
         `by_kernel` is False where something else is known to have ended it.
         """
-        if rest := self._rest.pop(actor, None):
-            self._queue.appendleft(rest)
+        self._queue.leave(actor)
         attempt = self.attempts.pop(actor, None)
         if attempt is None or attempt.place in self.settled:
             return ""
@@ -216,7 +211,7 @@ class Ledger:
             reason = f"its process was lost {lost.total()} times, and no case is known to be why"
             self.settled[place] = ItemOutcome(tuple(self._longest[place].results), attempt.left, given_up=reason)
             return "it is given up"
-        self._queue.appendleft(deque([place]))
+        self._queue.put_back([place])
         return "it runs again"
 
     def _died(self, attempt: ItemAttempt) -> UnderWay:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 _CUTS: Sequence[tuple[str, ...]] = (
@@ -58,6 +58,41 @@ def _cut(
             yield unit
 
 
+class UnitQueue:
+    """The items that are left, in units, for workers of this machine or of a cluster.
+
+    A worker that has begun a unit keeps the rest of it. Who is gone gives it back: it is the next unit to be begun.
+    """
+
+    def __init__(self, units: Iterable[Sequence[int]] = ()) -> None:
+        self._left = deque(units)
+        self._rest: dict[Hashable, deque[int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._left) or any(self._rest.values())
+
+    def next(self, worker: Hashable) -> int | None:
+        """Take the next item of a worker's unit, or the first one of the next unit; None if there is neither."""
+        rest = self._rest.setdefault(worker, deque())
+        if not rest and self._left:
+            rest.extend(self._left.popleft())
+        return rest.popleft() if rest else None
+
+    def last_of_another(self) -> int | None:
+        """Take the last item of the longest rest that a worker has; None if none has any."""
+        longest = max(self._rest.values(), key=len, default=None)
+        return longest.pop() if longest else None
+
+    def put_back(self, items: Sequence[int]) -> None:
+        """Let items be the next unit."""
+        if items:
+            self._left.appendleft(items)
+
+    def leave(self, worker: Hashable, begun: Sequence[int] = ()) -> None:
+        """Put back the rest of a worker that is gone, after items that it knew but had not begun."""
+        self.put_back([*begun, *self._rest.pop(worker, ())])
+
+
 class Schedule:
     """Hands the units to workers, as pytest-xdist asks of a scheduler (`xdist.scheduler.protocol.Scheduling`).
 
@@ -69,8 +104,7 @@ class Schedule:
         self._workers, self._units = workers, units
         self._collected: dict[Any, list[str]] = {}
         self._told: dict[Any, list[int]] = {}
-        self._rest: dict[Any, deque[int]] = {}
-        self._left: deque[Sequence[int]] | None = None
+        self._queue: UnitQueue | None = None
 
     @property
     def nodes(self) -> list[Any]:
@@ -83,15 +117,15 @@ class Schedule:
     @property
     def tests_finished(self) -> bool:
         """Whether no item is left to hand out; a worker runs the last item it knows when it is shut down."""
-        nothing_left = self._left is not None and not self._left and not any(self._rest.values())
+        nothing_left = self._queue is not None and not self._queue
         return nothing_left and all(len(told) < _AHEAD for told in self._told.values())
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._left) or any(self._told.values()) or any(self._rest.values())
+        return bool(self._queue) or any(self._told.values())
 
     def add_node(self, node: Any) -> None:
-        self._told[node], self._rest[node] = [], deque()
+        self._told[node] = []
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
         if any(known != list(collection) for known in self._collected.values()):
@@ -100,8 +134,8 @@ class Schedule:
 
     def schedule(self) -> None:
         """Begin, or go on with a worker that replaces another."""
-        if self._left is None:
-            self._left = deque(self._units())
+        if self._queue is None:
+            self._queue = UnitQueue(self._units())
         self._feed(*self.nodes)
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
@@ -110,31 +144,29 @@ class Schedule:
 
     def mark_test_pending(self, item: str) -> None:
         """Let an item run once more."""
-        self._take_back([next(iter(self._collected.values())).index(item)])
+        if self._queue is not None:
+            self._queue.put_back([next(iter(self._collected.values())).index(item)])
+        self._feed(*self.nodes)
 
     def remove_pending_tests_from_node(self, node: Any, indices: Sequence[int]) -> None:
         raise NotImplementedError("nothing is taken away from a worker")
 
     def remove_node(self, node: Any) -> str | None:
         """Forget a worker; return the item during which it ended, None if there is none."""
-        told, rest = self._told.pop(node), self._rest.pop(node)
-        self._take_back([*told[1:], *rest])
-        return self._collected[node][told[0]] if told else None
-
-    def _take_back(self, unit: Sequence[int]) -> None:
-        if unit and self._left is not None:
-            self._left.appendleft(unit)
+        told = self._told.pop(node)
+        if self._queue is not None:
+            self._queue.leave(node, told[1:])
         self._feed(*self.nodes)
+        return self._collected[node][told[0]] if told else None
 
     def _feed(self, *nodes: Any) -> None:
         """Hand workers as many items as they must know; shut down those for which none are left."""
         for node in nodes:
-            if self._left is None or node not in self._collected or node.shutting_down:
+            if self._queue is None or node not in self._collected or node.shutting_down:
                 continue
-            told, rest = self._told[node], self._rest[node]
-            while len(told) < _AHEAD and (rest or self._left):
-                rest.extend(() if rest else self._left.popleft())
-                told.append(rest.popleft())
+            told = self._told[node]
+            while len(told) < _AHEAD and (place := self._queue.next(node)) is not None:
+                told.append(place)
                 node.send_runtest_some(told[-1:])
             if len(told) < _AHEAD:
                 node.shutdown()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lastbit.verify.schedule import Schedule, units
+from lastbit.verify.schedule import Schedule, UnitQueue, units
 
 CONTRACTS = ("exact", "loose")
 
@@ -160,3 +160,12 @@ def test_workers_that_collect_other_items_are_refused() -> None:
     schedule.add_node(b)
     with pytest.raises(RuntimeError, match="worker b has collected other items"):
         schedule.add_node_collection(b, ["j0"])
+
+
+def test_a_queue_gives_every_item_once_whoever_comes_and_goes() -> None:
+    queue = UnitQueue([[0, 1, 2], [3, 4]])
+    assert [queue.next("a"), queue.next("b"), queue.next("a")] == [0, 3, 1]
+    queue.leave("a", [1])
+    assert [queue.next("b"), queue.last_of_another()] == [4, None]
+    assert [queue.next("c"), queue.last_of_another(), queue.next("c")] == [1, 2, None]
+    assert not queue
