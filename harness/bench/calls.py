@@ -14,8 +14,8 @@ import torch
 
 from lastbit.bench.samples import Effort, now, on_device
 from lastbit.calling.capture import captured, why_it_waits
-from lastbit.outcomes.bench import Sample
-from lastbit.outcomes.speed import CLOCK, EVENTS, GRAPH
+from lastbit.reports.bench import Sample
+from lastbit.reports.speed import CLOCK, EVENTS, GRAPH
 
 Call = Callable[[], object]
 

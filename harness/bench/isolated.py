@@ -24,8 +24,8 @@ from lastbit.inputs import build
 from lastbit.isolation.isolated import FRAMES
 from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
-from lastbit.outcomes.bench import Sample
-from lastbit.outcomes.speed import SpeedBound
+from lastbit.reports.bench import Sample
+from lastbit.reports.speed import SpeedBound
 from lastbit.result import Finding, Judgement, Verdict
 from lastbit.verify.check import Subject
 

@@ -17,7 +17,7 @@ from lastbit.devices import made_current
 from lastbit.inputs import build
 from lastbit.judging.compare import compare
 from lastbit.numerics import Enclosure, format_of
-from lastbit.outcomes.bench import ASSERTED, COMPARED, MEMORY, Measurement, Sample
+from lastbit.reports.bench import ASSERTED, COMPARED, MEMORY, Measurement, Sample
 from lastbit.verify.assertion import assert_contract
 from lastbit.verify.check import Subject
 from lastbit.verify.inprocess import Workplace

@@ -12,7 +12,7 @@ from lastbit.bench.samples import Effort, now
 from lastbit.bench.subjects import eager_for
 from lastbit.case import Case, Group
 from lastbit.devices import made_current
-from lastbit.outcomes.bench import RATE, Measurement, Sample
+from lastbit.reports.bench import RATE, Measurement, Sample
 from lastbit.result import TURNED_DOWN, CaseResult
 from lastbit.verify.check import Subject, unsupported
 from lastbit.verify.drawing import draw

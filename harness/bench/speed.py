@@ -22,8 +22,8 @@ from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.inputs import build
 from lastbit.inputs.guards import twin
 from lastbit.ops import Op
-from lastbit.outcomes.bench import Sample
-from lastbit.outcomes.speed import Roof, Speed
+from lastbit.reports.bench import Sample
+from lastbit.reports.speed import Roof, Speed
 from lastbit.result import TURNED_DOWN, CaseResult, Verdict
 from lastbit.verify.check import Subject, unsupported, verify_case
 from lastbit.verify.inprocess import Workplace

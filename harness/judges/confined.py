@@ -15,8 +15,8 @@ from lastbit.errors import LastbitError
 from lastbit.files import BUILT_IN
 from lastbit.isolation.declared import Kernels
 from lastbit.isolation.process import ForkServer
-from lastbit.outcomes.explanation import Explanation
 from lastbit.reports.encoding import decoded, encoded
+from lastbit.reports.why import Explanation
 from lastbit.result import Verdict
 from lastbit.verify.inprocess import open_workplace, unwatched
 from lastbit.verify.run import environment_for

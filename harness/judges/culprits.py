@@ -10,7 +10,7 @@ from lastbit.isolation.process import KernelProcessEnded
 from lastbit.judges import explaining
 from lastbit.judges.opening import Desk
 from lastbit.judges.question import JudgeQuestion
-from lastbit.outcomes.file_verdict import Culprit, FileVerdict
+from lastbit.reports.judged import Culprit, FileVerdict
 from lastbit.result import CaseResult
 
 

@@ -13,10 +13,10 @@ from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.diagnosing.explain import KEEPS, explain_case
 from lastbit.of_file import held_to, kernel_of_file, role_of
-from lastbit.outcomes.explanation import Explanation
-from lastbit.outcomes.file_verdict import Culprit
 from lastbit.reports.encoding import decoded, encoded
 from lastbit.reports.explanation import computed, decision
+from lastbit.reports.judged import Culprit
+from lastbit.reports.why import Explanation
 from lastbit.result import Verdict
 from lastbit.verify.check import Subject
 from lastbit.verify.project import open_project

@@ -16,9 +16,8 @@ from lastbit.isolation.declared import Kernels
 from lastbit.isolation.process import KernelProcessEnded
 from lastbit.judges.confined import ConfinedExplainer
 from lastbit.judges.explaining import read
-from lastbit.outcomes.explanation import Explanation, WorkedStage
-from lastbit.outcomes.trace import Step
 from lastbit.reports.encoding import encoded
+from lastbit.reports.why import Explanation, Step, WorkedStage
 from lastbit.result import Verdict
 
 LINE = "rms_norm x=bf16[2,8] weight=bf16[8] eps=0.001 seed=5"
