@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lastbit.outcomes.explanation import Explanation
-from lastbit.outcomes.trace import KernelTrace
+from lastbit.reports.why import Explanation, KernelTrace
 from lastbit.result import BAD, TURNED_DOWN, CaseResult, StageResult, Verdict
 
 

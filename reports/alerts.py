@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lastbit.outcomes.explanation import Explanation
-from lastbit.outcomes.trace import Step
 from lastbit.reports import wording
 from lastbit.reports.explained import explanation_of, problem_and_why
 from lastbit.reports.noticed import noticed
 from lastbit.reports.summary import KernelFailure, problems, repro_line
+from lastbit.reports.why import Explanation, Step
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import Run
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from lastbit.outcomes.speed import Roof, SpeedBound
 from lastbit.reports.bench import about_of, amount, heading
 from lastbit.reports.markdown_text import bullets, code, plain, table
+from lastbit.reports.speed import Roof, SpeedBound
 
 _HEADERS = (
     *("kernel", "contract", "verdict", "time, at most", "nothing", "of it"),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import linecache
 from dataclasses import dataclass
 
-from lastbit.outcomes.explanation import Explanation
-from lastbit.outcomes.trace import Step
 from lastbit.reports.explanation import explain_line, explanation_lines
 from lastbit.reports.summary import KernelFailure
+from lastbit.reports.why import Explanation, Step
 from lastbit.reports.wording import problem_fields
 from lastbit.run import Run
 

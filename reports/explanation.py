@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from lastbit.command_line import command
-from lastbit.outcomes.explanation import Explanation, WorkedStage
-from lastbit.outcomes.trace import Element, KernelTrace, Source, Step
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, paragraph, print_table, to_copy, verdict_word
 from lastbit.reports.summary import shown_path
 from lastbit.reports.trace import about, number
+from lastbit.reports.why import Element, Explanation, KernelTrace, Source, Step, WorkedStage
 from lastbit.reports.wording import allowed_by
 from lastbit.result import told
 

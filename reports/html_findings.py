@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lastbit.outcomes.explanation import Explanation
-from lastbit.outcomes.trace import Step
 from lastbit.reports import wording
 from lastbit.reports.explained import (
     MOST_STEPS,
@@ -21,6 +19,7 @@ from lastbit.reports.explained import (
 )
 from lastbit.reports.html_tables import Cell, Row, Table, stage_anchor
 from lastbit.reports.summary import KernelFailure, elements, plural, repro_line, shown_path
+from lastbit.reports.why import Explanation, Step
 from lastbit.result import OF_VALUES, Verdict
 from lastbit.run import Run
 

@@ -11,7 +11,6 @@ from textwrap import shorten, wrap
 from rich.console import Console
 from rich.text import Text
 
-from lastbit.outcomes.explanation import Explanation
 from lastbit.reports import wording
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
 from lastbit.reports.explained import explanation_of, problem_and_why
@@ -41,6 +40,7 @@ from lastbit.reports.summary import (
     wrong_stage,
 )
 from lastbit.reports.traced import traced_cells, traced_stages
+from lastbit.reports.why import Explanation
 from lastbit.result import BAD, OF_VALUES, Verdict, idle_in, told
 from lastbit.run import Run
 

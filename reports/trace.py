@@ -10,10 +10,10 @@ from itertools import groupby
 from rich.console import Console
 from rich.text import Text
 
-from lastbit.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, paragraph, print_table, verdict_word
 from lastbit.reports.summary import shown_path
+from lastbit.reports.why import Element, KernelTrace, Source, StageMatch, Step
 from lastbit.result import Worst, told
 
 MOST_TEXT = 40

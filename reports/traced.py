@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from lastbit.outcomes.trace import StageMatch, Step
 from lastbit.reports.summary import error
+from lastbit.reports.why import StageMatch, Step
 from lastbit.run import Run
 
 if TYPE_CHECKING:

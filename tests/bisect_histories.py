@@ -11,7 +11,7 @@ from bisect_demo import git
 
 from lastbit.errors import LastbitError
 from lastbit.history.bisect import Space
-from lastbit.outcomes.bisection import BisectStep, Criterion, Mark, Point
+from lastbit.reports.bisection import BisectStep, Criterion, Mark, Point
 from lastbit.result import CaseResult, Comparison, StageResult, Verdict
 
 FAILS = Criterion("", "output")

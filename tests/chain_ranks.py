@@ -24,8 +24,8 @@ from lastbit.judging.judge import judge
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
 from lastbit.kernel import Kernel
-from lastbit.outcomes.identification import Identification
 from lastbit.references.all_reduce_rms_norm import all_reduce_rms_norm
+from lastbit.reports.identification import Identification
 from lastbit.result import Judgement
 from lastbit.verify.check import Subject
 

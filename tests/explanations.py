@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from lastbit.outcomes.explanation import Explanation, WorkedStage
-from lastbit.outcomes.trace import Element, KernelTrace, StageMatch, Step
+from lastbit.reports.why import Element, Explanation, KernelTrace, StageMatch, Step, WorkedStage
 from lastbit.result import CaseResult, Worst
 
 LINES = (

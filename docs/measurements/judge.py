@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import lastbit
-from lastbit.outcomes.file_verdict import FileVerdict
+from lastbit.reports.judged import FileVerdict
 from tests.faults.catalogue import FAULTS
 from tests.faults.plant import FOLDER, mutated, read_sources
 from tests.hostile import FILES as HOSTILE_FILES

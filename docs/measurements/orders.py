@@ -24,8 +24,7 @@ from lastbit.errors import LastbitError
 from lastbit.orders.form import form_of
 from lastbit.orders.of_kernel import Probe, open_orders, order_of
 from lastbit.orders.reveal import reveal
-from lastbit.outcomes.order import Order
-from lastbit.reports.order import print_order
+from lastbit.reports.order import Order, print_order
 from lastbit.reports.paper import line, make_console
 from lastbit.verify.inprocess import prepare
 

@@ -30,7 +30,7 @@ from lastbit.judging.compare import compare
 from lastbit.judging.problems import PROBLEMS
 from lastbit.kernel import Kernel
 from lastbit.numerics import Enclosure, format_of
-from lastbit.outcomes.bench import (
+from lastbit.reports.bench import (
     ASSERTED,
     BUSY,
     COMPARED,

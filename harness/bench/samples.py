@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from lastbit.outcomes.bench import Sample
+from lastbit.reports.bench import Sample
 from lastbit.verify.memory import give_back
 
 _MOST_COPIES = 64

@@ -27,8 +27,8 @@ from lastbit.isolation.process import ForkServer, KernelProcess, Start
 from lastbit.isolation.shared_memory import SharedBlock, fresh
 from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
-from lastbit.outcomes.bench import Sample
-from lastbit.outcomes.speed import SpeedBound
+from lastbit.reports.bench import Sample
+from lastbit.reports.speed import SpeedBound
 from lastbit.result import Finding, Judgement, Verdict
 from lastbit.verify.calls import Caller
 from lastbit.verify.check import Subject

@@ -15,8 +15,7 @@ from lastbit.diagnosing.agree import agree_kernels
 from lastbit.errors import UsageError
 from lastbit.history.revisions import kernels_at
 from lastbit.kernel import REVISION_MARK
-from lastbit.outcomes.agreement import Agreement, KernelSide
-from lastbit.reports.agreement import as_json, print_agreement
+from lastbit.reports.agreement import Agreement, KernelSide, as_json, print_agreement
 from lastbit.reports.paper import make_console
 from lastbit.verify.inprocess import planned
 from lastbit.verify.project import kernel_folders

@@ -15,8 +15,8 @@ from lastbit.commands.options import CASE, KERNEL, add_device, add_words, config
 
 if TYPE_CHECKING:
     from lastbit.bench.samples import Effort
-    from lastbit.outcomes.bench import Measurement
-    from lastbit.outcomes.speed import Roof, Speed
+    from lastbit.reports.bench import Measurement
+    from lastbit.reports.speed import Roof, Speed
     from lastbit.verify.worker import Worker
 
 
@@ -109,8 +109,7 @@ class _OfLastbit:
     def measure(self, worker: Worker, effort: Effort) -> None:
         from lastbit.bench.own_cost import asserting, comparing, cost, rate
         from lastbit.bench.subjects import case_lines, ops_of
-        from lastbit.outcomes.bench import PARTS
-        from lastbit.reports.bench import sentence
+        from lastbit.reports.bench import PARTS, sentence
         from lastbit.reports.paper import line, make_console
 
         work: list[tuple[Callable[..., list[Measurement]], str]] = [(comparing, "")]
@@ -125,8 +124,7 @@ class _OfLastbit:
                     line(progress, sentence(measurement), "dim")
 
     def written(self, command: str, environment: Mapping[str, str]) -> tuple[str, str]:
-        from lastbit.outcomes.bench import Bench
-        from lastbit.reports.bench import as_jsonl, page
+        from lastbit.reports.bench import Bench, as_jsonl, page
 
         bench = Bench(tuple(self.found), tuple(self.failed), command, environment)
         return page(bench), as_jsonl(bench)
@@ -167,8 +165,7 @@ class _OfKernels:
             line(make_console(stderr=True), sentence(self.found[-1], self.roof), "dim")
 
     def written(self, command: str, environment: Mapping[str, str]) -> tuple[str, str]:
-        from lastbit.outcomes.speed import Speeds
-        from lastbit.reports.speed import as_jsonl, page
+        from lastbit.reports.speed import Speeds, as_jsonl, page
 
         left_out = tuple(dict.fromkeys(self.left_out))
         bench = Speeds(self.roof, tuple(self.found), left_out, tuple(self.failed), command, environment)

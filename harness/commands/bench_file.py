@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lastbit.case import Case
     from lastbit.judges.opening import Desk
     from lastbit.judges.question import JudgeQuestion
-    from lastbit.outcomes.speed import Roof, SpeedBound
+    from lastbit.reports.speed import Roof, SpeedBound
 
 
 def bench_file(options: argparse.Namespace, path: Path) -> int:

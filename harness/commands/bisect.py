@@ -21,8 +21,7 @@ from lastbit.history.bisect import bisect
 from lastbit.history.criterion import BisectQuestion
 from lastbit.history.packages import Versions, open_versions
 from lastbit.history.revisions import Revisions, open_revisions
-from lastbit.outcomes.bisection import METRICS, Bisection
-from lastbit.reports.bisection import print_bisection, print_extent, print_step
+from lastbit.reports.bisection import METRICS, Bisection, print_bisection, print_extent, print_step
 from lastbit.reports.paper import make_console
 from lastbit.run import Run
 from lastbit.verify.project import open_project

@@ -22,14 +22,12 @@ from lastbit.diagnosing.handover import search_kernel
 from lastbit.diagnosing.trace import trace_kernel
 from lastbit.errors import UsageError
 from lastbit.judges.confined_explanations import ConfinedExplainer
-from lastbit.outcomes.explanation import Explanation
-from lastbit.outcomes.stages import StageSearch
-from lastbit.outcomes.trace import KernelTrace
 from lastbit.reports.explanation import as_json, print_explanation
 from lastbit.reports.paper import line, make_console
-from lastbit.reports.stages import print_legend, print_stages
+from lastbit.reports.stages import StageSearch, print_legend, print_stages
 from lastbit.reports.trace import as_json as traces_as_json
 from lastbit.reports.trace import print_trace
+from lastbit.reports.why import Explanation, KernelTrace
 from lastbit.result import Verdict
 from lastbit.verify.inprocess import planned
 from lastbit.verify.worker import Worker, WorkerEnded

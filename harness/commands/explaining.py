@@ -20,10 +20,9 @@ from lastbit.diagnosing.mends import LEAST
 from lastbit.errors import LastbitError
 from lastbit.judges.confined_explanations import ConfinedExplainer
 from lastbit.kernel import REVISION_MARK
-from lastbit.outcomes.explanation import Explanation
-from lastbit.outcomes.trace import KernelTrace
 from lastbit.reports.progress import doing
 from lastbit.reports.summary import KernelFailure, problems
+from lastbit.reports.why import Explanation, KernelTrace
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import Run
 from lastbit.verify.check import first_line

@@ -26,8 +26,7 @@ from lastbit.history.golden_folder import (
     settle,
 )
 from lastbit.history.golden_provenance import kind_of
-from lastbit.outcomes.golden import REFUSED, GoldenReport, KernelOutcome, Status
-from lastbit.reports.golden import print_check, print_diff, print_record
+from lastbit.reports.golden import REFUSED, GoldenReport, KernelOutcome, Status, print_check, print_diff, print_record
 from lastbit.reports.paper import line, make_console
 from lastbit.reports.progress import RunProgress
 from lastbit.reports.summary import plural

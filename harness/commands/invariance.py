@@ -9,9 +9,8 @@ from pathlib import Path
 from lastbit.commands.options import NO_KERNEL, add_device, add_timeout, add_words, config_of
 from lastbit.commands.running import worst_code
 from lastbit.errors import LastbitError
-from lastbit.outcomes.invariance import Invariance
 from lastbit.property_result import PropertyResult
-from lastbit.reports.invariance import as_json, print_invariance, print_overview
+from lastbit.reports.invariance import Invariance, as_json, print_invariance, print_overview
 from lastbit.reports.paper import line, make_console
 from lastbit.reports.progress import doing
 from lastbit.verify.asking import answer, askings

@@ -16,8 +16,7 @@ from lastbit.errors import UsageError
 from lastbit.judges.question import EXPLAIN, PROFILE, RANDOM
 from lastbit.judges.warm_judges import Judges, default_count
 from lastbit.kernel import PLACEMENTS
-from lastbit.outcomes.file_verdict import FileVerdict
-from lastbit.reports.judged import as_json_line, print_judged
+from lastbit.reports.judged import FileVerdict, as_json_line, print_judged
 from lastbit.reports.paper import make_console
 
 _ASKED = (

@@ -19,8 +19,7 @@ from lastbit.inputs import LAYOUTS, regimes
 from lastbit.invariance.properties import properties_of
 from lastbit.kernel import Kernel
 from lastbit.ops import REQUIRED, Op
-from lastbit.outcomes.listing import Entry
-from lastbit.reports.listing import print_listing
+from lastbit.reports.listing import Entry, print_listing
 from lastbit.reports.paper import make_console
 from lastbit.verify.inprocess import prepare
 from lastbit.verify.project import Project, open_project

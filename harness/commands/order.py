@@ -15,8 +15,7 @@ from lastbit.commands.running import worst_code
 from lastbit.errors import UsageError
 from lastbit.orders.form import form_of
 from lastbit.orders.of_kernel import Probe, named, open_orders, order_of, sums_of
-from lastbit.outcomes.order import Order
-from lastbit.reports.order import difference, from_json, print_differences, print_order, to_json
+from lastbit.reports.order import Order, difference, from_json, print_differences, print_order, to_json
 from lastbit.reports.paper import line, make_console
 from lastbit.verify.run import environment_of
 from lastbit.verify.worker import Worker

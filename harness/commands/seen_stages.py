@@ -14,9 +14,9 @@ from lastbit.diagnosing.trace import stages_in_sight
 from lastbit.dtypes import BY_NAME
 from lastbit.errors import LastbitError
 from lastbit.kernel import REVISION_MARK
-from lastbit.outcomes.trace import KernelTrace
 from lastbit.reports.progress import doing
 from lastbit.reports.summary import plural
+from lastbit.reports.why import KernelTrace
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import Run
 from lastbit.verify.inprocess import planned

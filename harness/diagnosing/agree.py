@@ -19,8 +19,8 @@ from lastbit.inputs.bitwise import bits_with_one_nan, distance
 from lastbit.judging.problem import Problem
 from lastbit.numerics import Premises
 from lastbit.ops import Contract
-from lastbit.outcomes.agreement import Agreement, Apart, Does, KernelSide, Parting, StageAgreement
-from lastbit.outcomes.identification import Identification
+from lastbit.reports.agreement import Agreement, Apart, Does, KernelSide, Parting, StageAgreement
+from lastbit.reports.identification import Identification
 from lastbit.verify.check import Subject
 from lastbit.verify.inprocess import Workplace
 

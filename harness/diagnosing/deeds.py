@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lastbit.numerics.formats import FORMATS, FP32, FP64, Format, from_ordinals, ordinals, round_to
-from lastbit.outcomes.explanation import GIVES
+from lastbit.reports.why import GIVES
 from lastbit.result import NEAR
 
 Legal = tuple[float, float, float, float]

@@ -22,8 +22,7 @@ from lastbit.diagnosing.trace import Judged, Target, judged_to_explain, trace_re
 from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
-from lastbit.outcomes.explanation import Explanation
-from lastbit.outcomes.trace import KernelTrace
+from lastbit.reports.why import Explanation, KernelTrace
 from lastbit.result import BAD, CaseResult, Verdict, simplest, told
 from lastbit.verify.check import Subject
 from lastbit.verify.inprocess import Watch, Workplace, planned, unwatched

@@ -18,7 +18,7 @@ from lastbit.judging.latent import ExplainedRows, explain_rows
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Tensors
 from lastbit.judging.trace import Trace
-from lastbit.outcomes.stages import Handover, StageKind, StageSearch
+from lastbit.reports.stages import Handover, StageKind, StageSearch
 from lastbit.result import OF_FORMULA, Comparison
 from lastbit.verify.check import Subject, examine
 from lastbit.verify.inprocess import Watch, Workplace, unwatched

@@ -14,7 +14,7 @@ from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Tensors
 from lastbit.ops import Contract, Op, joined
-from lastbit.outcomes.identification import Answer, Candidate, CombinationSearch, Identification
+from lastbit.reports.identification import Answer, Candidate, CombinationSearch, Identification
 from lastbit.result import TURNED_DOWN, Verdict
 from lastbit.verify.check import Subject, examine, takes, unsupported
 from lastbit.verify.drawing import draw

@@ -10,7 +10,7 @@ from torch import Tensor
 from lastbit.diagnosing.steps import step_at, step_of
 from lastbit.diagnosing.told import chain_of_address, lines_of
 from lastbit.interpret.places import Place
-from lastbit.outcomes.trace import Step
+from lastbit.reports.why import Step
 from lastbit.result import Finding
 from lastbit.tracing import Log
 from lastbit.tracing.cells import INPUT

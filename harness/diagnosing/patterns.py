@@ -23,7 +23,7 @@ from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem, Tensors
 from lastbit.numerics import FORMATS, Format, cast, format_of, remembering, round_to
 from lastbit.numerics.formats import ordinals
-from lastbit.outcomes.explanation import NEARLY_RIGHT
+from lastbit.reports.why import NEARLY_RIGHT
 from lastbit.result import CaseResult
 from lastbit.shadows.following import Followed
 

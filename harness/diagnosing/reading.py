@@ -15,7 +15,7 @@ from lastbit.diagnosing.traced_stages import Stages
 from lastbit.judging.problem import Problem
 from lastbit.numerics.algebraic import following_residues
 from lastbit.numerics.residues import products_of
-from lastbit.outcomes.trace import StageMatch, Step
+from lastbit.reports.why import StageMatch, Step
 from lastbit.tracing import Log
 from lastbit.tracing.cells import Ancestry, Expression, expressions
 from lastbit.tracing.memory import Addresses, Write

@@ -12,7 +12,7 @@ import numpy as np
 
 from lastbit.interpret.formats import Array, bits_of
 from lastbit.interpret.places import Place
-from lastbit.outcomes.trace import Element, Source, StageMatch, Step
+from lastbit.reports.why import Element, Source, StageMatch, Step
 from lastbit.tracing import Event, Log, Operand, Path
 from lastbit.tracing.follow import Visit, came_from, unique
 from lastbit.tracing.triton_lanes import MOVERS

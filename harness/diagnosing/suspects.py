@@ -19,7 +19,7 @@ from lastbit.numerics import FORMATS, Enclosure, Format
 from lastbit.numerics.enclosure import widened
 from lastbit.numerics.formats import FP32
 from lastbit.ops import Contract, deviation
-from lastbit.outcomes.stages import Suspect
+from lastbit.reports.stages import Suspect
 
 _NARROW = ("bf16", "fp16")
 _WIDENINGS = (1, 4, 16)  # ulp of the op's first input

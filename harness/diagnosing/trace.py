@@ -23,7 +23,7 @@ from lastbit.inputs import Inputs, build, guarded_allocations
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
 from lastbit.numerics.residues import products_of
-from lastbit.outcomes.trace import KernelTrace, Step
+from lastbit.reports.why import KernelTrace, Step
 from lastbit.result import OF_FORMULA, CaseResult, Verdict, Worst
 from lastbit.shadows.following import Followed
 from lastbit.shadows.memory import ShadowMemory

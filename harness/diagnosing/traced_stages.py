@@ -17,7 +17,7 @@ from lastbit.judging.problem import Given
 from lastbit.judging.trace import Trace
 from lastbit.numerics import Enclosure, Format
 from lastbit.numerics.residues import Residues
-from lastbit.outcomes.trace import StageMatch
+from lastbit.reports.why import StageMatch
 from lastbit.tracing import Event
 from lastbit.tracing.cells import Ancestry, Expression
 from lastbit.tracing.events import Origin

@@ -22,7 +22,7 @@ from lastbit.judging.trace import Steps
 from lastbit.numerics import FORMATS, Format, format_of
 from lastbit.numerics.formats import DIRECTIONS, FP32, Direction
 from lastbit.ops import Contract, Op
-from lastbit.outcomes.identification import CombinationSearch, ContractTally
+from lastbit.reports.identification import CombinationSearch, ContractTally
 from lastbit.shadows.following import Followed
 
 FIXED = ("bf16", "fp16")

@@ -19,8 +19,7 @@ from lastbit.judging.problem import Problem
 from lastbit.judging.trace import Trace
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import FP32, FP64, Format, Integers
-from lastbit.outcomes.explanation import GIVES, WorkedStage
-from lastbit.outcomes.trace import Element, Source, Step
+from lastbit.reports.why import GIVES, Element, Source, Step, WorkedStage
 from lastbit.tracing.of_torch import array_of
 
 Index = tuple[int, ...]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from lastbit.errors import LastbitError, UsageError
 from lastbit.history.criterion import BisectQuestion, criterion_of, objection
-from lastbit.outcomes.bisection import Bisection, BisectStep, Criterion, Mark, Point
+from lastbit.reports.bisection import Bisection, BisectStep, Criterion, Mark, Point
 from lastbit.result import CaseResult
 from lastbit.run import Run
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from lastbit.errors import UsageError, unknown
-from lastbit.outcomes.bisection import METRICS, Criterion, stage_of
+from lastbit.reports.bisection import METRICS, Criterion, stage_of
 from lastbit.result import CaseResult, Verdict
 
 CLEARLY = 1.1

@@ -14,7 +14,7 @@ from lastbit.history.golden_file import Golden, RecordedCase, RecordedStage
 from lastbit.history.golden_properties import Found, Held, found_today, held_of, lost
 from lastbit.history.golden_provenance import differences, kind_of, provenance
 from lastbit.history.golden_values import change, same, store
-from lastbit.outcomes.golden import CaseOutcome, Change, Figures, KernelOutcome, Status
+from lastbit.reports.golden import CaseOutcome, Change, Figures, KernelOutcome, Status
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.verify.check import Subject, examine, unsupported
 from lastbit.verify.drawing import draw

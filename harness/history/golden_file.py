@@ -22,7 +22,7 @@ from torch import Tensor
 from lastbit.errors import LastbitError
 from lastbit.files import replace_file
 from lastbit.history.golden_values import Stored
-from lastbit.outcomes.golden import Figures
+from lastbit.reports.golden import Figures
 
 FORMAT = 1
 """Version of the format; the frame, which is the key, the version and the checksum, is that of every version."""

@@ -12,7 +12,7 @@ from lastbit.history.golden_check import compare, lines_for, take, taken
 from lastbit.history.golden_file import SUFFIX, Golden, path_of, read, write
 from lastbit.history.golden_properties import asked_of
 from lastbit.history.golden_provenance import kind_of
-from lastbit.outcomes.golden import REFUSED, KernelOutcome, Status
+from lastbit.reports.golden import REFUSED, KernelOutcome, Status
 from lastbit.verify.check import Subject
 from lastbit.verify.inprocess import Tick, Watch, Workplace
 from lastbit.verify.plan import Item

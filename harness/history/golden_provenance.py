@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from lastbit.errors import LastbitError
 from lastbit.history.revisions import Repository
-from lastbit.outcomes.golden import ProvenanceDifference
+from lastbit.reports.golden import ProvenanceDifference
 from lastbit.trees import checkout_of, imported, of_repository
 from lastbit.verify.check import Subject
 

@@ -17,7 +17,7 @@ from lastbit.dtypes import DTYPE_NAMES
 from lastbit.inputs import fingerprint
 from lastbit.inputs.bits import bits_of
 from lastbit.inputs.bitwise import bits_with_one_nan, distance
-from lastbit.outcomes.golden import Change, Farthest, Index
+from lastbit.reports.golden import Change, Farthest, Index
 
 WHOLE = 1024
 """Elements up to which a tensor is stored whole."""

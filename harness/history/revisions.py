@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lastbit.errors import LastbitError, UsageError
 from lastbit.history.bisect import RevisionPlace
-from lastbit.outcomes.bisection import Mark, Point, Recipe
+from lastbit.reports.bisection import Mark, Point, Recipe
 
 
 @dataclass(frozen=True)

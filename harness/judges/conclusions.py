@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from lastbit.case import parse_case
 from lastbit.judges.case_order import elements
-from lastbit.outcomes.file_verdict import CaseFinding, Contracts, DecidedShare, FileVerdict
+from lastbit.reports.judged import CaseFinding, Contracts, DecidedShare, FileVerdict
 from lastbit.result import BAD, OF_FORMULA, OF_VALUES, CaseResult, Finding, Verdict, idle_in, simplest, told
 from lastbit.run import Run
 

@@ -24,10 +24,10 @@ from lastbit.files import BUILT_IN
 from lastbit.isolation.elsewhere import Kernels
 from lastbit.isolation.process import ForkServer, KernelProcessEnded
 from lastbit.of_file import held_to, kernel_of_file, role_of
-from lastbit.outcomes.explanation import Explanation
-from lastbit.outcomes.file_verdict import Culprit, FileVerdict
 from lastbit.reports.encoding import decoded, encoded
 from lastbit.reports.explanation import computed, decision
+from lastbit.reports.judged import Culprit, FileVerdict
+from lastbit.reports.why import Explanation
 from lastbit.result import CaseResult, Verdict
 from lastbit.verify.check import Subject
 from lastbit.verify.inprocess import open_workplace, unwatched

@@ -22,7 +22,7 @@ from lastbit.judges.conclusions import concluded, failure_of
 from lastbit.judges.confined_explanations import with_culprit
 from lastbit.judges.opening import Desk, OpenedKernel, desk_of, opened
 from lastbit.judges.question import JudgeQuestion
-from lastbit.outcomes.file_verdict import FileVerdict
+from lastbit.reports.judged import FileVerdict
 from lastbit.result import BAD, CaseResult, Finding, Verdict
 from lastbit.verify.check import Subject, unsupported
 from lastbit.verify.fuzz import Explorer, kind_of

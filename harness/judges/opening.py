@@ -27,8 +27,8 @@ from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
 from lastbit.of_file import held_to
 from lastbit.ops import Contract, Op
-from lastbit.outcomes.file_verdict import Held
-from lastbit.outcomes.speed import Roof
+from lastbit.reports.judged import Held
+from lastbit.reports.speed import Roof
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.run import Run
 from lastbit.verify.calls import Caller

@@ -17,7 +17,7 @@ from lastbit.errors import UsageError
 from lastbit.judges.judge_file import judge_file, ready, unjudged
 from lastbit.judges.opening import open_desk
 from lastbit.judges.question import JudgeQuestion
-from lastbit.outcomes.file_verdict import FileVerdict
+from lastbit.reports.judged import FileVerdict
 from lastbit.result import Verdict
 from lastbit.verify.run import workers_for
 from lastbit.verify.worker import Worker, WorkerEnded

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lastbit.outcomes.order import TERM, Form, SumTree
+from lastbit.reports.order import TERM, Form, SumTree
 
 
 def form_of(tree: SumTree) -> Form:

@@ -19,7 +19,7 @@ from lastbit.judging.problem import Problem
 from lastbit.orders.form import form_of
 from lastbit.orders.reveal import Revealed, reveal
 from lastbit.orders.tree import prefixes
-from lastbit.outcomes.order import Declared, Order, SumTree
+from lastbit.reports.order import Declared, Order, SumTree
 from lastbit.sums import ProbedSum
 from lastbit.verify.check import Subject
 from lastbit.verify.inprocess import Tick, Watch, Workplace, one_device, prepare

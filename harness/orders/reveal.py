@@ -15,7 +15,7 @@ from lastbit.orders.probing import NotRevealed, NotVisible, ProbeReading, Probes
 from lastbit.orders.search import around, kind_of, search
 from lastbit.orders.tree import Indices, Truths, added, within
 from lastbit.orders.visible import signed_reading, squared_reading
-from lastbit.outcomes.order import SumTree
+from lastbit.reports.order import SumTree
 
 _CHECKED = 256
 """Triples that a tree is checked on which are drawn at random, and as many of terms that meet late."""

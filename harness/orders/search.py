@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from lastbit.orders.tree import Indices, TreeNode, Truths, numbered
-from lastbit.outcomes.order import SumTree
+from lastbit.reports.order import SumTree
 
 Ask = Callable[[Indices], Truths]
 """Triples (i, j, k) of columns [Q, 3] → whether i lies in the smallest node that holds j and k."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import UsageError
-from lastbit.outcomes.order import SumTree
+from lastbit.reports.order import SumTree
 
 Indices = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]

@@ -31,8 +31,19 @@ from lastbit.config import Config
 from lastbit.errors import LastbitError, UsageError
 from lastbit.interpret import install
 from lastbit.kernel import Kernel
-from lastbit.outcomes.bench import MEMORY, OPERATIONS, PARTS, RATE, VERIFIED, Bench, Measurement, Sample
-from lastbit.reports.bench import amount, as_jsonl, page
+from lastbit.reports.bench import (
+    MEMORY,
+    OPERATIONS,
+    PARTS,
+    RATE,
+    VERIFIED,
+    Bench,
+    Measurement,
+    Sample,
+    amount,
+    as_jsonl,
+    page,
+)
 from lastbit.verify.check import Subject, unsupported
 from lastbit.verify.inprocess import Workplace, unwatched
 from lastbit.verify.plan import Item, Plan

@@ -17,9 +17,9 @@ from lastbit.bench import kernel_speed, untrusted
 from lastbit.errors import LastbitError
 from lastbit.judges import call_time, opening
 from lastbit.kernel import Kernel
-from lastbit.outcomes.bench import Sample
-from lastbit.outcomes.speed import Roof, SpeedBound
+from lastbit.reports.bench import Sample
 from lastbit.reports.bound import Bounds, as_jsonl, page, sentence
+from lastbit.reports.speed import Roof, SpeedBound
 from lastbit.verify.project import open_project
 
 ROOF = Roof(Sample.of([1e12]), Sample.of([5e14]))

@@ -21,9 +21,9 @@ from lastbit.case import parse_case
 from lastbit.inputs import build
 from lastbit.isolation.timed import Prepared, nothing
 from lastbit.kernel import Kernel
-from lastbit.outcomes.bench import Sample
-from lastbit.outcomes.speed import Roof
 from lastbit.references.rms_norm import rms_norm
+from lastbit.reports.bench import Sample
+from lastbit.reports.speed import Roof
 from lastbit.result import Judgement, Verdict
 from lastbit.verify.check import Subject
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter

@@ -19,8 +19,8 @@ from lastbit.cli import main
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.kernel import Kernel
-from lastbit.outcomes.bench import Sample
-from lastbit.outcomes.speed import CLOCK, Speed
+from lastbit.reports.bench import Sample
+from lastbit.reports.speed import CLOCK, Speed
 from lastbit.verify.check import Subject, unsupported
 from lastbit.verify.inprocess import Workplace
 from lastbit.verify.plan import Item, Plan

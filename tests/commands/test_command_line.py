@@ -15,12 +15,11 @@ from lastbit import cli
 from lastbit.command_line import Asked, command, read_words
 from lastbit.commands.former import modern
 from lastbit.errors import UsageError
-from lastbit.outcomes.agreement import Agreement, KernelSide
-from lastbit.outcomes.explanation import Explanation
-from lastbit.reports.agreement import print_agreement
+from lastbit.reports.agreement import Agreement, KernelSide, print_agreement
 from lastbit.reports.explanation import explain_line
 from lastbit.reports.paper import make_console
 from lastbit.reports.summary import repro_command
+from lastbit.reports.why import Explanation
 from lastbit.result import Verdict
 
 CASE = "rms_norm x=bf16[1,70] weight=bf16[70] eps=1e-06 seed=11"

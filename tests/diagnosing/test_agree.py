@@ -19,8 +19,7 @@ from lastbit.config import Config
 from lastbit.diagnosing.agree import _compare, _in_order, agree_kernels
 from lastbit.errors import UsageError
 from lastbit.kernel import Kernel
-from lastbit.outcomes.agreement import Agreement, KernelSide, StageAgreement
-from lastbit.reports.agreement import as_json, sentences
+from lastbit.reports.agreement import Agreement, KernelSide, StageAgreement, as_json, sentences
 from lastbit.verify.check import Subject
 from lastbit.verify.inprocess import Workplace
 from lastbit.verify.plan import Item, Plan

@@ -12,8 +12,8 @@ from lastbit.case import parse_case
 from lastbit.diagnosing.trace import stages_of_case, trace_case
 from lastbit.interpret import install
 from lastbit.kernel import Kernel, load_kernels
-from lastbit.outcomes.trace import KernelTrace
 from lastbit.reports.explanation import computed
+from lastbit.reports.why import KernelTrace
 from lastbit.result import Verdict
 from lastbit.verify.check import Subject
 from tests.faults import hunt

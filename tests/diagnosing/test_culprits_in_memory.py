@@ -9,7 +9,7 @@ import triton
 from lastbit.case import parse_case
 from lastbit.diagnosing.trace import trace_case
 from lastbit.interpret import install
-from lastbit.outcomes.trace import KernelTrace
+from lastbit.reports.why import KernelTrace
 from tests.faults import hunt
 from tests.faults.catalogue import FAULTS
 from tests.faults.plant import planted

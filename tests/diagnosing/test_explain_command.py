@@ -37,10 +37,9 @@ from lastbit.judging.problem import Problem
 from lastbit.kernel import Kernel
 from lastbit.numerics import FORMATS, Enclosure, round_to
 from lastbit.ops import op
-from lastbit.outcomes.explanation import Explanation, WorkedStage
-from lastbit.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
 from lastbit.reports.encoding import encoded
 from lastbit.reports.explanation import NO_TEST, computed, decision, explanation_lines, print_explanation
+from lastbit.reports.why import Element, Explanation, KernelTrace, Source, StageMatch, Step, WorkedStage
 from lastbit.result import Verdict, Worst
 from lastbit.verify.check import Subject
 from lastbit.verify.worker import WorkerEnded

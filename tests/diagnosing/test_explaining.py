@@ -15,12 +15,11 @@ from explanations import explained as explanation
 from lastbit.commands import explaining, running, seen_stages
 from lastbit.config import Config
 from lastbit.errors import LastbitError
-from lastbit.outcomes.explanation import Explanation
-from lastbit.outcomes.trace import KernelTrace, Step
 from lastbit.reports import records
 from lastbit.reports.encoding import encoded
 from lastbit.reports.explained import explanation_fields
 from lastbit.reports.summary import problems
+from lastbit.reports.why import Explanation, KernelTrace, Step
 from lastbit.result import CaseResult, Finding, Verdict
 from lastbit.run import Run
 from lastbit.verify.worker import WorkerEnded

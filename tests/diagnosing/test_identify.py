@@ -20,8 +20,7 @@ from lastbit.errors import UnsupportedCase
 from lastbit.kernel import Kernel
 from lastbit.numerics import Enclosure
 from lastbit.ops import Contract, StageRecorder, op
-from lastbit.outcomes.identification import Candidate, Identification
-from lastbit.reports.identification import answer, by_formula, elements, name, remarks
+from lastbit.reports.identification import Candidate, Identification, answer, by_formula, elements, name, remarks
 from lastbit.verify.check import Subject
 from lastbit.verify.project import Project, open_project
 from tests.faults.hunt import clean_kernels

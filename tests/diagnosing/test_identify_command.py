@@ -13,8 +13,15 @@ from rich.console import Console
 from lastbit.commands import identify as command
 from lastbit.diagnosing.identify import identify_kernel
 from lastbit.errors import UsageError
-from lastbit.outcomes.identification import Answer, Candidate, ContractTally, Identification
-from lastbit.reports.identification import elements, print_identification, print_overview
+from lastbit.reports.identification import (
+    Answer,
+    Candidate,
+    ContractTally,
+    Identification,
+    elements,
+    print_identification,
+    print_overview,
+)
 from lastbit.verify.inprocess import Workplace
 from lastbit.verify.worker import WorkerEnded
 

@@ -14,8 +14,7 @@ from lastbit.config import Config
 from lastbit.diagnosing.identify import identify
 from lastbit.kernel import Kernel
 from lastbit.numerics.formats import DIRECTIONS, Direction
-from lastbit.outcomes.identification import Candidate, Identification
-from lastbit.reports.identification import answer, claim, name, remarks
+from lastbit.reports.identification import Candidate, Identification, answer, claim, name, remarks
 from lastbit.verify.check import Subject
 from lastbit.verify.project import open_project
 from tests.directed import rounded

@@ -10,8 +10,8 @@ import triton
 from rich.console import Console
 
 from lastbit.interpret import install
-from lastbit.outcomes.explanation import Explanation
 from lastbit.reports.explanation import print_explanation
+from lastbit.reports.why import Explanation
 from tests.diagnosing.test_culprits import STRIDED, TORCH, TRITON, kernel_of
 from tests.diagnosing.test_explain_command import explained
 

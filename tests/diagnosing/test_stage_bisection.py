@@ -24,8 +24,7 @@ from lastbit.judging.problem import Problem
 from lastbit.kernel import Kernel
 from lastbit.numerics import Enclosure, hull
 from lastbit.ops import Contract, StageRecorder, op
-from lastbit.outcomes.stages import StageKind, StageSearch, Suspect
-from lastbit.reports.stages import print_stages, sentences
+from lastbit.reports.stages import StageKind, StageSearch, Suspect, print_stages, sentences
 from lastbit.verify.check import Subject
 from lastbit.verify.worker import WorkerEnded
 from tests.faults import hunt

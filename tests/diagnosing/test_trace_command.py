@@ -20,7 +20,7 @@ from lastbit.diagnosing.trace import MOST_PROGRAMS, trace_case
 from lastbit.interpret import install
 from lastbit.interpret.formats import BFLOAT16
 from lastbit.kernel import Kernel, load_kernels
-from lastbit.outcomes.trace import KernelTrace, Step
+from lastbit.reports.why import KernelTrace, Step
 from lastbit.result import Verdict
 from lastbit.verify.check import Subject
 from lastbit.verify.worker import WorkerEnded

@@ -21,7 +21,7 @@ from lastbit.errors import LastbitError, UsageError
 from lastbit.history.bisect import bisect
 from lastbit.history.criterion import BisectQuestion
 from lastbit.history.revisions import kernels_at, open_revisions
-from lastbit.outcomes.bisection import Bisection, Mark
+from lastbit.reports.bisection import Bisection, Mark
 from lastbit.run import Run
 
 FIRST_BAD = 11

@@ -10,8 +10,18 @@ import pytest
 from bisect_histories import FAILS, result
 from rich.console import Console
 
-from lastbit.outcomes.bisection import Bisection, BisectStep, Criterion, Mark, Point, Recipe
-from lastbit.reports.bisection import MOST_LINES, print_bisection, print_extent, print_step
+from lastbit.reports.bisection import (
+    MOST_LINES,
+    Bisection,
+    BisectStep,
+    Criterion,
+    Mark,
+    Point,
+    Recipe,
+    print_bisection,
+    print_extent,
+    print_step,
+)
 
 POINTS = [Point(f"{i}" * 40, f"{i}" * 7, f"Change {i}", "2024-05-06") for i in range(4)]
 STEPS = (

@@ -17,7 +17,7 @@ from lastbit.history.bisect import RevisionPlace, Space, bisect, search
 from lastbit.history.criterion import BisectQuestion
 from lastbit.history.packages import Versions
 from lastbit.history.revisions import open_revisions
-from lastbit.outcomes.bisection import Bisection, BisectStep, Criterion, Mark
+from lastbit.reports.bisection import Bisection, BisectStep, Criterion, Mark
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import Run
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lastbit.errors import LastbitError, UsageError
 from lastbit.history.golden_file import Golden, RecordedCase, RecordedStage, write
 from lastbit.history.golden_values import store
-from lastbit.outcomes.golden import Figures
+from lastbit.reports.golden import Figures
 
 VALUES = torch.linspace(-2, 2, 24).reshape(4, 6)
 PROVENANCE = {"source": "00", "revision": "aa", "device": "a CPU", "torch": "2.13.0"}

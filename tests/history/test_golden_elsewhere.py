@@ -10,9 +10,8 @@ from rich.console import Console
 
 from lastbit.history.golden_check import Take, compare
 from lastbit.history.golden_file import Golden
-from lastbit.outcomes.golden import GoldenReport, Status
 from lastbit.property_result import PropertyOutcome, PropertyResult
-from lastbit.reports.golden import print_check
+from lastbit.reports.golden import GoldenReport, Status, print_check
 
 BEFORE = Golden("mine", "rms_norm", "fp32_multiply", "cpu", {"device": "one processor"}, (), {"layout": ("line",)})
 HERE = replace(BEFORE, properties={})

@@ -12,8 +12,8 @@ import torch
 
 from lastbit.history.golden_provenance import REVISION_VARIABLE, differences, kind_of, provenance
 from lastbit.kernel import Kernel
-from lastbit.outcomes.golden import ProvenanceDifference
 from lastbit.references.rms_norm import rms_norm
+from lastbit.reports.golden import ProvenanceDifference
 from lastbit.verify.check import Subject
 
 

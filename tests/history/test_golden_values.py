@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lastbit.dtypes import DTYPES
 from lastbit.history.golden_values import WHOLE, change, same, store
-from lastbit.outcomes.golden import Change
+from lastbit.reports.golden import Change
 
 LARGE = (64, 1024)
 

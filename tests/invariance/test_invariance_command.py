@@ -19,9 +19,8 @@ from lastbit.errors import UsageError
 from lastbit.invariance.properties import properties_of
 from lastbit.kernel import Kernel, kernel
 from lastbit.ops import Op
-from lastbit.outcomes.invariance import Invariance
 from lastbit.property_result import PropertyOutcome, PropertyResult, together
-from lastbit.reports.invariance import print_invariance
+from lastbit.reports.invariance import Invariance, print_invariance
 from lastbit.reports.paper import make_console
 from lastbit.result import CaseResult, Verdict
 from lastbit.verify import asking

@@ -16,9 +16,9 @@ from lastbit.history.golden_file import Golden, read, write
 from lastbit.history.golden_folder import Target, held
 from lastbit.history.golden_properties import asked_of
 from lastbit.kernel import Kernel
-from lastbit.outcomes.golden import KernelOutcome, Status
 from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.reports import changes, changes_json, changes_text, html, junit, markdown, records, sarif
+from lastbit.reports.golden import KernelOutcome, Status
 from lastbit.reports.summary import repro_line
 from lastbit.reports.terminal import print_run
 from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict

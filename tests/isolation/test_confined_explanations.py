@@ -15,9 +15,8 @@ from lastbit.diagnosing.explain import FOLLOWED, KEEPS
 from lastbit.isolation.elsewhere import Kernels
 from lastbit.isolation.process import KernelProcessEnded
 from lastbit.judges.confined_explanations import ConfinedExplainer, read
-from lastbit.outcomes.explanation import Explanation, WorkedStage
-from lastbit.outcomes.trace import Step
 from lastbit.reports.encoding import encoded
+from lastbit.reports.why import Explanation, Step, WorkedStage
 from lastbit.result import Verdict
 
 LINE = "rms_norm x=bf16[2,8] weight=bf16[8] eps=0.001 seed=5"

@@ -19,10 +19,9 @@ from lastbit.judges import call_time
 from lastbit.judges.judge_file import unjudged
 from lastbit.judges.question import JudgeQuestion
 from lastbit.kernel import Kernel
-from lastbit.outcomes.bench import Sample
-from lastbit.outcomes.file_verdict import Contracts, FileVerdict
-from lastbit.outcomes.speed import SpeedBound
-from lastbit.reports.judged import print_judged
+from lastbit.reports.bench import Sample
+from lastbit.reports.judged import Contracts, FileVerdict, print_judged
+from lastbit.reports.speed import SpeedBound
 from lastbit.result import Verdict
 from lastbit.verify.inprocess import unwatched
 from lastbit.verify.project import open_project

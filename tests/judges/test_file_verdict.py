@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from lastbit.outcomes.file_verdict import (
+from lastbit.reports.judged import (
     SCHEMA,
     CallTime,
     CaseFinding,
@@ -21,8 +21,11 @@ from lastbit.outcomes.file_verdict import (
     DecidedShare,
     FileVerdict,
     Held,
+    as_json_line,
+    document,
+    print_judged,
+    schema,
 )
-from lastbit.reports.judged import as_json_line, document, print_judged, schema
 from lastbit.result import Verdict
 
 FOUND = FileVerdict(

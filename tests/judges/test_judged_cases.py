@@ -15,7 +15,7 @@ from lastbit.judges.case_order import CaseOrder, elements
 from lastbit.judges.conclusions import concluded, contracts_of, failure_of
 from lastbit.judges.judge_file import unjudged
 from lastbit.judges.question import JudgeQuestion
-from lastbit.outcomes.file_verdict import FileVerdict
+from lastbit.reports.judged import FileVerdict
 from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
 from lastbit.run import Power, Run
 from lastbit.verify.project import Project, open_project

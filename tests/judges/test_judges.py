@@ -26,8 +26,7 @@ from lastbit.judges import opening
 from lastbit.judges.judge_file import unjudged
 from lastbit.judges.question import JudgeQuestion
 from lastbit.kernel import Kernel
-from lastbit.outcomes.file_verdict import FileVerdict
-from lastbit.reports.judged import document, schema
+from lastbit.reports.judged import FileVerdict, document, schema
 from lastbit.result import Verdict
 from lastbit.verify.check import Subject
 from lastbit.verify.project import open_project

@@ -14,7 +14,7 @@ from lastbit.errors import UsageError
 from lastbit.judges import warm_judges
 from lastbit.judges.judge_file import judge_file, ready, unjudged
 from lastbit.judges.question import JudgeQuestion
-from lastbit.outcomes.file_verdict import FileVerdict
+from lastbit.reports.judged import FileVerdict
 from lastbit.result import Verdict
 from lastbit.verify.worker import WorkerEnded
 

@@ -60,7 +60,10 @@ BELOW_VERIFY = (
     "lastbit.interpret",
 )
 CALLS = ("lastbit.children", "lastbit.calling", "lastbit.isolation")
-ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "lastbit.judging", "lastbit.invariance", "lastbit.verify", "lastbit.outcomes")
+ABOVE_VERIFY = (
+    *(*BELOW_VERIFY, *CALLS, "lastbit.judging", "lastbit.invariance", "lastbit.verify"),
+    *("lastbit.reports", "lastbit.reports.why"),
+)
 BESIDE = tuple(
     f"lastbit.{name}"
     for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges", "orders", "from_torch")
@@ -125,7 +128,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "lastbit.takes": ("lastbit.errors", "lastbit.dtypes", "lastbit.case"),
     "lastbit.of_file": ("lastbit.errors", "lastbit.siblings", "lastbit.takes", "lastbit.ops", "lastbit.kernel"),
     "lastbit.result": ("lastbit.errors", *NOUNS),
-    "lastbit.run": ("lastbit.result", "lastbit.outcomes"),
+    "lastbit.run": ("lastbit.result", "lastbit.reports.why"),
     "lastbit.row_check": (),
     "lastbit.relations": (),
     "lastbit.property_result": (),
@@ -234,24 +237,31 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.result",
         "lastbit.numerics",
         "lastbit.inputs",
-        "lastbit.outcomes",
+        "lastbit.reports",
+        "lastbit.reports.why",
         "lastbit.judging",
         "lastbit.calling",
         "lastbit.shadows",
         "lastbit.verify",
     ),
-    "lastbit.outcomes": ("lastbit.errors", "lastbit.result", "lastbit.row_check", "lastbit.property_result"),
     "lastbit.history": (*ABOVE_VERIFY, "lastbit.calibrate", "lastbit.diagnosing"),
     "lastbit.bench": ABOVE_VERIFY,
     "lastbit.orders": ABOVE_VERIFY,
     "lastbit.from_torch": ABOVE_VERIFY,
-    "lastbit.judges": (*ABOVE_VERIFY, "lastbit.calibrate", "lastbit.diagnosing", "lastbit.bench", "lastbit.reports"),
+    "lastbit.judges": (
+        *ABOVE_VERIFY,
+        "lastbit.calibrate",
+        "lastbit.diagnosing",
+        "lastbit.bench",
+        "lastbit.reports.why",
+    ),
     "lastbit.sanitize": ABOVE_VERIFY,
-    "lastbit.cluster": (*ABOVE_VERIFY, "lastbit.calibrate", "lastbit.reports"),
-    **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "lastbit.reports", "lastbit.reports.characters", *TOP)),
+    "lastbit.cluster": (*ABOVE_VERIFY, "lastbit.calibrate"),
+    **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "lastbit.reports.characters", *TOP)),
     "lastbit.references": ("lastbit.ops", "lastbit.chains", "lastbit.numerics", "lastbit.relations", "lastbit.sums"),
     "lastbit.cases": ("lastbit.case", "lastbit.inputs"),
     "lastbit.reports.characters": (),
+    "lastbit.reports.why": ("lastbit.result",),
     "lastbit.reports": (
         "lastbit.reports.characters",
         "lastbit.errors",
@@ -260,7 +270,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.result",
         "lastbit.property_result",
         "lastbit.run",
-        "lastbit.outcomes",
+        "lastbit.row_check",
+        "lastbit.reports.why",
     ),
     "kernels": ("lastbit.errors", "lastbit.kernel", "lastbit.placement"),
 }

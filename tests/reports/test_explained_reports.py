@@ -14,13 +14,12 @@ import pytest
 from explanations import BLAMED, LINES, explained, kernel_file, step
 from rich.console import Console
 
-from lastbit.outcomes.explanation import NEARLY_RIGHT, Explanation
-from lastbit.outcomes.trace import StageMatch
 from lastbit.reports import alerts, annotations, html, junit, markdown, sarif
 from lastbit.reports.explained import MOST_STEPS, excerpt, stage_of
 from lastbit.reports.explanation import explanation_lines
 from lastbit.reports.html_tables import stage_anchor
 from lastbit.reports.trace import print_trace
+from lastbit.reports.why import NEARLY_RIGHT, Explanation, StageMatch
 from lastbit.result import StageResult
 from lastbit.run import Run
 from tests.reports.test_html import read

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from lastbit.outcomes.bench import Sample
-from lastbit.outcomes.speed import EVENTS, GRAPH, Roof, Speed, Speeds
-from lastbit.reports.speed import as_jsonl, page, sentence, title
+from lastbit.reports.bench import Sample
+from lastbit.reports.speed import EVENTS, GRAPH, Roof, Speed, Speeds, as_jsonl, page, sentence, title
 
 ROOF = Roof(Sample.of([1e12]), Sample.of([5e14]))
 OF = "moe x=bf16[2,3] seed=1"

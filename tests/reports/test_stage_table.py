@@ -10,11 +10,11 @@ import pytest
 
 from lastbit.judging.trace import Steps
 from lastbit.numerics.formats import BF16, FP32
-from lastbit.outcomes.trace import KernelTrace, StageMatch, Step
 from lastbit.reports import html, markdown, records, traced, wording
 from lastbit.reports.changes import compare
 from lastbit.reports.changes_text import cells
 from lastbit.reports.stage_summary import STAGE_HEADERS, extremes, stage_summaries
+from lastbit.reports.why import KernelTrace, StageMatch, Step
 from lastbit.result import CaseResult, Comparison, StageResult, Verdict, Worst
 from lastbit.run import Run
 from tests.reports.test_html import Page

@@ -16,11 +16,10 @@ from lastbit.commands.options import config_of
 from lastbit.config import Config
 from lastbit.diagnosing.handover import search_stages
 from lastbit.kernel import Kernel
-from lastbit.outcomes.stages import StageKind
 from lastbit.references.rms_norm import rms_norm
 from lastbit.reports import alerts, annotations, html, junit, markdown, records, sarif
 from lastbit.reports.stage_summary import stage_order, stage_summaries
-from lastbit.reports.stages import sentences
+from lastbit.reports.stages import StageKind, sentences
 from lastbit.reports.summary import problems
 from lastbit.result import CaseResult, Finding, Verdict
 from lastbit.row_check import RowCheck

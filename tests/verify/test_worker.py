@@ -15,7 +15,7 @@ from lastbit.devices import DevicePlan
 from lastbit.diagnosing.handover import search_kernel
 from lastbit.diagnosing.identify import identify_kernel
 from lastbit.errors import DeviceLost, UsageError
-from lastbit.outcomes.stages import StageKind
+from lastbit.reports.stages import StageKind
 from lastbit.verify.inprocess import planned
 from lastbit.verify.worker import Worker, WorkerEnded, pickled
 from tests.faults import vanishing

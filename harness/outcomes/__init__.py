@@ -1,1 +1,0 @@
-"""Results of the commands besides `verify`, as data."""
