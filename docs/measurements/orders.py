@@ -27,7 +27,7 @@ from lastbit.orders.reveal import reveal
 from lastbit.outcomes.order import Order
 from lastbit.reports.order import print_order
 from lastbit.reports.paper import line, make_console
-from lastbit.verify.inprocess import prepare
+from lastbit.verify.worker import prepare
 
 KERNELS = (
     ("triton[native_multiply+rounded_sum]", "squares", "bf16"),

@@ -19,7 +19,7 @@ from lastbit.isolation.isolated import Isolated
 from lastbit.isolation.memory import SharedBlock, fresh
 from lastbit.isolation.process import ForkServer, KernelProcess, Start
 from lastbit.outcomes.speed import SpeedBound
-from lastbit.verify.calls import Caller
+from lastbit.verify.case_calls import Caller
 from lastbit.verify.check import Subject
 
 

@@ -21,7 +21,7 @@ from lastbit.result import TURNED_DOWN, CaseResult, Verdict
 from lastbit.timing import PARTS as PARTS_OF_TIME
 from lastbit.timing import Clock, listening
 from lastbit.verify.check import Subject, verify_case
-from lastbit.verify.inprocess import Workplace
+from lastbit.verify.worker import Workplace
 
 _ONE = "one call of the kernel"
 _WHOLE = "verify_case"

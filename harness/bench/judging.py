@@ -20,7 +20,7 @@ from lastbit.numerics import Enclosure, format_of
 from lastbit.outcomes.bench import ASSERTED, COMPARED, MEMORY, Measurement, Sample
 from lastbit.verify.assertion import assert_contract
 from lastbit.verify.check import Subject
-from lastbit.verify.inprocess import Workplace
+from lastbit.verify.worker import Workplace
 
 _WIDTH = 1 << 13
 _ROWS, _ROWS_ON_CPU = 512, 64  # 2^22 elements are a block of `judge`; both are more than the L2 cache holds

@@ -25,8 +25,8 @@ from lastbit.config import Config
 from lastbit.errors import LastbitError
 from lastbit.inputs import build
 from lastbit.kernel import Kernel
+from lastbit.verify.processes import environment_for
 from lastbit.verify.project import open_project
-from lastbit.verify.run import environment_for
 
 
 def plain_test(kernel: Kernel, eager: Kernel, case: Case, device: torch.device) -> Callable[[], None]:

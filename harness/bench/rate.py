@@ -16,10 +16,10 @@ from lastbit.outcomes.bench import RATE, Measurement, Sample
 from lastbit.result import TURNED_DOWN, CaseResult
 from lastbit.verify.check import Subject, unsupported
 from lastbit.verify.drawing import draw
-from lastbit.verify.fuzz import Explorer
-from lastbit.verify.inprocess import Workplace
+from lastbit.verify.item_run import Explorer
 from lastbit.verify.narrowing import groups_of
 from lastbit.verify.plan import Item
+from lastbit.verify.worker import Workplace
 
 _UNIT = "cases/s"
 

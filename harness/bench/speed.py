@@ -26,8 +26,8 @@ from lastbit.outcomes.bench import Sample
 from lastbit.outcomes.speed import Roof, Speed
 from lastbit.result import TURNED_DOWN, CaseResult, Verdict
 from lastbit.verify.check import Subject, unsupported, verify_case
-from lastbit.verify.inprocess import Workplace
-from lastbit.verify.memory import give_back
+from lastbit.verify.device_memory import give_back
+from lastbit.verify.worker import Workplace
 
 Tensors = Mapping[str, Tensor]
 

@@ -64,7 +64,7 @@ class Actor:
 
         from lastbit.errors import LastbitError
         from lastbit.trees import MixedTrees
-        from lastbit.verify.inprocess import prepare
+        from lastbit.verify.worker import prepare
 
         self._asked = asked = unpacked(Path.cwd(), self._devices)
         device = torch.device(self._device)
@@ -122,8 +122,7 @@ class Actor:
             return make_plan(config, device_type, *load)
 
     def _perform(self, place: int, stream: Any) -> None:
-        from lastbit.verify.fuzz import CaseFailed, Stopped
-        from lastbit.verify.perform import perform
+        from lastbit.verify.item_run import CaseFailed, Stopped, perform
 
         assert self._plan is not None
         if self._kernels:
@@ -158,7 +157,7 @@ def _premises(device: Any) -> str:
 
 def _versions() -> dict[str, str]:
     """Return the versions of this process on which results depend, and a hash of lastbit's code."""
-    from lastbit.verify.run import versions
+    from lastbit.verify.processes import versions
 
     return {**versions(), "lastbit_code": code_hash()}
 

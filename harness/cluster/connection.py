@@ -12,7 +12,7 @@ from lastbit.cluster.travel import packed
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.run import NotRun
-from lastbit.verify.run import workers_for
+from lastbit.verify.processes import workers_for
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from lastbit.errors import LastbitError
 from lastbit.result import CaseResult
 from lastbit.run import Run, Spent
 from lastbit.verify.assemble import assembled, isolation_of
-from lastbit.verify.run import settings_of
+from lastbit.verify.processes import settings_of
 
 LOG = "cluster.log"
 """The file of a run's folder that says what happened to actors."""

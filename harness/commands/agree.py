@@ -18,10 +18,9 @@ from lastbit.kernel import REVISION_MARK
 from lastbit.outcomes.agreement import Agreement, KernelSide
 from lastbit.reports.agreement import as_json, print_agreement
 from lastbit.reports.paper import make_console
-from lastbit.verify.inprocess import planned
+from lastbit.verify.processes import options_of
 from lastbit.verify.project import kernel_folders
-from lastbit.verify.run import options_of
-from lastbit.verify.worker import Worker, WorkerEnded
+from lastbit.verify.worker import Worker, WorkerEnded, planned
 
 
 def add_agree(parser: argparse.ArgumentParser) -> None:

@@ -31,8 +31,7 @@ from lastbit.reports.stages import print_legend, print_stages
 from lastbit.reports.trace import as_json as traces_as_json
 from lastbit.reports.trace import print_trace
 from lastbit.result import Verdict
-from lastbit.verify.inprocess import planned
-from lastbit.verify.worker import Worker, WorkerEnded
+from lastbit.verify.worker import Worker, WorkerEnded, planned
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:

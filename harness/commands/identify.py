@@ -12,9 +12,8 @@ from lastbit.diagnosing.identify import identify_kernel
 from lastbit.outcomes.identification import Identification
 from lastbit.reports.identification import print_identification, print_overview
 from lastbit.reports.paper import line, make_console
-from lastbit.verify.inprocess import planned
 from lastbit.verify.plan import Planned
-from lastbit.verify.worker import Worker, WorkerEnded
+from lastbit.verify.worker import Worker, WorkerEnded, planned
 
 
 def add_identify(parser: argparse.ArgumentParser) -> None:

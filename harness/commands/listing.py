@@ -22,8 +22,8 @@ from lastbit.ops import REQUIRED, Op
 from lastbit.outcomes.listing import Entry
 from lastbit.reports.listing import print_listing
 from lastbit.reports.paper import make_console
-from lastbit.verify.inprocess import prepare
 from lastbit.verify.project import Project, open_project
+from lastbit.verify.worker import prepare
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:

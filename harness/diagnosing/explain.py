@@ -26,9 +26,8 @@ from lastbit.outcomes.explanation import Explanation
 from lastbit.outcomes.trace import KernelTrace
 from lastbit.result import BAD, CaseResult, Verdict, simplest, told
 from lastbit.verify.check import Subject
-from lastbit.verify.inprocess import Watch, Workplace, planned, unwatched
 from lastbit.verify.plan import Planned
-from lastbit.verify.worker import Worker, WorkerEnded
+from lastbit.verify.worker import Watch, Worker, WorkerEnded, Workplace, planned, unwatched
 
 MOST = 1 << 22
 """Elements of the op's first input up to which the reference is evaluated at once."""

@@ -21,7 +21,7 @@ from lastbit.judging.trace import Trace
 from lastbit.outcomes.stages import Handover, StageKind, StageSearch
 from lastbit.result import OF_FORMULA, Comparison
 from lastbit.verify.check import Subject, examine
-from lastbit.verify.inprocess import Watch, Workplace, unwatched
+from lastbit.verify.worker import Watch, Workplace, unwatched
 
 OF_STAGES = ("outside", "special", "rows", "lanes", OF_FORMULA)  # kinds of findings that are about values
 _MOST = 1 << 22  # elements of the op's first input; everything is evaluated at once, some twenty fp64 numbers for each

@@ -35,8 +35,8 @@ from lastbit.tracing.log import LIMIT
 from lastbit.tracing.memory import Addresses, Write
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from lastbit.verify.check import Subject, examine, first_line
-from lastbit.verify.formulas import by_formula, followed_anew, follows
-from lastbit.verify.inprocess import Watch, Workplace, unwatched
+from lastbit.verify.formula_check import by_formula, followed_anew, follows
+from lastbit.verify.worker import Watch, Workplace, unwatched
 
 MOST_PROGRAMS = 64
 """Programs of Triton kernels of which all operations are kept."""

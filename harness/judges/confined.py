@@ -18,8 +18,8 @@ from lastbit.isolation.process import ForkServer
 from lastbit.outcomes.explanation import Explanation
 from lastbit.reports.encoding import decoded, encoded
 from lastbit.result import Verdict
-from lastbit.verify.inprocess import open_workplace, unwatched
-from lastbit.verify.run import environment_for
+from lastbit.verify.processes import environment_for
+from lastbit.verify.worker import open_workplace, unwatched
 
 
 class Named(NamedTuple):

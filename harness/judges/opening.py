@@ -31,15 +31,15 @@ from lastbit.outcomes.file_verdict import Held
 from lastbit.outcomes.speed import Roof
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.run import Run
-from lastbit.verify.calls import Caller
+from lastbit.verify.case_calls import Caller
 from lastbit.verify.check import Subject
 from lastbit.verify.declarations import check_kernel
-from lastbit.verify.inprocess import Tick, Watch, Workplace, one_device, prepare
+from lastbit.verify.device_memory import SharedDevice, Verify, directly
 from lastbit.verify.plan import Plan
 from lastbit.verify.power import Separable, power_of, undecidable_of
+from lastbit.verify.processes import environment_for
 from lastbit.verify.project import open_project
-from lastbit.verify.run import environment_for
-from lastbit.verify.sharing import SharedDevice, Verify, directly
+from lastbit.verify.worker import Tick, Watch, Workplace, one_device, prepare
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from lastbit.devices import made_current
 from lastbit.errors import UnsupportedCase
 from lastbit.inputs import bare, build
 from lastbit.verify.check import Subject, first_line
-from lastbit.verify.inprocess import Workplace
+from lastbit.verify.worker import Workplace
 
 
 @dataclass(frozen=True)

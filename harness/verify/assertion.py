@@ -33,7 +33,7 @@ from lastbit.ops import Contract, Op, check_arguments
 from lastbit.result import Judgement, Verdict, simplest, told
 from lastbit.run import LEAST_DECIDED
 from lastbit.shadows.following import follow
-from lastbit.verify.formulas import follows, judged_by_formula
+from lastbit.verify.formula_check import follows, judged_by_formula
 from lastbit.verify.project import Project, open_project
 
 Depth = Callable[[int], int]

@@ -28,11 +28,9 @@ from lastbit.ops import Contract, Op, check_arguments
 from lastbit.result import CaseResult, Finding, Judgement, Verdict
 from lastbit.takes import beyond
 from lastbit.verify.beside import Beside
-from lastbit.verify.calls import Caller, Performer
-from lastbit.verify.memory import out_of_memory
-from lastbit.verify.other_values import ELSEWHERE
+from lastbit.verify.case_calls import ELSEWHERE, Caller, Calls, Performer, make_calls
+from lastbit.verify.device_memory import out_of_memory
 from lastbit.verify.placed import placement_findings
-from lastbit.verify.repeats import Calls, make_calls
 
 _REST = "the other cases of its group did not run"
 _LARGE = 1 << 26  # elements of a case after which memory goes back to the device, which other processes share

@@ -27,9 +27,9 @@ from lastbit.kernel import Kernel
 from lastbit.outcomes.bench import MEMORY, OPERATIONS, PARTS, RATE, VERIFIED, Bench, Measurement, Sample
 from lastbit.reports.bench import amount, as_jsonl, page
 from lastbit.verify.check import Subject, unsupported
-from lastbit.verify.inprocess import Workplace
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import Project, open_project
+from lastbit.verify.worker import Workplace
 
 install()
 

@@ -22,10 +22,9 @@ from lastbit.kernel import Kernel
 from lastbit.outcomes.agreement import Agreement, KernelSide, StageAgreement
 from lastbit.reports.agreement import as_json, sentences
 from lastbit.verify.check import Subject
-from lastbit.verify.inprocess import Workplace
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import Project, open_project
-from lastbit.verify.worker import WorkerEnded
+from lastbit.verify.worker import WorkerEnded, Workplace
 
 LINES = (
     "rms_norm x=bf16[24,96] weight=bf16[96] eps=1e-06 seed=1",

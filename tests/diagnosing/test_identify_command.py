@@ -15,8 +15,7 @@ from lastbit.diagnosing.identify import identify_kernel
 from lastbit.errors import UsageError
 from lastbit.outcomes.identification import Answer, Candidate, ContractTally, Identification
 from lastbit.reports.identification import elements, print_identification, print_overview
-from lastbit.verify.inprocess import Workplace
-from lastbit.verify.worker import WorkerEnded
+from lastbit.verify.worker import WorkerEnded, Workplace
 
 # What is printed
 

@@ -24,8 +24,8 @@ from lastbit.outcomes.file_verdict import Contracts, FileVerdict
 from lastbit.outcomes.speed import SpeedBound
 from lastbit.reports.judged import print_judged
 from lastbit.result import Verdict
-from lastbit.verify.inprocess import unwatched
 from lastbit.verify.project import open_project
+from lastbit.verify.worker import unwatched
 from tests.bench.test_bench_file import ROOF, kernel_of, measured
 
 CONFIG = Config("")
