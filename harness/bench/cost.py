@@ -15,7 +15,7 @@ from lastbit.case import Case, parse_case
 from lastbit.devices import made_current
 from lastbit.errors import LastbitError
 from lastbit.inputs import build
-from lastbit.judging.problems import PROBLEMS
+from lastbit.judging.problem import PROBLEMS
 from lastbit.outcomes.bench import BUSY, MEMORY, OPERATIONS, PARTS, VERIFIED, Measurement, Sample
 from lastbit.result import TURNED_DOWN, CaseResult, Verdict
 from lastbit.timing import PARTS as PARTS_OF_TIME

@@ -22,8 +22,8 @@ from lastbit.bench.unseen import MemoryMap, Shaped, Taken, drawn, places_in, set
 from lastbit.case import Case
 from lastbit.inputs import build
 from lastbit.isolation.isolated import FRAMES
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.outcomes.bench import Sample
 from lastbit.outcomes.speed import SpeedBound
 from lastbit.result import Finding, Judgement, Verdict

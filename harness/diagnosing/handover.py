@@ -13,11 +13,10 @@ from lastbit.case import Case, parse_case
 from lastbit.diagnosing.suspects import suspects
 from lastbit.errors import UsageError
 from lastbit.inputs import build
-from lastbit.judging.lanes import forgiven
-from lastbit.judging.latent import ExplainedRows, explain_rows
+from lastbit.judging.expected import Trace
+from lastbit.judging.latent import ExplainedRows, explain_rows, forgiven
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Tensors
-from lastbit.judging.trace import Trace
 from lastbit.outcomes.stages import Handover, StageKind, StageSearch
 from lastbit.result import OF_FORMULA, Comparison
 from lastbit.verify.check import Subject, examine

@@ -23,8 +23,8 @@ from lastbit.isolation.limits import Limits
 from lastbit.isolation.process import ForkServer
 from lastbit.judges.case_order import CaseOrder
 from lastbit.judges.question import JudgeQuestion
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.of_file import held_to
 from lastbit.ops import Contract, Op
 from lastbit.outcomes.file_verdict import Held

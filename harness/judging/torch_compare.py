@@ -132,7 +132,7 @@ def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
     return outside_mask(actual, expected).count_nonzero()
 
 
-def unravel(position: int, shape: torch.Size) -> tuple[int, ...]:
+def unravel(position: int, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the index of the element at `position` in row-major order."""
     index = []
     for size in reversed(shape):

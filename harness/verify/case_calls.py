@@ -22,8 +22,8 @@ from lastbit.case import Case
 from lastbit.errors import KernelError, UnsupportedCase, UsageError
 from lastbit.inputs import Inputs, Poison, build, differences, refilled, unequal, violations
 from lastbit.inputs.guards import Guarded
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel
 from lastbit.result import Finding
 from lastbit.shadows.following import Followed, follow

@@ -19,9 +19,8 @@ from lastbit.inputs import Inputs, build, fingerprints
 from lastbit.interpret import races
 from lastbit.isolation.answers import Raised
 from lastbit.isolation.process import KernelProcessEnded
-from lastbit.judging.judge import judge
-from lastbit.judging.problem import Problem
-from lastbit.judging.problems import PROBLEMS
+from lastbit.judging.problem import PROBLEMS, Problem
+from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel
 from lastbit.numerics import Premises, remembering
 from lastbit.ops import Contract, Op, check_arguments

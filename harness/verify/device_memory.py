@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from lastbit.isolation.answers import Raised
-from lastbit.judging.problems import PROBLEMS
+from lastbit.judging.problem import PROBLEMS
 from lastbit.kernel import Kernel
 from lastbit.result import CaseResult, Verdict
 

@@ -18,8 +18,8 @@ from lastbit.inputs import Inputs, build
 from lastbit.invariance.basis import Anew, Basis
 from lastbit.invariance.properties import properties_of
 from lastbit.invariance.property import Property, result_of
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.ops import Op
 from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.relations import Independent, Tensors

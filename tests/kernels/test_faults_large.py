@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lastbit.case import Case
-from lastbit.judging.problems import PROBLEMS
+from lastbit.judging.problem import PROBLEMS
 from lastbit.result import Verdict
 from lastbit.verify.check import verify_case
 from lastbit.verify.device_memory import give_back

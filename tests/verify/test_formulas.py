@@ -16,8 +16,8 @@ from lastbit.config import Config
 from lastbit.inputs import build
 from lastbit.judges.conclusions import contracts_of
 from lastbit.judging.formula import compare_formulas
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel
 from lastbit.numerics.residues import Residues
 from lastbit.numerics.residues.field import P
