@@ -25,9 +25,8 @@ from lastbit.judging.problem import Problem
 from lastbit.numerics.residues import products_of
 from lastbit.outcomes.trace import KernelTrace, Step
 from lastbit.result import OF_FORMULA, CaseResult, Verdict, Worst
-from lastbit.shadows.following import Followed
-from lastbit.shadows.memory import ShadowMemory
-from lastbit.shadows.standing import python_primitives
+from lastbit.shadows.following import Followed, python_primitives
+from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.events import Program
 from lastbit.tracing.follow import Visit

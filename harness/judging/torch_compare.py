@@ -6,6 +6,7 @@ Rare figures are computed where they occur: distances of elements that differ, r
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 

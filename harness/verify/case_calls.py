@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lastbit.calling.attempting import Attempt
-from lastbit.calling.performing import INPUT, CallRequest, Performed, perform, results_of
+from lastbit.calling.performing import INPUT, Attempt, CallRequest, Performed, perform, results_of
 from lastbit.calling.process_state import left_by_loading
 from lastbit.case import Case
 from lastbit.errors import KernelError, UnsupportedCase, UsageError
