@@ -25,7 +25,7 @@ from lastbit.verify.schedule import Schedule, units
 if TYPE_CHECKING:
     from lastbit.isolation.elsewhere import Kernels
     from lastbit.verify.plan import Plan
-    from lastbit.verify.recorder import ResultRecorder
+    from lastbit.verify.result_recorder import ResultRecorder
 
 _config = pytest.StashKey[Config]()
 _notes = pytest.StashKey[Notes]()
@@ -168,7 +168,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def recorder(request: pytest.FixtureRequest) -> ResultRecorder:
     """Make the recorder that writes the files of this worker process."""
     from lastbit.reports.records import dump
-    from lastbit.verify.recorder import ResultRecorder
+    from lastbit.verify.result_recorder import ResultRecorder
 
     worker = getattr(request.config, "workerinput", {}).get("workerid", "main")
     return ResultRecorder(request.config.stash[_config], f"{_device_type()}-{worker}", dump)

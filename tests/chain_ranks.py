@@ -20,9 +20,9 @@ from lastbit.case import parse_case
 from lastbit.diagnosing.identify import Observed, identified
 from lastbit.diagnosing.trials import TrialSample
 from lastbit.inputs import build
-from lastbit.judging.judge import judge
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel
 from lastbit.references.all_reduce_rms_norm import all_reduce_rms_norm
 from lastbit.reports.identification import Identification

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lastbit.judging.compare_selftest import corners
+from lastbit.judging.fused_compare import corners
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import FORMATS, FP64, Format, cast
 

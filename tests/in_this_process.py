@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lastbit.config import Config
-from lastbit.verify.inprocess import Tick, one_device, open_workplace, unwatched
+from lastbit.verify.worker import Tick, one_device, open_workplace, unwatched
 
 
 class InThisProcess:

@@ -8,7 +8,7 @@ from lastbit.errors import UnsupportedCase
 from lastbit.kernel import Kernel
 from lastbit.verify.check import Subject
 from lastbit.verify.project import open_project
-from lastbit.verify.properties import properties_on
+from lastbit.verify.property_checks import properties_on
 
 CPU = torch.device("cpu")
 PROJECT = open_project(Config(folder=""))

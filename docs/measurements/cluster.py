@@ -27,7 +27,7 @@ from lastbit.config import Config
 from lastbit.reports import records
 from lastbit.result import CaseResult
 from lastbit.run import Run
-from lastbit.verify.run import PER_ACCELERATOR
+from lastbit.verify.processes import PER_ACCELERATOR
 
 PROJECT = Path(__file__).parents[2] / "tests" / "cluster_project"
 RULES = ("rounded_sum", "unrounded_sum", "rounded_value")

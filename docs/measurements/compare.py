@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from lastbit.judging import compare_selftest, torch_compare
+from lastbit.judging import fused_compare, torch_compare
 from lastbit.judging.compare import compare, outside_count
 from lastbit.judging.fused_compare import FLOATS, Sort
 from lastbit.numerics import Enclosure
@@ -81,15 +81,13 @@ def main() -> None:
         spec.loader.exec_module(before)
     for dtype in sorted(FLOATS, key=str):
         for parts in (1, 2, 4):
-            print(
-                dtype, parts, compare_selftest.difference(Sort(DEVICE, dtype, parts, flat=True, large=True)) or "agrees"
-            )
+            print(dtype, parts, fused_compare.difference(Sort(DEVICE, dtype, parts, flat=True, large=True)) or "agrees")
     for shape in SHAPES:
         for parts in (4, 2, 1):
             for share in (0.001, 0.01):
                 print(row(shape, parts, share, before), flush=True)
     actual, expected = problem((1024, 1024), 4, 0.01)
-    assert compare_selftest.agree(compare(actual, expected, BF16), torch_compare.compare(actual, expected, BF16))
+    assert fused_compare.agree(compare(actual, expected, BF16), torch_compare.compare(actual, expected, BF16))
 
 
 if __name__ == "__main__":

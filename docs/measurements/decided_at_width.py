@@ -116,7 +116,7 @@ def hunted_norm(fault: Any, kind: str) -> Any:
 
 def measured(case: Any, device: Any) -> dict[str, tuple[str, int, int, int]]:
     """Result → format, elements, those decided seen from the inputs, and those outside, of PyTorch's kernel."""
-    from lastbit.judging.judge import judge
+    from lastbit.judging.verdict import judge
 
     kernel, problem = problem_of(case, device)
     returned = kernel.call(**problem.tensors, **case.params)

@@ -29,8 +29,8 @@ from summation import SUMS, running  # noqa: E402
 from lastbit.case import Case, TensorSpec  # noqa: E402
 from lastbit.cases.layer_norm_gated_backward import _ANY as REGIMES  # noqa: E402
 from lastbit.inputs import build  # noqa: E402
-from lastbit.judging.judge import judge  # noqa: E402
 from lastbit.judging.problem import Problem  # noqa: E402
+from lastbit.judging.verdict import judge  # noqa: E402
 from lastbit.numerics import Premises  # noqa: E402
 from lastbit.numerics.formats import sum_to_odd  # noqa: E402
 from lastbit.references.layer_norm_gated_backward import layer_norm_gated_backward as op  # noqa: E402

@@ -48,8 +48,8 @@ def row(kernel: Any, eager: Any, offset: int, dtype: str, device: Any) -> list[s
     import torch
 
     from lastbit.dtypes import DTYPES as TORCH
-    from lastbit.judging.judge import judge
     from lastbit.judging.problem import Problem
+    from lastbit.judging.verdict import judge
     from tests.faults.hunt import project, subject_of
 
     tensors, params = problem(offset, TORCH[dtype], device), {"eps": 1e-5}

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from lastbit import assert_contract
-from lastbit.calibrate.coverage import documented_premises
+from lastbit.calibrate.store import documented_premises
 from lastbit.interpret import install
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.numerics import BY_CAPABILITY, LOOSEST, Enclosure, Premises, dot, format_of, ordered, round_to, using

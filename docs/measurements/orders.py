@@ -26,7 +26,7 @@ from lastbit.orders.of_kernel import Probe, open_orders, order_of
 from lastbit.orders.reveal import reveal
 from lastbit.reports.order import Order, print_order
 from lastbit.reports.paper import line, make_console
-from lastbit.verify.inprocess import prepare
+from lastbit.verify.worker import prepare
 
 KERNELS = (
     ("triton[native_multiply+rounded_sum]", "squares", "bf16"),

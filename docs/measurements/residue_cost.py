@@ -37,9 +37,9 @@ Job = tuple[str, str, bool]  # op, what -k takes, whether kernels are followed
 
 def without_following() -> None:
     """Let `verify` follow no kernel: what this file does as a plugin of pytest."""
-    from lastbit.verify import fuzz
+    from lastbit.verify import item_run
 
-    fuzz.with_formula = lambda subject, case, result: result
+    item_run.with_formula = lambda subject, case, result: result
 
 
 def ran(job: Job, cores: Queue[int], seconds: float) -> dict[str, Any]:

@@ -299,8 +299,8 @@ def blind_table() -> str:
     import torch
 
     from lastbit.judging.formula import compare_formulas
-    from lastbit.judging.judge import judge
     from lastbit.judging.problem import Problem
+    from lastbit.judging.verdict import judge
     from lastbit.kernel import Kernel
     from lastbit.shadows.following import follow
     from tests.faults.hunt import project

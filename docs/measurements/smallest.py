@@ -27,8 +27,8 @@ from lastbit.case import Case, parse_case
 from lastbit.diagnosing.smallest import smallest
 from lastbit.result import BAD
 from lastbit.verify.check import verify_case
-from lastbit.verify.fuzz import way
-from lastbit.verify.inprocess import prepare
+from lastbit.verify.item_run import way
+from lastbit.verify.worker import prepare
 
 CPU = torch.device("cpu")
 CASES = 8

@@ -68,7 +68,7 @@ def main() -> None:
     import triton
 
     from lastbit.kernel import load_kernels
-    from lastbit.verify.inprocess import prepare
+    from lastbit.verify.worker import prepare
 
     prepare(torch.device("cpu"))
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "harness" / "checkout"))
 
-from lastbit.calibrate.coverage import documented_premises
+from lastbit.calibrate.store import documented_premises
 from lastbit.numerics.premises import U
 
 TILES = ((16, 64, 64), (64, 64, 64), (128, 128, 64), (16, 16, 16))

@@ -34,8 +34,8 @@ from lastbit.reports.bench import Sample
 from lastbit.reports.speed import CLOCK, EVENTS, GRAPH, Roof, Speed
 from lastbit.result import TURNED_DOWN, CaseResult, Verdict
 from lastbit.verify.check import Subject, unsupported, verify_case
-from lastbit.verify.inprocess import Workplace
-from lastbit.verify.memory import give_back
+from lastbit.verify.device_memory import give_back
+from lastbit.verify.worker import Workplace
 
 _ELEMENTS = 256
 

@@ -27,7 +27,7 @@ from lastbit.devices import made_current
 from lastbit.errors import LastbitError
 from lastbit.inputs import build
 from lastbit.judging.compare import compare
-from lastbit.judging.problems import PROBLEMS
+from lastbit.judging.problem import PROBLEMS
 from lastbit.kernel import Kernel
 from lastbit.numerics import Enclosure, format_of
 from lastbit.reports.bench import (
@@ -48,12 +48,11 @@ from lastbit.timing import Clock, listening
 from lastbit.verify.assertion import assert_contract
 from lastbit.verify.check import Subject, unsupported, verify_case
 from lastbit.verify.drawing import draw
-from lastbit.verify.fuzz import Explorer
-from lastbit.verify.inprocess import Tick, Watch, Workplace
+from lastbit.verify.item_run import Explorer
 from lastbit.verify.narrowing import groups_of
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import open_project
-from lastbit.verify.worker import Worker
+from lastbit.verify.worker import Tick, Watch, Worker, Workplace
 
 
 def plain_test(kernel: Kernel, eager: Kernel, case: Case, device: torch.device) -> Callable[[], None]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from lastbit.reports.bench import Sample
-from lastbit.verify.memory import give_back
+from lastbit.verify.device_memory import give_back
 
 _MOST_COPIES = 64
 _CACHE = 4 << 20  # bytes, more than the L2 cache of a core holds

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from lastbit.calibrate import kernels
-from lastbit.calibrate.coverage import documented_premises
 from lastbit.calibrate.functions import EVERY, functions
-from lastbit.calibrate.store import SUBNORMAL_PRODUCTS, MeasuredPremise
+from lastbit.calibrate.store import SUBNORMAL_PRODUCTS, MeasuredPremise, documented_premises
 from lastbit.numerics import DOCUMENTED, Enclosure, Premises, cast, dot, using
 
 _SAMPLE = {"cpu": 1 << 16}

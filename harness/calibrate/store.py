@@ -1,6 +1,7 @@
-"""The store of measured premises: one JSON file per device, Triton version and mode.
+"""The store of premises: measured ones, and those that cover a device before anything has been measured on it.
 
-Triton is not imported here: whoever reads premises may not know yet whether it is to compile or to interpret.
+There is one JSON file per device, Triton version and mode. Triton is not imported here: whoever reads premises may not
+know yet whether it is to compile or to interpret.
 """
 
 from __future__ import annotations
@@ -15,10 +16,30 @@ from pathlib import Path
 
 import torch
 
-from lastbit.calibrate.coverage import documented_premises
 from lastbit.errors import LastbitError
 from lastbit.files import replace_file
-from lastbit.numerics import DOCUMENTED, Bound, Premises
+from lastbit.numerics import BY_CAPABILITY, DOCUMENTED, LOOSEST, Bound, Premises, TensorCores
+
+
+def documented_premises(device: torch.device) -> Premises:
+    """Return the documented premises of `device`; if none covers it, the loosest ones that are here."""
+    cores, dots = _dots(device)
+    return Premises(device=f"documented primitives, {dots}", tensor_cores=cores)
+
+
+def _dots(device: torch.device) -> tuple[TensorCores | None, str]:
+    """Return the tensor cores whose bound holds for the device's dots, None on the CPU, and a description."""
+    if device.type == "cpu":
+        return None, "dots in any order, rounded"
+    if device.type != "cuda" or torch.version.hip:
+        vendor = "AMD" if device.type == "cuda" else device.type
+        return LOOSEST, f"not covered: no premise is for {vendor} devices, these bounds are those of a V100"
+    capability = torch.cuda.get_device_capability(device)
+    if cores := BY_CAPABILITY.get(capability):
+        return cores, str(cores)
+    number = ".".join(map(str, capability))
+    return LOOSEST, f"not covered: no model of compute capability {number} is here, these bounds are those of a V100"
+
 
 SUBNORMAL_PRODUCTS = "an fp32 product may be subnormal"
 

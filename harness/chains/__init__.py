@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 
 from lastbit.chains.build import made
-from lastbit.chains.parts import Part
+from lastbit.chains.chain_parts import Part
 from lastbit.ops import Op
 
 __all__ = ["Part", "chain"]

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lastbit.chains.parts import Link, Part, check_word, links_of
-from lastbit.chains.reference import ChainReference, Passed
+from lastbit.chains.chain_parts import ChainReference, Link, Part, Passed, check_word, links_of
 from lastbit.declared import check_contracts
 from lastbit.errors import OpError, no_such
 from lastbit.numerics.formats import DIRECTIONS, TARGETS, split_target

@@ -51,7 +51,7 @@ class ChildProcess:
         self.channel = Channel(ours, **of_channel)
         with theirs:
             try:
-                self._process = subprocess.Popen(
+                self._process: subprocess.Popen[bytes] | _Forked = subprocess.Popen(
                     command(theirs.fileno()),
                     env=environ,
                     cwd=folder,
@@ -132,7 +132,8 @@ class _Forked:
     """A forked process, with what is needed here of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
-        self.pid, self._code, self._waiting = pid, None, threading.Lock()
+        self.pid, self._waiting = pid, threading.Lock()
+        self._code: int | None = None
 
     def poll(self) -> int | None:
         with self._waiting:

@@ -65,8 +65,8 @@ class Actor:
         from lastbit.calibrate import load_premises
         from lastbit.errors import LastbitError
         from lastbit.trees import MixedTrees
-        from lastbit.verify.inprocess import prepare
-        from lastbit.verify.run import versions
+        from lastbit.verify.processes import versions
+        from lastbit.verify.worker import prepare
 
         self._asked = asked = unpacked(Path.cwd(), self._devices)
         device = torch.device(self._device)
@@ -124,8 +124,7 @@ class Actor:
             return make_plan(config, device_type, *load)
 
     def _perform(self, place: int, stream: Any) -> None:
-        from lastbit.verify.fuzz import CaseFailed, Stopped
-        from lastbit.verify.perform import perform
+        from lastbit.verify.item_run import CaseFailed, Stopped, perform
 
         assert self._plan is not None
         if self._kernels:

@@ -22,7 +22,7 @@ from lastbit.errors import LastbitError
 from lastbit.result import CaseResult
 from lastbit.run import NotRun, Run, Spent
 from lastbit.verify.assemble import assembled, isolation_of
-from lastbit.verify.run import settings_of, workers_for
+from lastbit.verify.processes import settings_of, workers_for
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lastbit.devices import AUTO, DevicePlan
 from lastbit.errors import UsageError
-from lastbit.verify.run import PER_ACCELERATOR
+from lastbit.verify.processes import PER_ACCELERATOR
 
 ANY = "any"
 """What --device is to say for each kind of device that a cluster has, once."""

@@ -26,11 +26,10 @@ from lastbit.case import Case
 from lastbit.config import Config
 from lastbit.result import CaseResult, Verdict
 from lastbit.timing import seconds_so_far
+from lastbit.verify.device_memory import SharedDevice, Verify, directly, is_lost
 from lastbit.verify.isolating import limit_of
-from lastbit.verify.memory import is_lost
 from lastbit.verify.plan import Item
-from lastbit.verify.recorder import note_of
-from lastbit.verify.sharing import SharedDevice, Verify, directly
+from lastbit.verify.result_recorder import note_of
 
 _FATAL = 17
 _MARGIN = 5.0
@@ -54,7 +53,7 @@ class Stream:
     """Tells of one item that another thread of this process performs.
 
     Attributes:
-        cases, seed, random, timeout, failures: as in `lastbit.verify.perform.Records`.
+        cases, seed, random, timeout, failures: as in `lastbit.verify.item_run.Records`.
     """
 
     def __init__(

@@ -17,10 +17,9 @@ from lastbit.history.revisions import kernels_at
 from lastbit.kernel import REVISION_MARK
 from lastbit.reports.agreement import Agreement, KernelSide, as_json, print_agreement
 from lastbit.reports.paper import make_console
-from lastbit.verify.inprocess import planned
+from lastbit.verify.processes import options_of
 from lastbit.verify.project import kernel_folders
-from lastbit.verify.run import options_of
-from lastbit.verify.worker import Worker, WorkerEnded
+from lastbit.verify.worker import Worker, WorkerEnded, planned
 
 
 def add_agree(parser: argparse.ArgumentParser) -> None:

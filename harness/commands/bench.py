@@ -64,7 +64,7 @@ def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
         return bench_file(options, Path(what))
     from lastbit.bench.samples import QUICK, Effort
     from lastbit.reports.paper import line, make_console
-    from lastbit.verify.run import environment_of
+    from lastbit.verify.processes import environment_of
     from lastbit.verify.worker import Worker
 
     config = config_of(options, ops=tuple(options.op))

@@ -28,8 +28,8 @@ def bench_file(options: argparse.Namespace, path: Path) -> int:
     from lastbit.judges.question import JudgeQuestion
     from lastbit.reports.bound import Bounds, as_jsonl, page
     from lastbit.reports.paper import line, make_console
-    from lastbit.verify.inprocess import unwatched
-    from lastbit.verify.run import environment_of
+    from lastbit.verify.processes import environment_of
+    from lastbit.verify.worker import unwatched
 
     if len(options.op) != 1:
         raise UsageError("name the op that the kernel of the file computes: --op OP")

@@ -11,7 +11,7 @@ from lastbit.commands.options import add_device
 from lastbit.commands.running import worst_code
 from lastbit.devices import plan_devices
 from lastbit.reports.paper import line, make_console
-from lastbit.verify.run import environment_for
+from lastbit.verify.processes import environment_for
 
 
 def add_calibrate(parser: argparse.ArgumentParser) -> None:

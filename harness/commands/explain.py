@@ -29,8 +29,7 @@ from lastbit.reports.trace import as_json as traces_as_json
 from lastbit.reports.trace import print_trace
 from lastbit.reports.why import Explanation, KernelTrace
 from lastbit.result import Verdict
-from lastbit.verify.inprocess import planned
-from lastbit.verify.worker import Worker, WorkerEnded
+from lastbit.verify.worker import Worker, WorkerEnded, planned
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:

@@ -30,9 +30,8 @@ from lastbit.reports.golden import REFUSED, GoldenReport, KernelOutcome, Status,
 from lastbit.reports.paper import line, make_console
 from lastbit.reports.progress import RunProgress
 from lastbit.reports.summary import plural
-from lastbit.verify.inprocess import planned
-from lastbit.verify.run import options_of
-from lastbit.verify.worker import Worker
+from lastbit.verify.processes import options_of
+from lastbit.verify.worker import Worker, planned
 
 FOLDER = Path("cases", "golden")
 """Where goldens are, in a folder per kind of device, unless kernels come from elsewhere."""

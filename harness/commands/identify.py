@@ -11,9 +11,8 @@ from lastbit.commands.running import worst_code
 from lastbit.diagnosing.identify import identify_kernel
 from lastbit.reports.identification import Identification, print_identification, print_overview
 from lastbit.reports.paper import line, make_console
-from lastbit.verify.inprocess import planned
 from lastbit.verify.plan import Planned
-from lastbit.verify.worker import Worker, WorkerEnded
+from lastbit.verify.worker import Worker, WorkerEnded, planned
 
 
 def add_identify(parser: argparse.ArgumentParser) -> None:

@@ -21,8 +21,8 @@ from lastbit.kernel import Kernel
 from lastbit.ops import REQUIRED, Op
 from lastbit.reports.listing import Entry, print_listing
 from lastbit.reports.paper import make_console
-from lastbit.verify.inprocess import prepare
 from lastbit.verify.project import Project, open_project
+from lastbit.verify.worker import prepare
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:

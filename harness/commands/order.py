@@ -17,7 +17,7 @@ from lastbit.orders.form import form_of
 from lastbit.orders.of_kernel import Probe, named, open_orders, order_of, sums_of
 from lastbit.reports.order import Order, difference, from_json, print_differences, print_order, to_json
 from lastbit.reports.paper import line, make_console
-from lastbit.verify.run import environment_of
+from lastbit.verify.processes import environment_of
 from lastbit.verify.worker import Worker
 
 _COLUMNS, _COLUMNS_ON_CPU = (4096,), (128,)

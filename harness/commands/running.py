@@ -14,9 +14,9 @@ from lastbit.config import Config
 from lastbit.reports import records
 from lastbit.run import Run
 from lastbit.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
-from lastbit.verify import run as runs
+from lastbit.verify import processes as runs
 
-_AFTERWARDS = ("lastbit.verify.collect", "pandas", "lastbit.reports.terminal")
+_AFTERWARDS = ("lastbit.verify.assemble", "pandas", "lastbit.reports.terminal")
 """Modules that a run needs at its end, and that take seconds to import."""
 
 NOTHING_RUN = 3
@@ -58,8 +58,7 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
     results.new()
     if interrupted and runs.planned(children) is None:
         raise Interrupted(None)
-    from lastbit.verify.assemble import INTERRUPTED
-    from lastbit.verify.collect import collect
+    from lastbit.verify.assemble import INTERRUPTED, collect
 
     run = kept(collect(config, children, results.all, interrupted=interrupted), Path(config.folder))
     if run.broken.endswith(INTERRUPTED):

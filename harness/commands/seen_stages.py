@@ -19,8 +19,7 @@ from lastbit.reports.summary import plural
 from lastbit.reports.why import KernelTrace
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import Run
-from lastbit.verify.inprocess import planned
-from lastbit.verify.worker import Worker
+from lastbit.verify.worker import Worker, planned
 
 SECONDS = 30.0
 """In which the stages of all kernels are looked for."""

@@ -22,7 +22,7 @@ from lastbit.ops import Contract
 from lastbit.reports.agreement import Agreement, Apart, Does, KernelSide, Parting, StageAgreement
 from lastbit.reports.identification import Identification
 from lastbit.verify.check import Subject
-from lastbit.verify.inprocess import Workplace
+from lastbit.verify.worker import Workplace
 
 
 def agree_kernels(place: Workplace, first: str, second: str, *, most: int) -> Agreement:

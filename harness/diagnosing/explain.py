@@ -25,9 +25,8 @@ from lastbit.judging.observation import Observation
 from lastbit.reports.why import Explanation, KernelTrace
 from lastbit.result import BAD, CaseResult, Verdict, simplest, told
 from lastbit.verify.check import Subject
-from lastbit.verify.inprocess import Watch, Workplace, planned, unwatched
 from lastbit.verify.plan import Planned
-from lastbit.verify.worker import Worker, WorkerEnded
+from lastbit.verify.worker import Watch, Worker, WorkerEnded, Workplace, planned, unwatched
 
 MOST = 1 << 22
 """Elements of the op's first input up to which the reference is evaluated at once."""

@@ -14,11 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lastbit.chains.reference import PartRecorder, reference_codes
+from lastbit.chains.chain_parts import PartRecorder, reference_codes
 from lastbit.interpret.places import place_of
-from lastbit.judging.expected import Expected, Numbers
+from lastbit.judging.expected import Expected, Numbers, Trace
 from lastbit.judging.problem import Given, Problem
-from lastbit.judging.trace import Trace
 
 LONGEST = 120
 """Characters of a formula, beyond which nobody computes it by hand."""

@@ -13,15 +13,14 @@ from lastbit.case import Case, parse_case
 from lastbit.diagnosing.suspects import suspects
 from lastbit.errors import UsageError
 from lastbit.inputs import build
-from lastbit.judging.lanes import forgiven
-from lastbit.judging.latent import ExplainedRows, explain_rows
+from lastbit.judging.expected import Trace
+from lastbit.judging.latent import ExplainedRows, explain_rows, forgiven
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Tensors
-from lastbit.judging.trace import Trace
 from lastbit.reports.stages import Handover, StageKind, StageSearch
 from lastbit.result import OF_FORMULA, Comparison
 from lastbit.verify.check import Subject, examine
-from lastbit.verify.inprocess import Watch, Workplace, unwatched
+from lastbit.verify.worker import Watch, Workplace, unwatched
 
 OF_STAGES = ("outside", "special", "rows", "lanes", OF_FORMULA)  # kinds of findings that are about values
 _MOST = 1 << 22  # elements of the op's first input; everything is evaluated at once, some twenty fp64 numbers for each

@@ -18,10 +18,10 @@ from lastbit.reports.identification import Answer, Candidate, CombinationSearch,
 from lastbit.result import TURNED_DOWN, Verdict
 from lastbit.verify.check import Subject, examine, takes, unsupported
 from lastbit.verify.drawing import draw
-from lastbit.verify.formulas import followed_in, is_small
-from lastbit.verify.inprocess import Watch, Workplace, unwatched
+from lastbit.verify.formula_check import followed_in, is_small
 from lastbit.verify.narrowing import narrowed
 from lastbit.verify.power import Separable
+from lastbit.verify.worker import Watch, Workplace, unwatched
 
 
 def identify_kernel(place: Workplace, name: str, *, most: int) -> Identification:

@@ -19,7 +19,7 @@ from lastbit.inputs.bits import NAN_BITS
 from lastbit.inputs.given import MOST_GIVEN
 from lastbit.interpret.formats import Array
 from lastbit.interpret.watching import watched
-from lastbit.verify.inprocess import Workplace
+from lastbit.verify.worker import Workplace
 
 _FROM_LINE = {"build", "parse_case"}
 

@@ -23,10 +23,10 @@ from lastbit.inputs.given import is_given
 from lastbit.result import BAD, CaseResult
 from lastbit.verify.check import Subject, takes, verify_case
 from lastbit.verify.drawing import draw
-from lastbit.verify.formulas import with_formula
-from lastbit.verify.fuzz import way
-from lastbit.verify.inprocess import Watch, Workplace, unwatched
+from lastbit.verify.formula_check import with_formula
+from lastbit.verify.item_run import way
 from lastbit.verify.shrink import Place, Places, Sizes, shrink, sizes_of, together
+from lastbit.verify.worker import Watch, Workplace, unwatched
 
 MOST_TRIES = 300
 """Calls of the kernel on smaller tensors."""

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import UsageError
-from lastbit.judging.expected import Numbers
+from lastbit.judging.expected import Numbers, Trace
 from lastbit.judging.latent import any_value_explains
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem, Tensors
-from lastbit.judging.trace import Trace
 from lastbit.numerics import FORMATS, Enclosure, Format
 from lastbit.numerics.enclosure import widened
 from lastbit.numerics.formats import FP32

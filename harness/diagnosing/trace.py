@@ -25,9 +25,8 @@ from lastbit.judging.problem import Problem
 from lastbit.numerics.residues import products_of
 from lastbit.reports.why import KernelTrace, Step
 from lastbit.result import OF_FORMULA, CaseResult, Verdict, Worst
-from lastbit.shadows.following import Followed
-from lastbit.shadows.memory import ShadowMemory
-from lastbit.shadows.standing import python_primitives
+from lastbit.shadows.following import Followed, python_primitives
+from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.events import Program
 from lastbit.tracing.follow import Visit
@@ -35,8 +34,8 @@ from lastbit.tracing.log import LIMIT
 from lastbit.tracing.memory import Addresses, Write
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from lastbit.verify.check import Subject, examine, first_line
-from lastbit.verify.formulas import by_formula, followed_anew, follows
-from lastbit.verify.inprocess import Watch, Workplace, unwatched
+from lastbit.verify.formula_check import by_formula, followed_anew, follows
+from lastbit.verify.worker import Watch, Workplace, unwatched
 
 MOST_PROGRAMS = 64
 """Programs of Triton kernels of which all operations are kept."""

@@ -12,9 +12,8 @@ import torch
 from lastbit.diagnosing.deeds import ways_of_all
 from lastbit.diagnosing.grid import Grid
 from lastbit.interpret.formats import Array
-from lastbit.judging.expected import Expected, Numbers, known_exactly
+from lastbit.judging.expected import Expected, Numbers, Trace, known_exactly
 from lastbit.judging.problem import Given
-from lastbit.judging.trace import Trace
 from lastbit.numerics import Enclosure, Format
 from lastbit.numerics.residues import Residues
 from lastbit.reports.why import StageMatch

@@ -14,11 +14,11 @@ from functools import cached_property, partial
 
 from lastbit.case import Case
 from lastbit.errors import UsageError
+from lastbit.judging.expected import Steps
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.latent import check_rows
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem, Tensors
-from lastbit.judging.trace import Steps
 from lastbit.numerics import FORMATS, Format, format_of
 from lastbit.numerics.formats import DIRECTIONS, FP32, Direction
 from lastbit.ops import Contract, Op

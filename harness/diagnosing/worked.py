@@ -13,10 +13,9 @@ from lastbit.diagnosing.deeds import deed, in_ulp, neighbours, rounded, ways_of_
 from lastbit.diagnosing.formulas import FormulaTrace
 from lastbit.diagnosing.steps import elements
 from lastbit.dtypes import DTYPE_NAMES
-from lastbit.judging.expected import Expected, Numbers, known_exactly
+from lastbit.judging.expected import Expected, Numbers, Trace, known_exactly
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
-from lastbit.judging.trace import Trace
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import FP32, FP64, Format, Integers
 from lastbit.reports.why import GIVES, Element, Source, Step, WorkedStage

@@ -18,7 +18,7 @@ from lastbit.reports.golden import CaseOutcome, Change, Figures, KernelOutcome, 
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.verify.check import Subject, examine, unsupported
 from lastbit.verify.drawing import draw
-from lastbit.verify.inprocess import Tick, Watch
+from lastbit.verify.worker import Tick, Watch
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from lastbit.history.golden_properties import asked_of
 from lastbit.history.golden_provenance import kind_of
 from lastbit.reports.golden import REFUSED, KernelOutcome, Status
 from lastbit.verify.check import Subject
-from lastbit.verify.inprocess import Tick, Watch, Workplace
 from lastbit.verify.plan import Item
+from lastbit.verify.worker import Tick, Watch, Workplace
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,8 @@ from lastbit.history.golden_file import Golden
 from lastbit.invariance.properties import properties_of
 from lastbit.property_result import PropertyOutcome, PropertyResult, together
 from lastbit.verify.check import Subject
-from lastbit.verify.inprocess import Watch
-from lastbit.verify.properties import in_a_run, properties_on, sentence_of
-from lastbit.verify.property_cases import asked_cases
+from lastbit.verify.property_checks import asked_cases, in_a_run, properties_on, sentence_of
+from lastbit.verify.worker import Watch
 
 Held = Mapping[str, Sequence[str]]
 """Property → the lines of the cases on which it holds."""

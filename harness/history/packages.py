@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 from lastbit.errors import LastbitError, UsageError, unknown
 from lastbit.history.bisect import RevisionPlace
 from lastbit.reports.bisection import Mark, Point, Recipe
-from lastbit.verify.run import environment_for
+from lastbit.verify.processes import environment_for
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _LISTED = re.compile(r"^Available versions: (.*)$", re.MULTILINE)

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lastbit.calling.attempting import attempted
-from lastbit.calling.performing import CallRequest, Performed, Said, perform, results_of
+from lastbit.calling.performing import CallRequest, Performed, Said, attempted, perform, results_of
 from lastbit.inputs.guards import Guarded, twin
 from lastbit.inputs.rebound import rebound
 from lastbit.inputs.written import violations
@@ -91,7 +90,7 @@ class KernelWork:
         return numbers, {"opaque": followed.opaque[:MOST_OPAQUE]}
 
     def attempt(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
-        """Call a kernel with tensors that may be on any device, or on one: see `lastbit.calling.attempting`."""
+        """Call a kernel with tensors that may be on any device, or on one: see `lastbit.calling.performing`."""
         guards = [Guarded(t["name"], placed(words, t), words, t["start"]) for t, words in tensors]
         call, device = self._kernels[message["kernel"]].call, torch.device(message["device"])
         handed = {guarded.name: twin(guarded, guarded.words) for guarded in guards}

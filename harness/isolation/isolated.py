@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lastbit.calling.attempting import Attempt
-from lastbit.calling.performing import INPUT, CallRequest, Performed
+from lastbit.calling.performing import INPUT, Attempt, CallRequest, Performed
 from lastbit.errors import KernelError, UnsupportedCase, no_stage, wrong_kind
 from lastbit.inputs import Inputs, Poison
 from lastbit.inputs.guards import ALIGNMENT, Guarded

@@ -10,9 +10,8 @@ from lastbit.case import SEED_BITS, Case, Group, parse_case
 from lastbit.config import PROFILES
 from lastbit.inputs.values import check_regime
 from lastbit.judges.question import RANDOM, JudgeQuestion
-from lastbit.verify.design import designed
-from lastbit.verify.drawing import draw
-from lastbit.verify.fuzz import reseeded
+from lastbit.verify.drawing import designed, draw
+from lastbit.verify.item_run import reseeded
 from lastbit.verify.project import Project
 
 

@@ -30,9 +30,9 @@ from lastbit.reports.judged import Culprit, FileVerdict
 from lastbit.reports.why import Explanation
 from lastbit.result import CaseResult, Verdict
 from lastbit.verify.check import Subject
-from lastbit.verify.inprocess import open_workplace, unwatched
+from lastbit.verify.processes import environment_for
 from lastbit.verify.project import open_project
-from lastbit.verify.run import environment_for
+from lastbit.verify.worker import open_workplace, unwatched
 
 if TYPE_CHECKING:  # a confined process need not import it
     from lastbit.judges.opening import Desk

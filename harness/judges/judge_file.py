@@ -25,9 +25,9 @@ from lastbit.judges.question import JudgeQuestion
 from lastbit.reports.judged import FileVerdict
 from lastbit.result import BAD, CaseResult, Finding, Verdict
 from lastbit.verify.check import Subject, unsupported
-from lastbit.verify.fuzz import Explorer, kind_of
-from lastbit.verify.inprocess import Workplace
+from lastbit.verify.item_run import Explorer, kind_of
 from lastbit.verify.plan import Item
+from lastbit.verify.worker import Workplace
 
 TORCH_OP = "torch_op"
 """The kind of a finding: the kernel calls torch's own operator for the whole op, where that is forbidden."""

@@ -23,23 +23,23 @@ from lastbit.isolation.limits import Limits
 from lastbit.isolation.process import ForkServer
 from lastbit.judges.case_order import CaseOrder
 from lastbit.judges.question import JudgeQuestion
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.of_file import held_to
 from lastbit.ops import Contract, Op
 from lastbit.reports.judged import Held
 from lastbit.reports.speed import Roof
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.run import Run
-from lastbit.verify.calls import Caller
+from lastbit.verify.case_calls import Caller
 from lastbit.verify.check import Subject
 from lastbit.verify.declarations import check_kernel
-from lastbit.verify.inprocess import Tick, Watch, Workplace, one_device, prepare
+from lastbit.verify.device_memory import SharedDevice, Verify, directly
 from lastbit.verify.plan import Plan
 from lastbit.verify.power import Separable, power_of, undecidable_of
+from lastbit.verify.processes import environment_for
 from lastbit.verify.project import open_project
-from lastbit.verify.run import environment_for
-from lastbit.verify.sharing import SharedDevice, Verify, directly
+from lastbit.verify.worker import Tick, Watch, Workplace, one_device, prepare
 
 
 @dataclass(frozen=True)

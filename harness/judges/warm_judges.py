@@ -19,7 +19,7 @@ from lastbit.judges.opening import open_desk
 from lastbit.judges.question import JudgeQuestion
 from lastbit.reports.judged import FileVerdict
 from lastbit.result import Verdict
-from lastbit.verify.run import workers_for
+from lastbit.verify.processes import workers_for
 from lastbit.verify.worker import Worker, WorkerEnded
 
 _TRIES = 2

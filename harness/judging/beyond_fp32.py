@@ -19,11 +19,10 @@ from operator import add
 import torch
 from torch import Tensor
 
-from lastbit.judging.expected import Expected, Numbers, RowSum
+from lastbit.judging.expected import Expected, Numbers, RowSum, Trace
 from lastbit.judging.latent import check_rows, explain_rows
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
-from lastbit.judging.trace import Trace
 from lastbit.numerics import Enclosure, Format, round_to
 from lastbit.numerics.formats import from_ordinals, ordinals
 

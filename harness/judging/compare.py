@@ -103,8 +103,7 @@ def _pair(actual: Tensor, expected: Enclosure | Tensor) -> ComparedPair | None:
     """Return both as the fused kernels take them, None where none is used; Triton is not imported for CPU tensors."""
     if not fuses(actual):
         return None
-    from lastbit.judging.compare_selftest import trusted
-    from lastbit.judging.fused_compare import ComparedPair
+    from lastbit.judging.fused_compare import ComparedPair, trusted
 
     pair = ComparedPair.of(actual, expected)
     return pair if pair is not None and trusted(pair.sort) else None

@@ -1,28 +1,131 @@
-"""Comparison by Triton kernels: one that reads everything once, one that adds up its results, one copy to the host.
-
-`torch_compare` is the definition. Counts, maxima, histogram and the worst element equal it exactly; sums
-of fp64 differ by the order of summation only, which depends on nothing but the number of elements.
-"""
+"""The figures of a comparison by one kernel on a GPU, and its test against the definition, before it is trusted."""
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lastbit import trust
 from lastbit.inputs.bits import bits_of_float
 from lastbit.judging import compare_kernels as kernels
-from lastbit.judging import compare_plain_kernels as plain_kernels
-from lastbit.judging.compare import Begun
-from lastbit.judging.figures import FloatFigures, IntegerFigures, comparison, comparison_of_integers
+from lastbit.judging import torch_compare
+from lastbit.judging.compare import Begun, finished
+from lastbit.judging.torch_compare import FARTHEST, unravel
 from lastbit.numerics import Enclosure, Format
-from lastbit.numerics.formats import ordinals
+from lastbit.numerics.formats import FORMATS, FP64, cast, ordinals
 from lastbit.numerics.fused import LARGE
 from lastbit.numerics.fused.compiled import launcher, unspecialized
+from lastbit.result import NEAR, Comparison, Worst
+
+
+class FloatFigures(NamedTuple):
+    """The figures that `finish` writes of a comparison with an enclosure; the parts of the worst element follow.
+
+    `undecided` elements are not decided, `far` ones do not count in the bias, and `beyond_16` are those farther than
+    16 ulp from the contract's value.
+    """
+
+    undecided: float
+    mismatched: float
+    outside: float
+    special: float
+    far: float
+    beyond_0: float
+    beyond_1: float
+    beyond_2: float
+    beyond_4: float
+    beyond_16: float
+    squared_error: float
+    squared_exact: float
+    squared_contract: float
+    bias_sum: float
+    max_error: float
+    max_ulp: float
+    budget_ratio: float
+    position: float
+    severity: float
+    actual: float
+
+
+class IntegerFigures(NamedTuple):
+    """The figures that `finish` writes of a comparison of integers."""
+
+    wrong: float
+    beyond_0: float
+    beyond_1: float
+    beyond_2: float
+    beyond_4: float
+    beyond_16: float
+    squared_error: float
+    squared_exact: float
+    position: float
+    farthest: float
+    actual: float
+    expected: float
+
+
+def comparison(shape: torch.Size, numbers: list[float]) -> Comparison:
+    """Make the statistics of floating-point numbers from `FloatFigures` and the parts of the worst element."""
+    figures, numel = FloatFigures(*numbers[: len(FloatFigures._fields)]), shape.numel()
+    known = numbers[len(FloatFigures._fields) :]
+    exact, value, lo, hi = (known + known[-1:] * 3)[:4]
+    index = unravel(int(figures.position), shape)
+    return Comparison(
+        numel=numel,
+        decided=numel - int(figures.undecided),
+        mismatched=int(figures.mismatched),
+        outside=int(figures.outside),
+        special=int(figures.special),
+        squared_error=figures.squared_error,
+        squared_exact=figures.squared_exact,
+        squared_contract=figures.squared_contract,
+        max_error=figures.max_error,
+        bias_sum=figures.bias_sum,
+        bias_count=numel - int(figures.far),
+        max_ulp=figures.max_ulp,
+        ulp_histogram=_histogram(numel, figures),
+        budget_ratio=figures.budget_ratio,
+        worst=Worst(index, figures.actual, value, exact, lo, hi, _ulp_of(figures.severity)),
+    )
+
+
+def comparison_of_integers(shape: torch.Size, numbers: list[float]) -> Comparison:
+    """Make the statistics of integers from `IntegerFigures`."""
+    figures, numel = IntegerFigures(*numbers), shape.numel()
+    index, value = unravel(int(figures.position), shape), figures.expected
+    return Comparison(
+        numel=numel,
+        decided=numel,
+        mismatched=int(figures.wrong),
+        outside=int(figures.wrong),
+        squared_error=figures.squared_error,
+        squared_exact=figures.squared_exact,
+        squared_contract=0.0,
+        max_error=figures.farthest,
+        max_ulp=figures.farthest,
+        ulp_histogram=_histogram(numel, figures),
+        worst=Worst(index, figures.actual, value, value, value, value, figures.farthest),
+    )
+
+
+def _histogram(numel: int, figures: FloatFigures | IntegerFigures) -> tuple[int, ...]:
+    f = figures
+    beyond = map(int, (numel, f.beyond_0, f.beyond_1, f.beyond_2, f.beyond_4, f.beyond_16, 0))
+    return tuple(more - less for more, less in pairwise(beyond))
+
+
+def _ulp_of(severity: float) -> float:
+    """Return the distance in ulp of an element of that severity."""
+    distance = severity - 2 * FARTHEST if severity >= 2 * FARTHEST else severity
+    return math.inf if distance == FARTHEST else distance
+
 
 FLOATS = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
@@ -131,11 +234,11 @@ class ComparedPair:
         programs = min(blocks, STATISTICS.programs)
         figures, columns = self._room(size, (size - 2) * programs)
         self._launch(
-            plain_kernels.integer_statistics, STATISTICS, programs,
+            kernels.integer_statistics, STATISTICS, programs,
             (self.actual, self.expected, columns, self.walk.numel, blocks, *self.walk[1:]),
             (self.sort.flat, STATISTICS.block),
         )  # fmt: skip
-        self._finish(figures, columns, programs, (1, plain_kernels.INTEGER_SUMS, 0))
+        self._finish(figures, columns, programs, (1, kernels.INTEGER_SUMS, 0))
         return Begun(figures, functools.partial(comparison_of_integers, self.actual.shape))
 
     def outside_count(self) -> Tensor:
@@ -143,7 +246,7 @@ class ComparedPair:
         count = torch.zeros(1, dtype=torch.int64, device=self.actual.device)
         blocks, parts = self._blocks(COUNT), self.sort.expected if isinstance(self.sort.expected, int) else 0
         self._launch(
-            plain_kernels.count_outside, COUNT, min(blocks, COUNT.programs),
+            kernels.count_outside, COUNT, min(blocks, COUNT.programs),
             (self.actual, self.expected, count, self.contract, self.end, self.walk.numel, blocks, *self.walk[1:]),
             (parts, self.sort.flat, COUNT.block),
         )  # fmt: skip
@@ -203,3 +306,113 @@ def _format(fmt: Format) -> tuple[int, int, int, int, int]:
     limit = int(ordinals(torch.tensor(math.inf, dtype=torch.float64), fmt))
     shift = bits_of_float(fmt.quantum * 2.0**52)
     return 53 - fmt.precision, fmt.min_exponent + 1023, shift, limit, limit + (fmt.overflow == "inf")
+
+
+TESTED = tuple(fmt for fmt in FORMATS.values() if fmt is not FP64)
+
+
+def trusted(sort: Sort) -> bool:
+    """Check whether the kernels for tensors of this sort are trusted."""
+    return trust.trusted(sort.device, sort, f"comparing {sort.actual}", lambda: difference(sort))
+
+
+def difference(sort: Sort) -> str:
+    """Describe the first comparison of special values in which the kernels and torch differ; empty if none."""
+    return next(_of_floats(sort) if isinstance(sort.expected, int) else _of_integers(sort, sort.expected), "")
+
+
+def agree(fused: Comparison, defined: Comparison) -> bool:
+    """Check whether all figures are equal, but for the rounding errors of sums in another order.
+
+    A sum of n terms of fp64 has an error of at most (n - 1) 2^-53 times the sum of their magnitudes, to first order.
+    """
+    error, contract = 2 * defined.numel * 2.0**-53, defined.squared_contract or 0.0
+    sums = (
+        (fused.squared_error, defined.squared_error, error * defined.squared_error),
+        (fused.squared_exact, defined.squared_exact, error * defined.squared_exact),
+        (fused.squared_contract or 0.0, contract, error * contract),
+        (fused.bias_sum, defined.bias_sum, error * NEAR * defined.bias_count),
+    )
+    if not all(repr(a) == repr(b) or abs(a - b) <= bound < math.inf for a, b, bound in sums):
+        return False
+    none = {"squared_error": 0.0, "squared_exact": 0.0, "squared_contract": 0.0, "bias_sum": 0.0}
+    rest = (replace(c, **none) for c in (fused, defined))  # type: ignore[arg-type]
+    return repr(next(rest)) == repr(next(rest))  # NaN and signs of zeros included
+
+
+def corners() -> Tensor:
+    """Return fp64 numbers of both signs where formats begin, end and are halfway between neighbours, inf and NaN."""
+    found = [0.0, math.inf, math.nan, 5e-324, 2.0**-1000, 2.0**1000, 3.0, 1e30]
+    for fmt in TESTED:
+        last = fmt.max * fmt.epsilon / 2
+        found += [fmt.quantum * x for x in (0.5, 1.0, 1.5, 2.5)]
+        found += [2.0**fmt.min_exponent, 2.0**fmt.min_exponent - fmt.quantum / 2, fmt.max, fmt.max + last / 2]
+        found += [1 + fmt.epsilon * x for x in (0.5, 1.0, 1.5, 3.0, 16.0, 40.0)]
+    positive = torch.tensor(found, dtype=torch.float64)
+    return torch.cat([positive, -positive])
+
+
+def specials(dtype: torch.dtype, parts: int) -> tuple[Tensor, Enclosure]:
+    """Return actual values of `dtype` and an enclosure: corners in points, in intervals and where nothing is known."""
+    x = corners()
+    shifts = (0, 1, 2, 7, len(x) // 2, len(x) - 1)
+    a = x.repeat(len(shifts))
+    value, exact, other = (torch.cat([x.roll(s * k + (k > 1)) for s in shifts]) for k in (1, 2, 3))
+    kind = torch.arange(len(a)) % 7
+    ends = torch.stack([torch.minimum(value, other), torch.maximum(value, other)])
+    ends = torch.where(kind % 3 == 0, value, ends)
+    ends[:, kind == 1] = torch.tensor([[-math.inf], [math.inf]], dtype=torch.float64)
+    return cast(a, dtype), Enclosure(torch.stack([exact, value, *ends] if parts > 1 else [value])[:parts])
+
+
+def sets_of(a: Tensor, e: Enclosure) -> dict[str, Tensor]:
+    """Return masks of subsets of the special values, so that infinities in one figure hide no error in another."""
+    x = a.to(torch.float64)
+    moderate = (torch.stack([x, e.exact, e.value]).abs() < 2.0**20).all(0)
+    return {
+        "all": torch.ones_like(moderate),
+        "moderate": moderate,
+        "negative": moderate & (x < e.exact),
+        "allowed": moderate & ~torch_compare.outside_mask(a, e),
+    }
+
+
+def _of_floats(sort: Sort) -> Iterator[str]:
+    assert isinstance(sort.expected, int)
+    kinds = [(sort.expected, sort.flat)] if sort.large else [(1, True), (2, True), (4, False)]
+    for parts, flat in kinds:
+        a, e = specials(sort.actual, parts)
+        for which, chosen in sets_of(a, e).items():
+            actual, stacked = _laid_out(a[chosen], flat), _laid_out(e.parts[:, chosen], flat)
+            actual, expected = actual.to(sort.device), Enclosure(stacked.to(sort.device))
+            pair = ComparedPair.of(actual, expected, large=sort.large)
+            assert pair is not None
+            for fmt in TESTED:
+                [fused] = finished([pair.begin(fmt)])
+                defined = torch_compare.compare(actual, expected, fmt)
+                if not agree(fused, defined):
+                    yield f"{which} special values in {fmt.name}: {fused} instead of {defined}"
+            if pair.outside_count() != torch_compare.outside_count(actual, expected):
+                yield f"the number outside among {which} special values"
+
+
+def _of_integers(sort: Sort, dtype: torch.dtype) -> Iterator[str]:
+    edges = torch.tensor([0, 1, -1, 2, 3, 5, 16, 17, 127, -128, 2**31 - 1, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63)])
+    actual = _laid_out(edges.repeat(4).to(sort.actual), sort.flat).to(sort.device)
+    expected = _laid_out(torch.cat([edges.roll(k) for k in range(4)]).to(dtype), sort.flat).to(sort.device)
+    pair = ComparedPair.of(actual, expected, large=sort.large)
+    assert pair is not None
+    [fused] = finished([pair.begin_integers()])
+    defined = torch_compare.compare_integers(actual, expected)
+    if not agree(fused, defined):
+        yield f"special integers: {fused} instead of {defined}"
+    if pair.outside_count() != torch_compare.outside_count(actual, expected):
+        yield "the number outside among special integers"
+
+
+def _laid_out(x: Tensor, flat: bool) -> Tensor:
+    """Return x as it is, or in two dimensions of which the first is contiguous in memory."""
+    if flat:
+        return x
+    even: Tensor = x[..., : x.shape[-1] // 2 * 2].unflatten(-1, (2, -1))
+    return even.transpose(-1, -2).contiguous().transpose(-1, -2)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lastbit.judging.compare import finished
-from lastbit.judging.expected import Expected, known_exactly
+from lastbit.judging.expected import Expected, Trace, known_exactly
 from lastbit.judging.problem import Problem, Tensors
-from lastbit.judging.trace import Trace
+from lastbit.judging.torch_compare import unravel
 from lastbit.ops import Contract
 from lastbit.result import Comparison
 from lastbit.row_check import RowCheck
@@ -234,16 +234,7 @@ class Observation:
             return comparison
         index = worst.index
         if self.numbers is not None:
-            index = (*_unravelled(int(self.numbers[index[0]]), self.leading), *index[1:])
+            index = (*unravel(int(self.numbers[index[0]]), self.leading), *index[1:])
         starts = [s.start or 0 for s in self.index] + [0] * (len(index) - len(self.index))
         moved = tuple(i + s for i, s in zip(index, starts, strict=True))
         return replace(comparison, worst=replace(worst, index=moved))
-
-
-def _unravelled(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the multi-dimensional index of a row from its number in row-major order."""
-    index: list[int] = []
-    for size in reversed(sizes):
-        number, position = divmod(number, size)
-        index.append(position)
-    return tuple(reversed(index))

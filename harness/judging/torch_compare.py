@@ -6,6 +6,7 @@ Rare figures are computed where they occur: distances of elements that differ, r
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -132,7 +133,7 @@ def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
     return outside_mask(actual, expected).count_nonzero()
 
 
-def unravel(position: int, shape: torch.Size) -> tuple[int, ...]:
+def unravel(position: int, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the index of the element at `position` in row-major order."""
     index = []
     for size in reversed(shape):

@@ -22,9 +22,9 @@ from lastbit.orders.tree import prefixes
 from lastbit.reports.order import Declared, Order, SumTree
 from lastbit.sums import ProbedSum
 from lastbit.verify.check import Subject
-from lastbit.verify.inprocess import Tick, Watch, Workplace, one_device, prepare
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import open_project
+from lastbit.verify.worker import Tick, Watch, Workplace, one_device, prepare
 
 _WHY = "the probe"
 

@@ -31,8 +31,7 @@ from lastbit.sanitize.sanitizer_reports import NamedAllocation, Report, findings
 from lastbit.sanitize.tool import NAME, TOOLS, UNCACHED, Sanitizer
 from lastbit.verify.assemble import INTERRUPTED
 from lastbit.verify.check import Subject, first_line
-from lastbit.verify.inprocess import Workplace
-from lastbit.verify.worker import Worker, WorkerEnded
+from lastbit.verify.worker import Worker, WorkerEnded, Workplace
 
 
 @dataclass(frozen=True)

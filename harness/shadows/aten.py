@@ -20,7 +20,7 @@ from lastbit.numerics.formats import format_of
 from lastbit.numerics.residues import Residues, constant, is_recognised
 from lastbit.numerics.residues.numbers import MINUS_INFINITY
 from lastbit.shadows.aten_rules import COMPLEX, EXACT, MOVES, RULES, is_fixed_point
-from lastbit.shadows.memory import ShadowMemory
+from lastbit.shadows.shadow_memory import ShadowMemory
 
 _HARNESS = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent

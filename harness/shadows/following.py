@@ -1,26 +1,74 @@
-"""Kernels followed on residues: they run unchanged, and the residues of their results are computed beside."""
+"""Kernels followed on residues: they run unchanged, and the residues of their results are computed beside.
+
+A kernel may declare that a Python function stands for a primitive, such as a polynomial of its own for exp. Nothing is
+followed within it.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import wraps
+from inspect import unwrap
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lastbit.calling.performing import named_results
 from lastbit.interpret import installed
 from lastbit.kernel import Kernel
 from lastbit.numerics import residues
+from lastbit.numerics.algebraic import FORMULAS
 from lastbit.numerics.residues import Residues, products_of
 from lastbit.shadows.aten import Following, Opaque, as_written
-from lastbit.shadows.memory import ShadowMemory
-from lastbit.shadows.standing import standing
+from lastbit.shadows.shadow_memory import ShadowMemory
+
+
+def python_primitives(kernel: Kernel) -> dict[str, FunctionType]:
+    """Return name → Python function in the module of a kernel that it declares to stand for a primitive."""
+    namespace = getattr(unwrap(kernel.call), "__globals__", {})
+    return {name: own for name in kernel.primitives if isinstance(own := namespace.get(name), FunctionType)}
+
+
+@contextmanager
+def standing(kernel: Kernel, operations: Following) -> Iterator[None]:
+    """Give the results of such functions the residues of their primitives, and follow nothing within them."""
+    replaced = []
+    for name, function in python_primitives(kernel).items():
+        instead = _with_residues_of(FORMULAS[kernel.primitives[name]], function, operations)
+        for namespace in (unwrap(kernel.call).__globals__, function.__globals__):
+            if namespace.get(name) is function:
+                namespace[name] = instead
+                replaced.append((namespace, name, function))
+    try:
+        yield
+    finally:
+        for namespace, name, function in replaced:
+            namespace[name] = function
+
+
+def _with_residues_of(
+    formula: Callable[..., Residues], function: FunctionType, operations: Following
+) -> Callable[..., Any]:
+    @wraps(function)
+    def instead(*args: Any, **kwargs: Any) -> Any:
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+        residues = formula(*map(operations.of, given)) if given else None
+        with _disable_current_modes():
+            out = function(*args, **kwargs)
+            if residues is not None and isinstance(out, Tensor) and out.is_floating_point():
+                operations.give(out, residues)
+        return out
+
+    return instead
+
 
 _RULES = Path(__file__).parent, Path(residues.__file__).parent
 

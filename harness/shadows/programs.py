@@ -33,7 +33,7 @@ from lastbit.numerics import formats
 from lastbit.numerics.algebraic import FORMULAS
 from lastbit.numerics.residues import Residues, constant, zeros_like
 from lastbit.shadows.aten_rules import is_fixed_point, whole
-from lastbit.shadows.memory import ShadowMemory
+from lastbit.shadows.shadow_memory import ShadowMemory
 
 FORMATS = {
     np.dtype(np.float16): formats.FP16,

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lastbit.interpret.formats import BFLOAT16, E4M3, E5M2, Array
 from lastbit.numerics.residues import Residues
 from lastbit.shadows.aten import Following, UncompiledMode
-from lastbit.shadows.memory import ShadowMemory
+from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import lanes
 from lastbit.tracing.arguments import flat, swapped
 from lastbit.tracing.events import Again, Event, Made, Operand

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lastbit.interpret.watching import watched
 from lastbit.shadows.aten import Following, as_written
-from lastbit.shadows.memory import ShadowMemory
 from lastbit.shadows.programs import Shadowing
+from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing.events import Program
 from lastbit.tracing.log import LIMIT, Log
 from lastbit.tracing.of_torch import TorchWatch, record_input

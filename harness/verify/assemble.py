@@ -6,21 +6,77 @@ nothing explains it, the run is broken.
 
 from __future__ import annotations
 
+import functools
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lastbit.case import parse_case
+import torch
+
+from lastbit.case import Case, Choices, Option, parse_case
 from lastbit.config import Config
-from lastbit.result import CaseResult, Verdict
-from lastbit.run import NotRun, Run, Spent
+from lastbit.errors import LastbitError, UsageError
+from lastbit.inputs.choices import Feature, all_features, features_of
+from lastbit.result import BAD, TURNED_DOWN, CaseResult, Verdict
+from lastbit.run import Coverage, NotRun, Run, Spent
 from lastbit.timing import Clock, listening
-from lastbit.verify.coverage import coverage_of
-from lastbit.verify.notes import HAS_FAILED
-from lastbit.verify.plan import Planned
+from lastbit.trees import MixedTrees
+from lastbit.verify.notes import HAS_FAILED, LEFT, TIME, read_json
+from lastbit.verify.plan import NO_ACCELERATOR, Planned
 from lastbit.verify.power import agreement_of, power_of, undecidable_of
+from lastbit.verify.processes import Child, environment_of
 from lastbit.verify.project import open_project
+
+Subject = tuple[str, str]
+
+
+def coverage_of(planned: Iterable[Planned], results: Iterable[CaseResult]) -> tuple[Coverage, ...]:
+    """Make one entry per kernel, device, choice and dtype of the planned groups."""
+    declared: dict[Subject, list[Choices]] = {}
+    for item in planned:
+        declared.setdefault((item.kernel, item.device), []).append(item.choices)
+    judged, declined = defaultdict[Subject, list[Case]](list), defaultdict[Subject, list[Case]](list)
+    parsed = functools.cache(parse_case)  # kernels have cases in common
+    for result in results:
+        with suppress(UsageError):  # of cases that could not be made there is no line
+            kind = declined if result.verdict in TURNED_DOWN else judged
+            if result.counted:
+                kind[result.kernel, result.device].append(parsed(result.case))
+    return tuple(one for key, own in declared.items() for one in covered(key, own, judged[key], declined[key]))
+
+
+def covered(
+    subject: Subject, declared: Iterable[Choices], judged: Iterable[Case], declined: Iterable[Case] = ()
+) -> Iterator[Coverage]:
+    """Yield the coverage of a kernel on a device, from the cases it was judged on and those it turned down."""
+    options: dict[str, dict[Option, None]] = {}
+    wanted: dict[tuple[str, str], dict[Option, None]] = {}
+    for choices in declared:
+        for choice, own in choices.items():
+            options.setdefault(choice, {}).update(dict.fromkeys(own))
+        for one in all_features(choices):
+            wanted.setdefault((one.choice, one.dtype), {})[one.option] = None
+    merged = {choice: tuple(own) for choice, own in options.items()}
+    seen, refused = ({f for case in some for f in features_of(case, merged)} for some in (judged, declined))
+    for (choice, dtype), found in wanted.items():
+        features = [Feature(choice, option, dtype) for option in found]
+        unseen = [one for one in features if one not in seen]
+        yield Coverage(
+            *subject,
+            choice,
+            dtype,
+            judged=_spelled(one for one in features if one in seen),
+            declined=_spelled(one for one in unseen if one in refused),
+            missing=_spelled(one for one in unseen if one not in refused),
+        )
+
+
+def _spelled(features: Iterable[Feature]) -> tuple[str, ...]:
+    return tuple("none" if one.option is None else str(one.option) for one in features)
+
 
 _MOST_GROUPS = 3
 Key = tuple[str, str, str]  # of an item: kernel, device, group
@@ -37,7 +93,7 @@ class UnderWay:
     """A case during which a process ended.
 
     Attributes:
-        note: what `lastbit.verify.recorder.note_of` made of the case.
+        note: what `lastbit.verify.result_recorder.note_of` made of the case.
         died: the kernel is what ended the process, and not whoever told it to end.
         hung: it took longer than it may.
         trace: the file with the lines that were under way.
@@ -227,3 +283,88 @@ def _listed(groups: Sequence[str]) -> str:
     rest = len(groups) - _MOST_GROUPS
     names = ", ".join(groups[:_MOST_GROUPS])
     return f"group{'s' * (len(groups) > 1)} {names}{f' and {rest} more' if rest > 0 else ''}"
+
+
+_RAN, _STOPPED = (0, 1, 5), 2  # statuses of pytest: all passed, some failed, nothing selected; stopped by -x
+
+
+def collect(
+    config: Config, children: Sequence[Child], recorded: Sequence[CaseResult], *, interrupted: bool = False
+) -> Run:
+    """Read the run from its folder, with results in the order of the plan; of an interrupted run, as many as there are.
+
+    Raises:
+        LastbitError: a process could not make its plan (the message is from there), or the run's folder is gone.
+    """
+    dones = {child.device_type: child.notes.read("done") or {} for child in children}
+    ended = [_ended(child, dones[child.device_type]) for child in children]
+    left = {child.device_type: list(_left(child)) for child in children}
+    failed = any(result.verdict in BAD for result in recorded) or any(c.died for cases in left.values() for c in cases)
+    for place, process in enumerate(ended):
+        stop = _stop(process.device_type, dones[process.device_type].get("status"), interrupted, failed)
+        cases = [replace(case, died=case.died or not stop) for case in left[process.device_type]]
+        ended[place] = replace(process, stop=stop, under_way=tuple(cases))
+    if not torch.accelerator.is_available():
+        lacking = NotRun("every kernel on an accelerator", NO_ACCELERATOR)
+        ended[-1] = replace(ended[-1], not_run=(*ended[-1].not_run, lacking))
+    environment, spent = environment_of(config) | isolation_of(ended), _spent(Path(config.folder))
+    return assembled(config, ended, recorded, environment=environment, spent=spent, interrupted=interrupted)
+
+
+def _spent(folder: Path) -> Spent:
+    """Sum the time that the workers noted, by parts."""
+    noted = (Spent(read_json(path), processes=1) for path in sorted(folder.glob(f"*{TIME}")))
+    return sum(noted, Spent())
+
+
+def _ended(child: Child, done: dict[str, Any]) -> Ended:
+    notes = child.notes
+    if refused := notes.read("refused"):
+        raise (MixedTrees if refused["mixed"] else LastbitError)(refused["reason"])
+    if not (plan := notes.read("plan")):
+        raise LastbitError(_last_words(child.log))
+    selected = notes.read("selected")
+    return Ended(
+        device_type=child.device_type,
+        log=child.log,
+        items=tuple(Planned(**item) for item in plan["items"]),
+        not_run=tuple(NotRun(**n) for n in plan["not_run"]),
+        selected=None if selected is None else frozenset(selected),
+        unrecorded=done.get("unrecorded", ""),
+        rest=_left_by_failures(child),
+        isolated=plan.get("isolated", ""),
+    )
+
+
+def _last_words(log: Path) -> str:
+    """Return the error message that ended a process: from its first ERROR line on, or else the last lines."""
+    if not log.is_file():
+        return f"the folder of the run, {log.parent}, was removed while the run went on; its results are lost"
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    first = next((i for i, line in enumerate(lines) if line.startswith("ERROR: ")), len(lines) - 20)
+    return "\n".join(lines[max(first, 0) :]).removeprefix("ERROR: ")
+
+
+def _stop(device_type: str, status: int | None, interrupted: bool, failed: bool) -> str:
+    """Return the reason for which a process ended before its items; empty if it did not, or only its workers did."""
+    if interrupted:
+        return INTERRUPTED
+    if status in _RAN:
+        return ""
+    return STOPPED if failed and status == _STOPPED else f"pytest for {device_type} ended early"
+
+
+def _left_by_failures(child: Child) -> dict[Key, int]:
+    """Map the items that stopped because their kernel had failed to the number of cases that were not run."""
+    notes = [note for path in child.log.parent.glob(f"{child.device_type}-*{LEFT}") for note in read_json(path)]
+    return {(note["kernel"], note["device"], note["group"]): note["cases"] for note in notes}
+
+
+def _left(child: Child) -> Iterator[UnderWay]:
+    """Yield the cases during which workers ended; one died if it hung or the worker crashed."""
+    crashed = child.notes.read("crashed") or ()
+    for path in sorted(child.log.parent.glob(f"{child.device_type}-*.started")):
+        _, worker, _ = path.stem.split("-")
+        trace = path.with_suffix(".trace")
+        hung = trace.is_file() and "Timeout" in trace.read_text()
+        yield UnderWay(read_json(path), died=hung or worker in crashed, hung=hung, trace=str(trace))

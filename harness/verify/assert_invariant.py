@@ -19,8 +19,7 @@ from lastbit.verify.check import Subject, unsupported
 from lastbit.verify.declarations import check_kernel
 from lastbit.verify.narrowing import groups_of
 from lastbit.verify.project import open_project
-from lastbit.verify.properties import check_names, properties_on, sentence_of
-from lastbit.verify.property_cases import asked_cases
+from lastbit.verify.property_checks import asked_cases, check_names, properties_on, sentence_of
 
 
 class InvarianceViolation(AssertionError):

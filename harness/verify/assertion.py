@@ -25,15 +25,15 @@ from lastbit.errors import KernelError, UsageError, no_kernel, told_to_the_calle
 from lastbit.floating_point import default_floating_point
 from lastbit.interpret import another_has_run
 from lastbit.judging.decided import shares
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Params, Problem, Tensors
+from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel, declarations_of
 from lastbit.numerics import Premises
 from lastbit.ops import Contract, Op, check_arguments
 from lastbit.result import Judgement, Verdict, simplest, told
 from lastbit.run import LEAST_DECIDED
 from lastbit.shadows.following import follow
-from lastbit.verify.formulas import follows, judged_by_formula
+from lastbit.verify.formula_check import follows, judged_by_formula
 from lastbit.verify.project import Project, open_project
 
 Depth = Callable[[int], int]

@@ -12,8 +12,7 @@ from lastbit.devices import DevicePlan
 from lastbit.errors import LastbitError
 
 if TYPE_CHECKING:
-    from lastbit.verify.inprocess import Workplace
-    from lastbit.verify.worker import Worker
+    from lastbit.verify.worker import Worker, Workplace
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,7 +29,7 @@ class Beside:
 
     @cached_property
     def _worker(self) -> Worker:
-        from lastbit.verify.formulas import open_to_follow  # both import the plan, which makes this
+        from lastbit.verify.formula_check import open_to_follow  # both import the plan, which makes this
         from lastbit.verify.worker import Worker
 
         return Worker(self._config, opening=open_to_follow)

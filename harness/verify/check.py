@@ -19,20 +19,17 @@ from lastbit.inputs import Inputs, build, fingerprints
 from lastbit.interpret import races
 from lastbit.isolation.answers import Raised
 from lastbit.isolation.process import KernelProcessEnded
-from lastbit.judging.judge import judge
-from lastbit.judging.problem import Problem
-from lastbit.judging.problems import PROBLEMS
+from lastbit.judging.problem import PROBLEMS, Problem
+from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel
 from lastbit.numerics import Premises, remembering
 from lastbit.ops import Contract, Op, check_arguments
 from lastbit.result import CaseResult, Finding, Judgement, Verdict
 from lastbit.takes import beyond
 from lastbit.verify.beside import Beside
-from lastbit.verify.calls import Caller, Performer
-from lastbit.verify.memory import out_of_memory
-from lastbit.verify.other_values import ELSEWHERE
+from lastbit.verify.case_calls import ELSEWHERE, Caller, Calls, Performer, make_calls
+from lastbit.verify.device_memory import out_of_memory
 from lastbit.verify.placed import placement_findings
-from lastbit.verify.repeats import Calls, make_calls
 
 _REST = "the other cases of its group did not run"
 _LARGE = 1 << 26  # elements of a case after which memory goes back to the device, which other processes share

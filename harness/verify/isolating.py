@@ -15,7 +15,7 @@ from lastbit.isolation.elsewhere import Kernels
 from lastbit.isolation.isolated import Isolated
 from lastbit.isolation.process import ForkServer
 from lastbit.verify.plan import Item
-from lastbit.verify.run import caches_of
+from lastbit.verify.processes import caches_of
 
 _SLACK = 60.0  # seconds after which the judge of a kernel in another process is taken to hang itself
 

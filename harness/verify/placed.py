@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lastbit.calling.attempting import Attempt, Results, attempted
+from lastbit.calling.performing import Attempt, Results, attempted
 from lastbit.devices import indexed
 from lastbit.errors import KernelError, UnsupportedCase
 from lastbit.inputs import Inputs

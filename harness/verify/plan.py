@@ -29,12 +29,10 @@ from lastbit.trees import check_trees, imported
 from lastbit.verify.beside import Beside
 from lastbit.verify.check import Subject
 from lastbit.verify.declarations import likely_slips
-from lastbit.verify.design import designed
-from lastbit.verify.drawing import free
+from lastbit.verify.drawing import designed, free
 from lastbit.verify.narrowing import groups_of, narrowed, not_asked, takes_less
 from lastbit.verify.project import Load, Project, kernel_folders, open_project
-from lastbit.verify.properties import check_names
-from lastbit.verify.property_cases import ordinary_group
+from lastbit.verify.property_checks import check_names, ordinary_group
 
 NO_ACCELERATOR = "no accelerator is here, and the CPU ran Triton interpreted"
 """Why all that needs one was not run: one reason, and so one line of a report."""

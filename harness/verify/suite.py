@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lastbit.isolation.elsewhere import Kernels
-from lastbit.verify.fuzz import CaseFailed, Stopped
-from lastbit.verify.perform import perform
+from lastbit.verify.item_run import CaseFailed, Stopped, perform
 from lastbit.verify.plan import Item
-from lastbit.verify.recorder import ResultRecorder
+from lastbit.verify.result_recorder import ResultRecorder
 
 
 def test_kernel(item: Item, recorder: ResultRecorder, kernels: Kernels | None) -> None:

@@ -45,9 +45,9 @@ from lastbit.reports.bench import (
     page,
 )
 from lastbit.verify.check import Subject, unsupported
-from lastbit.verify.inprocess import Workplace, unwatched
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import Project, open_project
+from lastbit.verify.worker import Workplace, unwatched
 
 install()
 

@@ -22,9 +22,9 @@ from lastbit.kernel import Kernel
 from lastbit.reports.bench import Sample
 from lastbit.reports.speed import CLOCK, Speed
 from lastbit.verify.check import Subject, unsupported
-from lastbit.verify.inprocess import Workplace
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import Project, open_project
+from lastbit.verify.worker import Workplace
 from tests.reports.test_speed_report import OF, ROOF, measured
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lastbit.calibrate import __main__ as command
-from lastbit.calibrate import coverage, functions, kernels, measure, store
+from lastbit.calibrate import functions, kernels, measure, store
 from lastbit.calibrate.functions import EVERY, FUNCTIONS, arguments, measured, ways
 from lastbit.calibrate.store import SUBNORMAL_PRODUCTS, MeasuredPremise, load_premises, save
 from lastbit.errors import LastbitError
@@ -213,13 +213,13 @@ def test_tensor_cores_are_looked_up(
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    premises = coverage.documented_premises(torch.device("cuda"))
+    premises = store.documented_premises(torch.device("cuda"))
     assert premises.tensor_cores == cores and says in premises.device
 
 
 def test_other_devices_have_the_loosest_bounds_and_the_cpu_no_tensor_cores() -> None:
-    assert coverage.documented_premises(torch.device("xpu")).tensor_cores is LOOSEST
-    assert coverage.documented_premises(CPU).tensor_cores is None
+    assert store.documented_premises(torch.device("xpu")).tensor_cores is LOOSEST
+    assert store.documented_premises(CPU).tensor_cores is None
     assert Premises().inverse_root > DOCUMENTED["rsqrt"].relative
 
 

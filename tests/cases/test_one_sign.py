@@ -17,8 +17,8 @@ from lastbit.cases._experts import Sizes
 from lastbit.cases.layer_norm_gated_backward import ONE_SIGN
 from lastbit.cases.moe_lora_backward import _REGIMES, _saved
 from lastbit.inputs import build
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.result import Judgement, Verdict
 from tests.faults.hunt import clean_kernels, op_of
 from tests.faults.plant import without_faults

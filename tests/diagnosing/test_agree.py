@@ -21,10 +21,9 @@ from lastbit.errors import UsageError
 from lastbit.kernel import Kernel
 from lastbit.reports.agreement import Agreement, KernelSide, StageAgreement, as_json, sentences
 from lastbit.verify.check import Subject
-from lastbit.verify.inprocess import Workplace
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import Project, open_project
-from lastbit.verify.worker import WorkerEnded
+from lastbit.verify.worker import WorkerEnded, Workplace
 
 LINES = (
     "rms_norm x=bf16[24,96] weight=bf16[96] eps=1e-06 seed=1",

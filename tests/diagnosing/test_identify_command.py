@@ -22,8 +22,7 @@ from lastbit.reports.identification import (
     print_identification,
     print_overview,
 )
-from lastbit.verify.inprocess import Workplace
-from lastbit.verify.worker import WorkerEnded
+from lastbit.verify.worker import WorkerEnded, Workplace
 
 # What is printed
 

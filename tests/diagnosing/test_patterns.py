@@ -14,9 +14,9 @@ from torch import Tensor
 from lastbit.case import parse_case
 from lastbit.diagnosing.patterns import Unit, diagnose, pattern_of
 from lastbit.inputs import build
-from lastbit.judging.judge import judge
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem, Tensors
+from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel
 from lastbit.numerics import FORMATS, round_to
 from lastbit.numerics.formats import cast

@@ -17,8 +17,7 @@ from lastbit.kernel import Kernel
 from lastbit.ops import Contract, Op
 from lastbit.result import BAD, CaseResult, Comparison
 from lastbit.verify.check import Subject, verify_case
-from lastbit.verify.design import designed
-from lastbit.verify.drawing import draw
+from lastbit.verify.drawing import designed, draw
 from lastbit.verify.project import Project, open_project
 from tests.faults.catalogue import GROUPS
 from tests.faults.plant import Fault, kernel_of, without_faults

@@ -3,7 +3,7 @@
 import os
 
 from lastbit.verify import worker
-from lastbit.verify.inprocess import Workplace
+from lastbit.verify.worker import Workplace
 
 
 def process_of(place: Workplace) -> int:

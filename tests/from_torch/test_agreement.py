@@ -14,9 +14,8 @@ from lastbit.commands.reference import loaded, written
 from lastbit.config import Config
 from lastbit.from_torch.check import load_op
 from lastbit.inputs import build
-from lastbit.judging.expected import Exact
+from lastbit.judging.expected import Exact, Trace
 from lastbit.judging.problem import Problem
-from lastbit.judging.trace import Trace
 from lastbit.kernel import load_file
 from lastbit.ops import Op
 from lastbit.siblings import siblings

@@ -34,11 +34,11 @@ from lastbit.timing import (
     seconds_so_far,
     timed,
 )
+from lastbit.verify.assemble import _spent
 from lastbit.verify.check import Subject, verify_case
-from lastbit.verify.collect import _spent
 from lastbit.verify.notes import TIME, read_json, write_json
 from lastbit.verify.project import open_project
-from lastbit.verify.recorder import ResultRecorder
+from lastbit.verify.result_recorder import ResultRecorder
 
 
 class Hands:

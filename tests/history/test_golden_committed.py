@@ -12,7 +12,7 @@ from lastbit.config import Config
 from lastbit.history.golden_file import read
 from lastbit.history.golden_folder import Target, held, load, targets
 from lastbit.reports.golden import Status
-from lastbit.verify.inprocess import plan_for, prepare, unwatched
+from lastbit.verify.worker import plan_for, prepare, unwatched
 from tests.faults.hunt import subject_of
 
 CPU = torch.device("cpu")

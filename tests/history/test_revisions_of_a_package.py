@@ -24,7 +24,7 @@ from lastbit.history.revisions import kernels_at
 from lastbit.run import Run
 from lastbit.trees import MixedTrees, check_trees, checkout_of
 from lastbit.verify.plan import later_imports, make_plan
-from lastbit.verify.run import environment_for, working_folder
+from lastbit.verify.processes import environment_for, working_folder
 
 COMMITS, FIRST_BAD = 12, 7
 LINE = "thrice x=bf16[4,64] seed=1"

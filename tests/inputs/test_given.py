@@ -15,7 +15,7 @@ from lastbit.errors import UsageError
 from lastbit.inputs import bits_of, build
 from lastbit.inputs.given import MOST_GIVEN, given
 from lastbit.run import Coverage
-from lastbit.verify.coverage import covered
+from lastbit.verify.assemble import covered
 from lastbit.verify.plan import make_plan
 
 

@@ -11,10 +11,10 @@ from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.kernel import Kernel
 from lastbit.property_result import PropertyOutcome
 from lastbit.relations import Related, Relation
-from lastbit.verify import properties
+from lastbit.verify import property_checks
 from lastbit.verify.check import Subject
 from lastbit.verify.project import open_project
-from lastbit.verify.properties import properties_on
+from lastbit.verify.property_checks import properties_on
 
 CPU = torch.device("cpu")
 CASE = parse_case("rms_norm x=fp32[40,256] weight=fp32[256] eps=1e-06 seed=1")
@@ -75,7 +75,7 @@ def test_a_case_that_the_kernel_does_not_take_shows_nothing():
 
 def test_a_kernel_that_no_call_can_follow_is_no_undeclared_property(monkeypatch):
     """What it raised is the outcome of the case, whatever it declares."""
-    monkeypatch.setattr(properties, "is_lost", lambda device: True)
+    monkeypatch.setattr(property_checks, "is_lost", lambda device: True)
 
     def ends(x, weight, *, eps):
         if len(x) < THRESHOLD:

@@ -25,11 +25,10 @@ from lastbit.reports.paper import make_console
 from lastbit.result import CaseResult, Verdict
 from lastbit.verify import asking
 from lastbit.verify.check import Subject, verify_case
-from lastbit.verify.fuzz import Explorer
+from lastbit.verify.item_run import Explorer
 from lastbit.verify.plan import Item, make_plan
 from lastbit.verify.project import open_project
-from lastbit.verify.properties import check_names, with_properties
-from lastbit.verify.property_cases import ordinary_group
+from lastbit.verify.property_checks import check_names, ordinary_group, with_properties
 from lastbit.verify.worker import WorkerEnded
 
 LINE = "rms_norm x=fp32[40,256] weight=fp32[256] eps=1e-06 seed=1"

@@ -5,7 +5,7 @@ from lastbit.errors import UnsupportedCase
 from lastbit.kernel import kernel
 from lastbit.property_result import PropertyOutcome
 from lastbit.verify.check import Subject
-from lastbit.verify.properties import properties_on
+from lastbit.verify.property_checks import properties_on
 from tests.property_kernels import CPU, PROJECT, ahead, found_in, rms_norm
 
 

@@ -24,8 +24,8 @@ from lastbit.reports.terminal import print_run
 from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
 from lastbit.run import Run
 from lastbit.verify.check import Subject
-from lastbit.verify.inprocess import unwatched
 from lastbit.verify.project import open_project
+from lastbit.verify.worker import unwatched
 
 LINE = "rms_norm x=fp32[40,256] weight=fp32[256] eps=1e-06 seed=1"
 RMS_NORM = open_project(Config(folder="")).op("rms_norm")

@@ -8,7 +8,7 @@ import torch
 from lastbit.invariance.property import of_relation, result_of
 from lastbit.property_result import PropertyOutcome
 from lastbit.relations import NotApplicable, scaled
-from lastbit.verify.properties import basis_of
+from lastbit.verify.property_checks import basis_of
 from tests.property_kernels import GRADIENTS, gradients, subject_of
 
 SCALED = scaled(("dy",), {"dx": 1, "dw": 1})

@@ -23,11 +23,11 @@ from lastbit.invariance.property import Property, result_of
 from lastbit.invariance.ways import WAYS
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.property_result import PropertyOutcome, PropertyResult
-from lastbit.verify import anew
+from lastbit.verify import asking
 from lastbit.verify.check import Subject
-from lastbit.verify.inprocess import open_workplace, plan_for, prepare, unwatched
 from lastbit.verify.project import open_project
-from lastbit.verify.properties import basis_of
+from lastbit.verify.property_checks import basis_of
+from lastbit.verify.worker import open_workplace, plan_for, prepare, unwatched
 from tests.rms_norm_contract import INTERPRETED
 
 CPU = torch.device("cpu")
@@ -348,8 +348,8 @@ def test_a_new_process_has_the_environment_that_was_asked_for(monkeypatch: pytes
     config = Config(folder="", kernel_folders=(str(tmp_path),), lines=(str(CASE),))
     [item] = plan_for(config).items
     own = basis_of(item.subject, CASE)
-    monkeypatch.setattr(anew, "Worker", Here)
-    there = anew.anew_for(config, item.subject, CASE)({"FACTOR": "2"})
+    monkeypatch.setattr(asking, "Worker", Here)
+    there = asking.anew_for(config, item.subject, CASE)({"FACTOR": "2"})
     assert torch.equal(there["output"], 2 * own.results["output"])
 
 

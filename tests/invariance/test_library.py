@@ -14,7 +14,7 @@ from lastbit.kernel import Kernel
 from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.verify.check import Subject
 from lastbit.verify.project import open_project
-from lastbit.verify.properties import properties_on, sentence_of
+from lastbit.verify.property_checks import properties_on, sentence_of
 
 CASE = parse_case("rms_norm x=bf16[9,16] weight=bf16[16] eps=1e-06 seed=1")
 

@@ -12,7 +12,7 @@ from lastbit.property_result import PropertyOutcome
 from lastbit.result import Verdict
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.project import Project, open_project
-from lastbit.verify.properties import properties_on
+from lastbit.verify.property_checks import properties_on
 from tests.planted_properties import FOLDER, PLANTED, Planted
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 

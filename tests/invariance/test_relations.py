@@ -23,7 +23,7 @@ from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.relations import Independent, NotApplicable, extended, shuffled
 from lastbit.verify.check import Subject
 from lastbit.verify.project import Project, open_project
-from lastbit.verify.properties import properties_on
+from lastbit.verify.property_checks import properties_on
 
 CPU = torch.device("cpu")
 OF_EXPERTS = (

@@ -12,7 +12,7 @@ from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.errors import UsageError
 from lastbit.run import Run
-from lastbit.verify.run import environment_of, options_of
+from lastbit.verify.processes import environment_of, options_of
 from tests.diagnosing.test_explaining import Explainer, found
 from tests.reports.test_reports import failed, passed
 

@@ -30,13 +30,12 @@ from lastbit.isolation.isolated import Isolated
 from lastbit.isolation.process import ForkServer
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.result import CaseResult, Verdict
-from lastbit.verify.calls import Here
+from lastbit.verify.case_calls import IN_A_THREAD, Here
 from lastbit.verify.check import Subject, verify_case
-from lastbit.verify.formulas import with_formula
-from lastbit.verify.fuzz import CaseFailed, reseeded, run_item
+from lastbit.verify.formula_check import with_formula
 from lastbit.verify.isolating import _on_the_path, in_processes
+from lastbit.verify.item_run import CaseFailed, reseeded, run_item
 from lastbit.verify.notes import Failures
-from lastbit.verify.other_values import IN_A_THREAD
 from lastbit.verify.plan import Item, make_plan
 from lastbit.verify.project import open_project
 

@@ -23,8 +23,8 @@ from lastbit.reports.bench import Sample
 from lastbit.reports.judged import Contracts, FileVerdict, print_judged
 from lastbit.reports.speed import SpeedBound
 from lastbit.result import Verdict
-from lastbit.verify.inprocess import unwatched
 from lastbit.verify.project import open_project
+from lastbit.verify.worker import unwatched
 from tests.bench.test_bench_file import ROOF, kernel_of, measured
 
 CONFIG = Config("")

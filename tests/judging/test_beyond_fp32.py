@@ -13,10 +13,9 @@ from torch import Tensor
 from lastbit.case import parse_case
 from lastbit.inputs import build
 from lastbit.judging.beyond_fp32 import nearer
-from lastbit.judging.expected import Numbers, known_exactly
-from lastbit.judging.judge import judge
+from lastbit.judging.expected import Numbers, Trace, known_exactly
 from lastbit.judging.problem import Problem
-from lastbit.judging.trace import Trace
+from lastbit.judging.verdict import judge
 from lastbit.numerics import FORMATS, Enclosure, Premises, cast, exp, sum_in_any_order, using
 from lastbit.numerics.premises import EXACT, REAL
 from lastbit.ops import Op

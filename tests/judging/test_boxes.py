@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.judging import boxes
-from lastbit.judging.judge import judge
+from lastbit.judging import candidates
 from lastbit.judging.latent import check_rows
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.numerics import Enclosure, product_in_any_order, total
 from lastbit.numerics.formats import sum_to_odd
 from lastbit.ops import Latent, op
@@ -116,8 +116,8 @@ def test_rows_that_differ_in_one_direction_only() -> None:
 
 def test_what_a_kernel_shows_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     of, tried = problem(200), list[int]()
-    forward = boxes._ends
-    monkeypatch.setattr(boxes, "_ends", lambda rows, at: (tried.append(len(at.low)), forward(rows, at))[1])
+    forward = candidates._ends
+    monkeypatch.setattr(candidates, "_ends", lambda rows, at: (tried.append(len(at.low)), forward(rows, at))[1])
     given = stages(of)
     assert checked(of, **given).explained == ROWS and sum(tried) == 1
     assert checked(of, given["dx"]).explained == ROWS and sum(tried) > 20
@@ -180,9 +180,9 @@ def test_rows_whose_search_has_no_end_are_not_tried(monkeypatch: pytest.MonkeyPa
     of = problem(200)
     dx = off_by_an_ulp(stages(of)["dx"], 5)
     assert checked(of, dx).unexplained
-    monkeypatch.setattr(boxes, "_MOST_ROUNDS", 1)
+    monkeypatch.setattr(candidates, "_MOST_ROUNDS", 1)
     assert checked(of, dx).unexplained == 0
-    monkeypatch.setattr(boxes, "_MOST_STEPS", 0)
+    monkeypatch.setattr(candidates, "_MOST_STEPS", 0)
     assert counted(checked(of, dx)) == (0, 0, 0)
 
 

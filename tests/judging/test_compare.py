@@ -354,5 +354,4 @@ def test_the_number_outside_of_nothing() -> None:
 
 def test_a_comparison_on_the_cpu_does_not_load_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lastbit.judging.fused_compare", None)
-    monkeypatch.setitem(sys.modules, "lastbit.judging.compare_selftest", None)
     assert compare(tensor(1.0), points(1.0), FP32).numel == 1

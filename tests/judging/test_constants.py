@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.judging import judge as judging
-from lastbit.judging.judge import judge
+from lastbit.judging import verdict as judging
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.numerics import Enclosure, clamp, gather, total, where
 from lastbit.ops import Op, op
 from lastbit.references.cross_entropy import cross_entropy

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lastbit.errors import UsageError
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.ops import Op
 from lastbit.references.layer_norm_gated import layer_norm_gated
 from lastbit.references.layer_norm_gated_backward import layer_norm_gated_backward

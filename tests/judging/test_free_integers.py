@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import KernelError
-from lastbit.judging import judge as judging
-from lastbit.judging.judge import judge
+from lastbit.judging import verdict as judging
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.numerics import (
     Enclosure,
     amax,

@@ -15,11 +15,9 @@ from torch import Tensor
 
 from lastbit import trust
 from lastbit.interpret import install
-from lastbit.judging import compare_selftest, fused_compare, torch_compare
+from lastbit.judging import fused_compare, torch_compare
 from lastbit.judging.compare import Begun, finished
-from lastbit.judging.compare_selftest import agree
-from lastbit.judging.figures import FloatFigures
-from lastbit.judging.fused_compare import FLOATS, ComparedPair, LaunchShape, Sort, walk_of
+from lastbit.judging.fused_compare import FLOATS, ComparedPair, FloatFigures, LaunchShape, Sort, agree, walk_of
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import BF16, FP32, Format
 from lastbit.result import ULP_BINS, Comparison
@@ -63,7 +61,7 @@ def test_several_programs_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(fused_compare, "STATISTICS", LaunchShape(32, 3, 1))
     monkeypatch.setattr(fused_compare, "COUNT", LaunchShape(32, 3, 1))
     monkeypatch.setattr(fused_compare, "FINISH", LaunchShape(2, 1, 1))
-    actual, expected = compare_selftest.specials(torch.bfloat16, 4)
+    actual, expected = fused_compare.specials(torch.bfloat16, 4)
     for start in (0, 100, 300):  # the worst elements are in other programs
         a, e = actual[start:], expected[slice(start, None),]
         assert agree(compared(a, e, BF16), torch_compare.compare(a, e, BF16))
@@ -93,7 +91,7 @@ def test_the_sums_are_those_of_many_terms() -> None:
 
 
 def test_comparisons_that_are_begun_together_are_finished_each_for_itself() -> None:
-    actual, expected = compare_selftest.specials(torch.bfloat16, 4)
+    actual, expected = fused_compare.specials(torch.bfloat16, 4)
     whole = torch.arange(7)
     pairs = pair_of(actual, expected, False), pair_of(whole, whole % 5, False)
     begun = [pairs[0].begin(BF16), Comparison(), pairs[1].begin_integers()]
@@ -116,22 +114,22 @@ def test_integers_agree_with_the_definition(pairs: list[tuple[int, int]], name: 
 @pytest.mark.parametrize(("flat", "large"), [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("expected", [torch.int64, torch.int32, torch.uint8, torch.bool])
 def test_special_integers_agree(expected: torch.dtype, flat: bool, large: bool) -> None:
-    assert not compare_selftest.difference(Sort(CPU, torch.int64, expected, flat, large))
+    assert not fused_compare.difference(Sort(CPU, torch.int64, expected, flat, large))
 
 
 @pytest.mark.parametrize("dtype", sorted(FLOATS, key=str), ids=str)
 def test_special_values_agree(dtype: torch.dtype) -> None:
-    assert not compare_selftest.difference(Sort(CPU, dtype, 4, flat=dtype.itemsize > 1, large=True))
+    assert not fused_compare.difference(Sort(CPU, dtype, 4, flat=dtype.itemsize > 1, large=True))
 
 
 def test_special_values_of_any_number_of_parts_agree() -> None:
-    assert not compare_selftest.difference(Sort(CPU, torch.bfloat16, 4, flat=False, large=False))
+    assert not fused_compare.difference(Sort(CPU, torch.bfloat16, 4, flat=False, large=False))
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
 @pytest.mark.parametrize("dtype", sorted(FLOATS, key=str), ids=str)
 def test_no_set_of_special_values_is_empty(dtype: torch.dtype, parts: int) -> None:
-    sets = compare_selftest.sets_of(*compare_selftest.specials(dtype, parts))
+    sets = fused_compare.sets_of(*fused_compare.specials(dtype, parts))
     assert min(int(chosen.sum()) for chosen in sets.values()) > 10
 
 
@@ -181,7 +179,7 @@ def test_there_is_no_kernel_for_three_strides_other_dtypes_or_two_devices() -> N
 @pytest.fixture
 def untested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing tested yet, and one format to test."""
-    monkeypatch.setattr(compare_selftest, "TESTED", (BF16,))
+    monkeypatch.setattr("TESTED", (BF16,))
     monkeypatch.setattr(trust, "_trusted", {})
 
 
@@ -200,12 +198,12 @@ def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(ComparedPair, "begin", wrong)
     with pytest.warns(RuntimeWarning, match=r"comparing torch.bfloat16 on cpu: all special values in bf16: .* instead"):
-        assert not compare_selftest.trusted(sort())
+        assert not fused_compare.trusted(sort())
 
 
 @pytest.mark.usefixtures("untested")
 def test_right_kernels_are_used_in_silence() -> None:
-    assert compare_selftest.trusted(sort(torch.float16))
+    assert fused_compare.trusted(sort(torch.float16))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lastbit.errors import KernelError, UsageError
 from lastbit.judging.compare import compare_integers, outside_mask
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.ops import op
 from lastbit.result import Judgement, Verdict
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import KernelError
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.numerics import Enclosure, total
 from lastbit.ops import op
 from lastbit.references.rms_norm import rms_norm
@@ -353,7 +353,7 @@ def test_a_stage_that_the_contract_does_not_have() -> None:
 def test_a_result_of_the_wrong_kind(
     change: Callable[[Tensor], Tensor], message: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lastbit.judging.judge._BLOCK", {"cpu": block})
+    monkeypatch.setattr("lastbit.judging.verdict._BLOCK", {"cpu": block})
     tensors = {n: t for n, t in problem(BF16).items() if n != "residual"}
     with pytest.raises(KernelError, match=message):
         judged({"output": change(eager(BASE, **tensors)["output"])}, tensors)
@@ -362,7 +362,7 @@ def test_a_result_of_the_wrong_kind(
 @pytest.mark.parametrize("block", [1 << 22, 1 << 9], ids=["one block", "several blocks"])
 def test_a_result_with_rows_too_many(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the blocks in which the rows are judged."""
-    monkeypatch.setattr("lastbit.judging.judge._BLOCK", {"cpu": block})
+    monkeypatch.setattr("lastbit.judging.verdict._BLOCK", {"cpu": block})
     tensors = {n: t for n, t in problem(BF16).items() if n != "residual"}
     output = eager(BASE, **tensors)["output"]
     with pytest.raises(KernelError, match=r"has shape \(9, 256\), but the op requires \(8, 256\)"):
@@ -437,7 +437,7 @@ def test_blocks_of_rows_give_the_same_judgement(
     if wrong is not None:
         stages["output"][wrong] = 50.0
     whole = judged(stages, tensors)
-    monkeypatch.setattr("lastbit.judging.judge._BLOCK", {"cpu": block})
+    monkeypatch.setattr("lastbit.judging.verdict._BLOCK", {"cpu": block})
     cut = judged(stages, tensors)
     assert replace(without_bits(cut), ruled_out={}) == replace(without_bits(whole), ruled_out={})
     assert set(cut.ruled_out) == set(whole.ruled_out)
@@ -456,7 +456,7 @@ def test_results_of_several_contracts_in_different_blocks_are_explained_by_none(
         results(eager(c, **tensors)) for c in ("fp32_multiply+rounded_sum", "native_multiply+rounded_value")
     )
     mixed = {n: torch.cat([first[n][:4], second[n][4:]]) for n in first}
-    monkeypatch.setattr("lastbit.judging.judge._BLOCK", {"cpu": 4 * WIDTH})
+    monkeypatch.setattr("lastbit.judging.verdict._BLOCK", {"cpu": 4 * WIDTH})
     judgement = judged(mixed, tensors)
     assert (judgement.verdict, judgement.explained_by) == (Verdict.FAILED, ())
 
@@ -471,7 +471,7 @@ def column_sum(x: Enclosure, *, contract, stage) -> None:
 @pytest.mark.parametrize("block", [1 << 22, 64])
 def test_an_op_without_independent_rows_is_judged_in_one_piece(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randint(-9, 9, (40, 16), generator=torch.Generator().manual_seed(0)).float()
-    monkeypatch.setattr("lastbit.judging.judge._BLOCK", {"cpu": block})
+    monkeypatch.setattr("lastbit.judging.verdict._BLOCK", {"cpu": block})
     judgement = judge(Problem(column_sum, column_sum.contract(), {"x": x}, {}), {"sums": x.sum(0)})
     assert judgement.verdict is Verdict.PASSED
 

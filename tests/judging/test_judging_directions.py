@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.judging.judge import judge
+from lastbit.judging.candidates import Rows
 from lastbit.judging.latent import check_rows
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
-from lastbit.judging.rows import Rows
+from lastbit.judging.verdict import judge
 from lastbit.numerics.formats import DIRECTIONS, Direction, format_of, round_to
 from lastbit.ops import Op
 from lastbit.references.layer_norm_gated_backward import layer_norm_gated_backward

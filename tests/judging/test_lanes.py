@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.references.layer_norm_gated import layer_norm_gated
 from lastbit.references.rms_norm import rms_norm
 from lastbit.result import Judgement, Verdict

@@ -13,8 +13,8 @@ from torch import Tensor
 from lastbit.case import parse_case
 from lastbit.diagnosing.handover import search_stages
 from lastbit.errors import KernelError, OpError
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel
 from lastbit.numerics import Enclosure
 from lastbit.ops import Contract, StageRecorder, op

@@ -13,10 +13,9 @@ from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.errors import OpError
 from lastbit.inputs import Inputs, build
-from lastbit.judging import problems as kept
+from lastbit.judging import problem as kept
 from lastbit.judging.expected import Numbers, RowSum
-from lastbit.judging.problem import Problem
-from lastbit.judging.problems import Problems
+from lastbit.judging.problem import Problem, Problems
 from lastbit.numerics import Enclosure, Premises, sum_of_rows
 from lastbit.numerics.formats import FP32
 from lastbit.ops import Contract, StageRecorder, op
@@ -99,7 +98,7 @@ def test_both_problems_of_a_case_are_weighed_when_the_next_one_is_asked_for(monk
     held = sum(t.untyped_storage().nbytes() for problem in (own, other) for t in problem.tensors.values())
     assert own.trace.nbytes > 0
     with monkeypatch.context() as patch:
-        patch.setattr("lastbit.judging.problems._MOST_BYTES", held)
+        patch.setattr("lastbit.judging.problem._MOST_BYTES", held)
         problems.of(rms_norm, NATIVE, inputs(seed=3), Premises())
     assert problems.of(rms_norm, NATIVE, inputs(seed=1), Premises()) is not own
 

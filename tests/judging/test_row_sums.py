@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import lastbit.judging.judge as judging
-from lastbit.judging.judge import judge
+import lastbit.judging.verdict as judging
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.numerics import Enclosure, Premises, Sum, sum_of_row_products, sum_of_rows
 from lastbit.ops import op
 from lastbit.result import Judgement, Verdict

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.judging.explain import describe_rows
 from lastbit.judging.latent import any_value_explains, check_rows
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import describe_rows
 from lastbit.numerics import Premises, total, using
 from lastbit.ops import Latent, op
 from lastbit.references.layer_norm_gated import layer_norm_gated
@@ -112,7 +112,7 @@ def test_rows_are_rejected_exactly_where_a_fault_is_planted() -> None:
 def test_a_smaller_number_of_candidates_at_once_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     x = normals(12, 256)
     y = step(normalized(x), (5, 100))
-    monkeypatch.setattr("lastbit.judging.rows._AT_ONCE", {"cpu": 1})
+    monkeypatch.setattr("lastbit.judging.candidates._AT_ONCE", {"cpu": 1})
     assert counted(explained(y, x)) == (12, 11)
 
 

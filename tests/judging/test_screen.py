@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import lastbit.judging.judge as judging
-from lastbit.judging.judge import judge
+import lastbit.judging.verdict as judging
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
 from lastbit.judging.screen import Screened
+from lastbit.judging.verdict import judge
 from lastbit.references.rms_norm import rms_norm
 from lastbit.result import Judgement, Verdict
 from tests.judging.test_judge import EPS, eager

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import lastbit.judging.judge as judging
-from lastbit.judging.judge import judge
+import lastbit.judging.verdict as judging
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.numerics import Enclosure, Premises, dot, exp, mean_of_squares, multiply_add, total, using, variance_about
 from lastbit.numerics.formats import FP32, WIDE_FP32, Format, round_to
 from lastbit.references.layer_norm_gated import layer_norm_gated

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from lastbit.case import Case
-from lastbit.judging.problems import PROBLEMS
+from lastbit.judging.problem import PROBLEMS
 from lastbit.result import Verdict
 from lastbit.verify.check import verify_case
-from lastbit.verify.memory import give_back
+from lastbit.verify.device_memory import give_back
 from tests.faults import hunt
 from tests.faults.catalogue import FAULTS as SMALL_FAULTS
 from tests.faults.large import FAULTS

@@ -11,7 +11,7 @@ from lastbit.case import parse_case
 from lastbit.kernel import Kernel
 from lastbit.result import CaseResult, Verdict
 from lastbit.verify.check import verify_case
-from lastbit.verify.formulas import with_formula
+from lastbit.verify.formula_check import with_formula
 from tests.faults import hunt
 from tests.faults.catalogue import FAULTS
 from tests.faults.plant import planted

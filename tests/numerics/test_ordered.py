@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lastbit.calibrate import measure
 from lastbit.errors import UsageError
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel
 from lastbit.numerics import (
     BY_CAPABILITY,

@@ -28,9 +28,9 @@ from lastbit.reports.paper import make_console
 from lastbit.sums import ProbedSum
 from lastbit.verify.check import Subject
 from lastbit.verify.declarations import check_op
-from lastbit.verify.inprocess import Workplace
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import Project
+from lastbit.verify.worker import Workplace
 from tests.correct_kernels.known_trees import chain, halves, lanes, neighbours
 
 

@@ -293,7 +293,7 @@ def sources() -> list[Path]:
 
 
 def module_name(path: Path) -> str:
-    """`harness/verify/run.py` → `lastbit.verify.run`; a package is named by its folder."""
+    """`harness/verify/run.py` → `lastbit.verify.processes`; a package is named by its folder."""
     parts = (*FOLDERS[path.parts[0]].split("."), *path.with_suffix("").parts[1:])
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -477,7 +477,7 @@ SYNTHETIC = {
         ("harness/errors.py", "import torch", "may import only the standard library"),
         ("harness/ops.py", "from lastbit import verify", "imports lastbit.verify, but lastbit.ops may import"),
         ("harness/ops.py", "from . import verify", "imports lastbit.verify"),
-        ("harness/ops.py", "from .verify.run import x", "imports lastbit.verify.run"),
+        ("harness/ops.py", "from .verify.run import x", "imports lastbit.verify.processes"),
         ("harness/ops.py", "def f():\n    import lastbit.cli", ":2: imports lastbit.cli"),
         ("harness/ops.py", "import_module('lastbit.cli')", "imports lastbit.cli"),
         ("harness/ops.py", "from lastbit import Op", "import from the module that defines the name"),
@@ -490,7 +490,7 @@ SYNTHETIC = {
         ("references/plain_sum.py", "from torch import sum", "may import only the standard library"),
         ("references/plain_sum.py", "import lastbit.case", "imports lastbit.case"),
         ("cases/plain_sum.py", "import numpy", "the standard library, hypothesis"),
-        ("reports/html.py", "from lastbit.verify import run", "imports lastbit.verify.run"),
+        ("reports/html.py", "from lastbit.verify import run", "imports lastbit.verify.processes"),
         ("kernels/plain_sum.py", "import numpy", "the standard library, torch, triton"),
         ("kernels/plain_sum.py", "from lastbit.ops import Op", "kernels may import lastbit.errors, lastbit.kernel"),
     ],

@@ -16,8 +16,8 @@ from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.errors import UsageError
 from lastbit.inputs import build
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.numerics import Premises
 from lastbit.result import Verdict
 from lastbit.verify.project import open_project

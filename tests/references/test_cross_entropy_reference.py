@@ -13,9 +13,9 @@ from torch import Tensor
 from lastbit.case import TensorSpec, parse_case
 from lastbit.errors import UsageError
 from lastbit.inputs import build
-from lastbit.judging.judge import judge
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.kernel import load_file
 from lastbit.ops import Op
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import UsageError
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.references.layer_norm_gated import layer_norm_gated
 from lastbit.references.layer_norm_gated_backward import layer_norm_gated_backward
 from lastbit.result import Verdict

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.judging.expected import RowSum
+from lastbit.judging.expected import RowSum, Trace
 from lastbit.judging.problem import Problem
-from lastbit.judging.trace import Trace
 from lastbit.references.layer_norm_gated import layer_norm_gated
 from lastbit.references.layer_norm_gated_backward import layer_norm_gated_backward
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from lastbit.judging.compare import outside_mask
+from lastbit.judging.expected import Trace
 from lastbit.judging.problem import Problem
-from lastbit.judging.trace import Trace
 from lastbit.kernel import load_kernels
 from lastbit.numerics import Enclosure, Premises, dot, using
 from lastbit.ops import Op

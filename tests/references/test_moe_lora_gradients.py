@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import UsageError
+from lastbit.judging.expected import Trace
 from lastbit.judging.problem import Problem
-from lastbit.judging.trace import Trace
 from lastbit.references.moe_lora import moe_lora
 from lastbit.references.moe_lora_backward import moe_lora_backward
 from tests.moe_lora_exact import (

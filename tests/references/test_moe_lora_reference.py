@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import UsageError
+from lastbit.judging.expected import Trace
 from lastbit.judging.problem import Problem
-from lastbit.judging.trace import Trace
 from lastbit.references._layer_weights import WEIGHTS, LayerWeights
 from lastbit.references.moe_lora import moe_lora
 from lastbit.references.moe_lora_backward import moe_lora_backward

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import UsageError
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.numerics.formats import FP32, TARGETS, round_to
 from lastbit.ops import Op
 from lastbit.references._codes import LARGEST

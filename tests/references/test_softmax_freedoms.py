@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import UsageError
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.references.softmax import softmax
 from lastbit.result import Verdict
 

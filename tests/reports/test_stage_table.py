@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from lastbit.judging.trace import Steps
+from lastbit.judging.expected import Steps
 from lastbit.numerics.formats import BF16, FP32
 from lastbit.reports import html, markdown, records, traced, wording
 from lastbit.reports.changes import compare

@@ -25,10 +25,9 @@ from lastbit.result import SANITIZED, Finding, Verdict
 from lastbit.sanitize.looking import call_bare
 from lastbit.sanitize.tool import TOOLS
 from lastbit.verify.check import Subject, verify_case
-from lastbit.verify.inprocess import Workplace, plan_for
 from lastbit.verify.plan import make_plan
 from lastbit.verify.project import open_project
-from lastbit.verify.worker import Worker
+from lastbit.verify.worker import Worker, Workplace, plan_for
 from tests.reports.test_reports import failed, passed
 
 CASE = "rms_norm x=bf16[4,8]@24,1+3 eps=1e-06 seed=1"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lastbit.numerics.residues import Residues
 from lastbit.shadows.aten import Following
-from lastbit.shadows.memory import ShadowMemory
+from lastbit.shadows.shadow_memory import ShadowMemory
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

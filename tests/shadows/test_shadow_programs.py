@@ -23,8 +23,8 @@ from lastbit.kernel import Kernel
 from lastbit.numerics import formats
 from lastbit.numerics.residues import Residues, constant
 from lastbit.shadows.following import follow
-from lastbit.shadows.memory import ShadowMemory
 from lastbit.shadows.programs import Shadowing
+from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.siblings import siblings
 from lastbit.verify.plan import make_plan
 from tests.rms_norm_contract import FOLDER

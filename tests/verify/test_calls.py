@@ -20,11 +20,10 @@ from lastbit.config import Config
 from lastbit.inputs import bits, build, written
 from lastbit.kernel import Kernel
 from lastbit.result import Judgement, Verdict
-from lastbit.verify import apart, check
-from lastbit.verify.calls import Caller
+from lastbit.verify import case_calls, check
+from lastbit.verify.case_calls import Caller, Calls, make_calls
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.project import open_project
-from lastbit.verify.repeats import Calls, make_calls
 
 CPU = torch.device("cpu")
 RMS_NORM = open_project(Config(folder="")).op("rms_norm")
@@ -86,7 +85,7 @@ def judging(held: Held) -> Iterator[Judge]:
     with pytest.MonkeyPatch.context() as patch:
         judge = Judge(held)
         patch.setattr(check, "judge", judge)
-        patch.setattr(apart, "judge", judge)
+        patch.setattr(case_calls, "judge", judge)
         yield judge
 
 

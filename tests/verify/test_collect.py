@@ -23,11 +23,11 @@ from lastbit.reports.records import dump
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import NotRun, Run
 from lastbit.trees import MixedTrees
-from lastbit.verify.collect import collect
+from lastbit.verify.assemble import collect
 from lastbit.verify.notes import Failures, Unrecorded, write_json
 from lastbit.verify.plan import Planned
-from lastbit.verify.recorder import ResultRecorder
-from lastbit.verify.run import Child
+from lastbit.verify.processes import Child
+from lastbit.verify.result_recorder import ResultRecorder
 
 LINE = "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1"
 CONTRACT = "native_multiply+rounded_sum"

@@ -17,9 +17,8 @@ from lastbit.inputs import DRAWN, chosen_tensor, layouts_like, least_rows, resid
 from lastbit.inputs.choices import Feature, all_features, check_choices, features, features_of
 from lastbit.inputs.layouts import LAYOUTS, layout_of
 from lastbit.inputs.shapes import leading_dims, widths_with
-from lastbit.verify.coverage import covered
-from lastbit.verify.design import designed
-from lastbit.verify.drawing import designed_cases, draw
+from lastbit.verify.assemble import covered
+from lastbit.verify.drawing import designed, designed_cases, draw
 from lastbit.verify.project import open_project
 
 PROJECT = open_project(Config(folder=""))

@@ -16,19 +16,19 @@ from lastbit.config import Config
 from lastbit.inputs import build
 from lastbit.judges.conclusions import contracts_of
 from lastbit.judging.formula import compare_formulas
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel
 from lastbit.numerics.residues import Residues
 from lastbit.numerics.residues.field import P
 from lastbit.result import OF_FORMULA, CaseResult, Judgement, Verdict
 from lastbit.shadows.following import Followed, follow
-from lastbit.verify import formulas
+from lastbit.verify import formula_check
 from lastbit.verify.check import Subject, verify_case
-from lastbit.verify.formulas import judged_by_formula, with_formula
-from lastbit.verify.inprocess import Workplace
+from lastbit.verify.formula_check import judged_by_formula, with_formula
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import open_project
+from lastbit.verify.worker import Workplace
 
 RMS_NORM, ALL_REDUCE = map(open_project(Config(folder="")).op, ("rms_norm", "all_reduce"))
 
@@ -60,8 +60,8 @@ class InProcess:
 
 def judged_on_a_gpu(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Tensor], line: str) -> CaseResult:
     """Judge a kernel that nothing has decided on a GPU, which the CPU stands for, by its formula."""
-    monkeypatch.setattr(formulas, "build", lambda case, device: build(case, torch.device("cpu")))
-    monkeypatch.setattr(formulas, "made_current", lambda device: nullcontext())
+    monkeypatch.setattr(formula_check, "build", lambda case, device: build(case, torch.device("cpu")))
+    monkeypatch.setattr(formula_check, "made_current", lambda device: nullcontext())
     kernel = Kernel("mine", "rms_norm", "fp32_multiply", function)
     case = parse_case(line)
     here = Subject(kernel, RMS_NORM, torch.device("cpu"))
@@ -120,7 +120,7 @@ def test_a_kernel_that_fills_a_cache_in_its_first_call_is_called_again(monkeypat
 
 def test_no_inputs_are_made_of_cases_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs whose rows lie far apart take gigabytes, and may not fit again."""
-    monkeypatch.setattr(formulas, "build", lambda case, device: pytest.fail("inputs were made"))
+    monkeypatch.setattr(formula_check, "build", lambda case, device: pytest.fail("inputs were made"))
     kernel = Kernel("mine", "rms_norm", "fp32_multiply", lambda x, *, eps: x)
     case = parse_case("rms_norm x=bf16[2,515]@2147483712,1 eps=1e-06 seed=1")
     beside: Any = InProcess(kernel)

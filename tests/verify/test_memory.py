@@ -18,12 +18,12 @@ from lastbit.judges.opening import Desk
 from lastbit.kernel import Kernel
 from lastbit.reports.records import dump
 from lastbit.result import CaseResult, Verdict
-from lastbit.verify import check, sharing
+from lastbit.verify import check, device_memory
 from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.device_memory import Attempt, SharedDevice, directly
 from lastbit.verify.plan import Plan
 from lastbit.verify.project import open_project
-from lastbit.verify.recorder import ResultRecorder
-from lastbit.verify.sharing import Attempt, SharedDevice, directly
+from lastbit.verify.result_recorder import ResultRecorder
 
 CPU = torch.device("cpu")  # the turns that workers take do not depend on the device
 CASE = parse_case("rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1")
@@ -99,7 +99,7 @@ def test_a_case_without_memory_runs_again_alone(tmp_path: Path, failures: int, v
 
 
 def test_judges_of_one_accelerator_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "_give_back", lambda device: None)  # there is no accelerator
+    monkeypatch.setattr(device_memory, "_give_back", lambda device: None)  # there is no accelerator
     config = Config(folder="", device_plan=DevicePlan(("cuda:0",), ("of the test",)))
     desk = Desk(config, open_project(config), Plan((), (), 0), turns=str(tmp_path))
     started: list[int] = []
@@ -162,7 +162,7 @@ def test_memory_is_given_back_before_a_worker_is_alone(tmp_path: Path, monkeypat
     """A worker that has a case under way while another one wants to be alone gives back what it holds after it."""
     given: list[bool] = []
     monkeypatch.setattr(
-        sharing, "_give_back", lambda device: given.append(_can_lock(tmp_path / "cpu.cases", alone=True))
+        device_memory, "_give_back", lambda device: given.append(_can_lock(tmp_path / "cpu.cases", alone=True))
     )
     alone = threading.Thread(target=lambda: SharedDevice(tmp_path, CPU).verify(attempt(hungry, lambda: None)))
     first = [True]

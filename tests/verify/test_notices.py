@@ -25,7 +25,7 @@ from lastbit.result import CaseResult, Finding, Verdict
 from lastbit.row_check import RowCheck
 from lastbit.run import Run
 from lastbit.verify.check import Subject, verify_case
-from lastbit.verify.run import options_of
+from lastbit.verify.processes import options_of
 from tests.judging.test_lanes import by_columns
 from tests.reports.test_reports import failed, passed, shown
 

@@ -13,8 +13,8 @@ import pytest
 
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.verify import run
-from lastbit.verify.run import Child, end, environment_for, wait, workers_for
+from lastbit.verify import processes
+from lastbit.verify.processes import Child, end, environment_for, wait, workers_for
 
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
 PARENT = f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-S', '-c', {DEAF!r}]); child.wait()"
@@ -32,7 +32,7 @@ def child(program: str, folder: Path) -> Child:
 
 @pytest.mark.parametrize("program", [DEAF, PARENT], ids=["itself", "a worker of it"])
 def test_who_does_not_listen_is_killed(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_GRACE", 0.1)
+    monkeypatch.setattr(processes, "_GRACE", 0.1)
     deaf = child(program, tmp_path)
     end([deaf])
     assert deaf.process.returncode in (-signal.SIGKILL, -signal.SIGTERM)

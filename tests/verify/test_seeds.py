@@ -22,7 +22,7 @@ from lastbit.kernel import Kernel
 from lastbit.result import CaseResult, Verdict
 from lastbit.verify.check import Subject
 from lastbit.verify.drawing import draw, drawing
-from lastbit.verify.fuzz import CaseFailed, run_item
+from lastbit.verify.item_run import CaseFailed, run_item
 from lastbit.verify.plan import Item, make_plan
 from lastbit.verify.project import open_project
 

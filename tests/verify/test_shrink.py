@@ -15,7 +15,7 @@ from lastbit.case import Case, Group, parse_case
 from lastbit.config import Config
 from lastbit.kernel import Kernel
 from lastbit.result import BAD, CaseResult, Verdict
-from lastbit.verify.fuzz import CaseFailed, Stopped, run_item
+from lastbit.verify.item_run import CaseFailed, Stopped, run_item
 from lastbit.verify.notes import Failures
 from lastbit.verify.plan import Item
 from lastbit.verify.project import open_project

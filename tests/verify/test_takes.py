@@ -24,9 +24,8 @@ from lastbit.takes import as_text, beyond, declared_takes, of_text, told
 from lastbit.verify.check import Subject, unsupported, verify_case
 from lastbit.verify.declarations import check_kernel
 from lastbit.verify.drawing import draw
-from lastbit.verify.fuzz import CaseFailed, run_item
+from lastbit.verify.item_run import CaseFailed, perform, run_item
 from lastbit.verify.narrowing import narrowed, not_asked
-from lastbit.verify.perform import perform
 from lastbit.verify.plan import Item, Plan, make_plan
 from lastbit.verify.project import open_project
 

@@ -16,8 +16,7 @@ from lastbit.diagnosing.handover import search_kernel
 from lastbit.diagnosing.identify import identify_kernel
 from lastbit.errors import DeviceLost, UsageError
 from lastbit.reports.stages import StageKind
-from lastbit.verify.inprocess import planned
-from lastbit.verify.worker import Worker, WorkerEnded, pickled
+from lastbit.verify.worker import Worker, WorkerEnded, pickled, planned
 from tests.faults import vanishing
 from tests.faults.losing import losing, process_of
 

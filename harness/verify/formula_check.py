@@ -25,12 +25,12 @@ from lastbit.result import OF_FORMULA, CaseResult, Judgement, StageResult, Verdi
 from lastbit.shadows.following import Followed, follow
 from lastbit.shadows.performed import PerformedSteps, performed
 from lastbit.timing import FORMULAS, timed
-from lastbit.verify.calls import Here
+from lastbit.verify.case_calls import Here
 from lastbit.verify.check import Subject, after_raising, first_line
-from lastbit.verify.inprocess import Tick, Watch, Workplace, prepare
-from lastbit.verify.memory import available_bytes
+from lastbit.verify.device_memory import available_bytes
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import open_project
+from lastbit.verify.worker import Tick, Watch, Workplace, prepare
 
 J = TypeVar("J", bound=Judgement)
 

@@ -1,31 +1,77 @@
-"""Properties of a kernel's bits on a case: whether they depend on something they need not depend on."""
+"""Properties of a kernel's bits on a case: whether they depend on something they need not depend on, and on which cases
+that is asked, also for ops without a group of such cases.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from lastbit.case import Case
+from lastbit.case import Case, Group, Option
 from lastbit.devices import made_current
 from lastbit.errors import LastbitError, UnsupportedCase, unknown
 from lastbit.inputs import Inputs, build
 from lastbit.invariance.basis import Anew, Basis
 from lastbit.invariance.properties import properties_of
 from lastbit.invariance.property import Property, result_of
-from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
+from lastbit.judging.verdict import judge
 from lastbit.ops import Op
 from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.relations import Independent, Tensors
 from lastbit.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
 from lastbit.takes import beyond
 from lastbit.timing import PROPERTIES, timed
-from lastbit.verify.calls import Caller
-from lastbit.verify.check import Subject, after_raising
-from lastbit.verify.memory import is_lost
+from lastbit.verify.case_calls import Caller
+from lastbit.verify.check import Subject, after_raising, unsupported
+from lastbit.verify.device_memory import is_lost
+from lastbit.verify.drawing import draw
+
+NAME = "properties"
+"""Name of the group that is made for such an op."""
+
+_ORDINARY = ("normal", "contiguous")  # a regime, a layout
+_DRAWN = 8  # cases of a group, among which one has many rows
+
+
+def asked_cases(subject: Subject, groups: Sequence[Group], *, count: int = 0, seed: int = 0) -> list[Case]:
+    """Return the cases for properties: of groups made for them, or the most ordinary ones of all groups."""
+    own = [group for group in groups if group.properties] or [ordinary_group(subject, groups)]
+    cases = dict.fromkeys(case for group in own for case in draw(group, count, seed))
+    return [case for case in cases if not unsupported(subject.kernel, case)]
+
+
+def ordinary_group(subject: Subject, groups: Iterable[Group]) -> Group:
+    """Return a group of the most ordinary cases that the kernel takes, one per set of dtypes, with the most rows."""
+    best: dict[str, Case] = {}
+    for case in (case for group in groups for case in _drawn(group)):
+        if not case.displaced and not unsupported(subject.kernel, case):
+            best[case.dtypes] = max(best.get(case.dtypes, case), case, key=lambda case: _rank(subject, case))
+    return Group(NAME, examples=tuple(best.values()), properties=True)
+
+
+def _drawn(group: Group) -> Iterator[Case]:
+    """Draw cases of a group, with ordinary values and layouts where it can choose them."""
+    if group.choices and group.strategy is not None:
+        chosen = {choice: _ordinary(options) for choice, options in group.choices.items()}
+        group = replace(group, designed=(chosen,) * _DRAWN, drawn=0)
+    yield from draw(group, _DRAWN)
+
+
+def _ordinary(options: tuple[Option, ...]) -> Option:
+    return next((option for option in _ORDINARY if option in options), options[0])
+
+
+def _rank(subject: Subject, case: Case) -> tuple[int, int]:
+    """Return a sort key: the number of ordinary tensors, then of rows."""
+    ordinary = sum(t.regime in _ORDINARY and t.strides is None and not t.offset for t in case.tensors)
+    main = case[subject.op.inputs[0]]
+    return ordinary - len(case.tensors), math.prod(main.shape[:-1])
+
 
 _VERDICTS = {PropertyOutcome.BROKEN: Verdict.FAILED, PropertyOutcome.ERRORED: Verdict.ERRORED}
 
@@ -90,7 +136,7 @@ def properties_on(
 ) -> tuple[PropertyResult, ...]:
     """Ask whether a kernel has the named properties on a case, by default all of its op.
 
-    `anew` makes the call in a new process: see `lastbit.verify.anew`; `begins` is called before each property.
+    `anew` makes the call in a new process: see `lastbit.verify.asking`; `begins` is called before each property.
     Exceptions of the kernel on the case itself are passed on, except for `UnsupportedCase`: then no property is
     applicable.
     """

@@ -1,6 +1,7 @@
 """One item of a plan: its examples, its designed cases, then what Hypothesis draws; the first failure is made small.
 
-Only what the item consists of counts as a case. What is tried while a failure is made small is recorded as such.
+Only what the item consists of counts as a case. What is tried while a failure is made small is recorded as such. The
+item is performed in the process that calls its kernel, or that starts the processes that do.
 """
 
 from __future__ import annotations
@@ -10,20 +11,26 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
+
+import torch
 
 from lastbit.case import SEED_BITS, Case, parse_case
 from lastbit.errors import UsageError
+from lastbit.floating_point import kept_floating_point
 from lastbit.inputs.given import is_given
+from lastbit.isolation.elsewhere import Kernels
 from lastbit.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
 from lastbit.takes import told
-from lastbit.verify.advice import advice_for
-from lastbit.verify.check import takes, verify_case
+from lastbit.verify.check import first_line, takes, verify_case
+from lastbit.verify.device_memory import Verify, directly, give_back
 from lastbit.verify.drawing import draw
-from lastbit.verify.formulas import is_small, with_formula
-from lastbit.verify.notes import HAS_FAILED, KnownFailures
+from lastbit.verify.formula_check import is_small, with_formula
+from lastbit.verify.isolating import in_processes
+from lastbit.verify.narrowing import advice_for
+from lastbit.verify.notes import HAS_FAILED, KnownFailures, Unrecorded
 from lastbit.verify.plan import Item
-from lastbit.verify.properties import with_properties
-from lastbit.verify.sharing import Verify, directly
+from lastbit.verify.property_checks import with_properties
 from lastbit.verify.shrink import shrink
 
 Record = Callable[[CaseResult], None]
@@ -290,3 +297,70 @@ def way(result: CaseResult) -> tuple[str, ...]:
         return result.verdict, _NUMBERS.sub("#", result.reason)
     stage = result.failing_stage
     return result.verdict, stage.name if stage else "", *(finding.kind for finding in result.faults[:1])
+
+
+_MUCH = 1 << 30  # bytes that a worker may hold between items: to look for what can be given back takes 0.1 s
+
+
+class Records(Protocol):
+    """Recorder of a process, case by case, so that everything is known even if the process ends.
+
+    Attributes:
+        cases, seed, random, timeout: of the run, as its configuration has them.
+        failures: the kernels that have failed; None if those run on.
+    """
+
+    cases: int
+    seed: int
+    random: bool
+    timeout: float
+    failures: KnownFailures | None
+
+    def verify_on(self, device: torch.device) -> Verify:
+        """Return the function that verifies a case on a device."""
+
+    def started(self, item: Item, case: Case, *, counted: bool = True) -> None:
+        """Note the case that is about to run, and start its clock."""
+
+    def record(self, result: CaseResult) -> None:
+        """Keep a result."""
+
+    def leave(self, item: Item, cases: int) -> None:
+        """Note how many cases of an item are not run because its kernel has failed."""
+
+    def note_time(self) -> None:
+        """Note the time that this process has spent so far, by parts."""
+
+
+def perform(item: Item, records: Records, kernels: Kernels | None) -> None:
+    """Run the cases of an item, whose kernel is called in processes of `kernels` if there are any.
+
+    Raises:
+        CaseFailed: with the smallest failing case that was found.
+        Stopped: the kernel has failed in another item.
+        Unrecorded: a result could not be kept.
+    """
+    device = item.subject.device
+    try:
+        with kept_floating_point(), in_processes(item, kernels, records.timeout) as prepared:
+            run_item(
+                prepared,
+                cases=records.cases,
+                seed_=records.seed,
+                record=records.record,
+                started=records.started,
+                verify=records.verify_on(device),
+                failures=records.failures,
+                leave=records.leave,
+                random=records.random,
+            )
+    except (CaseFailed, Stopped, Unrecorded):
+        raise
+    except NoCase as error:
+        records.record(unfinished(item, str(error), Verdict.SKIPPED))
+    except Exception as error:
+        records.record(unfinished(item, first_line(error)))
+        raise
+    finally:
+        records.note_time()
+        give_back(device, beyond=_MUCH)  # another worker may need it while this one waits for its next item

@@ -15,11 +15,10 @@ from lastbit.case import Case
 from lastbit.config import Config
 from lastbit.result import CaseResult, Verdict
 from lastbit.timing import seconds_so_far
+from lastbit.verify.device_memory import SharedDevice, Verify, directly, is_lost
 from lastbit.verify.isolating import limit_of
-from lastbit.verify.memory import is_lost
 from lastbit.verify.notes import LEFT, TIME, Failures, KnownFailures, write_json, written
 from lastbit.verify.plan import Item
-from lastbit.verify.sharing import SharedDevice, Verify, directly
 
 _FATAL = 17
 """Exit status of a worker whose accelerator can no longer be used."""
