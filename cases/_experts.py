@@ -1,8 +1,8 @@
 """Tensors of mixtures of experts: sizes, routing, and regimes that fit together.
 
-`EXACT` makes nearly every dot exact in fp32 in any order, with all roundings visible: see `harness/inputs/factors.py`.
+`EXACT` makes nearly every dot exact in fp32 in any order, with all roundings visible: see `harness/inputs/regimes.py`.
 `BALANCED` makes every intermediate value of the size of one, the adapters' share included. `ONE_SIGN` does so too, and
-the terms of every dot have one sign, so that it is decided at any width: see `harness/inputs/one_sign.py`. An
+the terms of every dot have one sign, so that it is decided at any width: see `harness/inputs/regimes.py`. An
 intermediate value has the sign of its gate, which silu keeps, times that of its up.
 """
 

@@ -19,9 +19,9 @@ from lastbit.calling.process_state import kept_process_state
 from lastbit.errors import KernelError
 from lastbit.inputs.allocations import guarded_allocations
 from lastbit.inputs.guards import Guarded, extent, twin
+from lastbit.inputs.of_case import rebound
 from lastbit.inputs.overlap import overlaps
 from lastbit.inputs.poison import Poison
-from lastbit.inputs.rebound import rebound
 from lastbit.inputs.written import AllocationCheck
 from lastbit.interpret import descending
 from lastbit.interpret.faults import Blank, Fault, collected

@@ -15,7 +15,7 @@ from lastbit.diagnosing.identify import Observed, cases_of, identified, observe
 from lastbit.diagnosing.trace import stages_in_sight
 from lastbit.diagnosing.trials import TrialSample
 from lastbit.errors import UsageError
-from lastbit.inputs.bitwise import bits_with_one_nan, distance
+from lastbit.inputs.bits import bits_with_one_nan, distance
 from lastbit.judging.problem import Problem
 from lastbit.numerics import Premises
 from lastbit.ops import Contract

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,7 +25,40 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from lastbit.errors import LastbitError, UsageError
-from lastbit.from_torch.places import Place, frames, here, of_source, place_now
+
+_OWN = str(Path(__file__).parent)
+_OF_NO_FUNCTION = (str(Path(torch.__file__).parent), _OWN)
+
+Place = tuple[str, int]
+"""File and line."""
+
+
+def frames() -> Iterator[FrameType]:
+    """Yield the frames of the traced function and of what it calls, the innermost first; none of torch's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if of_source(file):
+            yield frame
+        elif file.startswith(_OWN) and frame.f_code.co_name == "called":
+            return
+        frame = frame.f_back
+
+
+def of_source(file: str) -> bool:
+    """Return whether a file is one of the function or of what it calls."""
+    return not file.startswith(("<", *_OF_NO_FUNCTION))
+
+
+def place_now() -> Place:
+    """Return file and line of the operation that is being traced."""
+    return next(((f.f_code.co_filename, f.f_lineno) for f in frames()), ("", 0))
+
+
+def here() -> str:
+    """Return file and line of the operation that is being traced, as text for a message."""
+    return "{}:{}".format(*place_now())
+
 
 _KNOWN = frozenset({"dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "is_floating_point", "dim"})
 """What is asked of a tensor and answered by that of the example: nothing of it becomes an operation."""

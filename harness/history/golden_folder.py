@@ -8,9 +8,8 @@ from pathlib import Path
 
 from lastbit.case import Group
 from lastbit.errors import LastbitError, UsageError
-from lastbit.history.golden_check import compare, lines_for, take, taken
+from lastbit.history.golden_check import asked_of, compare, lines_for, take, taken
 from lastbit.history.golden_file import SUFFIX, Golden, path_of, read, write
-from lastbit.history.golden_properties import asked_of
 from lastbit.history.golden_provenance import kind_of
 from lastbit.reports.golden import REFUSED, KernelOutcome, Status
 from lastbit.verify.check import Subject

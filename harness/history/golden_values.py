@@ -15,8 +15,7 @@ from torch import Tensor
 
 from lastbit.dtypes import DTYPE_NAMES
 from lastbit.inputs import fingerprint
-from lastbit.inputs.bits import bits_of
-from lastbit.inputs.bitwise import bits_with_one_nan, distance
+from lastbit.inputs.bits import bits_of, bits_with_one_nan, distance
 from lastbit.reports.golden import Change, Farthest, Index
 
 WHOLE = 1024

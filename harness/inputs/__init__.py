@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from lastbit.inputs.allocations import Allocations, guarded_allocations
-from lastbit.inputs.bare import bare
 from lastbit.inputs.bits import bits_of, unequal
 from lastbit.inputs.blocks import row_blocks
 from lastbit.inputs.choices import (
@@ -24,10 +23,9 @@ from lastbit.inputs.choices import (
 )
 from lastbit.inputs.fingerprint import fingerprint, fingerprints_of, value_fingerprint
 from lastbit.inputs.layouts import LAYOUTS, Layout, applicable_layouts
-from lastbit.inputs.of_case import Inputs, build, fingerprints, holding, refilled
+from lastbit.inputs.of_case import Inputs, Rebound, bare, build, fingerprints, holding, refilled
 from lastbit.inputs.overlap import overlaps
 from lastbit.inputs.poison import Differences, Poison, differences, poison_mask, unwritten
-from lastbit.inputs.rebound import Rebound
 from lastbit.inputs.values import regimes
 from lastbit.inputs.written import Violation, violations
 

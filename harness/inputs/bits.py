@@ -8,6 +8,7 @@ times the golden-ratio increment, so that word number i needs no words before it
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from lastbit.inputs.blocks import pieces
+from lastbit.numerics import format_of
+from lastbit.numerics.formats import ordinals
 
 INCREMENT = 0x9E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -112,3 +115,26 @@ def _widest(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     if all(t.is_contiguous() and t.numel() * size % 8 == 0 and t.storage_offset() * size % 8 == 0 for t in (a, b)):
         return a.flatten().view(torch.int64), b.flatten().view(torch.int64)
     return a, b
+
+
+def bits_with_one_nan(x: Tensor) -> Tensor:
+    """Return the bits of every element as integers, with a single pattern for all kinds of NaN."""
+    bits = bits_of(x)
+    if not x.is_floating_point():
+        return bits
+    all_ones = 255 if bits.dtype is torch.uint8 else -1
+    seen = x.to(torch.float32) if x.element_size() == 1 else x  # not every device compares numbers of 8 bits
+    return bits.masked_fill(seen.isnan(), all_ones)
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """Return the distance of two tensors of one dtype in its ulp, as fp64; infinite where one alone is NaN."""
+    first, second = a.to(torch.float64), b.to(torch.float64)
+    if not a.is_floating_point():
+        return (first - second).abs()
+    unknown = torch.isnan(first) | torch.isnan(second)
+    fmt = format_of(a.dtype)
+    steps = ordinals(first.nan_to_num(0.0, math.inf, -math.inf), fmt) - ordinals(
+        second.nan_to_num(0.0, math.inf, -math.inf), fmt
+    )
+    return torch.where(unknown, math.inf, steps.abs().to(torch.float64))

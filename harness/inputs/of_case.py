@@ -1,8 +1,12 @@
-"""The tensors of a case, built under guards."""
+"""The tensors of a case, built under guards, and what a kernel changed of the objects that it was handed.
+
+`x.data = y`, `x.set_()` and `x.resize_()` give the tensor of the caller another shape or other memory, and resizing its
+storage takes the memory away from under it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,11 +17,54 @@ from lastbit.case import PEER, Case, TensorSpec
 from lastbit.devices import Machine, indexed, machine, parse_device
 from lastbit.errors import UnsupportedCase, unknown
 from lastbit.inputs.fingerprint import combined, fingerprints_of
-from lastbit.inputs.guards import Guarded, check_separate, guard, is_whole, twin
-from lastbit.inputs.rebound import Rebound, rebound
+from lastbit.inputs.guards import Guarded, check_separate, extent, guard, is_whole, twin
 from lastbit.inputs.values import check_regime, fill
 from lastbit.inputs.written import AllocationCheck, Violation, unchanged, violations
 from lastbit.timing import INPUTS, timed
+
+
+@dataclass(frozen=True, slots=True)
+class Rebound:
+    """A tensor that is not what the kernel was handed; `change` completes "it now has"."""
+
+    tensor: str
+    change: str
+    kind: str = "rebound_input"
+
+    @property
+    def sentence(self) -> str:
+        """The change in words."""
+        return f"rebound {self.tensor}: it now has {self.change}"
+
+
+def rebound(handed: Tensor, guarded: Guarded) -> Rebound | None:
+    """Return how `handed`, an alias of `guarded.tensor` that a kernel got, differs from it now; None if it does not."""
+    changes = list(_changes(handed, guarded))
+    return Rebound(guarded.name, ", ".join(changes)) if changes else None
+
+
+def _changes(handed: Tensor, guarded: Guarded) -> Iterator[str]:
+    tensor = guarded.tensor
+    if not is_whole(guarded):
+        storage, size = guarded.words.untyped_storage(), guarded.words.nbytes
+        yield f"a storage of {storage.nbytes():,} bytes in place of {size:,}"
+    elif handed.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+        yield "other memory"
+    elif moved := int(handed.storage_offset() - tensor.storage_offset()):
+        yield f"its first element {abs(moved):,} elements {'after' if moved > 0 else 'before'} the one that it had"
+    pairs = {
+        "dtype": (handed.dtype, tensor.dtype),
+        "shape": (list(handed.shape), list(tensor.shape)),
+        "strides": (handed.stride(), tensor.stride()),
+    }
+    for what, (now, before) in pairs.items():
+        if now != before:
+            yield f"{what} {_text(now)} in place of {_text(before)}"
+
+
+def _text(value: object) -> str:
+    return str(list(value) if isinstance(value, tuple) else value).removeprefix("torch.")
+
 
 # The first canaries are the poisons of allocations; inputs have their own, so that a kernel that copies what lies
 # beyond an input to what lies beyond its result changes it. They are odd for the sign bit of the 8-bit formats.
@@ -167,3 +214,27 @@ def _allocated(spec: TensorSpec, device: torch.device, number: int) -> Guarded:
         device=device,
         number=number,
     )
+
+
+def bare(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:
+    """Return name → a copy on `device`, in an allocation that ends with its last element.
+
+    Nothing is written before its first element, or to gaps between its rows.
+    """
+    return {name: _bare(tensor, inputs.case[name].offset, device) for name, tensor in inputs.tensors.items()}
+
+
+def _bare(tensor: Tensor, offset: int, device: torch.device) -> Tensor:
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    storage = torch.empty(offset + extent(shape, strides), dtype=tensor.dtype, device=device)
+    placed = torch.tensor([], dtype=tensor.dtype, device=device).set_(storage.untyped_storage(), offset, shape, strides)
+    _once(placed).copy_(_once(tensor))
+    return placed
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Narrow dimensions of stride 0 to their first index, so that every element of memory occurs once."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and not stride:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor

@@ -12,7 +12,7 @@ import os
 import sys
 
 from lastbit.errors import InterpreterError
-from lastbit.interpret.order import Descent, descending, one_by_one, races
+from lastbit.interpret.program_order import Descent, descending, one_by_one, races
 
 __all__ = [
     "KNOWN_TRITON",
@@ -42,7 +42,7 @@ def install() -> None:
     if _installed:
         return
     version = _require_interpreter_mode()
-    from lastbit.interpret import autotune, driver, language, launch, libdevice, memo, reduction, selftest
+    from lastbit.interpret import driver, language, launch, libdevice, memo, reduction, selftest
 
     try:
         launch.replace_launcher()
@@ -51,7 +51,7 @@ def install() -> None:
         selftest.check_that_one_builder_is_asked()
         libdevice.replace_libdevice()
         memo.replace_constructors()
-        autotune.replace_benchmarks()
+        driver.replace_benchmarks()
         driver.stand_in_for_gpu()
     except (AttributeError, ImportError, TypeError) as error:
         raise InterpreterError(

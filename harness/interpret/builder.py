@@ -18,8 +18,7 @@ import triton.language as tl
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
-from lastbit.interpret import arithmetic, tensor_cores
-from lastbit.interpret.access import Access
+from lastbit.interpret import arithmetic, mma
 from lastbit.interpret.blocks import Compositions
 from lastbit.interpret.failure import missing
 from lastbit.interpret.formats import (
@@ -34,11 +33,10 @@ from lastbit.interpret.formats import (
     numpy_dtype,
     round_float,
 )
-from lastbit.interpret.lanes import advanced, broadcast
+from lastbit.interpret.lanes import advanced, alike, broadcast, filled, histogram, programs_of
 from lastbit.interpret.libdevice import evaluate
-from lastbit.interpret.memory import LaunchMemory
+from lastbit.interpret.memory import Access, LaunchMemory
 from lastbit.interpret.places import here
-from lastbit.interpret.shapes import alike, filled, histogram, programs_of
 
 COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
 
@@ -345,8 +343,8 @@ def _dot(truncated: bool, a: Array, b: Array, d: Array) -> Array:
     if d.dtype.kind == "i":
         product: Array = np.matmul(a, b, dtype=d.dtype) + d
         return product
-    if (model := tensor_cores.requested(a, d)) is not None:
-        return tensor_cores.dot(model, a, b, d)
+    if (model := mma.requested(a, d)) is not None:
+        return mma.dot(model, a, b, d)
     if truncated:
         a, b = _tf32(a.astype(np.float32)), _tf32(b.astype(np.float32))
     # In fp64, sums of products of 16-bit floats are exact, unless they are 30 binades apart. In fp32 the bits of a row

@@ -18,9 +18,7 @@ import numpy as np
 from lastbit.interpret.driver import MULTIPROCESSORS
 from lastbit.interpret.formats import Array, DType, bits_of, numpy_dtype
 from lastbit.interpret.ptx import Instruction, Registers, Snippet, parse, run
-from lastbit.interpret.ptx_arithmetic import ARITHMETIC
-from lastbit.interpret.ptx_bits import BITS
-from lastbit.interpret.ptx_conversions import convert
+from lastbit.interpret.ptx_instructions import ARITHMETIC, BITS, convert
 
 INSTRUCTIONS: dict[str, Callable[[Instruction, Registers], Any]] = {**ARITHMETIC, **BITS, "cvt": convert}
 """Name of an instruction → what it leaves in its destinations."""

@@ -1,25 +1,37 @@
-"""Triton's language patched once and for good.
+"""Triton's language patched once and for good, and functions of scalars mapped over blocks.
 
 Triton patches and restores its language at every launch and again, without restoring, at every call of one kernel
 function by another; here that happens once, at installation.
+
+`tl.map_elementwise` calls a function of scalars once, on whole blocks. Where it branches on a value, the elements are
+split by that value and it is called again for each part, so that every call takes the branches that its elements take.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 from triton.language.extra import cuda
 from triton.runtime import interpreter
-from triton.runtime.interpreter import interpreter_semantic
+from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
 from lastbit.interpret.failure import missing
-from lastbit.interpret.mapping import map_elementwise
+from lastbit.interpret.formats import Array
 from lastbit.interpret.operations import remembering
-from lastbit.interpret.rewrite import SUBSTITUTES, counting_with_names, observed, print_in_every_program
+from lastbit.interpret.rewrite import (
+    SUBSTITUTES,
+    AmbiguousTruth,
+    counting_with_names,
+    observed,
+    print_in_every_program,
+    uniform_blocks,
+)
 
 
 def _index(tensor: Any) -> int:
@@ -63,3 +75,99 @@ def patch_language() -> None:
     for owner, name, original in scope._changes:
         if inspect.ismodule(owner) and callable(original):
             SUBSTITUTES[id(original)] = original, getattr(owner, name)
+
+
+Results = tuple[Any, ...]
+_SEVERAL = (tuple, tl.tuple)
+
+
+def map_elementwise(scalar_fn: Any, *args: Any, pack: Any = 1, **_: Any) -> Any:
+    """Apply `scalar_fn` to blocks, `pack` neighbours along the last axis at a time; return its results as blocks."""
+    pack = int(getattr(pack, "value", pack))
+    blocks = interpreter_semantic.broadcast_tensors(*args)
+    if not blocks[0].shape:
+        return scalar_fn(*blocks)
+    shape = [int(side) for side in blocks[0].shape]
+    on, short = interpreter_semantic.builder.create_of_arrays, [*shape[:-1], shape[-1] // pack]
+    scalars = [_block(on(partial(_every, pack, j), x.handle), short) for x in blocks for j in range(pack)]
+    returned = _called(scalar_fn, scalars, short)
+    results = _tensors(returned)
+    joined = tuple(_joined(results[i : i + pack], shape) for i in range(0, len(results), pack))
+    return joined if isinstance(returned, _SEVERAL) else joined[0]
+
+
+def _tensors(returned: Any) -> Results:
+    """Return the results of a function as a tuple of tensors."""
+    return tuple(map(interpreter_semantic.to_tensor, returned if isinstance(returned, _SEVERAL) else (returned,)))
+
+
+def _every(pack: int, first: int, x: Array) -> Array:
+    return x if pack == 1 else np.ascontiguousarray(x[..., first::pack])
+
+
+def _block(handle: Any, shape: list[int]) -> Any:
+    return tl.tensor(handle, tl.block_type(handle.dtype.scalar, shape))
+
+
+def _joined(parts: Results, shape: list[int]) -> Any:
+    """Return results for neighbours as one block."""
+    on = interpreter_semantic.builder.create_of_arrays
+    short = (*shape[:-1], shape[-1] // len(parts))
+    return _block(on(partial(_interleaved, short), *(x.handle for x in parts)), shape)
+
+
+def _interleaved(short: tuple[int, ...], *parts: Array) -> Array:
+    """Interleave arrays of neighbours along the last axis."""
+    spread = [np.broadcast_to(x, np.broadcast_shapes(x.shape, short)) for x in parts]
+    if len(parts) == 1:
+        return np.ascontiguousarray(spread[0])
+    whole = np.stack(np.broadcast_arrays(*spread), axis=-1)
+    return np.ascontiguousarray(whole.reshape(*whole.shape[:-2], -1))
+
+
+def _called(scalar_fn: Callable[..., Any], scalars: list[Any], shape: list[int]) -> Any:
+    try:
+        return scalar_fn(*scalars)
+    except AmbiguousTruth:
+        interpreter_semantic.builder.give_up()
+        return _called_by_parts(scalar_fn, scalars, shape)
+
+
+def _called_by_parts(scalar_fn: Callable[..., Any], scalars: list[Any], shape: list[int]) -> Any:
+    """Call a function for parts of the elements: each is a set that has taken the same branches so far."""
+    flat = [(x.handle.data.reshape(-1), x.dtype) for x in scalars]
+    waiting, returned = [np.arange(flat[0][0].size)], []
+    with uniform_blocks():
+        while waiting:
+            part = waiting.pop()
+            try:
+                returned.append((part, scalar_fn(*(_block(*_of_part(part, *x)) for x in flat))))
+            except AmbiguousTruth as error:
+                seen = _to_part(part, error.values)
+                waiting += [part[seen == value] for value in np.unique(seen)]
+    return _collected(returned, shape)
+
+
+def _of_part(part: Array, data: Array, dtype: Any) -> tuple[Any, list[int]]:
+    """Return a handle of the elements of a part, repeated up to a power of two as blocks require, and its shape."""
+    size = 1 << (part.size - 1).bit_length()
+    return TensorHandle(np.resize(data[part], size), dtype), [size]
+
+
+def _to_part(part: Array, data: Array) -> Array:
+    """Return a block's result for the elements of a part, without the repeated ones."""
+    return data[: part.size] if data.size > 1 else np.broadcast_to(data, part.shape)
+
+
+def _collected(returned: list[tuple[Array, Any]], shape: list[int]) -> Any:
+    """Assemble the results of the calls for all parts into blocks of `shape`."""
+    parts = [(part, _tensors(results)) for part, results in returned]
+    whole = []
+    for i, example in enumerate(parts[0][1]):
+        data = np.empty(int(np.prod(shape)), example.handle.data.dtype)
+        for part, results in parts:
+            if results[i].dtype != example.dtype:
+                raise TypeError(f"branches of a mapped function return {example.dtype} and {results[i].dtype}")
+            data[part] = _to_part(part, results[i].handle.data)
+        whole.append(_block(TensorHandle(data.reshape(shape), example.dtype), shape))
+    return tuple(whole) if isinstance(returned[0][1], _SEVERAL) else whole[0]

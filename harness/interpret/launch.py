@@ -20,7 +20,7 @@ from lastbit.interpret.formats import Array, numpy_dtype
 from lastbit.interpret.given import given
 from lastbit.interpret.memory import LaunchMemory
 from lastbit.interpret.operations import current
-from lastbit.interpret.order import is_one_by_one, programs, watching_races
+from lastbit.interpret.program_order import is_one_by_one, programs, watching_races
 from lastbit.interpret.racing import Races
 from lastbit.interpret.recorder import Recorder
 from lastbit.interpret.replay import Diverged, Replay

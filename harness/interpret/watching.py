@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any, Protocol
 
 from lastbit.interpret.formats import Array
-from lastbit.interpret.order import one_by_one
+from lastbit.interpret.program_order import one_by_one
 
 
 class Watcher(Protocol):

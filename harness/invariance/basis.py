@@ -15,7 +15,7 @@ from lastbit.case import Case, TensorSpec
 from lastbit.dtypes import DTYPE_NAMES
 from lastbit.errors import UsageError
 from lastbit.inputs import Inputs, build, holding, unequal
-from lastbit.inputs.bitwise import bits_with_one_nan, distance
+from lastbit.inputs.bits import bits_with_one_nan, distance
 from lastbit.kernel import Kernel
 from lastbit.ops import Op
 from lastbit.relations import Matched, Related, Tensors

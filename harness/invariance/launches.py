@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lastbit.inputs import Inputs, bits_of
-from lastbit.inputs.bitwise import bits_with_one_nan
+from lastbit.inputs.bits import bits_with_one_nan
 from lastbit.invariance.basis import Basis, contiguous, difference, line_of
 from lastbit.invariance.property import Pairs
 from lastbit.relations import Matched, NotApplicable, Related, Tensors

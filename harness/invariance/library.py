@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lastbit.dtypes import DTYPE_NAMES
 from lastbit.inputs import Inputs, bits_of
-from lastbit.inputs.bitwise import bits_with_one_nan
+from lastbit.inputs.bits import bits_with_one_nan
 from lastbit.invariance.basis import Basis
 from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.relations import Tensors

@@ -1,15 +1,28 @@
-"""The properties that are asked of the kernels of an op."""
+"""The properties that are asked of the kernels of an op: of rows, layouts and results, and of ways of calling."""
 
 from __future__ import annotations
 
 from lastbit.errors import UsageError, no_such
-from lastbit.invariance.generic import GENERIC
+from lastbit.invariance.again import RUN_TO_RUN
+from lastbit.invariance.batches import PADDING, PERMUTATION
+from lastbit.invariance.compiled import COMPILED
+from lastbit.invariance.fusion import FP_FUSION
+from lastbit.invariance.graphs import GRAPH
+from lastbit.invariance.in_place import IN_PLACE
 from lastbit.invariance.independent import of_independent
+from lastbit.invariance.layouts import LAYOUT
+from lastbit.invariance.other_device import DEVICE
 from lastbit.invariance.property import Property, both, of_relation
-from lastbit.invariance.ways import WAYS
+from lastbit.invariance.rows import ROWS
+from lastbit.invariance.streams import CONTENTION, STREAM
 from lastbit.kernel import Kernel
 from lastbit.ops import Op
 from lastbit.relations import Independent, Relation
+
+GENERIC: tuple[Property, ...] = (ROWS, PERMUTATION, PADDING, LAYOUT, IN_PLACE)
+
+
+WAYS: tuple[Property, ...] = (RUN_TO_RUN, STREAM, GRAPH, COMPILED, CONTENTION, DEVICE, FP_FUSION)
 
 
 def properties_of(op: Op) -> dict[str, Property]:

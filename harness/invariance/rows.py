@@ -14,8 +14,7 @@ from lastbit.invariance import thresholds
 from lastbit.invariance.basis import Basis
 from lastbit.invariance.launches import Launches, Numbers, joined
 from lastbit.invariance.property import Pairs, Property
-from lastbit.invariance.sizes import sizes_up_to
-from lastbit.invariance.thresholds import BitChanges
+from lastbit.invariance.thresholds import BitChanges, sizes_up_to
 from lastbit.relations import Tensors
 
 _LAUNCHES = 2  # of one size, in `lastbit verify`

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lastbit.calling.performing import CallRequest, Performed, Said, attempted, perform, results_of
 from lastbit.inputs.guards import Guarded, twin
-from lastbit.inputs.rebound import rebound
+from lastbit.inputs.of_case import rebound
 from lastbit.inputs.written import violations
 from lastbit.interpret import races
 from lastbit.isolation.runner import Withheld, placed

@@ -2,17 +2,6 @@
 
 from torch import Tensor
 
-from lastbit.numerics.accumulation import (
-    mean,
-    mean_of_products,
-    mean_of_squares,
-    sum_of_row_products,
-    sum_of_rows,
-    total,
-    total_of_products,
-    variance_about,
-)
-from lastbit.numerics.any_order import sum_in_any_order
 from lastbit.numerics.dots import dot
 from lastbit.numerics.enclosure import (
     Enclosure,
@@ -29,13 +18,22 @@ from lastbit.numerics.enclosure import (
 )
 from lastbit.numerics.factors import Factor
 from lastbit.numerics.formats import CODES, FORMATS, TARGETS, Format, cast, format_of, round_to
-from lastbit.numerics.functions import cos, erf, exp2, expm1, log, log1p, log2, sin, tanh
 from lastbit.numerics.grouped import Groups, Matrices, grouped_dot, grouped_outer
 from lastbit.numerics.integers import ceil, floor, round_half_away, round_half_even, trunc
-from lastbit.numerics.moments import difference_of_products, mean_and_variance
-from lastbit.numerics.own import Primitive, primitive
+from lastbit.numerics.moments import (
+    difference_of_products,
+    mean,
+    mean_and_variance,
+    mean_of_products,
+    mean_of_squares,
+    sum_of_row_products,
+    sum_of_rows,
+    total,
+    total_of_products,
+    variance_about,
+)
+from lastbit.numerics.own_primitives import Primitive, cos, erf, exp2, expm1, log, log1p, log2, primitive, sin, tanh
 from lastbit.numerics.powers import power_of_two_from, power_of_two_to, two_to_the
-from lastbit.numerics.prefixes import cumsum
 from lastbit.numerics.premises import DOCUMENTED, Bound, Premises, current, using
 from lastbit.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
 from lastbit.numerics.quantized import dequantized
@@ -61,7 +59,7 @@ from lastbit.numerics.softmax import (
     rescaled_accumulation,
     softmax,
 )
-from lastbit.numerics.sums import AfterSums, Sum
+from lastbit.numerics.sums import AfterSums, Sum, cumsum, sum_in_any_order
 from lastbit.numerics.tensor_cores import BY_CAPABILITY, LOOSEST, TensorCores
 
 __all__ = [

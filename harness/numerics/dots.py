@@ -17,14 +17,13 @@ from lastbit.numerics import algebraic as rules
 from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.enclosure import Enclosure
 from lastbit.numerics.factors import KIND, KNOWN, LARGEST, NAN, QUANTUM, Factor
-from lastbit.numerics.formats import FP16, FP32, Format, round_to
+from lastbit.numerics.formats import FP16, FP32, FP64_U, Format, round_to
 from lastbit.numerics.fused import one_kernel_on_cuda
 from lastbit.numerics.ordered import block_of, losing
 from lastbit.numerics.parts import rounded, unknown_where
 from lastbit.numerics.premises import current
 from lastbit.numerics.sums import LATTICE_UNITS, UNDERFLOW, flushed
 
-_FP64_U = 2.0**-53
 FITS_FP16 = FP16.quantum / 4, FP16.max
 """Limits of what fp16 may hold: the smallest quantum, the largest magnitude."""
 
@@ -90,7 +89,7 @@ def _radius(magnitude: Tensor, left: Factor, right: Factor, pieces: int) -> Tens
     A factor without a radius adds nothing.
     """
     terms, cores = left.terms, current().tensor_cores
-    eps = current().dot_accumulation(terms) + terms * _FP64_U
+    eps = current().dot_accumulation(terms) + terms * FP64_U
     least, cut = torch.minimum(left.least_limits, right.least_limits), 0.0 if cores is None else cores.cut
     numbers = cut, eps, terms * flushed(), float(terms)
     strayed = straying(magnitude[None], left.limits, right.limits, least, *numbers)[0]

@@ -106,6 +106,9 @@ E4M3 = Format("e4m3", torch.float8_e4m3fn, 4, -6, 448.0, overflow="nan")
 E5M2 = Format("e5m2", torch.float8_e5m2, 3, -14, 57344.0)
 FP64 = Format("fp64", torch.float64, 53, -1022, torch.finfo(torch.float64).max)
 
+FP64_U = 2.0**-53
+"""How much one operation of fp64 errs at most, of its result: bounds are computed in fp64 and have to cover that."""
+
 WIDE_FP32 = Format("fp32 of wide range", torch.float64, FP32.precision, FP32.min_exponent, (2 - 2.0**-23) * 2.0**1023)
 """What holds every finite result of a kernel that computes with more range than fp32, and is as precise as fp32."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lastbit.numerics.factors import Factor
+from lastbit.numerics.formats import FP64_U
 from lastbit.numerics.premises import U, current
 
 SHORTEST = 256
@@ -21,7 +22,6 @@ SHORTEST = 256
 
 _LEAST_BLOCK = 16  # smaller ones cost more than they gain; what holds after each block holds after every second one
 _TOGETHER, _TOGETHER_ON_CPU = 1 << 22, 1 << 18  # elements of the sums of several blocks that are looked at together
-_FP64_U = 2.0**-53
 _EVALUATION = 1 + 2.0**-30  # more than the sums over blocks err in fp64
 _EXPONENT = 0x7FF << 52
 
@@ -42,7 +42,7 @@ def losing(left: Factor, right: Factor, block: int, pieces: int, magnitude: Tens
     """
     terms, premises = left.terms, current()
     block = min(block, terms // pieces)
-    sizes = _sizes(left, right, block, pieces, known + 4 * terms * _FP64_U * magnitude)
+    sizes = _sizes(left, right, block, pieces, known + 4 * terms * FP64_U * magnitude)
     joined = torch.minimum(block * sizes.beyond, premises.height(terms) * sizes.most)
     lost = magnitude + block * sizes.alone + joined
     if (cores := premises.tensor_cores) is not None:
@@ -50,7 +50,7 @@ def losing(left: Factor, right: Factor, block: int, pieces: int, magnitude: Tens
         added = max(0.0, 1 - cores.cut / U)  # a block that is summed alone: its first step cuts off no sum so far
         cut = (steps - 1) * of_step * (sizes.alone + sizes.beyond) + (of_step + added) * sizes.ends
         lost = torch.maximum(lost, cut)
-    return U * _EVALUATION * lost + terms * _FP64_U * magnitude
+    return U * _EVALUATION * lost + terms * FP64_U * magnitude
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from torch import Tensor
 from lastbit.numerics import algebraic as rules
 from lastbit.numerics.algebraic import algebraic, is_following
 from lastbit.numerics.enclosure import Enclosure
-from lastbit.numerics.formats import PRECISE, round_to
+from lastbit.numerics.formats import FP64_U, PRECISE, round_to
 from lastbit.numerics.parts import full, rounded, widened
 from lastbit.numerics.premises import current
 from lastbit.numerics.primitives import FLUSHED, LOST, SUBNORMAL
@@ -27,7 +27,6 @@ from lastbit.numerics.remembered import remembered
 
 Empty = Literal["nan", "zero", "any"]
 
-_FP64_U = 2.0**-53
 _ARGUMENT = 5  # error of x - s in units of u |x - s|; docs/primitives.md says of what it is made
 _LOG2_E = math.log2(math.e)
 _SLACK = 2.0**-48  # more than fp64 errs
@@ -75,7 +74,7 @@ class Exponentials:
         """Least and largest sum of a row, as each element at its own upper and its own lower end sees it."""
         _, _, lo, hi = self.terms.full
         error, least, most = self.accumulated, lo.sum(-1, keepdim=True), hi.sum(-1, keepdim=True)
-        fp64 = 4 * lo.shape[-1] * _FP64_U
+        fp64 = 4 * lo.shape[-1] * FP64_U
         below = (least - lo + self.twice[0]) * (1 - fp64)
         above = most - hi + self.twice[1] + fp64 * most
         return torch.maximum(below, least) * (1 - error), torch.minimum(above, most) * (1 + error)
@@ -119,7 +118,7 @@ def rescaled_accumulation(terms: int) -> float:
     error = terms * premises.unit + math.ceil(math.log2(max(terms, 1))) * step
     if premises.depth is not None:
         error = min(error, (premises.depth(terms) + 1) * step)
-    return error / (1 - error) + 2 * terms * _FP64_U if error < 1 else math.inf
+    return error / (1 - error) + 2 * terms * FP64_U if error < 1 else math.inf
 
 
 def _least() -> float:
@@ -261,7 +260,7 @@ def _without_cancellation(x: Tensor) -> Tensor:
     terms = torch.exp(distance)
     terms[3] = torch.where((terms[3] == 0) & torch.isfinite(distance[3]), SUBNORMAL**2, terms[3])  # too small for fp64
     others = terms.scatter(-1, at, 0.0).sum(-1, keepdim=True)
-    logarithm = torch.log1p(widened(others, 4 * x.shape[-1] * _FP64_U + _SLACK))
+    logarithm = torch.log1p(widened(others, 4 * x.shape[-1] * FP64_U + _SLACK))
     return distance - widened(logarithm, _SLACK)[[0, 1, 3, 2]]
 
 

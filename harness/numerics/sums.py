@@ -1,26 +1,28 @@
-"""A sum in any order: facts about its terms, and the bounds that follow from them."""
+"""Sums of any number of terms in any order: whole rows and columns, prefixes, and few terms with sharp ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lastbit.errors import OpError
+from lastbit.numerics import algebraic as rules
+from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.enclosure import Enclosure
-from lastbit.numerics.formats import FP32, Format
+from lastbit.numerics.formats import FP32, FP64_U, Format
 from lastbit.numerics.fused import one_kernel_on_cuda
-from lastbit.numerics.parts import all_finite, full, magnitudes, rounded, unknown_where, widened
-from lastbit.numerics.premises import current
+from lastbit.numerics.parts import added, all_finite, full, hull, magnitudes, rounded, unknown_where, widened
+from lastbit.numerics.premises import EXACT, current
+from lastbit.numerics.remembered import remembered
 from lastbit.numerics.residues import Residues
 
 _MANTISSA_BITS = 52
 _HIDDEN_BIT = 1 << _MANTISSA_BITS
 _FRACTION = _HIDDEN_BIT - 1
 _EXPONENT = 0x7FF << _MANTISSA_BITS
-_FP64_U = 2.0**-53
 LATTICE_UNITS = 2.0**24
 UNDERFLOW = 2.0**-150  # largest error of a product that is rounded to a subnormal fp32 number
 SUMS, QUANTUM, KNOWN, NEGATIVE, POSITIVE, UNKNOWN = slice(0, 6), 6, 7, 8, 9, 10
@@ -71,7 +73,7 @@ class Sum:
 
         The sums are of fp64, in an order that is not the same on every device: 2 · count · 2^-53 covers any.
         """
-        relative = current().accumulation(self.count) + 2 * self.count * _FP64_U
+        relative = current().accumulation(self.count) + 2 * self.count * FP64_U
         absolute = self.count * UNDERFLOW if self.products else 0.0
         least = 0.0 if nonnegative else -torch.inf
         parts = bounded(self.facts, relative, absolute, self.count * flushed(), least, current().arithmetic)
@@ -222,3 +224,56 @@ def averaged(x: Tensor, count: float, relative: float, fmt: Format) -> Tensor:
     """Return x / count, with a relative error if it is not zero."""
     means = full(x) / count
     return rounded(widened(means, relative) if relative else means, fmt)
+
+
+@algebraic(rules.cumulative)
+@remembered
+def cumsum(x: Enclosure) -> Enclosure:
+    """Sum the prefixes of the last dimension, each by fp32 additions of its terms in any order.
+
+    That covers scans from first to last, in trees, and in blocks to which the sum of what is before them is added. Not
+    covered is a prefix from which something is taken away again, as in the total minus the rest.
+    """
+    count = torch.arange(1, x.shape[-1] + 1, dtype=torch.float64, device=x.parts.device)
+    relative = torch.tensor([current().accumulation(n) for n in range(1, x.shape[-1] + 1)], dtype=torch.float64)
+    relative = relative.to(count.device) + 2 * count * FP64_U
+    return Enclosure(
+        bounded_each(_facts_of_prefixes(x.parts), relative, 0.0, count * flushed(), -torch.inf, current().arithmetic)
+    )
+
+
+def _facts_of_prefixes(terms: Tensor) -> Tensor:
+    """Return the facts of `Sum` for each prefix."""
+    lo, hi = (terms[2], terms[3]) if len(terms) == 4 else (terms[-1], terms[-1])
+    magnitude = torch.maximum(lo.abs(), hi.abs()).cumsum(-1)
+    of_finite = torch.maximum(finite(lo), finite(hi)).cumsum(-1)
+    quantum = units_of(lo.contiguous()).cummin(-1).values
+    known = (lo == hi).to(lo.dtype).cummin(-1).values
+    signs = [sign.to(lo.dtype).cummax(-1).values for sign in (lo < 0, hi > 0)]
+    return torch.cat([full(terms.cumsum(-1)), torch.stack([magnitude, of_finite, quantum, known, *signs])])
+
+
+@algebraic(rules.added, of_enclosures=True)
+@remembered
+def sum_in_any_order(terms: Sequence[Enclosure], fmt: Format | None = None) -> Enclosure:
+    """Add terms of one shape two at a time in whichever order, each sum rounded to fp32 and then to `fmt`.
+
+    25 additions for four terms, 3,025 for eight, and so on by the power of three. For two numbers of bf16 or fp16, to
+    round their sum to fp32 first changes nothing (24 >= 2 * 11 + 2, Figueroa 1995). The value is that of one order.
+    """
+    arithmetic, exact = current().arithmetic, current() == EXACT
+
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        total = added(x, y, arithmetic)
+        return total if fmt is None or exact else rounded(total, fmt)
+
+    everything = (1 << len(terms)) - 1
+    sums = {1 << position: term.parts for position, term in enumerate(terms)}
+    for part in range(1, everything + 1):
+        if part not in sums:  # what is added last: one side of the split without the last term, and the other with it
+            last = 1 << (part.bit_length() - 1)
+            one = rest = part ^ last
+            sums[part] = add(sums[rest], sums[last])
+            while one := (one - 1) & rest:
+                sums[part] = hull(sums[part], add(sums[one], sums[part ^ one]))
+    return Enclosure(sums[everything])

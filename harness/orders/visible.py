@@ -15,9 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lastbit.orders.probing import NotRevealed, NotVisible, ProbeReading, Probes, witnesses
+from lastbit.orders.probing import (
+    NotRevealed,
+    NotVisible,
+    ProbeReading,
+    Probes,
+    Values,
+    mantissas,
+    signed_values,
+    squared_values,
+    witnesses,
+)
 from lastbit.orders.tree import Indices
-from lastbit.orders.values import Values, mantissas, signed_values, squared_values
 
 _TRIES, _LEAST_ROWS = 96, 512
 _BINADES = 3  # of B: so many powers of two by which it may be larger than the root of the number of terms

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from lastbit.interpret import install
 from lastbit.interpret.inline_asm import assembled
-from lastbit.interpret.tensor_cores import tensor_cores
+from lastbit.interpret.mma import tensor_cores
 from tests import interpret_wild as wild
 from tests.interpret_kernels import raw_bits, values
 

@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lastbit.interpret import driver, install, launch, one_by_one
 from lastbit.interpret.driver import MULTIPROCESSORS
-from lastbit.interpret.tensor_cores import HOPPER, dot, tensor_cores
+from lastbit.interpret.mma import HOPPER, dot, tensor_cores
 from tests import interpret_wild as wild
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr", "ignore::RuntimeWarning")

@@ -19,8 +19,8 @@ from lastbit.config import Config
 from lastbit.inputs import Inputs
 from lastbit.invariance import direct, graphs, other_device
 from lastbit.invariance.basis import Basis
+from lastbit.invariance.properties import WAYS
 from lastbit.invariance.property import Property, result_of
-from lastbit.invariance.ways import WAYS
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.verify import asking
