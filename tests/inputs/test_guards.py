@@ -474,3 +474,10 @@ def test_overlaps_agree_with_sets_of_addresses(data: st.DataObject) -> None:
     numbers = torch.arange(400)
     a, b = ({*numbers.as_strided(t.shape, t.stride(), t.storage_offset()).flatten().tolist()} for t in tensors.values())
     assert overlaps(tensors) == ([("a", "b")] if a & b else [])
+
+
+def test_what_was_never_written_is_known_of_elements_wider_than_a_byte() -> None:
+    with guarded_allocations(0) as allocations:
+        wide, narrow = torch.empty(3, dtype=torch.int16), torch.empty(3, dtype=torch.int8)
+    assert allocations.blank(wide) == int(wide[0]) % 2**16
+    assert allocations.blank(narrow) is None  # its canary may be a value

@@ -301,16 +301,22 @@ def test_the_plan_lists_what_a_misspelled_parameter_leaves_out(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "references").glob("[!_]*.py")))
 def test_every_stage_that_an_op_records_is_known(name: str) -> None:
-    """The rule must not call a name wrong that is recorded, under any contract or preset."""
+    """The rule must not call a name wrong that is recorded, under any contract or preset.
+
+    Of many contracts every seventh is taken, from another one on in each case: seven has no factor in common with the
+    lengths of axes, so that each case meets each option, and all cases together meet every contract.
+    """
     made = opened().op(name)
     known = stage_names(made.reference)
     assert known is not None, "a wrong letter would not be seen"
     every = frozenset((*made.inputs, *made.params))
     contracts = [made.contract(preset) for preset in made.presets] or made.contracts()
     cases = [case for group in opened().groups(name, every, small=True) for case in draw(group, 1)]
-    for case in sorted(cases, key=lambda c: sum(t.numel for t in c.tensors))[:8]:
+    smallest = sorted(cases, key=lambda c: sum(t.numel for t in c.tensors))[:8]
+    step = 7 if len(contracts) > 32 and len(smallest) >= 7 else 1
+    for number, case in enumerate(smallest):
         tensors = build(case, torch.device("cpu")).tensors
-        for contract in contracts:
+        for contract in contracts[number % step :: step]:
             with suppress(UsageError):  # the contract is not defined for these parameters
                 found = Problem(made, contract, tensors, dict(case.params)).evaluate().formats
                 assert [stage for stage in found if stage not in known] == []
