@@ -293,7 +293,7 @@ def sources() -> list[Path]:
 
 
 def module_name(path: Path) -> str:
-    """`harness/verify/run.py` → `lastbit.verify.processes`; a package is named by its folder."""
+    """`harness/verify/processes.py` → `lastbit.verify.processes`; a package is named by its folder."""
     parts = (*FOLDERS[path.parts[0]].split("."), *path.with_suffix("").parts[1:])
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -458,7 +458,7 @@ SYNTHETIC = {
     "harness/errors.py",
     "harness/ops.py",
     "harness/verify/__init__.py",
-    "harness/verify/run.py",
+    "harness/verify/processes.py",
     "references/__init__.py",
     "references/plain_sum.py",
     "kernels/plain_sum.py",
@@ -477,20 +477,20 @@ SYNTHETIC = {
         ("harness/errors.py", "import torch", "may import only the standard library"),
         ("harness/ops.py", "from lastbit import verify", "imports lastbit.verify, but lastbit.ops may import"),
         ("harness/ops.py", "from . import verify", "imports lastbit.verify"),
-        ("harness/ops.py", "from .verify.run import x", "imports lastbit.verify.processes"),
+        ("harness/ops.py", "from .verify.processes import x", "imports lastbit.verify.processes"),
         ("harness/ops.py", "def f():\n    import lastbit.cli", ":2: imports lastbit.cli"),
         ("harness/ops.py", "import_module('lastbit.cli')", "imports lastbit.cli"),
         ("harness/ops.py", "from lastbit import Op", "import from the module that defines the name"),
         ("harness/ops.py", "import lastbit.references.plain_sum", "imports lastbit.references.plain_sum"),
-        ("harness/verify/run.py", "from ..cli import main", "imports lastbit.cli"),
-        ("harness/verify/run.py", "import lastbit.reports.html", "imports lastbit.reports.html"),
+        ("harness/verify/processes.py", "from ..cli import main", "imports lastbit.cli"),
+        ("harness/verify/processes.py", "import lastbit.reports.html", "imports lastbit.reports.html"),
         ("harness/verify/__init__.py", "from ..plugin import x", "imports lastbit.plugin"),
         ("harness/cli.py", "import kernels.plain_sum", "kernels/ is never imported"),
         ("harness/helpers.py", "", "lastbit.helpers is in no layer"),
         ("references/plain_sum.py", "from torch import sum", "may import only the standard library"),
         ("references/plain_sum.py", "import lastbit.case", "imports lastbit.case"),
         ("cases/plain_sum.py", "import numpy", "the standard library, hypothesis"),
-        ("reports/html.py", "from lastbit.verify import run", "imports lastbit.verify.processes"),
+        ("reports/html.py", "from lastbit.verify import processes", "imports lastbit.verify.processes"),
         ("kernels/plain_sum.py", "import numpy", "the standard library, torch, triton"),
         ("kernels/plain_sum.py", "from lastbit.ops import Op", "kernels may import lastbit.errors, lastbit.kernel"),
     ],
