@@ -8,8 +8,9 @@ import torch
 
 from lastbit.case import Case, parse_case
 from lastbit.errors import UsageError
+from lastbit.verify.case_files import read_cases
 from lastbit.verify.check import Subject, unsupported
-from lastbit.verify.project import Project, read_cases
+from lastbit.verify.project import Project
 from lastbit.verify.worker import Workplace
 
 

@@ -18,8 +18,8 @@ from lastbit.config import Config
 from lastbit.devices import plan_devices
 from lastbit.errors import UsageError
 from lastbit.files import BUILT_IN, PACKAGE
+from lastbit.verify.case_files import read_cases
 from lastbit.verify.processes import MOST_ON_CPU, PER_ACCELERATOR
-from lastbit.verify.project import read_cases
 
 RUNS = Path(".lastbit", "runs")
 """Where runs are kept unless they are told otherwise, below the working directory."""

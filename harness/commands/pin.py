@@ -25,8 +25,9 @@ from lastbit.ops import check_arguments
 from lastbit.reports.characters import visible
 from lastbit.reports.paper import line, make_console
 from lastbit.result import Verdict
+from lastbit.verify.case_files import add_case
 from lastbit.verify.check import unsupported
-from lastbit.verify.project import Project, add_case, open_project
+from lastbit.verify.project import Project, open_project
 from lastbit.verify.worker import Worker, one_device, prepare
 
 _FOLDERS = ("references", "cases", "kernels")

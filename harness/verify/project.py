@@ -1,7 +1,6 @@
 """Discovery: an op is references/X.py, cases/X.py and kernels of any name; folders are searched, nothing is listed.
 
-Files are loaded by path, so that another project's folders work like the ones that lastbit brings. Files of case lines
-are read and added to here, too.
+Files are loaded by path, so that another project's folders work like the ones that lastbit brings.
 """
 
 from __future__ import annotations
@@ -13,62 +12,18 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from lastbit.case import Case, Group, parse_case
+from lastbit.case import Case, Group
 from lastbit.config import Config
 from lastbit.errors import KernelError, LastbitError, OpError, UsageError, unknown
-from lastbit.files import BUILT_IN, KERNELS, replace_file
+from lastbit.files import BUILT_IN, KERNELS
 from lastbit.inputs.choices import check_choices
 from lastbit.kernel import REVISION_MARK, Kernel, load_file, load_kernels
 from lastbit.of_file import Role, kernel_of_file
 from lastbit.ops import Op
 from lastbit.run import NotRun
 from lastbit.siblings import siblings
+from lastbit.verify.case_files import read_cases
 from lastbit.verify.declarations import check_kernel, check_op
-
-
-def read_cases(path: Path) -> list[Case]:
-    """Read the cases of a file with one per line; blank lines and lines that start with # are skipped."""
-    if not path.is_file():
-        raise UsageError(f"case file {str(path)!r} does not exist")
-    cases = _cases(_text(path), path)
-    if not cases:
-        raise UsageError(f"case file {str(path)!r} holds no case line")
-    return cases
-
-
-def add_case(path: Path, case: Case, comment: str) -> bool:
-    """Append a case to a file, below a comment of one line, unless the file has it; return whether it was added.
-
-    The file and its folder are made if they do not exist.
-    """
-    text = _text(path) if path.exists() else ""
-    if case in _cases(text, path):
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    before = text if not text or text.endswith("\n") else f"{text}\n"
-    added = f"{before}# {' '.join(comment.split())}\n{case}\n"
-    replace_file(path, lambda target: target.write_text(added, encoding="utf-8"))
-    return True
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"case file {str(path)!r} cannot be read: {error}") from error
-
-
-def _cases(text: str, path: Path) -> list[Case]:
-    lines = enumerate(map(str.strip, text.splitlines()), 1)
-    return [_case(line, f"{path}, line {number}") for number, line in lines if line and not line.startswith("#")]
-
-
-def _case(line: str, where: str) -> Case:
-    try:
-        return parse_case(line)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
-
 
 Load = Callable[[Path], tuple[Kernel, ...]]
 """Finds the kernels of a file or folder; raises as `load_kernels` does."""

@@ -15,9 +15,9 @@ from lastbit.commands import pin
 from lastbit.config import Config
 from lastbit.errors import UsageError
 from lastbit.result import Verdict
+from lastbit.verify.case_files import add_case, read_cases
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.plan import make_plan
-from lastbit.verify.project import add_case, read_cases
 from lastbit.verify.worker import Workplace
 
 CASE = "rms_norm x=bf16[1,2]:values(-1.5,1) weight=bf16[2]:values(1.25,1) eps=1e-06 seed=0"

@@ -179,7 +179,7 @@ def test_there_is_no_kernel_for_three_strides_other_dtypes_or_two_devices() -> N
 @pytest.fixture
 def untested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing tested yet, and one format to test."""
-    monkeypatch.setattr("TESTED", (BF16,))
+    monkeypatch.setattr(fused_compare, "TESTED", (BF16,))
     monkeypatch.setattr(trust, "_trusted", {})
 
 

@@ -1,0 +1,53 @@
+"""Files of case lines, which commands read before anything imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lastbit.case import Case, parse_case
+from lastbit.errors import UsageError
+from lastbit.files import replace_file
+
+
+def read_cases(path: Path) -> list[Case]:
+    """Read the cases of a file with one per line; blank lines and lines that start with # are skipped."""
+    if not path.is_file():
+        raise UsageError(f"case file {str(path)!r} does not exist")
+    cases = _cases(_text(path), path)
+    if not cases:
+        raise UsageError(f"case file {str(path)!r} holds no case line")
+    return cases
+
+
+def add_case(path: Path, case: Case, comment: str) -> bool:
+    """Append a case to a file, below a comment of one line, unless the file has it; return whether it was added.
+
+    The file and its folder are made if they do not exist.
+    """
+    text = _text(path) if path.exists() else ""
+    if case in _cases(text, path):
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = text if not text or text.endswith("\n") else f"{text}\n"
+    added = f"{before}# {' '.join(comment.split())}\n{case}\n"
+    replace_file(path, lambda target: target.write_text(added, encoding="utf-8"))
+    return True
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"case file {str(path)!r} cannot be read: {error}") from error
+
+
+def _cases(text: str, path: Path) -> list[Case]:
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    return [_case(line, f"{path}, line {number}") for number, line in lines if line and not line.startswith("#")]
+
+
+def _case(line: str, where: str) -> Case:
+    try:
+        return parse_case(line)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
