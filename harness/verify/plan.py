@@ -133,18 +133,20 @@ def make_plan(
     modules: Callable[[], Mapping[str, Path]] = imported,
     *,
     refusing: bool = False,
+    project: Project | None = None,
 ) -> Plan:
     """Return the plan for the devices of one type, `cpu` or an accelerator's.
 
-    `load` finds the kernels of a folder in place of the project's own; `modules` names what was imported meanwhile.
-    With `refusing`, a kernel beside others that declares what its op does not have gets an item that says so.
+    `project` is that of the configuration, if it is open already. `load` finds the kernels of a folder in place of the
+    project's own; `modules` names what was imported meanwhile. With `refusing`, a kernel beside others that declares
+    what its op does not have gets an item that says so.
 
     Raises:
         UsageError: an op, kernel, contract or case line is unknown or malformed.
             No kernel that was found is of the op of a case line.
         MixedTrees: kernels import a module of the repository that is not of their revision.
     """
-    project = open_project(config)
+    project = project or open_project(config)
     project = project if load is None else replace(project, load=load)
     others, lacking = project.kernels_of_revisions()
     refused: dict[str, str] = {}

@@ -74,7 +74,8 @@ def open_workplace(config: Config, watch: Watch, tick: Tick) -> Workplace:
         LastbitError: Triton was imported before, and decided otherwise.
     """
     prepare(torch.device(one_device(config)))
-    return Workplace(config, open_project(config), plan_for(config), watch, tick)
+    project = open_project(config)
+    return Workplace(config, project, plan_for(config, project), watch, tick)
 
 
 def planned(place: Workplace) -> tuple[Planned, ...]:
@@ -99,13 +100,15 @@ def prepare(device: torch.device) -> None:
         install()
 
 
-def plan_for(config: Config) -> Plan:
+def plan_for(config: Config, project: Project | None = None) -> Plan:
     """Make the plan of a configuration with one device; `prepare` must have been called in this process.
+
+    `project` is that of the configuration, if it is open already.
 
     Raises:
         UsageError: there are several devices, or a name or case line means nothing.
     """
-    return make_plan(config, torch.device(one_device(config)).type)
+    return make_plan(config, torch.device(one_device(config)).type, project=project)
 
 
 def one_device(config: Config) -> str:
