@@ -75,8 +75,8 @@ class ChildProcess:
     ) -> ChildProcess:
         """Fork a process that runs a function with the descriptor of its end; what is imported here need not be there.
 
-        Only where `may_fork()`. Its environment and output are those of a new one, and folders of PYTHONPATH that
-        this process lacks come last.
+        Only where `may_fork()`. Its environment, output and path are those of a new one, so that the folder of the
+        script that runs here is none of it.
         """
         ours, theirs = socket.socketpair()
         sys.stdout.flush()
@@ -167,7 +167,8 @@ def _become(environ: Mapping[str, str], log: IO[bytes] | None) -> None:
     """Give a forked process the environment, signals and standard streams of a new one."""
     os.environ.clear()
     os.environ.update(environ)
-    sys.path += [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder not in sys.path]
+    named = list(filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))
+    sys.path[:] = dict.fromkeys([*named, *sys.path[not sys.flags.safe_path :]])  # the first is the script's folder
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

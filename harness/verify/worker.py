@@ -132,6 +132,9 @@ LOG = "worker.log"
 """The file in the folder of a run that takes what the processes of its commands print."""
 
 _PROGRAM = "import sys; from lastbit.verify.worker import serve; serve(int(sys.argv[1]))"
+_READ_AT_IMPORT = {"triton": "TRITON_INTERPRET", "numpy": "OPENBLAS_NUM_THREADS"}
+"""Module → the variable of the environment that it reads when it is imported, and never again."""
+
 _PAUSE = 0.5  # seconds between two looks at a process that says nothing
 _GRACE = 5.0  # seconds that a process has to end itself
 
@@ -218,10 +221,13 @@ class Worker:
 
     def _is_like_this(self, environ: Mapping[str, str]) -> bool:
         """Return whether a fork of this process does what a new one would, and need not import torch again."""
-        config, mode = self._config, "TRITON_INTERPRET"
+        config = self._config
         other = self._launcher or self._environ or config.site or config.tree or config.revisions
-        of_triton = "triton" not in sys.modules or os.environ.get(mode, "0") == environ[mode]
-        return not other and self._device_type == "cpu" and of_triton and may_fork()
+        alike = all(
+            module not in sys.modules or os.environ.get(variable) == environ[variable]
+            for module, variable in _READ_AT_IMPORT.items()
+        )
+        return not other and self._device_type == "cpu" and alike and may_fork()
 
     def _send(self, content: object) -> None:
         assert self._child is not None

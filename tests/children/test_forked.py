@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -21,7 +22,9 @@ def answering(descriptor: int) -> None:
     """Say what the process is, and end when there is no more to read."""
     channel = Channel(socket.socket(fileno=descriptor))
     print("printed there")
-    channel.send({"pid": os.getpid(), "environment": dict(os.environ), "input": os.read(0, 1).decode()})
+    channel.send(
+        {"pid": os.getpid(), "environment": dict(os.environ), "input": os.read(0, 1).decode(), "first": sys.path[0]}
+    )
     assert channel.receive() == (None, [])
 
 
@@ -39,7 +42,7 @@ def test_it_answers_in_its_own_environment_and_prints_to_the_log(tmp_path: Path)
         message = next_message(child.channel, 60)
         assert message is not None and not child.over
         assert child.end(60) == 0 and child.over
-    assert json.loads(message) == {"pid": child.pid, "environment": ENVIRONMENT, "input": ""}
+    assert json.loads(message) == {"pid": child.pid, "environment": ENVIRONMENT, "input": "", "first": "/somewhere"}
     assert child.pid != os.getpid() and (tmp_path / "log").read_text() == "printed there\n"
 
 

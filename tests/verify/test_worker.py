@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from lastbit.diagnosing.handover import search_kernel
 from lastbit.diagnosing.identify import identify_kernel
 from lastbit.errors import DeviceLost, UsageError
 from lastbit.reports.stages import StageKind
+from lastbit.verify import worker
+from lastbit.verify.processes import environment_for
 from lastbit.verify.worker import Worker, WorkerEnded, pickled, planned
 from tests.faults import vanishing
 from tests.faults.losing import losing, process_of
@@ -75,3 +78,19 @@ def test_a_process_that_has_lost_its_device_does_no_more_work(tmp_path: Path) ->
         with pytest.raises(DeviceLost, match=r"illegal memory access.*; its process cannot use the device any more"):
             worker.do(losing)
         assert worker.do(process_of) != first
+
+
+@pytest.mark.parametrize(
+    ("variable", "forks"), [(None, True), ("TRITON_INTERPRET", False), ("OPENBLAS_NUM_THREADS", False)]
+)
+def test_only_a_process_that_imported_alike_is_forked(
+    variable: str | None, forks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton reads whether to interpret when it is imported, numpy on how many threads it computes."""
+    environ = environment_for("cpu")
+    for module in ("triton", "numpy"):
+        monkeypatch.setitem(sys.modules, module, sys.modules.get(module, sys))
+    for name in ("TRITON_INTERPRET", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "other" if name == variable else environ[name])
+    monkeypatch.setattr(worker, "may_fork", lambda: True)
+    assert Worker(Config(folder=""))._is_like_this(environ) is forks
