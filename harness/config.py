@@ -100,6 +100,16 @@ class Config:
         return self.sanitize or self.profile == "nightly"
 
     @property
+    def shares(self) -> bool:
+        """Whether kernels that are one function under several contracts share the cases of a group.
+
+        Not where a reader says how many cases there are, where revisions are compared case by case, nor where kernels
+        are not trusted, which would choose what is shared.
+        """
+        asked = self.profile == "nightly" or self.cases is not None
+        return not (asked or self.isolate or self.random or self.revisions or self.revision or self.lines)
+
+    @property
     def small(self) -> bool:
         """Cases are cut to what the interpreter runs in a moment: a CPU takes part, or a tool visits every access."""
         return "cpu" in self.devices or self.sanitize

@@ -231,5 +231,5 @@ def _coinciding(op: Op, separable: Separable, fitting: Candidates, seen: Sequenc
     for candidate, trial in own[1:] if own[:1] == fitting[:1] else []:
         first = own[0][1]
         apart = [o.case for o in seen if first.outcomes[o].computation != trial.outcomes[o].computation]
-        if not separable.on_any(op, first.contract, trial.contract, lacking, apart):
+        if separable.probe(op, first.contract, trial.contract, lacking, apart) is None:
             yield candidate

@@ -25,7 +25,7 @@ from lastbit.judges.question import JudgeQuestion
 from lastbit.reports.judged import FileVerdict
 from lastbit.result import BAD, CaseResult, Finding, Verdict
 from lastbit.verify.check import Subject, unsupported
-from lastbit.verify.item_run import Explorer, kind_of
+from lastbit.verify.item_run import Explorer, features_of
 from lastbit.verify.plan import Item
 from lastbit.verify.worker import Workplace
 
@@ -166,9 +166,10 @@ def _results(
 
     group_of = {one.case: one.group for one in chosen}
 
-    def kind(case: Case) -> object:
+    def kind(case: Case) -> frozenset[object]:
         """Classify a case by its likely path through the kernel; one per class is also called with other values."""
-        return group_of.get(case), kind_of(case), elements(case).bit_length() // _BITS
+        features = features_of(case, kernel.subject.kernel.accepts)
+        return frozenset({(group_of.get(case), features, elements(case).bit_length() // _BITS)})
 
     item = Item(kernel.subject, Group("file"), asked=bool(question.lines))
     explorer = Explorer(item, results.append, lambda item, case, counted: None, watched, kind)

@@ -137,7 +137,7 @@ class Problem:
         contract = Contract(self.contract.options, {})
         return replace(self, contract=contract, premises=EXACT, siblings=None)
 
-    @property
+    @cached_property
     def with_any_numbers(self) -> Problem:
         """The problem of all inputs of these shapes and with these integers: a result that is one number here follows
         from no floating-point number.
@@ -247,7 +247,9 @@ class Problem:
         """Bytes of the evaluated trace and residues that are kept."""
         trace: Trace | None = vars(self).get("trace")
         residues: Mapping[str, Residues] = vars(self).get("residues", {})
-        return (0 if trace is None else trace.nbytes) + sum(each.numbers.nbytes for each in residues.values())
+        other: Problem | None = vars(self).get("with_any_numbers")
+        kept = [each.numbers.nbytes for each in residues.values()]
+        return sum(kept) + (0 if trace is None else trace.nbytes) + (0 if other is None else other.nbytes)
 
     @cached_property
     def steps(self) -> Steps:

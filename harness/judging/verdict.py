@@ -137,8 +137,8 @@ _OTHERS = 1 << 22  # elements in which the alternatives are tried
 def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settled: Collection[str] = ()) -> Judgement:
     """Judge `actual`, a mapping from stages to tensors that holds at least every result that the op requires.
 
-    Other contracts are tried only with `alternatives`, those that are `settled` only if the case fails; the verdict is
-    the same without.
+    Other contracts are tried only with `alternatives`, those that are `settled` only if the case fails. Without, all
+    that is asked is whether it fails: constants are not counted, so that a case of these alone passes.
 
     Raises:
         UsageError: inputs of which each row belongs to a row of the others have different rows.
@@ -167,7 +167,7 @@ def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settl
             others.rule_out(_without(sample, explained_beyond_fp32(sample)) if tally.beyond else sample)
     if tally.sums:
         tally = _finished(tally, whole, most, others)
-    return _judgement(whole, steps, results, tally, others or OtherContracts(()), most)
+    return _judgement(whole, steps, results, tally, others, most)
 
 
 def _judged(seen: Observation, others: OtherContracts | None) -> Tally:
@@ -255,9 +255,10 @@ def _finished(tally: Tally, whole: Observation, most: int, others: OtherContract
 
 
 def _judgement(
-    whole: Observation, steps: Steps, results: list[str], tally: Tally, others: OtherContracts, most: int
+    whole: Observation, steps: Steps, results: list[str], tally: Tally, asked: OtherContracts | None, most: int
 ) -> Judgement:
     """Return the verdict on everything that was counted."""
+    others = asked or OtherContracts(())
     contract, rows = told(str(whole.problem.contract), steps.idle), tally.rows
     names = [name for name in steps.formats if name in tally.cumulative]
     fingerprints = fingerprints_of([whole.actual[name] for name in names], values=True)
@@ -282,7 +283,7 @@ def _judgement(
         findings += notices
         known = others.ruled_out, others.explained
         return Judgement(Verdict.FAILED, stages, tuple(findings), rows, *known, idle=steps.idle)
-    if any(s.decided for s in stages):
+    if asked is not None and any(s.decided for s in stages):
         counts = constants(whole, most, steps.sums)
         stages = tuple(replace(s, constant=counts.get(s.name, 0)) for s in stages)
     if any(s.decided for s in stages) or not any(s.cumulative.numel for s in stages):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -30,6 +30,7 @@ from lastbit.verify.isolating import in_processes
 from lastbit.verify.narrowing import advice_for
 from lastbit.verify.notes import HAS_FAILED, KnownFailures, Unrecorded
 from lastbit.verify.plan import Item
+from lastbit.verify.power import Separable, untold
 from lastbit.verify.property_checks import with_properties
 from lastbit.verify.shrink import shrink
 
@@ -77,6 +78,9 @@ def run_item(
 ) -> None:
     """Run the item's examples and about `cases` other cases, recording each result; the first failure is made small.
 
+    Where none of them has told the kernel's contract from another one that it can be told from, a case that can tell
+    them apart follows.
+
     With `failures`, which it adds to, a kernel that has failed runs nothing more, and `leave` is told how much that is,
     before the failure is made small, which the process may not survive. Lines that a reader asked for are all
     run, as they are: the reader wants to know of these. With `random`, all other cases have seeds that nobody knows
@@ -95,15 +99,15 @@ def run_item(
     if failures is not None and not item.asked and _has_failed(item, failures):
         leave(item, item.planned(cases).cases)
         raise Stopped(HAS_FAILED)
-    drawn = [reseeded(case) if fresh else case for case in draw(item.group, cases, seed_)]
+    drawn = draw(item.group, cases, seed_)
     if not drawn and item.planned(cases).cases:
         taken = item.subject.kernel.takes
         allowed = f"{told(taken)} allows" if taken else "the kernel's signature allows"
         raise NoCase(f"lastbit found no case of group {item.group.name} that {allowed}")
-    if failures is None or item.asked:
-        _run_all(explorer, drawn, shrinks=not item.asked)
-    else:
-        _run_until_failure(explorer, item, drawn, failures, leave)
+    run = _run_all if failures is None or item.asked else partial(_run_until_failure, failures=failures, leave=leave)
+    run(explorer, [reseeded(case) if fresh else case for case in item.own(drawn)])
+    if item.group.strategy is not None:
+        run(explorer, list(untold(explorer.results, item.subject.op, Separable())))
 
 
 def _has_failed(item: Item, failures: KnownFailures) -> bool:
@@ -116,7 +120,7 @@ def reseeded(case: Case, seed: int | None = None) -> Case:
     return case if given else replace(case, seed=secrets.randbits(SEED_BITS) if seed is None else seed)
 
 
-def _run_all(explorer: Explorer, drawn: Sequence[Case], *, shrinks: bool) -> None:
+def _run_all(explorer: Explorer, drawn: Sequence[Case]) -> None:
     results = []
     for case in drawn:
         results.append(explorer.run(case))
@@ -124,12 +128,11 @@ def _run_all(explorer: Explorer, drawn: Sequence[Case], *, shrinks: bool) -> Non
             raise CaseFailed(results[-1])
     for case, result in zip(drawn, results, strict=True):
         if result.verdict in BAD:
-            raise CaseFailed(explorer.shrunk(case, result, drawn) if shrinks else result)
+            raise CaseFailed(result if explorer.item.asked else explorer.shrunk(case, result, drawn))
 
 
-def _run_until_failure(
-    explorer: Explorer, item: Item, drawn: Sequence[Case], failures: KnownFailures, leave: Leave
-) -> None:
+def _run_until_failure(explorer: Explorer, drawn: Sequence[Case], failures: KnownFailures, leave: Leave) -> None:
+    item = explorer.item
     for place, case in enumerate(drawn):
         if _has_failed(item, failures):
             leave(item, len(drawn) - place)
@@ -149,16 +152,26 @@ def unfinished(item: Item, reason: str, verdict: Verdict = Verdict.ERRORED) -> C
     return subject.outcome(verdict, case, "", reason=reason, group=group)
 
 
-def kind_of(case: Case) -> object:
-    """Return a key for cases on which a kernel likely takes the same path: dtypes, main tensor's layout, names."""
-    main = case.tensors[0]
-    return case.dtypes, main.strides is None and not main.offset, frozenset(t.name for t in case.tensors)
+def features_of(case: Case, accepts: Set[str]) -> frozenset[object]:
+    """Return what likely decides the path of a kernel in a case, each apart from the others.
+
+    That is its dtypes, the layout of its main tensor, what is given of the tensors and parameters that the kernel
+    `accepts`, and parameters that are words or switches.
+    """
+    main, names = case.tensors[0], case.names
+    words = ((name, value) for name, value in case.params.items() if isinstance(value, str | bool))
+    plain = main.strides is None and not main.offset
+    return frozenset({case.dtypes, plain, *((name, name in names) for name in accepts), *words})
 
 
 class Explorer:
     """Runs the cases of an item one after another and records the results.
 
     A contract that one of them has ruled out for some dtypes is not tried on others of these dtypes.
+
+    Attributes:
+        item: whose cases they are.
+        results: of those that count.
     """
 
     def __init__(
@@ -167,9 +180,11 @@ class Explorer:
         record: Record,
         started: Started,
         verify: Verify = directly,
-        kind: Callable[[Case], object] = kind_of,
+        features: Callable[[Case], Set[object]] | None = None,
     ) -> None:
-        self._item, self._record, self._started, self._verify, self._kind = item, record, started, verify, kind
+        self.results: list[CaseResult] = []
+        self.item, self._record, self._started, self._verify = item, record, started, verify
+        self._features = features or partial(features_of, accepts=item.subject.kernel.accepts)
         self._repeated: set[object] = set()
         self._followed: set[object] = set()
         self._settled: dict[str, set[str]] = {}
@@ -177,11 +192,14 @@ class Explorer:
     def run(self, case: Case) -> CaseResult:
         """Run a case of the item and record its result.
 
-        The kernel is called with other values, too, if the case is the first of its kind, or a reader asked for it.
+        The kernel is called with other values, too, if the case is the first with one of its features, or a reader
+        asked for it.
         """
-        result = self._verified(case, repeat=self._item.asked or self._kind(case) not in self._repeated)
+        features = self._features(case)
+        result = self._verified(case, repeat=self.item.asked or not features <= self._repeated)
         if result.verdict not in TURNED_DOWN:
-            self._repeated.add(self._kind(case))
+            self._repeated |= features
+        self.results.append(result)
         self._record(result)
         return result
 
@@ -195,7 +213,7 @@ class Explorer:
         if failed.faults and all(finding.kind in OF_PROPERTIES for finding in failed.faults):
             return failed
         trial = _Alike(self, failed)
-        shrink(case, self._item.subject.op, alike, trial)
+        shrink(case, self.item.subject.op, alike, trial)
         return self._advised(trial.smallest)
 
     def _advised(self, failed: CaseResult) -> CaseResult:
@@ -219,11 +237,11 @@ class Explorer:
     @property
     def is_lost(self) -> bool:
         """Whether the process in which the kernel is called has ended."""
-        return self._item.subject.is_lost
+        return self.item.subject.is_lost
 
     def takes(self, case: Case) -> bool:
         """Return whether the kernel's signature and the reference take a case, and it can still be run."""
-        return not self.is_lost and takes(self._item.subject, case)
+        return not self.is_lost and takes(self.item.subject, case)
 
     def fails_like(self, failed: CaseResult, case: Case) -> CaseResult | None:
         """Run a case outside of the item, with all calls; return its result if it fails as `failed` did, else None.
@@ -244,31 +262,30 @@ class Explorer:
         settled = self._settled.setdefault(case.dtypes, set())
 
         def attempt() -> CaseResult:
-            begins = partial(self._started, self._item, case, counted=counted)
+            begins = partial(self._started, self.item, case, counted=counted)
             begins()
-            result = verify_case(self._item.subject, case, repeat=repeat, settled=settled)
+            result = verify_case(self.item.subject, case, repeat=repeat, settled=settled)
             if self._asks_for_formula(case, result, counted=counted):
-                result = with_formula(self._item.subject, case, result, begins)
-            asks = self._item.group.properties and counted
-            return with_properties(self._item.subject, case, result, self._item.properties, begins) if asks else result
+                result = with_formula(self.item.subject, case, result, begins)
+            asks = self.item.group.properties and counted
+            return with_properties(self.item.subject, case, result, self.item.properties, begins) if asks else result
 
         result = self._verify(attempt)
         settled |= {contract for contract, elements in result.ruled_out.items() if elements}
-        return replace(result, group=self._item.group.name)
+        return replace(result, group=self.item.group.name)
 
     def _asks_for_formula(self, case: Case, result: CaseResult, *, counted: bool) -> bool:
         """Return whether to follow the kernel on residues in a case.
 
-        Follow it where enclosures decide nothing, in cases that a reader asked for, and in a small case of each set of
-        dtypes, tensors and parameters.
+        Follow it where enclosures decide nothing, in cases that a reader asked for, and in small cases until each of
+        their features has been followed.
         """
-        if result.verdict is Verdict.INCONCLUSIVE or self._item.asked or not counted:
+        if result.verdict is Verdict.INCONCLUSIVE or self.item.asked or not counted:
             return True
-        words = tuple(value for value in case.params.values() if isinstance(value, str | bool))
-        kind = case.dtypes, frozenset(case.names), words
-        if kind in self._followed or not is_small(case):
+        features = self._features(case)
+        if features <= self._followed or not is_small(case):
             return False
-        self._followed.add(kind)
+        self._followed |= features
         return True
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from hypothesis import strategies as st
@@ -33,6 +34,8 @@ from lastbit.verify.drawing import designed, free
 from lastbit.verify.narrowing import groups_of, narrowed, not_asked, takes_less
 from lastbit.verify.project import Load, Project, kernel_folders, open_project
 from lastbit.verify.property_checks import check_names, ordinary_group
+
+C = TypeVar("C")
 
 NO_ACCELERATOR = "no accelerator is here, and the CPU ran Triton interpreted"
 """Why all that needs one was not run: one reason, and so one line of a report."""
@@ -71,6 +74,7 @@ class Item:
         asked: a reader gave the lines of the cases.
         properties: names of those that alone are asked, where the group asks; empty for those that a run asks.
         refused: why the kernel cannot be called for any case, by what it declares; empty if it can.
+        share: which cases of the group they are: of (1, 3) the second, the fifth and so on; see `_shares`.
     """
 
     subject: Subject
@@ -78,15 +82,21 @@ class Item:
     asked: bool = False
     properties: tuple[str, ...] = ()
     refused: str = ""
+    share: tuple[int, int] = (0, 1)
 
     @property
     def id(self) -> str:
         return f"{self.subject.kernel.op}-{self.subject.kernel.name}-{self.subject.device}-{self.group.name}"
 
+    def own(self, cases: Sequence[C]) -> Sequence[C]:
+        """Return the item's share of the cases of its group."""
+        start, step = self.share
+        return cases[start::step]
+
     def planned(self, generated: int) -> Planned:
         """Return the item as data; `generated` is about the number of cases that a generating group has."""
         kernel, group = self.subject.kernel, self.group
-        cases = len(group.examples) + len(group.designed) + group.left_to_draw(generated)
+        cases = len(self.own(range(len(group.examples) + len(group.designed) + group.left_to_draw(generated))))
         return Planned(
             id=self.id,
             kernel=kernel.name,
@@ -164,6 +174,7 @@ def make_plan(
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
     beside = None if device_type == "cpu" or config.sanitize else Beside(config)
     made = functools.cache(partial(_designed, project, config))  # most kernels of an op have groups in common
+    shares = _shares(kernels) if config.shares else {}
     items: list[Item] = []
     not_run = [*lacking]
     not_run += [n for k in kernels if k.name not in refused for n in likely_slips(k, project.op(k.op))]
@@ -179,7 +190,11 @@ def make_plan(
                 continue
             subject = replace(_subject(kernel, project.op(kernel.op), device, config), beside=beside)
             groups = list(_groups(project, subject, config, made))
-            items += [Item(subject, group, bool(config.lines), config.properties) for group in groups]
+            place, parts = shares.get(kernel.name, (0, 1))
+            for number, group in enumerate(groups):
+                share = (0, 1) if group.properties and kernel.invariant else ((place + number) % parts, parts)
+                item = Item(subject, group, bool(config.lines), config.properties, share=share)
+                items += [item] if parts == 1 or item.planned(config.cases_per_group).cases else []
             if not config.lines:
                 every = project.groups(kernel.op, kernel.accepts, small=config.small)
                 not_run += [note for note in not_asked(kernel, subject.op, every, groups) if note not in not_run]
@@ -188,6 +203,29 @@ def make_plan(
         reason = alone if torch.accelerator.is_available() else NO_ACCELERATOR
         not_run.append(NotRun("cases with a tensor on another device", reason))
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)
+
+
+_MOST_PARTS = 4
+"""Kernels that divide the cases of a group among them: of more, some have the same part, a quarter."""
+
+
+def _shares(kernels: Iterable[Kernel]) -> dict[str, tuple[int, int]]:
+    """Return the part of the cases of a group, as (place, parts), for each kernel that shares them with others.
+
+    Kernels that are one function under several contracts have most of their text in common. Each case shows that to one
+    of them; all of them together have every case, and each has enough to be told from the others.
+    """
+    families: dict[object, list[Kernel]] = {}
+    for kernel in kernels:
+        takes = tuple(sorted((name, str(told)) for name, told in kernel.takes.items()))
+        family = kernel.op, kernel.source, kernel.accepts, kernel.requires, kernel.devices, takes
+        families.setdefault(family, []).append(kernel)
+    found = {}
+    for family in families.values():
+        parts = min(len(family), _MOST_PARTS)
+        if family[0].source and len({kernel.contract for kernel in family}) == len(family) > 1:
+            found |= {kernel.name: (number % parts, parts) for number, kernel in enumerate(family)}
+    return found
 
 
 def _of_no_kernel(

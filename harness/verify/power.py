@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -51,8 +51,25 @@ def _power(project: Project, key: tuple[str, ...], group: list[CaseResult], sepa
     op, ruled_out = project.op(group[0].op), sum(r.ruled_out[alternative] for r in group)
     cases = (parse_case(r.case) for r in group)
     lacking = op.optional_results.difference(stage.name for r in group for stage in r.stages)
-    apart = ruled_out > 0 or separable.on_any(op, op.contract(contract), op.contract(alternative), lacking, cases)
+    own, other = op.contract(contract), op.contract(alternative)
+    apart = ruled_out > 0 or separable.probe(op, own, other, lacking, cases) is not None
     return Power(kernel, device, dtypes, alternative, len(group), ruled_out, apart)
+
+
+def untold(results: Iterable[CaseResult], op: Op, separable: Separable) -> Iterator[Case]:
+    """Yield cases that can tell a kernel's contract from another that no result did: one at most for each dtypes."""
+    together: dict[str, list[CaseResult]] = defaultdict(list)
+    for r in results:
+        together[r.dtypes].append(r)
+    for alike in together.values():
+        ruled_out = Counter[str]()
+        for r in alike:
+            ruled_out.update(r.ruled_out)
+        own, cases = op.contract(alike[0].contract), [parse_case(r.case) for r in alike]
+        lacking = op.optional_results.difference(stage.name for r in alike for stage in r.stages)
+        others = (op.contract(other) for other, count in ruled_out.items() if not count)
+        probes = (separable.probe(op, own, other, lacking, cases) for other in others)
+        yield from islice(filter(None, probes), 1)
 
 
 @dataclass
@@ -61,12 +78,15 @@ class Separable:
 
     _known: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
-    def on_any(self, op: Op, contract: Contract, other: Contract, lacking: Set[str], cases: Iterable[Case]) -> bool:
-        """Return whether other values for one of the largest cases can tell two contracts apart.
+    def probe(
+        self, op: Op, contract: Contract, other: Contract, lacking: Set[str], cases: Iterable[Case]
+    ) -> Case | None:
+        """Return a case that can tell two contracts apart: one of the largest, with other values; None if none can.
 
         Results that are `lacking` tell nothing.
         """
-        return any(self._on(op, contract, other, lacking, case) for case in _probes(cases, op))
+        probes = _probes(cases, op)
+        return next((case for case in probes if self._on(op, contract, other, lacking, case)), None)
 
     def _on(self, op: Op, contract: Contract, other: Contract, lacking: Set[str], case: Case) -> bool:
         question = (op.name, *sorted((str(contract), str(other))), str(case), *sorted(lacking))

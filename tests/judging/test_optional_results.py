@@ -136,9 +136,9 @@ def test_nothing_at_all_is_no_result() -> None:
 def test_contracts_are_told_apart_by_what_is_returned() -> None:
     separable = Separable()
     own, twice, rounded = (squared.contract(text) for text in ("", "twice", "rounded_square"))
-    assert separable.on_any(squared, own, twice, frozenset(), [CASE])
-    assert not separable.on_any(squared, own, twice, frozenset({"twin"}), [CASE])
-    assert separable.on_any(squared, own, rounded, frozenset({"twin", "saved"}), [CASE])
+    assert separable.probe(squared, own, twice, frozenset(), [CASE]) is not None
+    assert separable.probe(squared, own, twice, frozenset({"twin"}), [CASE]) is None
+    assert separable.probe(squared, own, rounded, frozenset({"twin", "saved"}), [CASE]) is not None
 
 
 def test_a_run_does_not_miss_what_a_result_that_is_left_out_would_tell() -> None:
