@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lastbit.ops import Contract, Latent, Op, Rounds, StageRecorder, op
     from lastbit.orders.reveal import Revealed, reveal
     from lastbit.placement import moved
-    from lastbit.sums import ProbedSum
+    from lastbit.probed_sum import ProbedSum
     from lastbit.verify.assert_invariant import InvarianceViolation, assert_invariant
     from lastbit.verify.assertion import ContractViolation, Undecided, assert_contract
 
@@ -78,7 +78,7 @@ _NAMES = {
     "lastbit.ops": ("Contract", "Latent", "Op", "Rounds", "StageRecorder", "op"),
     "lastbit.orders.reveal": ("Revealed", "reveal"),
     "lastbit.placement": ("moved",),
-    "lastbit.sums": ("ProbedSum",),
+    "lastbit.probed_sum": ("ProbedSum",),
     "lastbit.verify.assert_invariant": ("InvarianceViolation", "assert_invariant"),
     "lastbit.verify.assertion": ("ContractViolation", "Undecided", "assert_contract"),
 }

@@ -27,8 +27,8 @@ from lastbit.declared import (
 from lastbit.errors import OpError, UsageError, unknown
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import DIRECTIONS, TARGETS, Direction, Format, split_target
+from lastbit.probed_sum import ProbedSum
 from lastbit.relations import Independent, Relation
-from lastbit.sums import ProbedSum
 
 DEFAULT = "default"
 """Name of the only contract of an op without axes."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from bisect_demo import git
 
 from lastbit.errors import LastbitError
-from lastbit.history.bisect import Space
+from lastbit.history.bisection import Space
 from lastbit.reports.bisection import BisectStep, Criterion, Mark, Point
 from lastbit.result import CaseResult, Comparison, StageResult, Verdict
 

@@ -17,7 +17,7 @@ from lastbit.commands.options import NO_KERNEL, add_device, add_isolate, add_tim
 from lastbit.commands.report import STANDARD_OUTPUT, write_text
 from lastbit.commands.running import worst_code
 from lastbit.config import Config
-from lastbit.diagnosing.explain import Explainer
+from lastbit.diagnosing.explainer import Explainer
 from lastbit.diagnosing.handover import search_kernel
 from lastbit.diagnosing.trace import trace_kernel
 from lastbit.errors import UsageError

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from lastbit.commands.seen_stages import ordinary_of, traced
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.diagnosing.explain import Explainer
+from lastbit.diagnosing.explainer import Explainer
 from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.diagnosing.mends import LEAST
 from lastbit.errors import LastbitError

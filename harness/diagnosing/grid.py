@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 from lastbit.judging.problem import Problem
 from lastbit.tracing import Event, Log
-from lastbit.tracing.memory import Addresses, Write
 from lastbit.tracing.of_torch import UNWRITTEN
+from lastbit.tracing.writes import Addresses, Write
 
 MOST = 4096
 """Cells that are compared, but one row at least."""

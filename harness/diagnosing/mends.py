@@ -22,7 +22,7 @@ from lastbit.diagnosing.culprits import CulpritSearch
 from lastbit.diagnosing.grid import Grid
 from lastbit.diagnosing.told import MOVING, alias, chain_of_address, deciding, definition, is_given, lines_of
 from lastbit.diagnosing.traced_stages import Stage, Stages, distance, hands_on
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 from lastbit.interpret.places import Place
 from lastbit.numerics import FORMATS, Format, round_to
 from lastbit.numerics.algebraic import FORMULAS, noting
@@ -32,7 +32,7 @@ from lastbit.shadows.programs import FORMATS as OF_ARRAYS
 from lastbit.tracing import Event, Operand
 from lastbit.tracing.cells import Ancestry, Expression, expressions, residues_of_cells
 from lastbit.tracing.events import Made, Origin
-from lastbit.tracing.places import Places
+from lastbit.tracing.kernel_frames import Places
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
 from lastbit.tracing.triton_lanes import MOVERS
 

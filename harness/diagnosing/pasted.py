@@ -17,7 +17,7 @@ from lastbit.case import Case, TensorSpec, parse_case
 from lastbit.inputs import bits_of, build
 from lastbit.inputs.bits import NAN_BITS
 from lastbit.inputs.given import MOST_GIVEN
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 from lastbit.interpret.watching import watched
 from lastbit.verify.worker import Workplace
 

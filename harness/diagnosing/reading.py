@@ -18,7 +18,7 @@ from lastbit.numerics.residues import products_of
 from lastbit.reports.why import StageMatch, Step
 from lastbit.tracing import Log
 from lastbit.tracing.cells import Ancestry, Expression, expressions
-from lastbit.tracing.memory import Addresses, Write
+from lastbit.tracing.writes import Addresses, Write
 
 LARGEST = 1 << 20  # elements of the op's first input
 

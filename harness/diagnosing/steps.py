@@ -10,7 +10,7 @@ from itertools import groupby
 
 import numpy as np
 
-from lastbit.interpret.formats import Array, bits_of
+from lastbit.interpret.numpy_formats import Array, bits_of
 from lastbit.interpret.places import Place
 from lastbit.reports.why import Element, Source, StageMatch, Step
 from lastbit.tracing import Event, Log, Operand, Path

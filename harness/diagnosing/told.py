@@ -14,8 +14,8 @@ from functools import cache
 from lastbit.interpret.places import Place
 from lastbit.tracing import Event
 from lastbit.tracing.events import Origin
+from lastbit.tracing.kernel_frames import Places
 from lastbit.tracing.of_triton import OF_PROGRAM
-from lastbit.tracing.places import Places
 from lastbit.tracing.triton_lanes import MOVERS
 
 CASTS = ("to", "cast")

@@ -15,7 +15,7 @@ from torch import Tensor
 from lastbit.calling.performing import CallRequest, results_of
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.handover import OF_STAGES
-from lastbit.diagnosing.memory import is_sure, steps_named, steps_of_findings
+from lastbit.diagnosing.memory_findings import is_sure, steps_named, steps_of_findings
 from lastbit.diagnosing.reading import Reading, reading
 from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
 from lastbit.errors import LastbitError
@@ -31,8 +31,8 @@ from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.events import Program
 from lastbit.tracing.follow import Visit
 from lastbit.tracing.log import LIMIT
-from lastbit.tracing.memory import Addresses, Write
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
+from lastbit.tracing.writes import Addresses, Write
 from lastbit.verify.check import Subject, examine, first_line
 from lastbit.verify.formula_check import by_formula, followed_anew, follows
 from lastbit.verify.worker import Watch, Workplace, unwatched

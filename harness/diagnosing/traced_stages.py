@@ -11,7 +11,7 @@ import torch
 
 from lastbit.diagnosing.deeds import ways_of_all
 from lastbit.diagnosing.grid import Grid
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 from lastbit.judging.expected import Expected, Numbers, Trace, known_exactly
 from lastbit.judging.problem import Given
 from lastbit.numerics import Enclosure, Format

@@ -10,11 +10,11 @@ from pathlib import Path
 from torch import fx
 
 import lastbit.numerics
-from lastbit.from_torch.dtypes import TypedTrace
-from lastbit.from_torch.operations import CONVERSIONS, Operations, first_operand, kind_of, operation
-from lastbit.from_torch.selections import FORMULAS
+from lastbit.from_torch.dtype_origins import TypedTrace
+from lastbit.from_torch.expressions import Unmapped, Value
+from lastbit.from_torch.rule_dispatch import CONVERSIONS, Operations, first_operand, kind_of, operation
+from lastbit.from_torch.selection_rules import FORMULAS
 from lastbit.from_torch.tracing import ancestors
-from lastbit.from_torch.values import Unmapped, Value
 
 _WORDS = {
     "add": "sum", "sub": "difference", "rsub": "difference", "mul": "product", "div": "quotient", "truediv": "quotient",

@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from lastbit.errors import LastbitError, UsageError, unknown
-from lastbit.history.bisect import RevisionPlace
+from lastbit.history.bisection import RevisionPlace
 from lastbit.reports.bisection import Mark, Point, Recipe
 from lastbit.verify.processes import environment_for
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastbit.errors import LastbitError, UsageError
-from lastbit.history.bisect import RevisionPlace
+from lastbit.history.bisection import RevisionPlace
 from lastbit.reports.bisection import Mark, Point, Recipe
 
 

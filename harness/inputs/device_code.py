@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from lastbit.inputs.bits import FIRST, SECOND, signed
-from lastbit.numerics.fused.numbers import bits_of, number_of
+from lastbit.numerics.fused.fp64 import bits_of, number_of
 
 _FIRST, _SECOND = tl.constexpr(signed(FIRST)), tl.constexpr(signed(SECOND))
 _INFINITY = tl.constexpr(0x7FF << 52)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from lastbit.errors import UsageError
 from lastbit.inputs.draws import DrawnBlock
-from lastbit.inputs.integers import kept
+from lastbit.inputs.integer_regimes import kept
 
 _FEW = 8
 

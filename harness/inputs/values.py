@@ -27,7 +27,7 @@ from lastbit.inputs.draws import DrawnBlock
 from lastbit.inputs.fused import fill as fill_at_once
 from lastbit.inputs.fused import source
 from lastbit.inputs.given import check_given, fill_given, is_given
-from lastbit.inputs.integers import INTEGER_REGIMES, integer_regime
+from lastbit.inputs.integer_regimes import INTEGER_REGIMES, integer_regime
 from lastbit.inputs.lines import row_lines
 from lastbit.inputs.regimes import REGIMES, SIGNED
 from lastbit.inputs.regimes import signed as with_signs

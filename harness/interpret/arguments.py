@@ -16,9 +16,9 @@ from triton.runtime.interpreter import InterpretedFunction, TensorHandle
 from triton.runtime.jit import _normalize_ty, mangle_type, type_canonicalisation_dict
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lastbit.interpret.blocks import described_tensor, descriptor_key, host_descriptor
+from lastbit.interpret.block_pointers import described_tensor, descriptor_key, host_descriptor
 from lastbit.interpret.builder import ORIGIN
-from lastbit.interpret.formats import Array, convert, numpy_dtype
+from lastbit.interpret.numpy_formats import Array, convert, numpy_dtype
 
 
 def bind(function: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from lastbit.interpret.formats import Array, bits_of, flush_subnormals, round_float
+from lastbit.interpret.numpy_formats import Array, bits_of, flush_subnormals, round_float
 
 
 def maximum(x: Array, y: Array, propagate_nan: bool = False) -> Array:

@@ -19,9 +19,12 @@ from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
 from lastbit.interpret import arithmetic, mma
-from lastbit.interpret.blocks import Compositions
+from lastbit.interpret.block_pointers import Compositions
+from lastbit.interpret.coalescing import advanced, alike, broadcast, filled, histogram, programs_of
 from lastbit.interpret.failure import missing
-from lastbit.interpret.formats import (
+from lastbit.interpret.libdevice import evaluate
+from lastbit.interpret.memory import Access, LaunchMemory
+from lastbit.interpret.numpy_formats import (
     BFLOAT16,
     E4M3,
     FP8_MAX,
@@ -33,9 +36,6 @@ from lastbit.interpret.formats import (
     numpy_dtype,
     round_float,
 )
-from lastbit.interpret.lanes import advanced, alike, broadcast, filled, histogram, programs_of
-from lastbit.interpret.libdevice import evaluate
-from lastbit.interpret.memory import Access, LaunchMemory
 from lastbit.interpret.places import here
 
 COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}

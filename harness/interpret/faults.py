@@ -12,8 +12,8 @@ from torch import Tensor
 from lastbit.errors import InterpreterError
 
 if TYPE_CHECKING:
-    from lastbit.interpret.formats import Array
-    from lastbit.interpret.given import Given
+    from lastbit.interpret.address_ranges import Given
+    from lastbit.interpret.numpy_formats import Array
     from lastbit.interpret.places import Place
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lastbit.interpret.driver import MULTIPROCESSORS
-from lastbit.interpret.formats import Array, DType, bits_of, numpy_dtype
+from lastbit.interpret.numpy_formats import Array, DType, bits_of, numpy_dtype
 from lastbit.interpret.ptx import Instruction, Registers, Snippet, parse, run
 from lastbit.interpret.ptx_instructions import ARITHMETIC, BITS, convert
 

@@ -22,7 +22,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
 from lastbit.interpret.failure import missing
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 from lastbit.interpret.operations import remembering
 from lastbit.interpret.rewrite import (
     SUBSTITUTES,

@@ -12,13 +12,13 @@ from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, interpreter_semantic
 
+from lastbit.interpret.address_ranges import given
 from lastbit.interpret.arguments import Arguments, as_parameter, bind
 from lastbit.interpret.builder import Builder
 from lastbit.interpret.failure import described
 from lastbit.interpret.faults import blank_of, masked, noted
-from lastbit.interpret.formats import Array, numpy_dtype
-from lastbit.interpret.given import given
 from lastbit.interpret.memory import LaunchMemory
+from lastbit.interpret.numpy_formats import Array, numpy_dtype
 from lastbit.interpret.operations import current
 from lastbit.interpret.program_order import is_one_by_one, programs, watching_races
 from lastbit.interpret.racing import Races

@@ -16,7 +16,7 @@ import torch
 
 from lastbit.interpret import arithmetic
 from lastbit.interpret.arithmetic import directed, via_float64
-from lastbit.interpret.formats import Array, flush_subnormals
+from lastbit.interpret.numpy_formats import Array, flush_subnormals
 
 Function = Callable[..., Array]
 

@@ -13,10 +13,19 @@ import numpy as np
 from triton._C.libtriton import interpreter as memory
 from triton._C.libtriton import ir
 
+from lastbit.interpret.address_ranges import Given
+from lastbit.interpret.coalescing import (
+    Lanes,
+    OffsetAddresses,
+    broadcast,
+    first_of,
+    lanes_of,
+    ranges_of,
+    taken,
+    windows,
+)
 from lastbit.interpret.faults import noted, outside, uninitialised
-from lastbit.interpret.formats import Array, DType, bits_of
-from lastbit.interpret.given import Given
-from lastbit.interpret.lanes import Lanes, OffsetAddresses, broadcast, first_of, lanes_of, ranges_of, taken, windows
+from lastbit.interpret.numpy_formats import Array, DType, bits_of
 from lastbit.interpret.places import Place
 from lastbit.interpret.racing import Races
 from lastbit.interpret.speculation import Conflict, Speculation

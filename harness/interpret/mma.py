@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from lastbit.interpret.formats import BFLOAT16, Array, round_float
+from lastbit.interpret.numpy_formats import BFLOAT16, Array, round_float
 from lastbit.numerics.tensor_cores import BY_CAPABILITY, TensorCores
 
 HOPPER = BY_CAPABILITY[9, 0]

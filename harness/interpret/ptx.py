@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lastbit.interpret.formats import BFLOAT16, Array, DType, bits_of
+from lastbit.interpret.numpy_formats import BFLOAT16, Array, DType, bits_of
 
 TYPES: Mapping[str, DType] = {
     "pred": np.dtype(np.bool_), "f16": np.dtype(np.float16), "bf16": BFLOAT16,

@@ -14,7 +14,17 @@ import ml_dtypes
 import numpy as np
 
 from lastbit.interpret import arithmetic
-from lastbit.interpret.formats import BFLOAT16, E4M3, E5M2, Array, DType, bits_of, float_to_int, is_float, round_float
+from lastbit.interpret.numpy_formats import (
+    BFLOAT16,
+    E4M3,
+    E5M2,
+    Array,
+    DType,
+    bits_of,
+    float_to_int,
+    is_float,
+    round_float,
+)
 from lastbit.interpret.ptx import TYPES, Instruction, Registers, not_interpreted
 
 Function = Callable[..., Array]

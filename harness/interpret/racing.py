@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from lastbit.interpret.address_ranges import BYTE, Given, view
 from lastbit.interpret.faults import Fault
-from lastbit.interpret.formats import Array
-from lastbit.interpret.given import BYTE, Given, view
+from lastbit.interpret.numpy_formats import Array
 from lastbit.interpret.places import Place
 
 NOBODY = -1

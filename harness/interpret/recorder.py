@@ -14,7 +14,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
-from lastbit.interpret.blocks import Compositions
+from lastbit.interpret.block_pointers import Compositions
 from lastbit.interpret.builder import Builder, origin
 from lastbit.interpret.replay import Diverged
 from lastbit.interpret.rewrite import Namespace

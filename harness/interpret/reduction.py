@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
 from lastbit.interpret import arithmetic
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 from lastbit.interpret.rewrite import AmbiguousTruth
 from lastbit.interpret.watching import as_one
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from lastbit.interpret.formats import Array
 from lastbit.interpret.memory import LaunchMemory
+from lastbit.interpret.numpy_formats import Array
 from lastbit.interpret.speculation import Conflict
 from lastbit.interpret.tape import Segment, Tape, TapeStep, Trust
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lastbit.interpret.formats import Array
-from lastbit.interpret.given import Given
+from lastbit.interpret.address_ranges import Given
+from lastbit.interpret.numpy_formats import Array
 
 NOBODY, SEVERAL = 0, -1
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, Protocol
 
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 from lastbit.interpret.program_order import one_by_one
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from lastbit.errors import UsageError, no_such
 from lastbit.invariance.again import RUN_TO_RUN
+from lastbit.invariance.aliasing import IN_PLACE
 from lastbit.invariance.batches import PADDING, PERMUTATION
-from lastbit.invariance.compiled import COMPILED
 from lastbit.invariance.fusion import FP_FUSION
 from lastbit.invariance.graphs import GRAPH
-from lastbit.invariance.in_place import IN_PLACE
 from lastbit.invariance.independent import of_independent
-from lastbit.invariance.layouts import LAYOUT
 from lastbit.invariance.other_device import DEVICE
+from lastbit.invariance.other_layouts import LAYOUT
 from lastbit.invariance.property import Property, both, of_relation
 from lastbit.invariance.rows import ROWS
 from lastbit.invariance.streams import CONTENTION, STREAM
+from lastbit.invariance.torch_compile import COMPILED
 from lastbit.kernel import Kernel
 from lastbit.ops import Op
 from lastbit.relations import Independent, Relation

@@ -18,7 +18,7 @@ from lastbit.calibrate import load_premises
 from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.diagnosing.explain import FOLLOWED, KEEPS, explain_case, explain_kernel
+from lastbit.diagnosing.explainer import FOLLOWED, KEEPS, explain_case, explain_kernel
 from lastbit.errors import LastbitError
 from lastbit.files import BUILT_IN
 from lastbit.isolation.elsewhere import Kernels

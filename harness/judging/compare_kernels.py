@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from lastbit.judging.torch_compare import FARTHEST
-from lastbit.numerics.fused.numbers import bits_of, number_of
+from lastbit.numerics.fused.fp64 import bits_of, number_of
 from lastbit.result import NEAR
 
 # Columns that a program of `float_statistics` writes before the worst element.

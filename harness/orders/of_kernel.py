@@ -19,8 +19,8 @@ from lastbit.judging.problem import Problem
 from lastbit.orders.form import form_of
 from lastbit.orders.reveal import Revealed, reveal
 from lastbit.orders.tree import prefixes
+from lastbit.probed_sum import ProbedSum
 from lastbit.reports.order import Declared, Order, SumTree
-from lastbit.sums import ProbedSum
 from lastbit.verify.check import Subject
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import open_project

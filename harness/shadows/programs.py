@@ -26,8 +26,8 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
 from lastbit.interpret.builder import Builder
-from lastbit.interpret.formats import BFLOAT16, E4M3, E5M2, FP8_MAX, Array, DType, bits_of, is_float
 from lastbit.interpret.inline_asm import assembled
+from lastbit.interpret.numpy_formats import BFLOAT16, E4M3, E5M2, FP8_MAX, Array, DType, bits_of, is_float
 from lastbit.interpret.places import here
 from lastbit.numerics import formats
 from lastbit.numerics.algebraic import FORMULAS

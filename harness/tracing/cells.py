@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 from lastbit.numerics.residues import Residues
 from lastbit.tracing.events import Event, Made, Operand
 from lastbit.tracing.follow import matters

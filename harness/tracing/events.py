@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lastbit.interpret.formats import Array, is_float
+from lastbit.interpret.numpy_formats import Array, is_float
 from lastbit.interpret.places import Place
 from lastbit.numerics.residues import Residues
+from lastbit.tracing.kernel_frames import Places
 from lastbit.tracing.lanes import Shape, Source
-from lastbit.tracing.memory import Addresses
-from lastbit.tracing.places import Places
+from lastbit.tracing.writes import Addresses
 
 NOWHERE = Place("", 0, 0, 0, 0, "")
 

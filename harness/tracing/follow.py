@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 from lastbit.tracing.events import Event, Operand, Origin
 from lastbit.tracing.log import Log
-from lastbit.tracing.memory import Write
+from lastbit.tracing.writes import Write
 
 _MOST = 1 << 22  # lanes looked at in one step
 

@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 
 Source = Callable[[Array], Array]
 Shape = tuple[int, ...]

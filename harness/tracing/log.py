@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from lastbit.errors import LastbitError
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 from lastbit.numerics.residues import Residues
 from lastbit.tracing.events import NOWHERE, Again, Event, Operand, Origin, Program, TracedLaunch, dtype_name
-from lastbit.tracing.memory import Write, Writes, finder
-from lastbit.tracing.places import Places, places
+from lastbit.tracing.kernel_frames import Places, places
+from lastbit.tracing.writes import Write, Writes, finder
 
 LIMIT = 2 << 30
 """Bytes of values beyond which a trace is given up."""

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lastbit.interpret.formats import BFLOAT16, E4M3, E5M2, Array
+from lastbit.interpret.numpy_formats import BFLOAT16, E4M3, E5M2, Array
 from lastbit.numerics.residues import Residues
 from lastbit.shadows.aten import Following, UncompiledMode
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import lanes
-from lastbit.tracing.arguments import flat, swapped
 from lastbit.tracing.events import Again, Event, Made, Operand
+from lastbit.tracing.kernel_frames import is_lastbits_own, places
 from lastbit.tracing.lanes import Source
 from lastbit.tracing.log import Log
-from lastbit.tracing.memory import Addresses, of_layout
-from lastbit.tracing.places import is_lastbits_own, places
+from lastbit.tracing.nested_arguments import flat, swapped
 from lastbit.tracing.torch_lanes import MOVERS, source_of
+from lastbit.tracing.writes import Addresses, of_layout
 
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 """Operations that make tensors and write nothing."""

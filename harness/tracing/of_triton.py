@@ -18,19 +18,19 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
 from lastbit.interpret.builder import Builder
-from lastbit.interpret.formats import NUMPY, Array, is_float
+from lastbit.interpret.numpy_formats import NUMPY, Array, is_float
 from lastbit.interpret.places import place_of
 from lastbit.numerics.algebraic import FORMULAS
 from lastbit.numerics.residues import Residues
 from lastbit.shadows.programs import Shadow, Shadowing
 from lastbit.tracing import lanes
-from lastbit.tracing.arguments import flat, swapped
 from lastbit.tracing.events import Again, Event, Made, Operand, Origin, Program, TracedLaunch
+from lastbit.tracing.kernel_frames import Places, places
 from lastbit.tracing.lanes import Source
 from lastbit.tracing.log import Log
-from lastbit.tracing.memory import of_array
-from lastbit.tracing.places import Places, places
+from lastbit.tracing.nested_arguments import flat, swapped
 from lastbit.tracing.triton_lanes import BuilderCall, of_whole, sources_of
+from lastbit.tracing.writes import of_array
 
 NEAR = 2.0**-18
 """Relative error up to which what stands for a primitive is one."""

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 from lastbit.numerics.residues import Residues
 from lastbit.tracing.cells import Ancestry
 from lastbit.tracing.events import Event, Made, Operand

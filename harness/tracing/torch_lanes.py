@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 from lastbit.tracing import lanes
-from lastbit.tracing.arguments import flat
 from lastbit.tracing.lanes import Source
+from lastbit.tracing.nested_arguments import flat
 
 # Operations by what they do, where a tag of torch does not say it: element by element; along dimensions; along one of
 # them and of the same shape.

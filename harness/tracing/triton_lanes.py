@@ -10,10 +10,10 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 from lastbit.tracing import lanes
-from lastbit.tracing.arguments import swapped
 from lastbit.tracing.lanes import Shape, Source
+from lastbit.tracing.nested_arguments import swapped
 
 MOVERS = ("splat", "unsplat", "broadcast", "expand_dims", "reshape", "trans", "cat", "join", "split", "gather")
 """Operations that give elements of their operands and compute none."""

@@ -25,9 +25,9 @@ from lastbit.case import parse_case
 from lastbit.commands import explain as command
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.diagnosing import explain as explaining
+from lastbit.diagnosing import explainer as explaining
 from lastbit.diagnosing.deeds import deed, in_ulp, neighbours, ways_of_all
-from lastbit.diagnosing.explain import Explainer, explain_case, explain_kernel
+from lastbit.diagnosing.explainer import Explainer, explain_case, explain_kernel
 from lastbit.diagnosing.formulas import FormulaTrace
 from lastbit.diagnosing.worked import number_of, of_match
 from lastbit.inputs import build

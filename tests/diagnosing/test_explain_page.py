@@ -13,7 +13,7 @@ from in_this_process import InThisProcess
 
 from lastbit.cli import main
 from lastbit.commands import explain as command_of_case
-from lastbit.diagnosing import explain as explaining
+from lastbit.diagnosing import explainer as explaining
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SHOWN = re.findall(

@@ -8,7 +8,7 @@ import pytest
 import triton
 
 from lastbit.case import parse_case
-from lastbit.diagnosing.explain import explain_case
+from lastbit.diagnosing.explainer import explain_case
 from lastbit.interpret import install
 from lastbit.result import Verdict
 from tests.diagnosing.test_culprits import TORCH, TRITON, kernel_of, subject_of

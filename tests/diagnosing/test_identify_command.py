@@ -11,7 +11,7 @@ from in_this_process import InThisProcess
 from rich.console import Console
 
 from lastbit.commands import identify as command
-from lastbit.diagnosing.identify import identify_kernel
+from lastbit.diagnosing.identification import identify_kernel
 from lastbit.errors import UsageError
 from lastbit.reports.identification import (
     Answer,

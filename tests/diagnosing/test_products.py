@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from lastbit.case import parse_case
 from lastbit.config import Config
-from lastbit.diagnosing.explain import explain_case
+from lastbit.diagnosing.explainer import explain_case
 from lastbit.diagnosing.products import wrong_product
 from lastbit.kernel import Kernel
 from lastbit.verify.check import Subject

@@ -18,7 +18,7 @@ from lastbit.commands import explain as command
 from lastbit.diagnosing.steps import element, folded
 from lastbit.diagnosing.trace import MOST_PROGRAMS, trace_case
 from lastbit.interpret import install
-from lastbit.interpret.formats import BFLOAT16
+from lastbit.interpret.numpy_formats import BFLOAT16
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.reports.why import KernelTrace, Step
 from lastbit.result import Verdict

@@ -11,7 +11,7 @@ import pytest
 
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.diagnosing.explain import FOLLOWED, KEEPS
+from lastbit.diagnosing.explainer import FOLLOWED, KEEPS
 from lastbit.isolation.elsewhere import Kernels
 from lastbit.isolation.process import KernelProcessEnded
 from lastbit.judges.confined_explanations import ConfinedExplainer, read

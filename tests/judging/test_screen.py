@@ -15,7 +15,7 @@ from lastbit.judging.screen import Screened
 from lastbit.judging.verdict import judge
 from lastbit.references.rms_norm import rms_norm
 from lastbit.result import Judgement, Verdict
-from tests.judging.test_judge import EPS, eager
+from tests.judging.test_verdict import EPS, eager
 
 CONTRACT = "native_multiply+rounded_sum"
 ROWS, WIDTH = 12, 64

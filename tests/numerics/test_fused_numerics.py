@@ -17,10 +17,15 @@ from lastbit import trust
 from lastbit.interpret import install
 from lastbit.numerics import dots, factors, fused, parts, primitives, sums
 from lastbit.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, WIDE_FP32, Format
-from lastbit.numerics.fused import elements, launch, products, selftest
-from lastbit.numerics.fused import primitives as fused_primitives
-from lastbit.numerics.fused import sums as fused_sums
-from lastbit.numerics.fused.launch import layout_of, run
+from lastbit.numerics.fused import (
+    cuda_sums,
+    element_primitives,
+    element_products,
+    elements,
+    equivalence,
+    operation_launch,
+)
+from lastbit.numerics.fused.operation_launch import layout_of, run
 
 CPU = torch.device("cpu")
 Operation = Callable[..., Tensor]
@@ -49,7 +54,7 @@ def operations() -> Iterator[tuple[str, Operation, int, int, Format | None]]:
 
 OPERATIONS = list(operations())
 ELEMENTWISE = [
-    o for o in OPERATIONS if o[0] not in {"logistic", "unknown_if", *fused_sums.OPERATIONS, *selftest.OF_DOTS}
+    o for o in OPERATIONS if o[0] not in {"logistic", "unknown_if", *cuda_sums.OPERATIONS, *equivalence.OF_DOTS}
 ]
 each_operation = pytest.mark.parametrize(
     ("name", "definition", "operands", "numbers", "fmt"),
@@ -60,17 +65,17 @@ each_operation = pytest.mark.parametrize(
 
 def difference(name: str, definition: Operation, given: list[Tensor], numbers: int, fmt: Format | None) -> str:
     """Of the kernel that serves all operands, and of the one for operands like these."""
-    kinds = (False,) if name in fused_sums.OPERATIONS else (False, True)
-    kernels = (selftest.compared(name, definition, given, numbers, fmt, CPU, large) for large in kinds)
+    kinds = (False,) if name in cuda_sums.OPERATIONS else (False, True)
+    kernels = (equivalence.compared(name, definition, given, numbers, fmt, CPU, large) for large in kinds)
     return next(filter(None, kernels), "")
 
 
 def test_all_operations_are_found() -> None:
     names = {name for name, *_ in OPERATIONS}
     assert {"added", "hull", "rounded", "multiply_add", "approximate_quotient", "logistic", "facts_of_rows"} <= names
-    elementwise = names - fused_sums.OPERATIONS
-    assert names - elementwise == fused_sums.OPERATIONS
-    modules = elements, fused_primitives, products
+    elementwise = names - cuda_sums.OPERATIONS
+    assert names - elementwise == cuda_sums.OPERATIONS
+    modules = elements, element_primitives, element_products
     assert all(any(hasattr(module, name) for module in modules) for name in elementwise)
 
 
@@ -79,12 +84,12 @@ def test_kernels_give_what_the_definitions_give(
     name: str, definition: Operation, operands: int, numbers: int, fmt: Format | None
 ) -> None:
     """On special and random numbers, for one example of every number of parts, in changing shapes."""
-    every = 3 if name in fused_sums.OPERATIONS else 1
-    for example in itertools.islice(selftest.examples(name, operands), 0, None, every):
+    every = 3 if name in cuda_sums.OPERATIONS else 1
+    for example in itertools.islice(equivalence.examples(name, operands), 0, None, every):
         assert not difference(name, definition, example, numbers, fmt)
 
 
-special = st.sampled_from(sorted(set(selftest.special_numbers().nan_to_num(1.25).tolist())))
+special = st.sampled_from(sorted(set(equivalence.special_numbers().nan_to_num(1.25).tolist())))
 numbers_of_fp32 = st.floats(width=32, allow_nan=True)
 
 
@@ -104,7 +109,7 @@ def test_kernels_give_what_the_definitions_give_for_any_number(
 ) -> None:
     name, definition, operands, numbers, fmt = operation
     counts = [data.draw(st.sampled_from((1, 2, 4))) for _ in range(operands)]
-    if name in selftest.FUNCTIONS:
+    if name in equivalence.FUNCTIONS:
         counts = counts[:1] * operands
     given = [torch.tensor([data.draw(elements_of(count)) for _ in range(3)], dtype=torch.float64).T for count in counts]
     assert not difference(name, definition, given, numbers, fmt)
@@ -156,12 +161,12 @@ def test_operands_that_no_kernel_takes() -> None:
     apart = (4, 3, 5, 7, 9), (4, 3, 1, 7, 1)
     assert layout_of(tuple((shape, torch.empty(shape).stride()) for shape in apart)) is None
     assert layout_of((((1, 1 << 16, 1 << 16), (0, 0, 0)),)) is None
-    x, y = (selftest.operand(*(shape[0], shape[1:]), seed=1) for shape in apart)
+    x, y = (equivalence.operand(*(shape[0], shape[1:]), seed=1) for shape in apart)
     assert run("multiplied", (x, y), (), FP32, large=True) is None
 
 
 def test_operands_need_not_be_contiguous() -> None:
-    x, y = selftest.operand(4, (6, 10), 1), selftest.operand(4, (5, 3), 2)
+    x, y = equivalence.operand(4, (6, 10), 1), equivalence.operand(4, (5, 3), 2)
     assert not difference("added", parts.added, [x[:, ::2, 1:6].mT, y], 0, FP32)
     assert not difference("rounded", parts.rounded, [x.mT], 0, BF16)
     assert not difference("facts_of_columns", sums.facts_of_columns, [x[2:].mT], 0, None)
@@ -197,10 +202,10 @@ def test_a_kernel_that_differs_is_not_used() -> None:
 
 @pytest.mark.usefixtures("untested")
 def test_a_kernel_that_agrees_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = selftest.operand(4, (8,), seed=1)
+    x = equivalence.operand(4, (8,), seed=1)
     expected = parts.negated.__wrapped__(x)  # type: ignore[attr-defined]
-    monkeypatch.setattr(selftest, "difference", lambda *_: "")
-    monkeypatch.setattr(launch, "run", lambda *what, large: -run(*what, large=large))
+    monkeypatch.setattr(equivalence, "difference", lambda *_: "")
+    monkeypatch.setattr(operation_launch, "run", lambda *what, large: -run(*what, large=large))
     assert torch.equal(parts.negated(x).nan_to_num(), -expected.nan_to_num())
 
 
@@ -208,10 +213,10 @@ def test_a_kernel_that_agrees_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_operands_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(fused, "LARGE", 16)
-    monkeypatch.setattr(selftest, "difference", lambda *_: "")
-    monkeypatch.setattr(launch, "run", lambda *what, large: asked.append(large) or run(*what, large=large))
+    monkeypatch.setattr(equivalence, "difference", lambda *_: "")
+    monkeypatch.setattr(operation_launch, "run", lambda *what, large: asked.append(large) or run(*what, large=large))
     for width in (15, 16):
-        parts.negated(selftest.operand(4, (width,), seed=1))
+        parts.negated(equivalence.operand(4, (width,), seed=1))
     assert asked == [False, True]
     assert len(trust._trusted) == 2
 
@@ -222,4 +227,4 @@ def test_large_operands_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatc
 def test_compiled_kernels_give_what_the_definitions_give(
     name: str, definition: Operation, operands: int, numbers: int, fmt: Format | None, large: bool
 ) -> None:
-    assert not selftest.difference(name, definition, operands, numbers, fmt, torch.device("cuda", 0), large)
+    assert not equivalence.difference(name, definition, operands, numbers, fmt, torch.device("cuda", 0), large)

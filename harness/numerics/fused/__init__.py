@@ -2,12 +2,12 @@
 
 A function marked `one_kernel_on_cuda` is the definition, and what runs on the CPU. For CUDA tensors a Triton kernel
 does the same in one launch and one pass over memory, where the definition makes 10 to 40; its arithmetic is the
-function of that name in `elements`, `primitives` or `products`. It gives the same bits, with two exceptions that the
-definition leaves open: the sign of a zero that is an end of an interval, and to which side the exact part of a sum is
-rounded.
+function of that name in `elements`, `element_primitives` or `element_products`. It gives the same bits, with two
+exceptions that the definition leaves open: the sign of a zero that is an end of an interval, and to which side the
+exact part of a sum is rounded.
 
-A kernel is used on a device where it is trusted (`lastbit.trust`): `selftest` compares it there with the definition on
-the CPU. Elsewhere the definition runs on the device. Triton is imported when the first CUDA tensor comes.
+A kernel is used on a device where it is trusted (`lastbit.trust`): `equivalence` compares it there with the definition
+on the CPU. Elsewhere the definition runs on the device. Triton is imported when the first CUDA tensor comes.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def _fused(name: str, definition: Callable[..., Tensor], args: tuple[object, ...
     large = any(operand[0].numel() >= LARGE for operand in operands)
 
     def difference() -> str:
-        from lastbit.numerics.fused import selftest
+        from lastbit.numerics.fused import equivalence
 
-        return selftest.difference(name, definition, len(operands), len(numbers), fmt, operands[0].device, large)
+        return equivalence.difference(name, definition, len(operands), len(numbers), fmt, operands[0].device, large)
 
     if not trusted(operands[0].device, (name, len(operands), len(numbers), fmt, large), name, difference):
         return None
-    from lastbit.numerics.fused.launch import run
+    from lastbit.numerics.fused.operation_launch import run
 
     return run(name, operands, numbers, fmt, large=large)

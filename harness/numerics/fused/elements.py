@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lastbit.numerics.fused.numbers import (
+from lastbit.numerics.fused.fp64 import (
     INF,
     OVERFLOWS_TO_NAN,
     is_finite,

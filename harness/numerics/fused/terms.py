@@ -1,4 +1,4 @@
-"""The kernels of `sums`: facts about terms in one pass over them, and bounds by the facts."""
+"""The kernels of `cuda_sums`: facts about terms in one pass over them, and bounds by the facts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 from lastbit.numerics.formats import FP32
 from lastbit.numerics.fused.elements import is_unknown, magnitudes, rounded, unknown_where
-from lastbit.numerics.fused.numbers import INF, MAX, bits_of, is_finite, like, magnitude, most, number_of
+from lastbit.numerics.fused.fp64 import INF, MAX, bits_of, is_finite, like, magnitude, most, number_of
 
 FRACTION = tl.constexpr((1 << 52) - 1)
 HIDDEN_BIT = tl.constexpr(1 << 52)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from lastbit.numerics.formats import Format
-from lastbit.numerics.fused import elements, primitives, products, sums
+from lastbit.numerics.fused import cuda_sums, element_primitives, element_products, elements
 from lastbit.numerics.fused.compiled import Start, launcher
-from lastbit.numerics.fused.kernel import elementwise
-from lastbit.numerics.fused.numbers import FORMATS
+from lastbit.numerics.fused.elementwise import elementwise
+from lastbit.numerics.fused.fp64 import FORMATS
 
 BLOCK = 512
 WIDENING = frozenset(
@@ -57,8 +57,8 @@ def run(
 
     `large` asks for the kernel that is compiled for operands like these.
     """
-    if name in sums.OPERATIONS:
-        return sums.run(name, operands[0], numbers, fmt)
+    if name in cuda_sums.OPERATIONS:
+        return cuda_sums.run(name, operands[0], numbers, fmt)
     if name == "hull":
         return _hull(operands, large)
     if name == "product_in_any_order" and len(operands) not in _FACTORS:
@@ -97,7 +97,9 @@ def _launched(
 def _launcher(
     name: str, operands: int, flat: bool, most: int, fmt: Format | None, numbers: int, device: torch.device
 ) -> Start:
-    function = next(vars(module)[name] for module in (elements, primitives, products) if hasattr(module, name))
+    function = next(
+        vars(module)[name] for module in (elements, element_primitives, element_products) if hasattr(module, name)
+    )
     position = None if fmt is None else FORMATS.index(fmt)
     return launcher(elementwise, (function, operands, flat, most, position, numbers, BLOCK), device)
 

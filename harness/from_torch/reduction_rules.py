@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lastbit.from_torch.arithmetic import add, numbers
-from lastbit.from_torch.shapes import as_method, moved
-from lastbit.from_torch.values import ATOM, RULES, Unmapped, Value, call
+from lastbit.from_torch.arithmetic_rules import add, numbers
+from lastbit.from_torch.expressions import ATOM, RULES, Unmapped, Value, call
+from lastbit.from_torch.shape_rules import as_method, moved
 
 
 def last(x: Value, dim: Value | None, keepdim: Value | None, rule: str, mean_of: str = "") -> Value:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from lastbit.from_torch.values import ATOM, RULES, SUM, UNARY, Unmapped, Value, call
+from lastbit.from_torch.expressions import ATOM, RULES, SUM, UNARY, Unmapped, Value, call
 
 
 def as_method(name: str, x: Value, *arguments: Value, **named: Value | None) -> Value:

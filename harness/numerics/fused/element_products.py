@@ -9,7 +9,7 @@ from lastbit.numerics import factors
 from lastbit.numerics.dots import FITS_FP16
 from lastbit.numerics.formats import FP16, FP32
 from lastbit.numerics.fused.elements import rounded, unknown_where
-from lastbit.numerics.fused.numbers import MAX, is_finite, like, magnitude, most, negative
+from lastbit.numerics.fused.fp64 import MAX, is_finite, like, magnitude, most, negative
 from lastbit.numerics.fused.terms import LATTICE_UNITS, SMALLEST_QUANTUM, unit_of
 from lastbit.numerics.sums import UNDERFLOW as UNDERFLOW_OF_PRODUCT
 

@@ -16,8 +16,8 @@ import triton.language as tl
 from triton._C.libtriton import ir
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lastbit.interpret.formats import Array
 from lastbit.interpret.inline_asm import inline_assembly
+from lastbit.interpret.numpy_formats import Array
 
 ALIGNMENT = 16
 """Bytes of which the tensor memory accelerator wants base, strides and innermost offsets to be multiples."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lastbit.case import parse_case
 from lastbit.config import Config
-from lastbit.diagnosing.identify import identify, observe
+from lastbit.diagnosing.identification import identify, observe
 from lastbit.diagnosing.trials import Rounding, subsets
 from lastbit.dtypes import DTYPES
 from lastbit.errors import UnsupportedCase

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
 
 
 def core(x: Array) -> Array:

@@ -12,8 +12,8 @@ from torch import fx
 
 import lastbit.numerics
 from lastbit.errors import UsageError
-from lastbit.from_torch.dtypes import TypedTrace, followed
-from lastbit.from_torch.selections import FORMULAS
+from lastbit.from_torch.dtype_origins import TypedTrace, followed
+from lastbit.from_torch.selection_rules import FORMULAS
 from lastbit.from_torch.tracing import Example, Traced
 from lastbit.from_torch.writing import Body, written_body
 

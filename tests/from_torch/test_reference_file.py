@@ -13,8 +13,8 @@ from lastbit import ContractViolation, assert_contract, cli
 from lastbit.case import parse_case
 from lastbit.commands.reference import written
 from lastbit.errors import UsageError
-from lastbit.from_torch.check import load_op
-from lastbit.from_torch.reference import wrapped
+from lastbit.from_torch.reference_check import load_op
+from lastbit.from_torch.reference_file import wrapped
 from lastbit.judging.problem import Problem
 from tests.from_torch import functions
 from tests.from_torch.functions import EXAMPLES
@@ -212,17 +212,20 @@ def returns_a_number(x):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (several, r"test_written.py:\d+: erfinv has no mapping\n.*test_written.py:\d+: cumprod has no mapping"),
-        (overwrites, r"test_written.py:\d+: mul_ changes a tensor in place"),
-        (assigns, r"test_written.py:\d+: elements are assigned in place"),
-        (grows, r"test_written.py:\d+: a tensor is changed in place"),
-        (branches, r"test_written.py:\d+: if depends on the elements of a tensor"),
-        (brings_a_tensor, r"test_written.py:\d+: a tensor of shape \(16,\) is no input; make it a parameter"),
+        (
+            several,
+            r"test_reference_file.py:\d+: erfinv has no mapping\n.*test_reference_file.py:\d+: cumprod has no mapping",
+        ),
+        (overwrites, r"test_reference_file.py:\d+: mul_ changes a tensor in place"),
+        (assigns, r"test_reference_file.py:\d+: elements are assigned in place"),
+        (grows, r"test_reference_file.py:\d+: a tensor is changed in place"),
+        (branches, r"test_reference_file.py:\d+: if depends on the elements of a tensor"),
+        (brings_a_tensor, r"test_reference_file.py:\d+: a tensor of shape \(16,\) is no input; make it a parameter"),
         (depends_on_dtype, "does other operations with x=fp16; write a function for each dtype"),
-        (sorts, r"\A[^\n]*:\n  \S*test_written.py:\d+: sort has no mapping\Z"),
-        (keeps_the_largest, r"\A[^\n]*:\n  \S*test_written.py:\d+: topk has no mapping\Z"),
-        (loops, r"test_written.py:\d+: the function does more than 1,000 operations, as a loop does"),
-        (never_ends, r"test_written.py:\d+: the function does more than 1,000 operations, as a loop does"),
+        (sorts, r"\A[^\n]*:\n  \S*test_reference_file.py:\d+: sort has no mapping\Z"),
+        (keeps_the_largest, r"\A[^\n]*:\n  \S*test_reference_file.py:\d+: topk has no mapping\Z"),
+        (loops, r"test_reference_file.py:\d+: the function does more than 1,000 operations, as a loop does"),
+        (never_ends, r"test_reference_file.py:\d+: the function does more than 1,000 operations, as a loop does"),
         (returns_its_input, "returns its input 'x' as it is"),
         (returns_a_number, "a result must be a tensor"),
     ],

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lastbit.numerics.formats import Format
 from lastbit.numerics.fused.compiled import launcher
-from lastbit.numerics.fused.numbers import FORMATS
+from lastbit.numerics.fused.fp64 import FORMATS
 from lastbit.numerics.fused.terms import bounds_kernel, facts_kernel
 
 FACTS = 10

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lastbit.interpret.formats import Array, DType
+from lastbit.interpret.numpy_formats import Array, DType
 
 BYTE = np.dtype(np.uint8)
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from lastbit.from_torch import arithmetic, reductions, selections, shapes  # noqa: F401 (their rules)
-from lastbit.from_torch.dtypes import HALVES, TypedTrace
-from lastbit.from_torch.values import RULES, Kind, Unmapped, Value
+from lastbit.from_torch import arithmetic_rules, reduction_rules, selection_rules, shape_rules  # noqa: F401 (their rules)
+from lastbit.from_torch.dtype_origins import HALVES, TypedTrace
+from lastbit.from_torch.expressions import RULES, Kind, Unmapped, Value
 
 CONVERSIONS = frozenset({"to", "float", "half", "bfloat16", "type_as", "type"})
 _ADDITIONS = frozenset({"add", "sub", "subtract", "rsub"})
@@ -54,7 +54,7 @@ class Operations:
             return self._converted(node, first)
         if name in _CUTS:
             return self._fitted(
-                shapes.cut, node, args, {**kwargs, "name": name, "pieces": self.followed.traced.values[node]}
+                shape_rules.cut, node, args, {**kwargs, "name": name, "pieces": self.followed.traced.values[node]}
             )
         if name == "where" and node.op == "call_method":
             args = [args[1], args[0], *args[2:]]
@@ -66,12 +66,12 @@ class Operations:
                 and first.kind == "integers"
                 and name in ("squeeze", "unsqueeze", "flatten", "reshape")
             ):
-                return shapes.as_method(name, *args, **kwargs)
+                return shape_rules.as_method(name, *args, **kwargs)
             return self._fitted(RULES.functions[name], node, args, kwargs)
         if first is not None and first.kind == "integers" and hasattr(torch.Tensor, name):
             others = [*args[1:], *kwargs.values()]
             if all(v.kind in ("integers", "number", "other") for v in others):
-                return shapes.as_method(name, *args, **kwargs)
+                return shape_rules.as_method(name, *args, **kwargs)
         raise Unmapped(f"{name} has no mapping")
 
     def _taken(self, node: fx.Node, value: Value) -> Value:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lastbit.from_torch.arithmetic import numbers
-from lastbit.from_torch.reductions import last
-from lastbit.from_torch.values import ATOM, RULES, Unmapped, Value, call
+from lastbit.from_torch.arithmetic_rules import numbers
+from lastbit.from_torch.expressions import ATOM, RULES, Unmapped, Value, call
+from lastbit.from_torch.reduction_rules import last
 
 FORMULAS = {
     "_silu": '''

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lastbit.from_torch.values import ATOM, COMPARISON, PRODUCT, RULES, SUM, UNARY, Kind, Unmapped, Value, binary, call
+from lastbit.from_torch.expressions import (
+    ATOM,
+    COMPARISON,
+    PRODUCT,
+    RULES,
+    SUM,
+    UNARY,
+    Kind,
+    Unmapped,
+    Value,
+    binary,
+    call,
+)
 
 
 def plain(sign: str, level: int, left: Value, right: Value) -> Value | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lastbit.diagnosing.identify import Observed, cases_of, identified, observe
+from lastbit.diagnosing.identification import Observed, cases_of, identified, observe
 from lastbit.diagnosing.trace import stages_in_sight
 from lastbit.diagnosing.trials import TrialSample
 from lastbit.errors import UsageError

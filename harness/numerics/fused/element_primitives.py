@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from lastbit.numerics.fused.elements import EXTRA, extremes, is_unknown, rounded, unknown_where, widened, widened_end
-from lastbit.numerics.fused.numbers import INF, is_finite, like, magnitude
+from lastbit.numerics.fused.fp64 import INF, is_finite, like, magnitude
 from lastbit.numerics.premises import U as UNIT
 
 U = tl.constexpr(UNIT)

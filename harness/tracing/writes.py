@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastbit.interpret.formats import Array
+from lastbit.interpret.numpy_formats import Array
+from lastbit.tracing.kernel_frames import Places
 from lastbit.tracing.lanes import Shape
-from lastbit.tracing.places import Places
 
 if TYPE_CHECKING:
     from lastbit.tracing.events import Event, Program, TracedLaunch

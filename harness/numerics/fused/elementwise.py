@@ -1,4 +1,4 @@
-"""The kernel around the functions of `elements` and `primitives`: one launch, one pass over memory.
+"""The kernel around the functions of `elements` and its siblings: one launch, one pass over memory.
 
 Sums without error and exact products must not be contracted: the launch says enable_fp_fusion=False.
 """

@@ -12,7 +12,7 @@ import torch
 from lastbit.case import Case, parse_case
 from lastbit.commands.reference import loaded, written
 from lastbit.config import Config
-from lastbit.from_torch.check import load_op
+from lastbit.from_torch.reference_check import load_op
 from lastbit.inputs import build
 from lastbit.judging.expected import Exact, Trace
 from lastbit.judging.problem import Problem

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lastbit.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, Format
-from lastbit.numerics.fused import sums
-from lastbit.numerics.fused.launch import run
+from lastbit.numerics.fused import cuda_sums
+from lastbit.numerics.fused.operation_launch import run
 
 _BROADCAST = ((2048,), (2048,)), ((8, 64), (64,)), ((4, 8, 16), (8, 1)), ((64, 1), (1, 32))
 FUNCTIONS = frozenset(("exponential", "logistic", "correct_root", "approximate_root", "inverse_root"))
@@ -63,7 +63,7 @@ def _ordered(x: Tensor, kind: Tensor) -> Tensor:
 
 def examples(name: str, operands: int) -> Iterator[list[Tensor]]:
     """Yield operands of every number of parts, in shapes that broadcast along rows, columns and groups if allowed."""
-    if name in sums.OPERATIONS:
+    if name in cuda_sums.OPERATIONS:
         yield from _terms(name)
         return
     if name in OF_DOTS:
@@ -164,7 +164,7 @@ def unlike(name: str, actual: Tensor, expected: Tensor) -> str:
     if actual.shape != expected.shape:
         return f"{list(actual.shape)} and not {list(expected.shape)}"
     wrong = (actual != expected) & ~(torch.isnan(actual) & torch.isnan(expected))
-    if name in sums.OPERATIONS and name != "bounded":
+    if name in cuda_sums.OPERATIONS and name != "bounded":
         wrong[:6] &= ~((actual[:6] - expected[:6]).abs() <= _SUMS * actual[5])
     if name in _INEXACT:
         wrong[0] &= torch.nextafter(actual[0], expected[0]) != expected[0]
