@@ -21,7 +21,7 @@ if __name__ == "lastbit":
 else:
     sys.modules[__name__] = OldName.module(__name__)
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from lastbit import numerics, relations

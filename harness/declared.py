@@ -76,7 +76,7 @@ def check_latent(
 def check_contracts(
     where: str,
     axes: Mapping[str, Mapping[str, Mapping[str, str]]],
-    presets: Mapping[str, Collection[str]],
+    presets: Collection[str],
     rounds: Mapping[str, str],
     targets: Collection[str],
     directions: Collection[str],
@@ -86,7 +86,6 @@ def check_contracts(
     One of `directions` may follow the target, as in `x:zero`.
     """
     check_axes(where, axes, presets)
-    check_presets(where, axes, presets)
     for each in (rounds, *(of_option for choices in axes.values() for of_option in choices.values())):
         check_targets(where, each, targets, directions)
 
@@ -103,7 +102,7 @@ def check_targets(where: str, rounds: Mapping[str, str], known: Collection[str],
             raise OpError(no_such(f"direction of {where}: {stage!r} is rounded", direction, directions))
 
 
-def check_axes(where: str, axes: Mapping[str, Mapping[str, Any]], presets: Mapping[str, Collection[str]]) -> None:
+def check_axes(where: str, axes: Mapping[str, Mapping[str, Any]], presets: Collection[str]) -> None:
     """Raise `OpError` unless every option has a name of its own that can be part of a contract's text.
 
     The first option of an axis may be nameless: it is what holds where no other option of the axis is named.
@@ -122,13 +121,3 @@ def check_axes(where: str, axes: Mapping[str, Mapping[str, Any]], presets: Mappi
             if option in seen:
                 raise OpError(f"{where}: the option {option!r} is on two axes, {seen[option]!r} and {axis!r}")
             seen[option] = axis
-
-
-def check_presets(where: str, axes: Mapping[str, Collection[str]], presets: Mapping[str, Collection[str]]) -> None:
-    """Raise `OpError` unless every preset names one option of each axis, in order."""
-    choices = list(axes.values())
-    for preset, options in presets.items():
-        if len(options) != len(choices) or any(o not in c for o, c in zip(options, choices, strict=True)):
-            raise OpError(f"{where}: preset {preset!r} must name one option of each of the axes {', '.join(axes)}")
-        if any(option and "" in c for option, c in zip(options, choices, strict=True)):
-            raise OpError(f"{where}: preset {preset!r} deviates, which leaves no name for what does not; use ''")

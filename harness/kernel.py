@@ -7,7 +7,8 @@
 
 A kernel is called with the tensors and parameters of a case by name, and only with cases that its signature can take.
 It returns its result, or where the op has several a tuple in their order (`lastbit list ops`) or a mapping from their
-names. Kernel files are loaded by path and never imported by name, so that two revisions can be loaded side by side.
+names. Kernel files are loaded by path and never imported by name, so that two revisions can be loaded side by side, and
+that a folder kernels/ is in the way of no package of that name.
 """
 
 from __future__ import annotations

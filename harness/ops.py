@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from lastbit.bundles import flat
@@ -132,7 +132,7 @@ class Op:
         plain: other inputs that reach it so: it takes parts of them, and knows what they stand for.
         axes: axis name → option name → rounding points.
         rounds: rounding points that every contract of the op has.
-        presets: name → one option per axis, where there are too many axes to name.
+        presets: name → one option per axis, where there are too many axes to name; see `with_presets`.
         latent: see `Latent`.
         optional_results: results that a kernel may leave out; it is judged on the others.
         returns: results in the order in which they stand where they are given without names, those that may be left
@@ -311,7 +311,7 @@ def op(
     plain: tuple[str, ...] = (),
     axes: Mapping[str, Mapping[str, Rounds]] | None = None,
     rounds: Rounds | None = None,
-    presets: Mapping[str, tuple[str, ...]] | None = None,
+    presets: Mapping[str, str] | None = None,
     latent: Latent | None = None,
     optional_results: tuple[str, ...] = (),
     returns: tuple[str, ...] = (),
@@ -351,7 +351,6 @@ def op(
             plain=frozenset(plain),
             axes=axes or {},
             rounds=rounds or {},
-            presets=presets or {},
             latent=latent,
             optional_results=frozenset(optional_results),
             returns=returns,
@@ -372,10 +371,32 @@ def op(
         if latent is not None:
             check_latent(where, {"through": latent.through, "also": latent.also}, latent.instead, made.axes)
         targets = [*(name for name in made.inputs if name not in made.integers), *TARGETS]
-        check_contracts(where, made.axes, made.presets, made.rounds, targets, tuple(DIRECTIONS))
-        return made
+        check_contracts(where, made.axes, presets or (), made.rounds, targets, tuple(DIRECTIONS))
+        return with_presets(made, where, presets or {})
 
     return build
+
+
+def with_presets(made: Op, where: str, presets: Mapping[str, str]) -> Op:
+    """Return the op with presets, each written as the text of a contract: `rounded_base+fp32_middle`, or `default`.
+
+    Raises:
+        OpError: a text names no contract of the op, or one with a deviation or direction: no contract that is called by
+            the preset could then be named without it.
+    """
+    options = {}
+    for name, text in presets.items():
+        preset = f"{where}: preset {name!r}"
+        if not isinstance(text, str):
+            raise OpError(f"{preset} is {text!r}; join its options in one text: {joined(text)!r}")
+        try:
+            contract = made.contract(text)
+        except UsageError as error:
+            raise OpError(f"{preset}: {error}") from None
+        if made.deviations(contract):
+            raise OpError(f"{preset} deviates, which leaves no name for what does not: {text!r}")
+        options[name] = contract.options
+    return replace(made, presets=options)
 
 
 def check_arguments(op: Op, tensors: Collection[str], params: Collection[str]) -> None:

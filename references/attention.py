@@ -51,9 +51,9 @@ _TILES = {"tiles_16": 16, "tiles_32": 32, "tiles_64": 64, "tiles_128": 128}
     },
     rounds={"output": "q"},
     presets={
-        "flash": ("scaled_scores", "fp32_scores", "rounded_weights", "", "", "", ""),
-        "eager": ("scaled_scores", "rounded_scores", "rounded_probabilities", "", "", "", ""),
-        "math": ("split_scale", "fp32_scores", "fp32_probabilities", "", "", "", ""),
+        "flash": "default",
+        "eager": "rounded_scores+rounded_probabilities",
+        "math": "split_scale+fp32_probabilities",
     },
     optional_results=("lse",),
     returns=("output", "lse"),

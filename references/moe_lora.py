@@ -39,18 +39,9 @@ from lastbit.references._shapes import check_shapes
     returns=("output", "saved_gate", "saved_up", "intermediate"),
     sums=EXPERT_SUMS,
     presets={
-        "fused": (
-            *("fp32_base", "rounded_middle", "fp32_lora", "fp32_gate"),
-            *("fp32_silu", "fp32_expert", "fp32_weighted"),
-        ),
-        "eager": (
-            *("rounded_base", "rounded_middle", "rounded_lora", "rounded_gate"),
-            *("rounded_silu", "rounded_expert", "rounded_weighted"),
-        ),
-        "per_matrix": (
-            *("rounded_base", "fp32_middle", "fp32_lora", "rounded_gate"),
-            *("fp32_silu", "rounded_expert", "fp32_weighted"),
-        ),
+        "fused": "default",
+        "eager": "rounded_base+rounded_lora+rounded_gate+rounded_silu+rounded_expert+rounded_weighted",
+        "per_matrix": "rounded_base+fp32_middle+rounded_gate+rounded_expert",
     },
     relations=(TOKENS, *RELATIONS, SCALING),
 )

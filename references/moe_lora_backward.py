@@ -73,9 +73,9 @@ class OldGradients:
         **{f"grad_{name}": name for name in ADAPTERS},
     },
     presets={
-        "fused": ("fp32_base", "rounded_middle", "fp32_lora", "fp32_gradient", "fp32_expert"),
-        "eager": ("rounded_base", "rounded_middle", "rounded_lora", "rounded_gradient", "rounded_expert"),
-        "per_matrix": ("rounded_base", "fp32_middle", "fp32_lora", "rounded_gradient", "rounded_expert"),
+        "fused": "default",
+        "eager": "rounded_base+rounded_lora+rounded_gradient+rounded_expert",
+        "per_matrix": "rounded_base+fp32_middle+rounded_gradient+rounded_expert",
     },
     relations=(TOKENS_BACKWARD, *RELATIONS, SCALING_BACKWARD),
 )

@@ -10,15 +10,13 @@ from lastbit import Part, chain
 from lastbit.references.quantize import quantize
 from lastbit.references.rms_norm import rms_norm
 
-_PLAIN = ("", "", "", "")
-
 rms_norm_quantize = chain(
     "rms_norm_quantize",
     Part(rms_norm, fixed={"scale": None, "quant": None, "variance_size": None}),
     Part(quantize, takes={"x": "output"}),
     presets={
-        "per_token": ("native_multiply", "unrounded_sum", "", "", "quotient", *_PLAIN),
-        "per_group": ("native_multiply", "unrounded_sum", "", "", "reciprocal", *_PLAIN),
-        "per_tensor": ("fp32_multiply", "rounded_sum", "", "", "reciprocal", *_PLAIN),
+        "per_token": "native_multiply+unrounded_sum+quotient",
+        "per_group": "native_multiply+unrounded_sum+reciprocal",
+        "per_tensor": "fp32_multiply+rounded_sum+reciprocal",
     },
 )

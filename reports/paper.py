@@ -1,4 +1,7 @@
-"""Lines and paragraphs on a rich console, without markup: case lines and kernel names may hold brackets."""
+"""Lines and paragraphs on a rich console, without markup: case lines and kernel names may hold brackets.
+
+Whatever goes to a console goes through here, which shows control characters in place of sending them.
+"""
 
 from __future__ import annotations
 

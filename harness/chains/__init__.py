@@ -26,7 +26,7 @@ def chain(
     shared: tuple[str, ...] = (),
     returned: tuple[str, ...] = (),
     latent_of: str = "",
-    presets: Mapping[str, tuple[str, ...]] | None = None,
+    presets: Mapping[str, str] | None = None,
 ) -> Op:
     """Make the op that computes the parts one after the other.
 
@@ -40,7 +40,7 @@ def chain(
         shared: inputs and parameters that several parts have, and that are one in the chain.
         returned: stages that are passed on and are results of the chain as well.
         latent_of: label of the part whose `Latent` the chain has, where several parts have one.
-        presets: names of contracts, as in `op`; a part's own are not taken over.
+        presets: name → the text of a contract, as in `op`; a part's own are not taken over.
 
     Raises:
         OpError: the parts do not fit; the message says which name is wrong, or in the way of another.

@@ -10,7 +10,7 @@ from lastbit.chains.chain_parts import ChainReference, Link, Part, Passed, check
 from lastbit.declared import check_contracts
 from lastbit.errors import OpError, no_such
 from lastbit.numerics.formats import DIRECTIONS, TARGETS, split_target
-from lastbit.ops import REQUIRED, Latent, Op, Rounds
+from lastbit.ops import REQUIRED, Latent, Op, Rounds, with_presets
 
 _FP32 = "fp32"
 
@@ -21,7 +21,7 @@ def made(
     shared: tuple[str, ...],
     returned: tuple[str, ...],
     latent_of: str,
-    presets: Mapping[str, tuple[str, ...]],
+    presets: Mapping[str, str],
     origin: tuple[str, str],
 ) -> Op:
     """Make the op of a chain; `origin` is the place of its declaration, and the name of that module."""
@@ -40,7 +40,6 @@ def made(
         plain=chain.of_inputs("plain"),
         axes=axes,
         rounds=rounds,
-        presets=presets,
         latent=chain.latent(latent_of) if chain.rows() else None,  # it explains rows, which must be independent
         optional_results=chain.optional_results(),
         returns=chain.returns(),
@@ -48,7 +47,7 @@ def made(
     )
     targets = [*(name for name in found.inputs if name not in found.integers), *TARGETS]
     check_contracts(where, axes, presets, rounds, targets, tuple(DIRECTIONS))
-    return found
+    return with_presets(found, where, presets)
 
 
 @dataclass(frozen=True, eq=False)

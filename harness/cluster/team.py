@@ -1,4 +1,7 @@
-"""The actors for one kind of device of a cluster, and the items that they run."""
+"""The actors for one kind of device of a cluster, and the items that they run.
+
+An actor that cannot start on its GPU twice is kept, without work, so that Ray gives that GPU to no other one.
+"""
 
 from __future__ import annotations
 

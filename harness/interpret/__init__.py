@@ -4,6 +4,11 @@ Triton runs kernels on the CPU when TRITON_INTERPRET=1 was set before it was imp
 fp32 → bf16, multiplies bf16 as 16-bit integers, mis-rounds fp8 and lets scalar arguments follow numpy's promotion
 rules. `install` replaces its arithmetic, its reductions and its launcher, and leaves Triton's language layer, which
 decides what promotes to what, as it is: the compiler uses the same layer.
+
+The language layer sees types and constants, never values. So it runs once: a tape keeps what it asked for, and later
+programs run from the tape, many of a grid at a time. That is right as long as none of them uses what another one
+stores. Where one does, all are taken back and run one after the other. `one_by_one` is the definition: every program by
+Python, in order, without a tape. A `Watcher` sees what a kernel does; for it, programs run in that way, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A pool of judges that stay warm: processes with references loaded, each of which judges one file after the other."""
+"""A pool of judges that stay warm: processes with references loaded, each of which judges one file after the other.
+
+A judge loads no kernel: that of a file runs in kernel processes. Threads of the process that asked hand the files out.
+"""
 
 from __future__ import annotations
 

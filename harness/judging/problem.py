@@ -416,7 +416,10 @@ class _Family:
 
 @dataclass(eq=False)
 class Problems:
-    """The problems of the cases seen last, as many as fit into some memory; their inputs are compared bit by bit."""
+    """The problems of the cases seen last, as many as fit into some memory; their inputs are compared bit by bit.
+
+    Whoever sees a kernel write outside or raise lets all be forgotten: nobody knows what it did before.
+    """
 
     _families: OrderedDict[Hashable, _Family] = field(default_factory=OrderedDict)
     _recent: deque[_Family] = field(default_factory=lambda: deque(maxlen=_TOGETHER))

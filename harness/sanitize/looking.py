@@ -2,7 +2,9 @@
 
 A kernel is called in a process under a tool: nothing is judged there, and nothing else runs on the GPU. A process ends
 with the first case that its tool reports something for: that is whose fault it is, and what the process says later
-means nothing. The kernel's other cases are left out, and another process goes on with the next kernel.
+means nothing. A report that is in the tool's log when a call is over belongs to that call, since the tool writes before
+the host learns that the device is done. The kernel's other cases are left out, and another process goes on with the
+next kernel.
 """
 
 from __future__ import annotations

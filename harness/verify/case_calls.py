@@ -413,7 +413,12 @@ class Unguarded:
 
 @timed(GUARDS)
 def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat: bool) -> Calls:
-    """Call the kernel on `inputs` twice, or with `repeat` five times; one that writes outside keeps its guards."""
+    """Call the kernel on `inputs` twice, or with `repeat` five times; one that writes outside keeps its guards.
+
+    Results of the first call are copied, because a later call could write to them. What a call shows is settled before
+    the next one, for the sake of memory: beside what the kernel needs itself, a case holds four times its inputs and
+    three times its results while it sees other values, then twice its inputs, three times its results and the stages.
+    """
     first = caller.guarded(inputs).kept()
     caller = caller.after(first)
     with _later():

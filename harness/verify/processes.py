@@ -80,7 +80,10 @@ def processes(config: Config, arguments: Sequence[str]) -> Iterator[list[Child]]
 
 
 def workers_for(device_type: str, config: Config) -> int:
-    """Return the number of worker processes for a type of device, unless -n says otherwise."""
+    """Return the number of worker processes for a type of device, unless -n says otherwise.
+
+    Several share an accelerator: a case there waits for the host.
+    """
     devices = sum(device.partition(":")[0] == device_type for device in config.devices)
     return min(usable_cores(), MOST_ON_CPU if device_type == "cpu" else PER_ACCELERATOR * devices)
 

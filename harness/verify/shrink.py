@@ -3,7 +3,8 @@
 The smaller cases are guesses, made without knowledge of the op. A `Trial` says of each whether the op takes it, and
 whether it fails as the case did. Sizes that are equal in all cases of a group change together; so do sizes of which
 one divides the other (codes that share an element, columns that share a scale), where the op takes no other change. A
-tensor whose values the line lists keeps them, and its size.
+tensor whose values the line lists keeps them, and its size. Hypothesis shrinks nothing: it cannot leave the strategy of
+its group, and knows no examples.
 """
 
 from __future__ import annotations

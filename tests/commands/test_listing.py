@@ -25,7 +25,7 @@ from lastbit.ops import op
 @op(
     rows=("x",),
     axes={"rounding": {"once": {}, "twice": {"product": "x"}}, "deviation": {"": {}, "drops_last": {}}},
-    presets={"plain": ("once", "")},
+    presets={"plain": "default"},
     rounds={"y": "x"},
 )
 def thrice(x, scale=None, *, eps, mode="fast", contract, stage):

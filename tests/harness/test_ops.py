@@ -47,7 +47,7 @@ def plain(a, b, *, contract, stage) -> None:
     },
     rounds={"out": "x"},
     plain=("w",),
-    presets={"toy": ("small", "red", "round", "light"), "tile": ("large", "blue", "square", "dark")},
+    presets={"toy": "default", "tile": "large+blue+square+dark"},
 )
 def furnished(x, w, *, contract, stage) -> None:
     """An op with more contracts than one cares to name."""
@@ -155,7 +155,7 @@ def test_two_options_of_one_axis(text: str) -> None:
         "turn": {"": {}, "turned": {"y": "x"}},
         "edge": {"": {}, "cut": {}},
     },
-    presets={"usual": ("large", "", "")},
+    presets={"usual": "large"},
     latent=Latent("y", through=("z",), instead={"cut": "w"}),
 )
 def deviating(x, *, contract, stage) -> None:
@@ -186,9 +186,7 @@ def test_an_option_without_a_name_is_no_suggestion() -> None:
         deviating.contract("qqqqqq")
 
 
-def test_a_preset_that_deviates_could_not_be_named_without() -> None:
-    with pytest.raises(OpError, match="preset 'odd' deviates"):
-        op(rows=("x",), axes={"turn": {"": {}, "turned": {}}}, presets={"odd": ("turned",)})(furnished.reference)
+def test_an_option_without_a_name_comes_first() -> None:
     with pytest.raises(OpError, match="the option '' of axis 'turn' must be a word"):
         op(rows=("x",), axes={"turn": {"turned": {}, "": {}}})(furnished.reference)
 
@@ -371,13 +369,28 @@ def test_the_default_contract_keeps_its_name_where_there_are_presets() -> None:
     assert moe_lora.contract("default+rounded_gate") == moe_lora.contract("fused+rounded_gate")
 
 
-@pytest.mark.parametrize("options", [("small",), ("red", "small"), ("small", "mauve"), ()])
-def test_a_preset_names_one_option_of_each_axis(options: tuple[str, ...]) -> None:
-    declared = op(
-        rows=("x",), axes={"size": {"small": {}}, "colour": {"red": {}, "blue": {}}}, presets={"usual": options}
-    )
-    with pytest.raises(OpError, match="preset 'usual' must name one option of each of the axes size, colour"):
-        declared(bare)
+def test_a_preset_is_the_text_of_a_contract() -> None:
+    axes = {"size": {"small": {}}, "colour": {"red": {}, "blue": {"y": "x"}}, "turn": {"": {}, "turned": {}}}
+    found = op(rows=("x",), axes=axes, presets={"usual": "default", "sky": "blue"})(bare)
+    assert found.presets == {"usual": ("small", "red", ""), "sky": ("small", "blue", "")}
+    assert str(found.contract("sky+turned")) == str(found.contract("blue+turned")) == "sky+turned"
+
+
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        ("mauve", "preset 'usual': unknown contract option of bare 'mauve'"),
+        ("red+blue", "preset 'usual': contract 'red+blue' names two options of the axis 'colour'"),
+        ("blue+turned", "preset 'usual' deviates, which leaves no name for what does not: 'blue+turned'"),
+        ("blue+y:zero", "preset 'usual' deviates, which leaves no name for what does not: 'blue+y:zero'"),
+        (("blue", ""), "preset 'usual' is ('blue', ''); join its options in one text: 'blue'"),
+    ],
+)
+def test_a_preset_that_is_no_text_of_a_contract_is_refused(preset: Any, message: str) -> None:
+    axes = {"colour": {"red": {}, "blue": {"y": "x"}}, "turn": {"": {}, "turned": {}}}
+    with pytest.raises(OpError) as caught:
+        op(rows=("x",), axes=axes, presets={"usual": preset})(bare)
+    assert message in str(caught.value)
 
 
 # What a declaration names must exist
@@ -406,7 +419,10 @@ def bare(x, weight=None, *, eps, contract, stage) -> None:
         ({"axes": {"how": {"a b": {}}}}, "the option 'a b' of axis 'how' must be a word"),
         ({"axes": {"how": {"a": {}, "": {}}}}, "the option '' of axis 'how' must be a word"),
         ({"axes": {"how": {}}}, "the axis 'how' has no option"),
-        ({"axes": {"how": {"a": {}}}, "presets": {"a": ("a",)}}, "option 'a' of axis 'how' has the name of a preset"),
+        (
+            {"axes": {"how": {"a": {}}}, "presets": {"a": "default"}},
+            "option 'a' of axis 'how' has the name of a preset",
+        ),
     ],
 )
 def test_a_declaration_with_a_wrong_letter(declared: dict[str, Any], message: str) -> None:

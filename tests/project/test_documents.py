@@ -47,3 +47,20 @@ def test_the_lowest_versions_of_the_matrix_are_those_that_the_package_takes() ->
     taken = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     bounds = [requirement.partition(";")[0] for requirement in taken if requirement.startswith(("torch", "triton"))]
     assert all(re.fullmatch(r"\w+>=\d+\.\d+", bound) for bound in bounds), "noxfile.lowest() reads these"
+
+
+def test_the_architecture_has_every_package_in_2500_words() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    packages = {path.parent.name for path in (ROOT / "harness").glob("*/__init__.py")}
+    assert packages <= set(re.findall(r"\*\*(\w+)\*\*", text))
+    assert len(text.split()) <= 2500
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_files_that_a_document_names_are_there(page: str) -> None:
+    """Names with a capital stand for those of a reader: `references/OP.py`."""
+    folders = ("harness", "reports", "references", "cases", "kernels", "tests", "docs")
+    files = [f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    named = set(re.findall(r"`((?:\w+/)*\w+\.(?:py|md|toml))`", (ROOT / page).read_text(encoding="utf-8")))
+    lacking = {name for name in named if name == name.lower() and not (ROOT / name).exists()}
+    assert not {name for name in lacking if not any(file.endswith(f"/{name}") for file in files)}

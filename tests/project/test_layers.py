@@ -197,7 +197,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.calling",
         "lastbit.shadows",
         "lastbit.isolation.runner",
-        "lastbit.reports.characters",
     ),
     "lastbit.isolation.runner": ("lastbit.children", "lastbit.kernel", "lastbit.of_file"),
     "lastbit.invariance": (
@@ -244,7 +243,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.shadows",
         "lastbit.verify",
     ),
-    "lastbit.history": (*ABOVE_VERIFY, "lastbit.calibrate", "lastbit.diagnosing"),
+    "lastbit.history": ABOVE_VERIFY,
     "lastbit.bench": ABOVE_VERIFY,
     "lastbit.orders": ABOVE_VERIFY,
     "lastbit.from_torch": ABOVE_VERIFY,
