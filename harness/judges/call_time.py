@@ -16,8 +16,8 @@ from lastbit.judges.conclusions import Repro
 from lastbit.judges.opening import Desk
 from lastbit.judges.question import JudgeQuestion
 from lastbit.kernel import Kernel
+from lastbit.reports.bench import SpeedBound
 from lastbit.reports.judged import CallTime, CaseFinding, FileVerdict
-from lastbit.reports.speed import SpeedBound
 from lastbit.result import Verdict
 from lastbit.verify.check import Subject, unsupported
 
