@@ -16,7 +16,7 @@ from lastbit.history.golden_file import Golden, read, write
 from lastbit.history.golden_folder import Target, held
 from lastbit.kernel import Kernel
 from lastbit.property_result import PropertyOutcome, PropertyResult
-from lastbit.reports import changes, changes_json, changes_text, html, junit, markdown, records, sarif
+from lastbit.reports import changes, changes_text, html, junit, markdown, records, sarif
 from lastbit.reports.golden import KernelOutcome, Status
 from lastbit.reports.summary import repro_line
 from lastbit.reports.terminal import print_run
@@ -156,7 +156,7 @@ def test_gained_and_lost(
     [kernel] = found.kernels
     assert (kernel.change, found.exit_code()) == (fate, code)
     assert any(said in note for note in changes_text.notes(kernel, found.names))
-    [one] = json.loads(changes_json.as_json(found))["kernels"][0]["properties"]
+    [one] = json.loads(changes_text.as_json(found))["kernels"][0]["properties"]
     assert (one["property"], one["lost"], one["worse"]) == ("rows", after is not HOLDS, code == 1)
 
 
