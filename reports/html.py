@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from lastbit.errors import LastbitError
-from lastbit.reports import changes_text, chart_data, charts, html_tables, properties, wording
+from lastbit.reports import changes_text, charts, html_tables, properties, wording
 from lastbit.reports.changes import Changes, KernelChange, compare, names_of
 from lastbit.reports.coverage import coverage_tables
 from lastbit.reports.html_findings import finding
-from lastbit.reports.noticed import noticed
 from lastbit.reports.properties import found_in, property_tables
 from lastbit.reports.stage_summary import StageSummary, stage_order
 from lastbit.reports.standing import Standing, Subject, by_op, standings
-from lastbit.reports.summary import ORDER, plural, problems, shown_path, tally
+from lastbit.reports.summary import ORDER, noticed, plural, problems, shown_path, tally
 from lastbit.result import BAD, Verdict
 from lastbit.run import Run
 
@@ -107,7 +106,7 @@ def _context(run: Run) -> dict[str, Any]:
         "legend": wording.legend(run),
         "ops": [_op(op, found, list(subjects)) for op, found in ops.items()],
         "titles": charts.TITLES,
-        "data": _json({"subjects": [_about_one(one) for one in subjects.values()], "columns": chart_data.COLUMNS}),
+        "data": _json({"subjects": [_about_one(one) for one in subjects.values()], "columns": charts.COLUMNS}),
         "choices": _choices(run, subjects.values(), [stage for _, stage in every]),
         "open": [one.kernel for one in subjects.values() if one.verdict is Verdict.INCONCLUSIVE],
         "missing": wording.never_told_apart(run),
@@ -194,7 +193,7 @@ def _changed(kernel: KernelChange, changes: Changes) -> dict[str, Any]:
 def _op(op: str, found: Sequence[Standing], subjects: Sequence[Subject]) -> Any:
     """Make the table and charts of one op."""
     results = [result for one in found for result in one.cases]
-    rows = chart_data.rows(results, subjects, {one.subject: one.stages for one in found})
+    rows = charts.rows(results, subjects, {one.subject: one.stages for one in found})
     data = {"rows": rows, "specifications": charts.specifications(op, stage_order(results), rows)}
     return {
         "name": op,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lastbit.reports import wording
-from lastbit.reports.explained import (
+from lastbit.reports.explanation import (
     MOST_STEPS,
     excerpt,
     explanation_fields,

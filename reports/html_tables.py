@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from lastbit.reports import changes_text, properties
 from lastbit.reports.changes import KernelChange
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, CoverageTable
-from lastbit.reports.stage_summary import STAGE_HEADERS, StageSummary
+from lastbit.reports.stage_summary import STAGE_HEADERS, StageSummary, TracedStage, traced_cells
 from lastbit.reports.standing import Standing
 from lastbit.reports.summary import distance, error, share, signed, tally
-from lastbit.reports.traced import TracedStage, traced_cells
 from lastbit.reports.wording import LEGEND
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import Decided, DeviceAgreement, Power

@@ -13,11 +13,10 @@ from xml.etree import ElementTree
 
 from lastbit.reports.alerts import doubts
 from lastbit.reports.characters import visible
-from lastbit.reports.explained import explanation_of, problem_and_why
-from lastbit.reports.noticed import noticed
+from lastbit.reports.explanation import explanation_of, problem_and_why
 from lastbit.reports.stage_summary import StageSummary
 from lastbit.reports.standing import Standing, standings
-from lastbit.reports.summary import KernelFailure, repro_line
+from lastbit.reports.summary import KernelFailure, noticed, repro_line
 from lastbit.result import BAD, TURNED_DOWN, CaseResult, Verdict
 from lastbit.run import Run
 

@@ -8,21 +8,20 @@ from lastbit.property_result import PropertyResult
 from lastbit.reports import changes_text, wording
 from lastbit.reports.changes import Changes, KernelChange, compare, names_of
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
-from lastbit.reports.explained import explanation_of, problem_and_why
+from lastbit.reports.explanation import explanation_of, problem_and_why
 from lastbit.reports.markdown_text import MarkdownBlock, block_of_code, bullets, code, folded, joined, plain, table
-from lastbit.reports.noticed import noticed
 from lastbit.reports.properties import MEANING as MEANING_OF_WORDS
 from lastbit.reports.properties import cell, found_in, property_tables
-from lastbit.reports.stage_summary import STAGE_HEADERS, StageSummary, stage_cells
+from lastbit.reports.stage_summary import STAGE_HEADERS, StageSummary, stage_cells, traced_cells
 from lastbit.reports.standing import Standing, standings
 from lastbit.reports.summary import (
     ORDER,
     KernelFailure,
+    noticed,
     problems,
     repro_line,
     tally,
 )
-from lastbit.reports.traced import traced_cells
 from lastbit.result import BAD, Verdict
 from lastbit.run import Run
 

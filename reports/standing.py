@@ -6,9 +6,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from lastbit.reports import wording
-from lastbit.reports.stage_summary import StageSummary, beside_values, extremes, stage_order, stage_summaries
+from lastbit.reports.stage_summary import (
+    StageSummary,
+    TracedStage,
+    beside_values,
+    extremes,
+    stage_order,
+    stage_summaries,
+    traced_stages,
+)
 from lastbit.reports.summary import plural, share, shown_path, tally
-from lastbit.reports.traced import TracedStage, traced_stages
 from lastbit.result import CaseResult, Verdict, idle_in, told
 from lastbit.run import LEAST_JUDGED, Decided, Run
 

@@ -13,18 +13,17 @@ from rich.text import Text
 
 from lastbit.reports import wording
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
-from lastbit.reports.explained import explanation_of, problem_and_why
-from lastbit.reports.explanation import brief_lines, explain_line
-from lastbit.reports.noticed import noticed
+from lastbit.reports.explanation import brief_lines, explain_line, explanation_of, problem_and_why
 from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_table, to_copy, verdict_word
 from lastbit.reports.progress import RunProgress
 from lastbit.reports.properties import broken, found_in, held
-from lastbit.reports.stage_summary import STAGE_HEADERS, stage_cells
+from lastbit.reports.stage_summary import STAGE_HEADERS, stage_cells, traced_cells
 from lastbit.reports.standing import Standing, by_op, standings
 from lastbit.reports.summary import (
     ORDER,
     KernelFailure,
     listed,
+    noticed,
     plural,
     problems,
     repro_line,
@@ -33,7 +32,6 @@ from lastbit.reports.summary import (
     tally,
     wrong_stage,
 )
-from lastbit.reports.traced import traced_cells
 from lastbit.reports.why import Explanation
 from lastbit.result import BAD, OF_VALUES, Verdict
 from lastbit.run import Run

@@ -12,7 +12,7 @@ from lastbit.bench.untrusted import bound_of
 from lastbit.case import Case, parse_case
 from lastbit.errors import LastbitError, UnsupportedCase, UsageError
 from lastbit.isolation.isolated import Isolated
-from lastbit.judges.conclusions import Repro
+from lastbit.judges.judge_file import Repro
 from lastbit.judges.opening import Desk
 from lastbit.judges.question import JudgeQuestion
 from lastbit.kernel import Kernel

@@ -17,7 +17,7 @@ from lastbit.config import Config
 from lastbit.errors import LastbitError
 from lastbit.reports import records
 from lastbit.reports.encoding import encoded
-from lastbit.reports.explained import explanation_fields
+from lastbit.reports.explanation import explanation_fields
 from lastbit.reports.summary import problems
 from lastbit.reports.why import Explanation, KernelTrace, Step
 from lastbit.result import CaseResult, Finding, Verdict

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from lastbit.case import Group, parse_case
 from lastbit.config import Config
-from lastbit.history.golden_check import Take, asked_of, compare, take
+from lastbit.history.golden_check import Take, Target, asked_of, compare, held, take
 from lastbit.history.golden_file import Golden, read, write
-from lastbit.history.golden_folder import Target, held
 from lastbit.kernel import Kernel
 from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.reports import changes, changes_text, html, junit, markdown, records, sarif
