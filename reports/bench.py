@@ -88,6 +88,11 @@ class Bench:
         return {name: found[name] for name in ("date", *_ABOUT) if name in found}
 
     @property
+    def page(self) -> str:
+        """Markdown: a table per figure or case."""
+        raise NotImplementedError
+
+    @property
     def jsonl(self) -> str:
         """One JSON object per measurement, which says by itself where and how it was taken."""
         about = {**self.about, "command": self.command}

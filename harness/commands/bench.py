@@ -139,7 +139,7 @@ def _verifying(so_far: _SoFar) -> Steps:
     from lastbit.verify.worker import Worker
 
     with Worker(so_far.config) as worker:
-        work = [(comparing, "")]
+        work: list[tuple[Callable[..., Iterable[Any]], str]] = [(comparing, "")]
         work += [(cost, case) for case in worker.do(case_lines, "verified.txt")]
         work += [(rate, op) for op in worker.do(ops_of)]
         work += [(asserting, case) for case in worker.do(case_lines, "asserted.txt")]
@@ -196,7 +196,11 @@ def _of_file(so_far: _SoFar, options: argparse.Namespace, path: Path) -> Steps:
                 raise UsageError(reason)
             return [bound_of(kernel.subject, case, desk.kernels.server, so_far.effort)]
 
+    def of_another(case: Case) -> list[SpeedBound]:
+        bound = beside(desk, question, case, so_far.effort)
+        return [] if bound is None else [bound]
+
     so_far.roof = roof(desk, so_far.effort)
     for case in map(parse_case, case_lines(desk, "kernels.txt")):
         yield f"the kernel, {case}", partial(of_file, case)
-        yield f"beside it, {case}", lambda case=case: filter(None, [beside(desk, question, case, so_far.effort)])
+        yield f"beside it, {case}", partial(of_another, case)
