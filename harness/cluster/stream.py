@@ -21,7 +21,7 @@ from typing import Any
 
 from lastbit.config import Config
 from lastbit.result import CaseResult
-from lastbit.verify.result_recorder import FATAL, Recorder
+from lastbit.verify.result_recorder import FATAL, CaseRecorder
 
 
 class Failed:
@@ -37,7 +37,7 @@ class Failed:
         return (kernel, device) in self._known
 
 
-class Stream(Recorder):
+class Stream(CaseRecorder):
     """Tells of one item that another thread of this process performs, on the device that the run calls `device`."""
 
     margin = 5.0

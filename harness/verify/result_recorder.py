@@ -25,7 +25,7 @@ FATAL = 17
 """Exit status of a process whose accelerator can no longer be used, or whose case took too long."""
 
 
-class Recorder:
+class CaseRecorder:
     """Tells what becomes of items, case by case, so that everything is known even if the process ends.
 
     A case that takes longer than the limit ends the process: nothing else stops a kernel that hangs in native code. How
@@ -102,7 +102,7 @@ class Recorder:
         self.tell("time", dict(seconds_so_far()))
 
 
-class ResultRecorder(Recorder):
+class ResultRecorder(CaseRecorder):
     """Tells by files in the run's folder: results are appended to one, and the case under way has one of its own.
 
     A note that cannot be written raises `Unrecorded`. Of a worker that ends, pytest-xdist starts another one, and the
