@@ -58,7 +58,7 @@ GROUPS = {
     },
     "Before you merge": {
         "report": ("report", "write what a run found: HTML, Markdown, JUnit, SARIF, annotations", "--html report.html"),
-        "diff": ("diff", "say what got better or worse from one run to another", "runs/before runs/after"),
+        "diff": ("report", "say what got better or worse from one run to another", "runs/before runs/after"),
         "golden": ("golden", "keep what kernels give, and see what changes", "check my_kernels"),
         "bisect": (
             "bisect",

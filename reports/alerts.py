@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lastbit.reports import wording
-from lastbit.reports.explained import explanation_of, problem_and_why
-from lastbit.reports.noticed import noticed
-from lastbit.reports.summary import KernelFailure, problems, repro_line
+from lastbit.reports.explanation import explanation_of, problem_and_why
+from lastbit.reports.summary import KernelFailure, noticed, problems, repro_line
 from lastbit.reports.why import Explanation, Step
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import Run

@@ -1,12 +1,19 @@
-"""Sentences and cells about two runs side by side, whatever they are shown on."""
+"""Two runs side by side, in sentences and cells whatever they are shown on, on a console, and as JSON."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
-from lastbit.reports import property_changes
-from lastbit.reports.changes import Changes, Fate, KernelChange
-from lastbit.reports.stage_changes import Drift, StageChange
+from rich.console import Console
+from rich.text import Text
+
+from lastbit.reports.changes import Changes, Drift, Fate, KernelChange, PropertyChange, StageChange
+from lastbit.reports.encoding import encoded
+from lastbit.reports.paper import line, make_console, paragraph, print_table
+from lastbit.reports.properties import extent
 from lastbit.reports.stage_summary import StageSummary
 from lastbit.reports.summary import (
     distance,
@@ -14,6 +21,7 @@ from lastbit.reports.summary import (
     error,
     listed,
     plural,
+    repro_line,
     share,
     signed,
     tally,
@@ -118,7 +126,7 @@ def notes(kernel: KernelChange, names: tuple[str, str]) -> list[str]:
             lines.append(f"{plural(len(pairs), 'case')} got {word}: {then} → {now}")
     if kernel.silent:
         lines.append("it raised before, and gives wrong results now: whoever calls it is not told")
-    lines += [property_changes.sentence(one) for one in kernel.properties]
+    lines += [_of_property(one) for one in kernel.properties]
     if before.verdict != after.verdict and not kernel.worse_cases and not kernel.better_cases:
         lines.append(
             "every case that both runs have kept its verdict: what changed comes from cases that only one of them has"
@@ -128,11 +136,29 @@ def notes(kernel: KernelChange, names: tuple[str, str]) -> list[str]:
     return lines
 
 
+def _of_property(change: PropertyChange) -> str:
+    """Write `lost: rows, which it declares: changes between 255 and 256 rows, …`, or what was gained."""
+    one = change.after
+    declared = ", which it declares" if one.declared else ", which it declared" if change.before.declared else ""
+    return f"lost: {one.name}{declared}: {extent(one)}" if change.lost else f"gained: {one.name}{declared}"
+
+
 def smallest_worse(kernel: KernelChange) -> CaseResult | None:
     """Return the smallest case that got worse, as the second run has it; a failing case comes before others."""
     worse = [after for _, after in kernel.worse_cases]
     failed = [result for result in worse if result.verdict is Verdict.FAILED]
     return min(failed or worse, key=lambda result: elements(result.case), default=None)
+
+
+def again(kernel: KernelChange, changes: Changes) -> str:
+    """Return the command that runs the smallest case again that got worse; empty if none did."""
+    worst = smallest_worse(kernel)
+    return repro_line(worst, changes.options) if worst else ""
+
+
+def rows(kernel: KernelChange) -> list[tuple[str, ...]]:
+    """Return the cells of each stage that changed."""
+    return [cells(stage) for stage in kernel.stages if not stage.unchanged]
 
 
 def cells(stage: StageChange) -> tuple[str, ...]:
@@ -184,3 +210,134 @@ def _mismatch(stage: StageSummary) -> str:
 
 def _percent(value: float) -> str:
     return share(round(value * 1e12), 10**12)
+
+
+# On a console
+
+MOST_KERNELS = 30
+
+STYLES: Mapping[Fate, str] = {
+    Fate.WORSE: "bold red",
+    Fate.DRIFTED: "yellow",
+    Fate.UNPAIRED: "yellow",
+    Fate.GONE: "yellow",
+    Fate.NEW: "cyan",
+    Fate.BETTER: "green",
+    Fate.CHANGED: "cyan",
+    Fate.UNCHANGED: "dim",
+}
+
+
+def print_changes(changes: Changes, console: Console | None = None, *, strict: bool = False) -> None:
+    """Print what changed from one run to another, worst first, and a last line that sums it up."""
+    console = console or make_console()
+    line(console, f"Changes from {changes.names[0]} to {changes.names[1]}", "bold")
+    for text in about(changes):
+        paragraph(console, Text(text), label="  ")
+    line(console)
+    told = [kernel for kernel in changes.kernels if kernel.telling]
+    for kernel in told[:MOST_KERNELS]:
+        _print_kernel(kernel, changes, console)
+    if rest := told[MOST_KERNELS:]:
+        line(console, f"and {plural(len(rest), 'more kernel')}: {listed((k.kernel for k in rest), MOST_NAMES)}")
+        line(console)
+    _print_others(changes, console)
+    style = "bold red" if changes.exit_code(strict=strict) else "bold green"
+    paragraph(console, Text.assemble((verdict(changes), style), f"  {summary(changes)}"))
+
+
+def _print_kernel(kernel: KernelChange, changes: Changes, console: Console) -> None:
+    style = STYLES[Fate.WORSE if kernel.worse else kernel.change]
+    word = Text(kernel.change.value, style)
+    rest = f" on {devices(kernel)}  {head(kernel)}  of {kernel.op}"
+    paragraph(console, Text.assemble(word, "  ", (kernel.kernel, "bold"), rest))
+    for note in notes(kernel, changes.names):
+        paragraph(console, Text(note, "dim"), label="  ")
+    for text in drifts(kernel):
+        paragraph(console, Text(text), label="  ")
+    if changed := [[*map(Text, row)] for row in rows(kernel)]:
+        print_table(console, HEADERS, changed, spare=("bias", "contract", "cases", "ulp", "rel. error", "mismatch"))
+    if command := again(kernel, changes):
+        line(console, "  a case that got worse")
+        line(console, f"    {command}")
+    line(console)
+
+
+def _print_others(changes: Changes, console: Console) -> None:
+    """Print one paragraph for the kernels of an op that are new, gone or unchanged."""
+    said = others(changes)
+    for change, text in said:
+        paragraph(console, Text.assemble((change.value, STYLES[change]), f"  {text}"))
+    if said:
+        line(console)
+
+
+# As JSON
+
+
+def as_json(changes: Changes, *, strict: bool = False) -> str:
+    """Write the changes as one JSON object; a float that JSON cannot spell is a string such as `NaN` or `-Infinity`."""
+    data = {
+        "runs": changes.names,
+        "exit_code": changes.exit_code(strict=strict),
+        "settings": {name: (before, after) for name, before, after in changes.settings},
+        "across": changes.across,
+        "broken": changes.broken,
+        "kernels": tuple(map(_kernel, changes.kernels)),
+    }
+    return json.dumps(encoded(data), indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _kernel(kernel: KernelChange) -> dict[str, Any]:
+    return {
+        "op": kernel.op,
+        "kernel": kernel.kernel,
+        "change": kernel.change.value,
+        "worse": kernel.worse,
+        "before": kernel.before,
+        "after": kernel.after,
+        "cases_in_both": len(kernel.pairs),
+        "cases_in_one": kernel.unpaired,
+        "cases_on_other_inputs": kernel.other_inputs,
+        "cases_worse": tuple(after.case for _, after in kernel.worse_cases),
+        "cases_better": tuple(after.case for _, after in kernel.better_cases),
+        "tensors": kernel.tensors,
+        "tensors_equal": kernel.equal,
+        "stages": tuple(map(_stage, kernel.stages)),
+        "properties": tuple(
+            {"property": one.after.name, "lost": one.lost, "worse": one.worse, "where": one.after.where}
+            for one in kernel.properties
+        ),
+    }
+
+
+def _stage(stage: StageChange) -> dict[str, Any]:
+    return {
+        "stage": stage.shown.name,
+        "dtype": stage.shown.dtype,
+        "tensors": stage.tensors,
+        "tensors_equal": stage.equal,
+        "before": _figures(stage.before),
+        "after": _figures(stage.after),
+        "drifts": tuple(
+            {"figure": d.figure, "worse": d.worse, "before": d.before, "after": d.after} for d in stage.drifts
+        ),
+    }
+
+
+def _figures(stage: StageSummary | None) -> dict[str, Any] | None:
+    if stage is None:
+        return None
+    return {
+        "cases": stage.cases,
+        "extreme_cases": len(stage.extreme),
+        "verdict": stage.verdict.value,
+        "numel": stage.total.numel,
+        "outside": stage.outside,
+        "mismatched": stage.total.mismatched,
+        "worst_rel_l2": stage.worst_error,
+        "contract_rel_l2": stage.contract_error,
+        "median_rel_l2": stage.typical_error,
+        "median_bias": stage.typical_bias,
+        "max_ulp": stage.total.max_ulp,
+    }

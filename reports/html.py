@@ -11,23 +11,20 @@ import hashlib
 import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from lastbit.errors import LastbitError
-from lastbit.reports import changes_text, chart_data, charts, html_tables, properties, wording
+from lastbit.reports import changes_text, charts, html_tables, properties, wording
 from lastbit.reports.changes import Changes, KernelChange, compare, names_of
 from lastbit.reports.coverage import coverage_tables
 from lastbit.reports.html_findings import finding
-from lastbit.reports.html_tables import Standing, Subject
-from lastbit.reports.noticed import noticed
 from lastbit.reports.properties import found_in, property_tables
-from lastbit.reports.stage_summary import StageSummary, stage_order, stage_summaries
-from lastbit.reports.summary import ORDER, plural, problems, repro_line, shown_path, tally
-from lastbit.reports.traced import traced_stages
-from lastbit.reports.wording import LEGEND
+from lastbit.reports.stage_summary import StageSummary, stage_order
+from lastbit.reports.standing import Standing, Subject, by_op, standings
+from lastbit.reports.summary import ORDER, noticed, plural, problems, shown_path, tally
 from lastbit.result import BAD, Verdict
 from lastbit.run import Run
 
@@ -83,14 +80,12 @@ def _hash(script: str) -> str:
 
 def _context(run: Run) -> dict[str, Any]:
     """Collect everything that the template shows."""
-    subjects = html_tables.standings(run)
-    ops: dict[str, list[Standing]] = {}
-    op_of = {result.kernel: result.op for result in run.results}
-    for one in subjects.values():
-        ops.setdefault(op_of[one.kernel], []).append(one)
-    summaries = {op: _summaries(found) for op, found in ops.items()}
-    every = [(op, key, stage) for op, found in summaries.items() for key, stages in found.items() for stage in stages]
-    anchors = {html_tables.stage_anchor(*key, stage.name, stage.dtype) for _, key, stage in every}
+    subjects = standings(run)
+    ops = by_op(subjects)
+    in_order = [one for found in ops.values() for one in found]
+    every = [(one, stage) for one in in_order for stage in one.stages]
+    anchors = {html_tables.stage_anchor(*one.subject, stage.name, stage.dtype) for one, stage in every}
+    op_of = {one.kernel: one.op for one in in_order}
     short = [one for one in subjects.values() if one.short]
     return {
         "overall": run.overall,
@@ -102,17 +97,17 @@ def _context(run: Run) -> dict[str, Any]:
         "about": _about(run),
         "facts": _facts(run),
         "table_of_ops": html_tables.ops(ops),
-        "kernels": html_tables.kernels(run, subjects),
+        "kernels": html_tables.kernels(subjects.values()),
         "findings": [finding(problem, run, anchors) for problem in problems(run)],
         "order": ORDER,
         "notices": [
             {"text": entry.sentence, "repro": entry.repro(run.environment.get("options", ""))} for entry in noticed(run)
         ],
         "legend": wording.legend(run),
-        "ops": [_op(op, found, run, subjects) for op, found in summaries.items()],
+        "ops": [_op(op, found, list(subjects)) for op, found in ops.items()],
         "titles": charts.TITLES,
-        "data": _json({"subjects": _subjects(run, subjects), "columns": chart_data.COLUMNS}),
-        "choices": _choices(run, subjects, every),
+        "data": _json({"subjects": [_about_one(one) for one in subjects.values()], "columns": charts.COLUMNS}),
+        "choices": _choices(run, subjects.values(), [stage for _, stage in every]),
         "open": [one.kernel for one in subjects.values() if one.verdict is Verdict.INCONCLUSIVE],
         "missing": wording.never_told_apart(run),
         "advice": wording.ADVICE,
@@ -123,17 +118,12 @@ def _context(run: Run) -> dict[str, Any]:
         "coverage": [(html_tables.coverage(found), found.gaps) for found in coverage_tables(run)],
         "properties": [html_tables.asked(found) for found in property_tables(found_in(run))],
         "words": properties.MEANING,
-        "sensitivity": html_tables.sensitivity(every),
+        "sensitivity": html_tables.sensitivity(in_order),
         "agreement": html_tables.agreement(run.agreement, op_of),
         "not_run": wording.not_run(run),
         "turned_down": wording.turned_down(run),
         "environment": run.environment,
     }
-
-
-def _summaries(found: Sequence[Standing]) -> dict[Subject, list[StageSummary]]:
-    order = stage_order(result for one in found for result in one.cases)
-    return {(one.kernel, one.device): stage_summaries(one.cases, order) for one in found}
 
 
 def _headline(verdicts: Sequence[Verdict]) -> str:
@@ -186,7 +176,6 @@ def _changes(base: Run, run: Run) -> dict[str, Any]:
 
 
 def _changed(kernel: KernelChange, changes: Changes) -> dict[str, Any]:
-    worst = changes_text.smallest_worse(kernel)
     return {
         "op": kernel.op,
         "kernel": kernel.kernel,
@@ -197,53 +186,39 @@ def _changed(kernel: KernelChange, changes: Changes) -> dict[str, Any]:
         "head": changes_text.head(kernel),
         "lines": [*changes_text.notes(kernel, changes.names), *changes_text.drifts(kernel)],
         "table": html_tables.changes(kernel),
-        "repro": repro_line(worst, changes.options) if worst else "",
+        "repro": changes_text.again(kernel, changes),
     }
 
 
-def _op(
-    op: str, summaries: Mapping[Subject, Sequence[StageSummary]], run: Run, subjects: Mapping[Subject, Standing]
-) -> Any:
+def _op(op: str, found: Sequence[Standing], subjects: Sequence[Subject]) -> Any:
     """Make the table and charts of one op."""
-    traced = {key: traced_stages(run, *key) for key in summaries}
-    results = [result for key in summaries for result in subjects[key].cases]
-    rows = chart_data.rows(results, list(subjects), summaries)
+    results = [result for one in found for result in one.cases]
+    rows = charts.rows(results, subjects, {one.subject: one.stages for one in found})
     data = {"rows": rows, "specifications": charts.specifications(op, stage_order(results), rows)}
     return {
         "name": op,
-        "table": html_tables.stages(op, summaries, traced, dict(LEGEND)),
+        "table": html_tables.stages(op, found),
         "data": _json(data),
         "measured": bool(rows["stages"]),
     }
 
 
-def _subjects(run: Run, subjects: Mapping[Subject, Standing]) -> list[dict[str, str]]:
-    """List the attributes by which a filter selects the subjects of charts' rows."""
-    first = {(r.kernel, r.device): r for r in reversed(run.results)}
-    return [
-        {
-            "op": first[key].op,
-            "kernel": one.kernel,
-            "device": one.device,
-            "verdict": one.verdict,
-            "contract": first[key].contract,
-        }
-        for key, one in subjects.items()
-    ]
+def _about_one(one: Standing) -> dict[str, str]:
+    """Return the attributes by which a filter selects the rows of a chart."""
+    names = {"op": one.op, "kernel": one.kernel, "device": one.device}
+    return {**names, "verdict": one.verdict, "contract": one.first.contract}
 
 
-def _choices(
-    run: Run, subjects: Mapping[Subject, Standing], stages: Sequence[tuple[str, Subject, StageSummary]]
-) -> dict[str, list[str]]:
+def _choices(run: Run, found: Collection[Standing], stages: Sequence[StageSummary]) -> dict[str, list[str]]:
     """List the settings of each filter; a filter with a single setting is left out."""
-    found = {one.verdict for one in subjects.values()} | {stage.verdict for _, _, stage in stages}
-    dtypes = {d for r in run.results for d in r.dtypes.split("/")} | {stage.dtype for _, _, stage in stages}
+    verdicts = {one.verdict for one in found} | {stage.verdict for stage in stages}
+    dtypes = {d for r in run.results for d in r.dtypes.split("/")} | {stage.dtype for stage in stages}
     choices = {
         "op": list(dict.fromkeys(result.op for result in run.results)),
-        "kernel": list(dict.fromkeys(kernel for kernel, _ in subjects)),
-        "device": list(dict.fromkeys(device for _, device in subjects)),
+        "kernel": list(dict.fromkeys(one.kernel for one in found)),
+        "device": list(dict.fromkeys(one.device for one in found)),
         "dtype": sorted(filter(None, dtypes)),
-        "verdict": [verdict.value for verdict in reversed(Verdict) if verdict in found],
+        "verdict": [verdict.value for verdict in reversed(Verdict) if verdict in verdicts],
     }
     return {name: values for name, values in choices.items() if len(values) > 1}
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lastbit.reports import wording
-from lastbit.reports.explained import (
+from lastbit.reports.explanation import (
     MOST_STEPS,
     excerpt,
     explanation_fields,
@@ -32,12 +32,11 @@ MOST_SENTENCES = 2
 Field = tuple[str, str]
 Words = list[tuple[str, bool]]
 
-_STEPS = (
-    ("line", "in the file of the kernel; sorting by it restores the order in which values were computed"),
-    ("expression", ""),
-    ("value", "of the worst element, or of the first of those that led to it"),
-    ("stage", "the stage of the reference that it agrees with"),
-)
+_STEPS = {
+    "line": "in the file of the kernel; sorting by it restores the order in which values were computed",
+    "stage": "the stage of the reference that it agrees with",
+    "value": "of the worst element, or of the first of those that led to it",
+}
 
 
 def finding(problem: KernelFailure, run: Run, anchors: Collection[str]) -> dict[str, Any]:
@@ -135,16 +134,16 @@ def _link(explanation: Explanation | None, problem: KernelFailure, anchors: Coll
 def _steps(explanation: Explanation) -> Table:
     steps, every = shown_steps(explanation), sum(step.line > 0 for step in explanation.trace.steps)
     rest = f", the last {MOST_STEPS} of {plural(every, 'step')}" if every > len(steps) else ""
-    rows = (_step(position, step, explanation) for position, step in enumerate(steps))
-    return Table(f"The way of the worst element{rest}", _STEPS, tuple(rows))
+    rows = [_step(position, step, explanation) for position, step in enumerate(steps)]
+    return Table(f"The way of the worst element{rest}", rows, _STEPS)
 
 
 def _step(position: int, step: Step, explanation: Explanation) -> Row:
     wrong = step.match is not None and bool(step.match.outside) and not follows(step, explanation)
-    cells = (
-        Cell(str(step.line), position),
-        Cell(step.text, kind="name"),
-        Cell(value_of(step)),
-        Cell(stage_of(step, explanation), kind="verdict failed" if wrong else ""),
-    )
+    cells = {
+        "line": Cell(str(step.line), position),
+        "expression": Cell(step.text, kind="name"),
+        "value": Cell(value_of(step)),
+        "stage": Cell(stage_of(step, explanation), kind="verdict failed" if wrong else ""),
+    }
     return Row(cells)

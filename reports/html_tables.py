@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from lastbit.reports import changes_text, properties
 from lastbit.reports.changes import KernelChange
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, CoverageTable
-from lastbit.reports.stage_summary import StageSummary, beside_values, extremes
-from lastbit.reports.summary import distance, error, plural, share, shown_path, signed, tally
-from lastbit.reports.traced import TracedStage, traced_cells
-from lastbit.result import CaseResult, Verdict, idle_in, told
-from lastbit.run import LEAST_JUDGED, Decided, DeviceAgreement, Power, Run
-
-Subject = tuple[str, str]
+from lastbit.reports.stage_summary import STAGE_HEADERS, StageSummary, TracedStage, traced_cells
+from lastbit.reports.standing import Standing
+from lastbit.reports.summary import distance, error, share, signed, tally
+from lastbit.reports.wording import LEGEND
+from lastbit.result import CaseResult, Verdict
+from lastbit.run import Decided, DeviceAgreement, Power
 
 
 @dataclass(frozen=True)
@@ -36,45 +35,43 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """Cells, the first of which names the row, and what a filter looks at.
+    """Cells by the names of their columns, the first of which names the row, and what a filter looks at.
 
     That is `op`, `kernel`, `device`, `dtype` and `verdict`. A device and a dtype may be several, separated by blanks. A
     row passes a filter of which it does not say. A link to `anchor` leads to it.
     """
 
-    cells: tuple[Cell, ...]
+    cells: Mapping[str, Cell]
     about: Mapping[str, str] = field(default_factory=dict)
     anchor: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns as name and meaning; the meaning is a tooltip, and empty where the name says it."""
+    """Rows with the same columns; `meanings` are tooltips of those whose names do not say it.
+
+    Columns that say the same of every row are left out, unless the table is to be `whole`. One that may have no row
+    says which columns it has.
+    """
 
     caption: str
-    columns: tuple[tuple[str, str], ...]
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    whole: bool = False
+    names: str = ""
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """Names and meanings of the columns, without those of the same op or device, or of zeros."""
+        names = self.rows[0].cells if self.rows else filter(None, self.names.split(", "))
+        found = {name: {row.cells[name].text for row in self.rows} for name in names}
+        needless = {name for name in _NEEDLESS_IF_ALIKE if len(found.get(name, ())) == 1}
+        needless |= {name for name in _NEEDLESS_IF_ZERO if found.get(name) == {"0"}}
+        return [(name, self.meanings.get(name, "")) for name in found if self.whole or name not in needless]
 
 
 _NEEDLESS_IF_ALIKE = ("op", "device")
 _NEEDLESS_IF_ZERO = ("failed", "errored", "inconclusive", "turned down", "outside")
-
-
-def table(caption: str, columns: Sequence[tuple[str, str]], rows: Sequence[Row]) -> Table:
-    """Make a table, and drop columns with the same op or device, or with zeros, in every row."""
-
-    def needed(position: int) -> bool:
-        found = {row.cells[position].text for row in rows}
-        name, _ = columns[position]
-        return not ((name in _NEEDLESS_IF_ALIKE and len(found) == 1) or (name in _NEEDLESS_IF_ZERO and found == {"0"}))
-
-    kept = [position for position in range(len(columns)) if needed(position)]
-    lean = tuple(replace(row, cells=tuple(row.cells[position] for position in kept)) for row in rows)
-    return Table(caption, tuple(columns[position] for position in kept), lean)
-
-
-def _named(names: str) -> tuple[tuple[str, str], ...]:
-    return tuple((name.strip(), "") for name in names.split(","))
 
 
 def count(number: int, kind: str = "") -> Cell:
@@ -91,44 +88,12 @@ def verdict(value: Verdict, short: str = "") -> Cell:
     return Cell(value.value, list(Verdict).index(value) + bool(short) / 2, f"verdict {kind}", short)
 
 
-@dataclass(frozen=True)
-class Standing:
-    """One kernel on one device: its verdict, its counted cases, and what the run decided of each of its results.
-
-    `judged` and `planned` count cases: see `Run.judged`.
-    """
-
-    kernel: str
-    device: str
-    verdict: Verdict
-    cases: tuple[CaseResult, ...]
-    decided: tuple[Decided, ...]
-    judged: int
-    planned: int
-
-    @property
-    def short(self) -> str:
-        """How little of a kernel that PASSED was judged or decided, as `on 2 of 122 cases`; empty if it was enough."""
-        if self.verdict is not Verdict.PASSED:
-            return ""
-        of = f"of {plural(self.planned, 'case')}"
-        if self.judged < self.planned:
-            return f"on {self.judged:,} {of}"
-        passed = sum(result.verdict is Verdict.PASSED for result in self.cases)
-        if passed < LEAST_JUDGED * self.planned:
-            return f"on {passed:,} {of}, the others decided nothing"
-        few = (d for d in self.decided if d.few)
-        return ", ".join(f"{share(d.decided, d.numel)} of {d.stage} ({d.dtype}) decided" for d in few)
-
-
-def standings(run: Run) -> dict[Subject, Standing]:
-    """Return how every kernel of a run stands on every device, in the order of the run."""
-    return {s: Standing(*s, run.verdict(*s), run.of(*s), run.decided(*s), *run.judged(*s)) for s in run.subjects()}
-
-
 def _decided(found: Sequence[Decided]) -> Cell:
     """Return the share of elements of results that could not have been otherwise."""
-    part, whole = sum(d.decided for d in found), sum(d.numel for d in found)
+    return _share(sum(d.decided for d in found), sum(d.numel for d in found))
+
+
+def _share(part: int, whole: int) -> Cell:
     return number(share(part, whole), part / whole if whole else math.nan)
 
 
@@ -137,116 +102,97 @@ def _seconds(cases: Iterable[CaseResult]) -> Cell:
     return number(f"{seconds:,.1f}", seconds)
 
 
-_DECIDED = ("decided", "elements of its results for which the contract allows exactly one value")
+_DECIDED = {"decided": "elements of its results for which the contract allows exactly one value"}
 
 
 def ops(subjects: Mapping[str, Sequence[Standing]]) -> Table:
     """Make a table with one row per op, each a link to the section of its number."""
-    return Table(
-        "The worst verdict on each op",
-        (*_named("op, verdict, kernels, cases"), _DECIDED, ("seconds", "")),
-        tuple(_op(op, f"#op-{position}", found) for position, (op, found) in enumerate(subjects.items(), start=1)),
-    )
+    rows = [_op(op, f"#op-{position}", found) for position, (op, found) in enumerate(subjects.items(), start=1)]
+    names = "op, verdict, kernels, cases, decided, seconds"
+    return Table("The worst verdict on each op", rows, _DECIDED, True, names)
 
 
 def _op(op: str, href: str, found: Sequence[Standing]) -> Row:
     verdicts, cases = [one.verdict for one in found], [case for one in found for case in one.cases]
     short = [f"{one.kernel} {one.short}" for one in found if one.short]
     few = f"{len(short)} of its kernels on few cases, or with few elements decided" if short[1:] else "".join(short)
-    cells = (
-        Cell(op, kind="name", href=href),
-        verdict(Verdict.worst(*verdicts), few),
-        replace(count(len(found)), detail=tally(verdicts) if len(set(verdicts)) > 1 else ""),
-        count(len(cases)),
-        _decided([decided for one in found for decided in one.decided]),
-        _seconds(cases),
-    )
+    cells = {
+        "op": Cell(op, kind="name", href=href),
+        "verdict": verdict(Verdict.worst(*verdicts), few),
+        "kernels": replace(count(len(found)), detail=tally(verdicts) if len(set(verdicts)) > 1 else ""),
+        "cases": count(len(cases)),
+        "decided": _decided([decided for one in found for decided in one.decided]),
+        "seconds": _seconds(cases),
+    }
     kernels, devices = dict.fromkeys(one.kernel for one in found), dict.fromkeys(one.device for one in found)
     return Row(cells, {"op": op, "kernel": " ".join(kernels), "device": " ".join(devices)})
 
 
-def kernels(run: Run, subjects: Mapping[Subject, Standing]) -> Table:
+def kernels(found: Iterable[Standing]) -> Table:
     """Make a table with one row per kernel and device, worst first."""
     severity = list(Verdict)
-    first = {(r.kernel, r.device): r for r in reversed(run.results)}
-    worst_first = sorted(subjects.values(), key=lambda one: (-severity.index(one.verdict), not one.short))
+    worst_first = sorted(found, key=lambda one: (-severity.index(one.verdict), not one.short))
     names = "kernel, verdict, op, device, cases, passed, failed, errored, inconclusive, turned down, outside"
-    return table(
-        "Kernels, worst first",
-        (*_named(names), _DECIDED, ("seconds", "")),
-        [_kernel(first[one.kernel, one.device], one) for one in worst_first],
-    )
+    return Table("Kernels, worst first", list(map(_kernel, worst_first)), _DECIDED, names=f"{names}, decided, seconds")
 
 
-def _kernel(any_result: CaseResult, one: Standing) -> Row:
+def _kernel(one: Standing) -> Row:
     found = Counter(result.verdict for result in one.cases)
     outside = sum(max(s.cumulative.outside, s.isolated.outside) for r in one.cases for s in r.stages)
-    beside = beside_values(one.cases)
-    extreme = extremes(one.cases)
-    detail = (
-        told(any_result.contract, idle_in(one.cases)),
-        shown_path(any_result.source),
-        beside and f"beside wrong values, {beside}",
-        extreme and f"extreme: {extreme}",
-    )
-    cells = (
-        Cell(one.kernel, kind="name", detail=" · ".join(filter(None, detail))),
-        verdict(one.verdict, one.short),
-        Cell(any_result.op),
-        Cell(one.device),
-        count(len(one.cases)),
-        count(found[Verdict.PASSED]),
-        count(found[Verdict.FAILED], "bad"),
-        count(found[Verdict.ERRORED], "bad"),
-        count(found[Verdict.INCONCLUSIVE], "doubtful"),
-        count(found[Verdict.UNSUPPORTED] + found[Verdict.SKIPPED]),
-        count(outside, "bad"),
-        _decided(one.decided),
-        _seconds(one.cases),
-    )
+    beside, extreme = one.beside and f"beside wrong values, {one.beside}", one.extremes and f"extreme: {one.extremes}"
+    detail = " · ".join(filter(None, (one.contract, one.source, beside, extreme)))
+    cells = {
+        "kernel": Cell(one.kernel, kind="name", detail=detail),
+        "verdict": verdict(one.verdict, one.short),
+        "op": Cell(one.op),
+        "device": Cell(one.device),
+        "cases": count(len(one.cases)),
+        "passed": count(found[Verdict.PASSED]),
+        "failed": count(found[Verdict.FAILED], "bad"),
+        "errored": count(found[Verdict.ERRORED], "bad"),
+        "inconclusive": count(found[Verdict.INCONCLUSIVE], "doubtful"),
+        "turned down": count(found[Verdict.UNSUPPORTED] + found[Verdict.SKIPPED]),
+        "outside": count(outside, "bad"),
+        "decided": _decided(one.decided),
+        "seconds": _seconds(one.cases),
+    }
     dtypes = dict.fromkeys(dtype for result in one.cases for dtype in result.dtypes.split("/"))
-    return Row(cells, {**_about(any_result), "dtype": " ".join(dtypes), "verdict": one.verdict.value})
+    return Row(cells, {**_about(one), "dtype": " ".join(dtypes), "verdict": one.verdict.value})
 
 
-def _about(result: CaseResult) -> dict[str, str]:
-    return {"op": result.op, "kernel": result.kernel, "device": result.device}
+def _about(one: Standing) -> dict[str, str]:
+    return {"op": one.op, "kernel": one.kernel, "device": one.device}
 
 
-def stages(
-    op: str,
-    summaries: Mapping[Subject, Sequence[StageSummary]],
-    traced: Mapping[Subject, Sequence[TracedStage]],
-    meanings: Mapping[str, str],
-) -> Table:
+def stages(op: str, found: Iterable[Standing]) -> Table:
     """Make a table with one row per kernel, device, stage and format, followed by stages found in kernels."""
+    rows: list[Row] = []
+    for one in found:
+        rows += [_stage(one, stage) for stage in one.stages]
+        rows += [_traced(one, stage) for stage in one.traced]
     names = "kernel, device, stage, dtype, values, cases, extreme, rel. error, contract, ulp, mismatch, outside, bias"
-    rows = []
-    for key, found in summaries.items():
-        rows += [_stage(op, key, stage) for stage in found]
-        rows += [_traced(op, key, stage) for stage in traced[key]]
-    return table(f"Stages of {op}", tuple((name, meanings.get(name, "")) for name, _ in _named(names)), rows)
+    return Table(f"Stages of {op}", rows, dict(LEGEND), names=names)
 
 
-def _stage(op: str, subject: Subject, stage: StageSummary) -> Row:
+def _stage(one: Standing, stage: StageSummary) -> Row:
     total = stage.total
-    mismatch = total.mismatched / total.numel if total.numel else math.nan
-    cells = (
-        Cell(subject[0], kind="name"),
-        Cell(subject[1]),
-        Cell(stage.shown_name, kind="name"),
-        Cell(stage.dtype),
-        verdict(stage.verdict),
-        count(stage.cases),
-        count(len(stage.extreme)),
-        number(error(stage.worst_error), stage.worst_error),
-        number(error(stage.contract_error), stage.contract_error),
-        number(distance(stage.near_ulp), stage.near_ulp),
-        number(share(total.mismatched, total.numel), mismatch),
-        count(stage.outside, "bad"),
-        number(signed(stage.typical_bias), stage.typical_bias),
-    )
-    about = _of_stage(op, subject, stage.dtype) | {"verdict": stage.verdict.value}
-    return Row(cells, about, stage_anchor(*subject, stage.name, stage.dtype))
+    cells = {
+        "kernel": Cell(one.kernel, kind="name"),
+        "device": Cell(one.device),
+        "stage": Cell(stage.shown_name, kind="name"),
+        "dtype": Cell(stage.dtype),
+        "values": verdict(stage.verdict),
+        "cases": count(stage.cases),
+        "extreme": count(len(stage.extreme)),
+        "rel. error": number(error(stage.worst_error), stage.worst_error),
+        "contract": number(error(stage.contract_error), stage.contract_error),
+        "ulp": number(distance(stage.near_ulp), stage.near_ulp),
+        "mismatch": _share(total.mismatched, total.numel),
+        "outside": count(stage.outside, "bad"),
+        "bias": number(signed(stage.typical_bias), stage.typical_bias),
+    }
+    about = {**_about(one), "dtype": stage.dtype, "verdict": stage.verdict.value}
+    return Row(cells, about, stage_anchor(*one.subject, stage.name, stage.dtype))
 
 
 def stage_anchor(kernel: str, device: str, stage: str, dtype: str) -> str:
@@ -254,142 +200,116 @@ def stage_anchor(kernel: str, device: str, stage: str, dtype: str) -> str:
     return "stage-" + hashlib.sha256(f"{kernel}\x00{device}\x00{stage}\x00{dtype}".encode()).hexdigest()[:12]
 
 
-def _traced(op: str, subject: Subject, stage: TracedStage) -> Row:
+def _traced(one: Standing, stage: TracedStage) -> Row:
     """Make the row of a stage that was seen in a kernel; it decides nothing, so it has no verdict."""
-    name, dtype, cases, extreme, found, contract, *rest, values = traced_cells(stage)
-    cells = (
-        Cell(subject[0], kind="name"),
-        Cell(subject[1]),
-        Cell(name, kind="name", detail=stage.code),
-        Cell(dtype),
-        Cell(values),
-        Cell(cases, stage.cases, "number"),
-        number(extreme, math.nan),
-        number(found, stage.error),
-        number(contract, stage.contract_error),
-        *(number(text, math.nan) for text in rest),
-    )
-    return Row(cells, _of_stage(op, subject, stage.dtype))
-
-
-def _of_stage(op: str, subject: Subject, dtype: str) -> dict[str, str]:
-    return {"op": op, "kernel": subject[0], "device": subject[1], "dtype": dtype}
+    texts = dict(zip(STAGE_HEADERS, traced_cells(stage), strict=True))
+    figures: dict[str, float] = {"cases": stage.cases, "rel. error": stage.error, "contract": stage.contract_error}
+    cells = {
+        "kernel": Cell(one.kernel, kind="name"),
+        "device": Cell(one.device),
+        "stage": Cell(texts.pop("stage"), kind="name", detail=stage.code),
+        "dtype": Cell(texts.pop("dtype")),
+        "values": Cell(texts.pop("values")),
+        **{name: number(text, figures.get(name, math.nan)) for name, text in texts.items()},
+    }
+    return Row(cells, {**_about(one), "dtype": stage.dtype})
 
 
 def power(entries: Sequence[Power], ops: Mapping[str, str]) -> Table:
     """Make a table with one row per kernel, device, dtypes and alternative; those never told apart come first."""
     ranked = sorted(entries, key=lambda p: (not p.missing, p.separable is False))
-    return table(
-        "Which other contracts the run could tell from a kernel's own",
-        (
-            *_named("kernel, device, dtypes, other contract, cases"),
-            ("ruled out", "elements that the other contract forbids and the kernel gave"),
-            ("outcome", "coincide: no input of these shapes and dtypes can tell the two apart"),
-        ),
-        [_power(p, ops.get(p.kernel, "")) for p in ranked],
-    )
+    meanings = {
+        "ruled out": "elements that the other contract forbids and the kernel gave",
+        "outcome": "coincide: no input of these shapes and dtypes can tell the two apart",
+    }
+    rows = [_power(p, ops.get(p.kernel, "")) for p in ranked]
+    return Table("Which other contracts the run could tell from a kernel's own", rows, meanings)
 
 
 def _power(p: Power, op: str) -> Row:
     outcome, kind = ("never told apart", "doubtful") if p.missing else ("told apart", "")
-    if not p.separable:
-        outcome, kind = "coincide", "nothing"
-    cells = (
-        Cell(p.kernel, kind="name"),
-        Cell(p.device),
-        Cell(p.dtypes),
-        Cell(p.alternative, kind="name"),
-        count(p.cases),
-        count(p.ruled_out),
-        Cell(outcome, kind=kind),
-    )
+    cells = {
+        "kernel": Cell(p.kernel, kind="name"),
+        "device": Cell(p.device),
+        "dtypes": Cell(p.dtypes),
+        "other contract": Cell(p.alternative, kind="name"),
+        "cases": count(p.cases),
+        "ruled out": count(p.ruled_out),
+        "outcome": Cell(outcome, kind=kind) if p.separable else Cell("coincide", kind="nothing"),
+    }
     return Row(cells, {"op": op, "kernel": p.kernel, "device": p.device, "dtype": p.dtypes.replace("/", " ")})
 
 
-def sensitivity(summaries: Iterable[tuple[str, Subject, StageSummary]]) -> Table:
+def sensitivity(found: Iterable[Standing]) -> Table:
     """Make a table with one row per op, kernel, device, stage and format: the share that the contract decides."""
-    ranked = sorted((s for s in summaries if s[2].total.numel), key=lambda s: s[2].total.decided / s[2].total.numel)
-    return table(
-        "How much of each stage the contract decides",
-        (
-            *_named("kernel, op, device, stage, dtype, elements"),
-            ("decided", "elements for which the contract allows exactly one value"),
-            ("used", "largest share of the allowed deviation that was used, where more than one value is allowed"),
-        ),
-        [_sensitivity(*entry) for entry in ranked],
-    )
+    pairs = ((one, stage) for one in found for stage in one.stages if stage.total.numel)
+    ranked = sorted(pairs, key=lambda pair: pair[1].total.decided / pair[1].total.numel)
+    meanings = {
+        "decided": "elements for which the contract allows exactly one value",
+        "used": "largest share of the allowed deviation that was used, where more than one value is allowed",
+    }
+    return Table("How much of each stage the contract decides", [_sensitivity(*pair) for pair in ranked], meanings)
 
 
-def _sensitivity(op: str, subject: Subject, stage: StageSummary) -> Row:
+def _sensitivity(one: Standing, stage: StageSummary) -> Row:
     total = stage.total
     used = f"{total.budget_ratio:.2g}" if total.decided < total.numel else "–"
-    cells = (
-        Cell(subject[0], kind="name"),
-        Cell(op),
-        Cell(subject[1]),
-        Cell(stage.name, kind="name"),
-        Cell(stage.dtype),
-        count(total.numel),
-        number(share(total.decided, total.numel), total.decided / total.numel),
-        number(used, total.budget_ratio),
-    )
-    return Row(cells, _of_stage(op, subject, stage.dtype))
+    cells = {
+        "kernel": Cell(one.kernel, kind="name"),
+        "op": Cell(one.op),
+        "device": Cell(one.device),
+        "stage": Cell(stage.name, kind="name"),
+        "dtype": Cell(stage.dtype),
+        "elements": count(total.numel),
+        "decided": _share(total.decided, total.numel),
+        "used": number(used, total.budget_ratio),
+    }
+    return Row(cells, {**_about(one), "dtype": stage.dtype})
 
 
 def coverage(found: CoverageTable) -> Table:
     """Make a table with one row per tensor and dtype, and per parameter, of the choices of an op's cases."""
-    return Table(
-        f"Coverage of {found.op} on {found.device}",
-        tuple((name, MEANING if name in ("regimes", "layouts", "values") else "") for name in COVERAGE_HEADERS),
-        tuple(Row(tuple(map(Cell, cells)), {"op": found.op, "device": found.device}) for cells in found.rows),
-    )
+    about, meanings = {"op": found.op, "device": found.device}, dict.fromkeys(("regimes", "layouts", "values"), MEANING)
+    rows = [Row(dict(zip(COVERAGE_HEADERS, map(Cell, cells), strict=True)), about) for cells in found.rows]
+    return Table(f"Coverage of {found.op} on {found.device}", rows, meanings)
 
 
 def agreement(entries: Sequence[DeviceAgreement], ops: Mapping[str, str]) -> Table:
     """Make a table with one row per kernel, stage and pair of devices; the least equal first."""
     ranked = sorted(entries, key=lambda a: a.equal / a.tensors if a.tensors else 1)
-    return table(
-        "Bits on two devices, for the same input bits",
-        _named("kernel, stage, devices, tensors, equal, share"),
-        [_agreement(a, ops.get(a.kernel, "")) for a in ranked],
-    )
+    rows = [_agreement(a, ops.get(a.kernel, "")) for a in ranked]
+    return Table("Bits on two devices, for the same input bits", rows)
 
 
 def _agreement(a: DeviceAgreement, op: str) -> Row:
-    cells = (
-        Cell(a.kernel, kind="name"),
-        Cell(a.stage),
-        Cell(" and ".join(a.devices)),
-        count(a.tensors),
-        count(a.equal),
-        number(share(a.equal, a.tensors), a.equal / a.tensors if a.tensors else math.nan),
-    )
+    cells = {
+        "kernel": Cell(a.kernel, kind="name"),
+        "stage": Cell(a.stage),
+        "devices": Cell(" and ".join(a.devices)),
+        "tensors": count(a.tensors),
+        "equal": count(a.equal),
+        "share": _share(a.equal, a.tensors),
+    }
     return Row(cells, {"op": op, "kernel": a.kernel, "device": " ".join(a.devices)})
 
 
 def changes(kernel: KernelChange) -> Table:
     """Make a table with one row per stage and format of a kernel that changed from one run to another."""
-    rows = [changes_text.cells(stage) for stage in kernel.stages if not stage.unchanged]
-    kinds = ["name", "", *["number"] * (len(changes_text.HEADERS) - 2)]
-    return Table(
-        f"Stages of {kernel.kernel} that changed",
-        tuple((name, "") for name in changes_text.HEADERS),
-        tuple(Row(tuple(Cell(text, kind=kind) for text, kind in zip(row, kinds, strict=True))) for row in rows),
-    )
+    kinds = dict.fromkeys(changes_text.HEADERS, "number") | {"stage": "name", "dtype": ""}
+    named = (zip(kinds.items(), row, strict=True) for row in changes_text.rows(kernel))
+    rows = [Row({name: Cell(text, kind=kind) for (name, kind), text in row}) for row in named]
+    return Table(f"Stages of {kernel.kernel} that changed", rows, whole=True)
 
 
 def asked(found: properties.PropertyTable) -> Table:
     """Make a table with one row per kernel of an op: a word for each property that was asked of its bits."""
-    return Table(
-        f"Properties of the bits of {found.op}",
-        tuple((name, "") for name in found.headers),
-        tuple(_asked(one, found.properties) for one in found.kernels),
-    )
+    rows = [_asked(one, found.properties) for one in found.kernels]
+    return Table(f"Properties of the bits of {found.op}", rows, whole=True)
 
 
 def _asked(found: properties.FoundProperties, names: Sequence[str]) -> Row:
-    words = [properties.cell(found.properties.get(name)) for name in names]
     looks = {"BROKEN": "bad", "ERRORED": "bad", "broken": "doubtful", "errored": "doubtful"}
-    cells = [Cell(text, kind=looks.get(text, ""), detail=detail) for text, detail in words]
+    words = {name: properties.cell(found.properties.get(name)) for name in names}
+    cells = {name: Cell(text, kind=looks.get(text, ""), detail=detail) for name, (text, detail) in words.items()}
     about = {"op": found.op, "kernel": found.kernel, "device": found.device}
-    return Row((Cell(found.kernel, kind="name"), Cell(found.device), *cells), about)
+    return Row({"kernel": Cell(found.kernel, kind="name"), "device": Cell(found.device), **cells}, about)

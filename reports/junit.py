@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 
 from lastbit.reports.alerts import doubts
 from lastbit.reports.characters import visible
-from lastbit.reports.explained import explanation_of, problem_and_why
-from lastbit.reports.noticed import noticed
-from lastbit.reports.stage_summary import StageSummary, stage_order, stage_summaries
-from lastbit.reports.summary import KernelFailure, repro_line
+from lastbit.reports.explanation import explanation_of, problem_and_why
+from lastbit.reports.stage_summary import StageSummary
+from lastbit.reports.standing import Standing, standings
+from lastbit.reports.summary import KernelFailure, noticed, repro_line
 from lastbit.result import BAD, TURNED_DOWN, CaseResult, Verdict
 from lastbit.run import Run
 
@@ -41,9 +41,11 @@ def document(run: Run) -> str:
     group is skipped if no case of it was decided.
     """
     root = ElementTree.Element("testsuites", name="lastbit")
-    subjects = dict.fromkeys((result.op, result.device) for result in run.results)
-    for op, device in subjects:
-        _add_suite(root, f"{op} on {device}", [*_cases(run, op, device)], [*_figures(run, op, device)], run)
+    suites: dict[tuple[str, str], list[Standing]] = {}
+    for one in standings(run).values():
+        suites.setdefault((one.op, one.device), []).append(one)
+    for (op, device), found in suites.items():
+        _add_suite(root, f"{op} on {device}", [*_cases(run, found)], [*_figures(found)], run)
     if whole := [*_whole_run(run)]:
         _add_suite(root, "the run", whole, [], run)
     for name in ("tests", "failures", "errors"):
@@ -81,18 +83,18 @@ def _add_case(suite: ElementTree.Element, suite_name: str, case: _TestCase) -> N
         ElementTree.SubElement(element, "system-out").text = _legal(case.output)
 
 
-def _cases(run: Run, op: str, device: str) -> Iterator[_TestCase]:
-    together: dict[str, dict[str, list[CaseResult]]] = {}
-    for result in run.results:
-        if (result.op, result.device) == (op, device):
-            together.setdefault(result.kernel, {}).setdefault(result.group, []).append(result)
-    for kernel, groups in together.items():
+def _cases(run: Run, found: Sequence[Standing]) -> Iterator[_TestCase]:
+    for one in found:
+        groups: dict[str, list[CaseResult]] = {}
+        for result in run.results:
+            if (result.kernel, result.device) == one.subject:
+                groups.setdefault(result.group, []).append(result)
         for group, results in groups.items():
-            name = f"{kernel}: {group or 'cases'}"
+            name = f"{one.kernel}: {group or 'cases'}"
             seconds, output = sum(result.seconds for result in results), _output(results, run)
             yield replace(_group(results, run), name=name, seconds=seconds, output=output)
-        if run.verdict(kernel, device) not in BAD | TURNED_DOWN:
-            yield _told_apart(run, kernel, device)
+        if one.verdict not in BAD | TURNED_DOWN:
+            yield _told_apart(run, one)
 
 
 def _group(results: Sequence[CaseResult], run: Run) -> _TestCase:
@@ -128,12 +130,12 @@ def _problem(problem: KernelFailure, run: Run) -> _TestCase:
     )
 
 
-def _told_apart(run: Run, kernel: str, device: str) -> _TestCase:
+def _told_apart(run: Run, one: Standing) -> _TestCase:
     """Make the test case that passes if the run could tell the kernel's contract from the others of its op."""
-    name = f"{kernel}: told from other contracts"
-    if run.verdict(kernel, device) is not Verdict.INCONCLUSIVE:
+    name = f"{one.kernel}: told from other contracts"
+    if one.verdict is not Verdict.INCONCLUSIVE:
         return _TestCase(name)
-    lines = doubts(run, kernel, device)
+    lines = doubts(run, *one.subject)
     return _TestCase(name, 0.0, "failure", Verdict.INCONCLUSIVE.value, lines[0] if lines else "", "\n".join(lines))
 
 
@@ -145,13 +147,12 @@ def _whole_run(run: Run) -> Iterator[_TestCase]:
         yield _TestCase(missing.what, outcome="skipped", kind="not run", message=missing.reason)
 
 
-def _figures(run: Run, op: str, device: str) -> Iterator[tuple[str, str]]:
-    """Name and value of every figure of every stage of the op on the device."""
-    order = stage_order(result for result in run.results if result.op == op)
-    for kernel in dict.fromkeys(r.kernel for r in run.results if (r.op, r.device) == (op, device)):
-        for stage in stage_summaries(run.of(kernel, device), order):
+def _figures(found: Iterable[Standing]) -> Iterator[tuple[str, str]]:
+    """Name and value of every figure of every stage of some kernels."""
+    for one in found:
+        for stage in one.stages:
             for figure, value in _of_stage(stage):
-                yield f"{kernel}/{stage.name}/{stage.dtype}/{figure}", value
+                yield f"{one.kernel}/{stage.name}/{stage.dtype}/{figure}", value
 
 
 def _of_stage(stage: StageSummary) -> Iterable[tuple[str, str]]:

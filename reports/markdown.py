@@ -8,31 +8,21 @@ from lastbit.property_result import PropertyResult
 from lastbit.reports import changes_text, wording
 from lastbit.reports.changes import Changes, KernelChange, compare, names_of
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
-from lastbit.reports.explained import explanation_of, problem_and_why
+from lastbit.reports.explanation import explanation_of, problem_and_why
 from lastbit.reports.markdown_text import MarkdownBlock, block_of_code, bullets, code, folded, joined, plain, table
-from lastbit.reports.noticed import noticed
 from lastbit.reports.properties import MEANING as MEANING_OF_WORDS
 from lastbit.reports.properties import cell, found_in, property_tables
-from lastbit.reports.stage_summary import (
-    STAGE_HEADERS,
-    StageSummary,
-    beside_values,
-    extremes,
-    stage_cells,
-    stage_order,
-    stage_summaries,
-)
+from lastbit.reports.stage_summary import STAGE_HEADERS, StageSummary, stage_cells, traced_cells
+from lastbit.reports.standing import Standing, standings
 from lastbit.reports.summary import (
     ORDER,
     KernelFailure,
-    plural,
+    noticed,
     problems,
     repro_line,
-    shown_path,
     tally,
 )
-from lastbit.reports.traced import traced_cells, traced_stages
-from lastbit.result import BAD, Verdict, idle_in, told
+from lastbit.result import BAD, Verdict
 from lastbit.run import Run
 
 LIMIT = 60 * 1024
@@ -99,10 +89,10 @@ def _changes(changes: Changes) -> Iterator[MarkdownBlock]:
 def _changed(kernel: KernelChange, changes: Changes) -> str:
     lines = [*changes_text.notes(kernel, changes.names), *changes_text.drifts(kernel)]
     parts = [bullets([plain(line) for line in lines])]
-    if rows := [[plain(cell) for cell in changes_text.cells(s)] for s in kernel.stages if not s.unchanged]:
+    if rows := [[*map(plain, row)] for row in changes_text.rows(kernel)]:
         parts.append(table(changes_text.HEADERS, rows, left=2))
-    if worst := changes_text.smallest_worse(kernel):
-        parts += [block_of_code(again)] if (again := repro_line(worst, changes.options)) else []
+    if again := changes_text.again(kernel, changes):
+        parts.append(block_of_code(again))
     return "\n\n".join(parts)
 
 
@@ -139,30 +129,23 @@ def _notices(run: Run) -> Iterator[MarkdownBlock]:
 
 def _stages(run: Run) -> Iterator[MarkdownBlock]:
     """Yield the table of every kernel, those that failed first and open."""
-    subjects = sorted(run.subjects(), key=lambda subject: run.verdict(*subject) not in BAD)
-    if subjects:
+    found = sorted(standings(run).values(), key=lambda one: one.verdict not in BAD)
+    if found:
         meanings = bullets([f"**{name}**: {plain(meaning)}" for name, meaning in wording.legend(run)])
         legend = folded("What the columns mean", meanings)
         yield MarkdownBlock(f"### Stages\n\n{legend}", "legend", important=True)
-    for kernel, device in subjects:
-        verdict = run.verdict(kernel, device)
-        title = f"{verdict.value} {kernel} on {device}{wording.on_cases(run, (kernel, device))}"
-        body = _stage_table(run, kernel, device)
-        yield MarkdownBlock(f"#### {plain(title)}\n\n{body}" if verdict in BAD else folded(title, body), "stage table")
+    for one in found:
+        title, body = f"{one.verdict.value} {one.kernel} on {one.device}{one.on_cases}", _stage_table(one)
+        yield MarkdownBlock(
+            f"#### {plain(title)}\n\n{body}" if one.verdict in BAD else folded(title, body), "stage table"
+        )
 
 
-def _stage_table(run: Run, kernel: str, device: str) -> str:
-    results = run.of(kernel, device)
-    example = next(r for r in run.results if (r.kernel, r.device) == (kernel, device))
-    contract = told(example.contract, idle_in(results))
-    about = f"contract {code(contract)} of {code(example.op)}, {code(shown_path(example.source))}"
-    about += f"; {plural(len(results), 'case')}: {tally(r.verdict for r in results)}"
-    if beside := beside_values(results):
-        about += f"; beside the values below, {beside}"
-    order = stage_order(r for r in run.results if r.op == example.op)
-    rows = [_cells(stage) for stage in stage_summaries(results, order)]
-    rows += [tuple(map(plain, traced_cells(stage))) for stage in traced_stages(run, kernel, device)]
-    extreme = f"extreme: {plain(extremes(results))}" if extremes(results) else ""
+def _stage_table(one: Standing) -> str:
+    about = f"contract {code(one.contract)} of {code(one.op)}, {code(one.source)}; {one.tally}"
+    about += f"; beside the values below, {one.beside}" if one.beside else ""
+    rows = [*map(_cells, one.stages), *(tuple(map(plain, traced_cells(stage))) for stage in one.traced)]
+    extreme = f"extreme: {plain(one.extremes)}" if one.extremes else ""
     return "\n\n".join(filter(None, [about, table(STAGE_HEADERS, rows, left=2) if rows else "", extreme]))
 
 

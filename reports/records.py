@@ -2,8 +2,8 @@
 
 A folder holds `records.jsonl` (one `CaseResult` a line), `records.parquet` (the table below) and `run.json` (everything
 else of a `Run`, and in `results_count` how many results there are; written last, so that a folder which has it is
-complete). `lastbit.reports.traced.frame` makes a table of the stages that were found in kernels which declare none.
-JSON is strict: a float that JSON cannot spell is the string `NaN`, `Infinity` or `-Infinity`.
+complete). `lastbit.reports.stage_summary.frame` makes a table of the stages that were found in kernels which declare
+none. JSON is strict: a float that JSON cannot spell is the string `NaN`, `Infinity` or `-Infinity`.
 
 The table has one row per case × kernel × stage; a result without stages has one row whose `stage` is empty. Columns, in
 this order:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from lastbit.reports.alerts import ERRORED, INCONCLUSIVE, Alert, Location, alerts, place_of, repository_root
-from lastbit.reports.explained import shown_steps, stage_of, value_of
+from lastbit.reports.explanation import shown_steps, stage_of, value_of
 from lastbit.run import Run
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

@@ -13,24 +13,17 @@ from rich.text import Text
 
 from lastbit.reports import wording
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
-from lastbit.reports.explained import explanation_of, problem_and_why
-from lastbit.reports.explanation import brief_lines, explain_line
-from lastbit.reports.noticed import noticed
+from lastbit.reports.explanation import brief_lines, explain_line, explanation_of, problem_and_why
 from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_table, to_copy, verdict_word
 from lastbit.reports.progress import RunProgress
 from lastbit.reports.properties import broken, found_in, held
-from lastbit.reports.stage_summary import (
-    STAGE_HEADERS,
-    beside_values,
-    extremes,
-    stage_cells,
-    stage_order,
-    stage_summaries,
-)
+from lastbit.reports.stage_summary import STAGE_HEADERS, stage_cells, traced_cells
+from lastbit.reports.standing import Standing, by_op, standings
 from lastbit.reports.summary import (
     ORDER,
     KernelFailure,
     listed,
+    noticed,
     plural,
     problems,
     repro_line,
@@ -39,9 +32,8 @@ from lastbit.reports.summary import (
     tally,
     wrong_stage,
 )
-from lastbit.reports.traced import traced_cells, traced_stages
 from lastbit.reports.why import Explanation
-from lastbit.result import BAD, OF_VALUES, Verdict, idle_in, told
+from lastbit.result import BAD, OF_VALUES, Verdict
 from lastbit.run import Run
 
 __all__ = ["RunProgress", "make_console", "print_run"]
@@ -222,27 +214,25 @@ def _kept(kept: Sequence[str], claimed: str) -> str:
 
 
 def _print_ops(run: Run, console: Console) -> None:
-    ops: dict[str, list[tuple[str, str]]] = {}
-    named = {result.kernel: result.op for result in run.results}
-    for subject in run.subjects():
-        ops.setdefault(named[subject[0]], []).append(subject)
     rows = []
-    for op, subjects in ops.items():
+    for op, found in by_op(standings(run)).items():
         results = [result for result in run.results if result.op == op]
-        decided = [one for subject in subjects for one in run.decided(*subject)]
-        verdicts = [run.verdict(*subject) for subject in subjects]
+        decided = [part for one in found for part in one.decided]
+        verdicts = [one.verdict for one in found]
         verdict = verdict_word(worst := Verdict.worst(*verdicts))
         if (count := verdicts.count(worst)) < len(verdicts):
             verdict.append(f" {count:,}/{len(verdicts):,}")
         seconds = sum(result.seconds for result in results)
         cells = (
             op,
-            f"{len({kernel for kernel, _ in subjects}):,}",
+            f"{len({one.kernel for one in found}):,}",
             f"{sum(result.counted for result in results):,}",
             share(sum(one.decided for one in decided), sum(one.numel for one in decided)),
             f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.1f} s",
         )
-        rows.append((*map(Text, cells), verdict.append(wording.on_cases(run, *subjects), "yellow")))
+        rows.append(
+            (*map(Text, cells), verdict.append(wording.on_cases(run, *(one.subject for one in found)), "yellow"))
+        )
     if rows:
         print_table(console, _OPS, rows, spare=("time", "cases"))
         paragraph(console, Text(DECIDED, "dim"), label="  ")
@@ -269,10 +259,11 @@ def _not_run(run: Run, width: int) -> Iterator[str]:
 def _print_stages(run: Run, console: Console) -> None:
     """Print a table for each device, and what its columns mean."""
     gone: list[str] = []
-    devices = dict.fromkeys(device for _, device in run.subjects())
+    found = standings(run).values()
+    devices = dict.fromkeys(one.device for one in found)
     for device in devices:
         line(console, f"Stages on {device}", "bold")
-        rows = [row for kernel, on in run.subjects() if on == device for row in _stage_rows(run, kernel, device)]
+        rows = [row for one in found if one.device == device for row in _stage_rows(one)]
         gone += print_table(console, STAGE_HEADERS, rows, spare=_SPARE)
         line(console)
     for name, meaning in wording.legend(run) if devices else ():
@@ -285,26 +276,21 @@ def _print_stages(run: Run, console: Console) -> None:
         line(console)
 
 
-def _stage_rows(run: Run, kernel: str, device: str) -> Iterator[Sequence[Text] | Text]:
+def _stage_rows(one: Standing) -> Iterator[Sequence[Text] | Text]:
     """Yield what is said of one kernel on one device, and its stages."""
-    results = run.of(kernel, device)
-    any_result = next(r for r in run.results if (r.kernel, r.device) == (kernel, device))
-    title = Text.assemble((kernel, "bold"), " on ", device, "  ", verdict_word(run.verdict(kernel, device)))
-    title.append(wording.on_cases(run, (kernel, device)), "yellow")
-    yield title.append(f"  {shown_path(any_result.source)}" if any_result.source else "", "dim")
-    contract = told(any_result.contract, idle_in(results))
-    about = f"contract {contract} of {any_result.op}  {plural(len(results), 'case')}"
-    yield Text(f"  {about}: {tally(r.verdict for r in results)}", "dim")
-    if beside := beside_values(results):
-        yield Text(f"  beside the values below, {beside}", STYLES[Verdict.FAILED])
-    for stage in stage_summaries(results, stage_order(r for r in run.results if r.op == any_result.op)):
+    title = Text.assemble((one.kernel, "bold"), " on ", one.device, "  ", verdict_word(one.verdict))
+    yield title.append(one.on_cases, "yellow").append(f"  {one.source}" if one.source else "", "dim")
+    yield Text(f"  contract {one.contract} of {one.op}  {one.tally}", "dim")
+    if one.beside:
+        yield Text(f"  beside the values below, {one.beside}", STYLES[Verdict.FAILED])
+    for stage in one.stages:
         *cells, outside, bias, _ = map(Text, stage_cells(stage))
         outside.style = STYLES[Verdict.FAILED] if stage.outside else ""
         yield *cells, outside, bias, verdict_word(stage.verdict)
-    for traced in traced_stages(run, kernel, device):  # decides nothing
+    for traced in one.traced:  # decides nothing
         yield tuple(Text(cell, "dim") for cell in traced_cells(traced))
-    if far := extremes(results):
-        yield Text(f"  extreme: {far}", "dim")
+    if one.extremes:
+        yield Text(f"  extreme: {one.extremes}", "dim")
 
 
 def _properties(run: Run) -> Iterator[Text]:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from lastbit.reports import traced
+from lastbit.reports.stage_summary import MEANING
 from lastbit.reports.summary import KernelFailure, listed, plural, share, shown_path, signed, ulp_bins
 from lastbit.result import BAD, CaseResult, StageResult, Verdict, idle_in, simplest, told
 from lastbit.run import LEAST_DECIDED, LEAST_JUDGED, Run
@@ -40,7 +40,7 @@ LEGEND = (
     ("bias", "mean of |actual| − |exact| in ulp, of the median case; near −0.5 means cut off, not rounded"),
     ("values", "whether all values of the stage are allowed; what else a kernel fails for stands beside its cases"),
     ("(stage)", "no result of the op; the kernel shows it besides"),
-    ("(stage) line", traced.MEANING),
+    ("(stage) line", MEANING),
 )
 """What the columns and rows of a table of stages mean."""
 

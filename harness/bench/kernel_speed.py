@@ -30,8 +30,7 @@ from lastbit.devices import made_current
 from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.inputs import build
 from lastbit.inputs.guards import twin
-from lastbit.reports.bench import Sample
-from lastbit.reports.speed import CLOCK, EVENTS, GRAPH, Roof, Speed
+from lastbit.reports.bench import CLOCK, EVENTS, GRAPH, Roof, Sample, Speed
 from lastbit.result import TURNED_DOWN, CaseResult, Verdict
 from lastbit.verify.check import Subject, unsupported, verify_case
 from lastbit.verify.device_memory import give_back

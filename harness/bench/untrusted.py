@@ -27,8 +27,7 @@ from lastbit.isolation.process import ForkServer, KernelProcess, Start
 from lastbit.isolation.shared_memory import SharedBlock, fresh
 from lastbit.judging.problem import Problem
 from lastbit.judging.verdict import judge
-from lastbit.reports.bench import Sample
-from lastbit.reports.speed import SpeedBound
+from lastbit.reports.bench import Sample, SpeedBound
 from lastbit.result import Finding, Judgement, Verdict
 from lastbit.verify.case_calls import Caller
 from lastbit.verify.check import Subject

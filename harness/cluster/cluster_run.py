@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Event, current_thread, main_thread
 from types import FrameType
 
-from lastbit.cluster.ray_calls import LOCAL, Pool, connected
+from lastbit.cluster.ray_calls import LOCAL, RayPool, connected
 from lastbit.cluster.resources import ANY, ClusterNode, DeviceKind, chosen, device_plan, kinds_of, side_by_side
 from lastbit.cluster.team import Campaign, Team
 from lastbit.cluster.travel import packed
@@ -109,7 +109,7 @@ class TeamsWork:
 
 def work_on(
     cluster: Cluster,
-    pool: Pool,
+    pool: RayPool,
     *,
     parse: Callable[[bytes, str], CaseResult],
     tell: Callable[[CaseResult], None],
@@ -160,7 +160,7 @@ def _interruption() -> Iterator[Event]:
 
 
 def _work(
-    teams: Sequence[Team], pool: Pool, plan: Callable[[int], None], clock: Callable[[], float], noticed: Event
+    teams: Sequence[Team], pool: RayPool, plan: Callable[[int], None], clock: Callable[[], float], noticed: Event
 ) -> None:
     """Let the teams run all items.
 

@@ -155,7 +155,7 @@ class Ledger:
             case ["result", line]:
                 attempt.under_way = None
                 self._take(attempt, self._parse(line.encode(), f"what came from actor {actor}"))
-            case ["left", cases]:
+            case ["left", cases, *_]:
                 attempt.left = cases
             case ["lost"]:
                 attempt.fatal = True

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any, Protocol
+from typing import Any
 
 from lastbit.cluster.actor import Actor
 from lastbit.cluster.resources import ClusterNode, DeviceKind
@@ -40,22 +40,6 @@ class Heard:
     kind: str
     content: Any
     node_died: bool = False
-
-
-class Pool(Protocol):
-    """The actors of a cluster, each known by a handle."""
-
-    def start(self, kind: DeviceKind) -> Hashable:
-        """Start an actor for a kind of device, as soon as there is room for it."""
-
-    def run(self, actor: Hashable, place: int, failed: Sequence[tuple[str, str]]) -> None:
-        """Let it run an item."""
-
-    def kill(self, actor: Hashable) -> None:
-        """End its process; nothing more is heard of it."""
-
-    def hear(self, seconds: float) -> Sequence[Heard]:
-        """Return the messages that arrive within so many seconds."""
 
 
 @contextmanager
@@ -178,7 +162,7 @@ class _One:
 
 
 class RayPool:
-    """A `Pool` of the cluster that this process is connected to."""
+    """The actors of the cluster that this process is connected to, each known by a handle."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         import ray
@@ -189,6 +173,7 @@ class RayPool:
         self._started = 0
 
     def start(self, kind: DeviceKind) -> int:
+        """Start an actor for a kind of device, as soon as there is room for it."""
         interpreted = "1" if kind.type == "cpu" else "0"
         options = {
             "num_cpus": 1,
@@ -204,17 +189,20 @@ class RayPool:
         return self._started
 
     def run(self, actor: Hashable, place: int, failed: Sequence[tuple[str, str]]) -> None:
+        """Let an actor run an item."""
         one = self._actors[actor]  # type: ignore[index]
         # One batch at a time: the next one is made when this one was taken, so that none is lost with its process.
         method = one.handle.run.options(num_returns="streaming", _generator_backpressure_num_objects=1)
         one.asked, one.asks = method.remote(place, list(failed)), "events"
 
     def kill(self, actor: Hashable) -> None:
+        """End the process of an actor; nothing more is heard of it."""
         one = self._actors.pop(actor, None)  # type: ignore[call-overload]
         if one is not None:
             self._ray.kill(one.handle)
 
     def hear(self, seconds: float) -> Sequence[Heard]:
+        """Return the messages that arrive within so many seconds."""
         waiting = {one.asked: actor for actor, one in self._actors.items() if one.asked is not None}
         if not waiting:
             return ()

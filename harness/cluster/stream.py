@@ -14,26 +14,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event
 from typing import Any
 
-import torch
-
-from lastbit.case import Case
 from lastbit.config import Config
-from lastbit.result import CaseResult, Verdict
-from lastbit.timing import seconds_so_far
-from lastbit.verify.device_memory import SharedDevice, Verify, directly, is_lost
-from lastbit.verify.isolating import limit_of
-from lastbit.verify.plan import Item
-from lastbit.verify.result_recorder import note_of
-
-_FATAL = 17
-_MARGIN = 5.0
-"""Seconds beyond the limit after which the process ends by itself, where a kernel lets nothing else happen in it."""
+from lastbit.result import CaseResult
+from lastbit.verify.result_recorder import FATAL, CaseRecorder
 
 
 class Failed:
@@ -49,12 +37,11 @@ class Failed:
         return (kernel, device) in self._known
 
 
-class Stream:
-    """Tells of one item that another thread of this process performs.
+class Stream(CaseRecorder):
+    """Tells of one item that another thread of this process performs, on the device that the run calls `device`."""
 
-    Attributes:
-        cases, seed, random, timeout, failures: as in `lastbit.verify.item_run.Records`.
-    """
+    margin = 5.0
+    """After which the process ends by itself, where a kernel lets nothing else happen in it."""
 
     def __init__(
         self,
@@ -64,50 +51,28 @@ class Stream:
         folder: Path,
         failed: Collection[tuple[str, str]],
     ) -> None:
-        self.cases, self.seed, self.random = config.cases_per_group, config.seed, config.random
-        self.timeout = config.timeout
-        self.failures = None if config.keep_going else Failed(failed)
-        self._limit = limit_of(config)
-        self._device, self._dump, self._folder = device, dump, folder
+        super().__init__(config, dump, folder, Failed(failed))
+        self._device = device
         self._events: SimpleQueue[tuple[list[Any], Event]] = SimpleQueue()
 
-    def verify_on(self, device: torch.device) -> Verify:
-        """Return the function that verifies a case here: an accelerator is shared with other actors of the node."""
-        if device.type == "cpu":
-            return directly
-        self._folder.mkdir(exist_ok=True)
-        return SharedDevice(self._folder, device, self._wait).verify
+    def called(self, device: str) -> str:
+        return self._device
 
-    def started(self, item: Item, case: Case, *, counted: bool = True) -> None:
-        """Tell of the case that is about to run, and start its clock once that was taken."""
-        note = note_of(item, case, self._limit, counted=counted)
-        self._tell("begins", {**note, "device": self._device}).wait()
-        faulthandler.dump_traceback_later(self._limit + _MARGIN, exit=True, file=2)
-
-    def record(self, result: CaseResult) -> None:
-        """Tell a result; end the process if the kernel has left the accelerator unusable."""
-        faulthandler.cancel_dump_traceback_later()
-        self._tell("result", self._dump(replace(result, device=self._device)))
-        if result.verdict in (Verdict.ERRORED, Verdict.SKIPPED) and is_lost(torch.device(result.device)):
-            self._tell("lost").wait()
-            os._exit(_FATAL)
-
-    def leave(self, item: Item, cases: int) -> None:
-        """Tell how many cases of the item are not run because its kernel has failed."""
-        self._tell("left", cases)
+    def tell(self, event: str, *content: Any) -> None:
+        """Hand an event over; what must be known before anything else happens is waited for until it was taken."""
+        taken = Event()
+        self._events.put(([event, *content], taken))
+        if event in ("begins", "lost"):
+            taken.wait()
 
     def printed(self, whose: str, text: str) -> None:
         """Tell what a kernel process printed."""
-        self._tell("printed", whose, text)
-
-    def note_time(self) -> None:
-        """Tell where the time of this process went so far."""
-        self._tell("time", dict(seconds_so_far()))
+        self.tell("printed", whose, text)
 
     def end(self) -> None:
         """Tell that the item is done."""
         faulthandler.cancel_dump_traceback_later()
-        self._tell("done")
+        self.tell("done")
 
     def batches(self) -> Iterator[list[list[Any]]]:
         """Yield batches of events until the item is done; asking for the next batch confirms the last one.
@@ -119,11 +84,11 @@ class Stream:
             try:
                 events, taken = self._next(latest)
             except Empty:
-                yield [["hung", _lines_under_way(self._limit)]]
-                os._exit(_FATAL)
+                yield [["hung", _lines_under_way(self.limit)]]
+                os._exit(FATAL)
             names = [event[0] for event in events]
             yield events
-            latest = time.monotonic() + self._limit if names[-1] == "begins" else float("inf")
+            latest = time.monotonic() + self.limit if names[-1] == "begins" else float("inf")
             for one in taken:
                 one.set()
 
@@ -134,15 +99,6 @@ class Stream:
         while not self._events.empty():
             found.append(self._events.get())
         return [event for event, _ in found], [taken for _, taken in found]
-
-    def _tell(self, name: str, *content: object) -> Event:
-        taken = Event()
-        self._events.put(([name, *content], taken))
-        return taken
-
-    def _wait(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
-        self._tell("waits")
 
 
 def _lines_under_way(limit: float) -> str:

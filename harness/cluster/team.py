@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lastbit.cluster.ledger import Ledger
-from lastbit.cluster.ray_calls import Heard, Pool
+from lastbit.cluster.ray_calls import Heard, RayPool
 from lastbit.cluster.resources import DeviceKind
 from lastbit.config import Config
 from lastbit.errors import LastbitError
@@ -44,7 +44,7 @@ class Campaign:
     """
 
     config: Config
-    pool: Pool
+    pool: RayPool
     clock: Callable[[], float]
     parse: Callable[[bytes, str], CaseResult]
     tell: Callable[[CaseResult], None]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lastbit.commands.options import CASE, KERNEL, add_device, add_words, config_of
+from lastbit.config import Config
+from lastbit.errors import LastbitError, UnsupportedCase, UsageError
 
 if TYPE_CHECKING:
     from lastbit.bench.samples import Effort
-    from lastbit.reports.bench import Measurement
-    from lastbit.reports.speed import Roof, Speed
-    from lastbit.verify.worker import Worker
+    from lastbit.reports.bench import Bench, Roof, Speed, SpeedBound
+
+VERIFYING, KERNELS = "verifying", "kernels"
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -41,147 +44,163 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
 
 
-class _Measures(Protocol):
-    """The measurements of the command; the results so far are kept, also when it is interrupted."""
-
-    stem: str
-    failed: list[str]
-
-    def measure(self, worker: Worker, effort: Effort) -> None:
-        """Measure everything, say how it goes, and keep it."""
-
-    def written(self, command: str, environment: Mapping[str, str]) -> tuple[str, str]:
-        """Return the measurements as Markdown and as lines of JSON."""
-
-
 def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    what = "verifying" if not options.words else "kernels"
+    from lastbit.bench.samples import QUICK, Effort
+    from lastbit.reports.paper import line, make_console
+
+    what = VERIFYING if not options.words else KERNELS
     if options.words and (options.words[0] in _BENCHES or options.words[0].endswith(".py")):
         what = options.words.pop(0)
     if what not in _BENCHES:
-        from lastbit.commands.bench_file import bench_file
-
-        return bench_file(options, Path(what))
-    from lastbit.bench.samples import QUICK, Effort
-    from lastbit.reports.paper import line, make_console
-    from lastbit.verify.processes import environment_of
-    from lastbit.verify.worker import Worker
-
-    config = config_of(options, ops=tuple(options.op))
-    bench = _BENCHES[what]()
-    interrupted = False
-    try:
-        with Worker(config) as worker:
-            bench.measure(worker, QUICK if options.quick else Effort())
-    except KeyboardInterrupt:  # what was measured took long enough to be shown
-        interrupted = True
-        bench.failed.append("the rest: interrupted")
-    page, records = bench.written(shlex.join(["lastbit", *sys.argv[1:]]), environment_of(config))
-    line(make_console(), page)
+        _check_file(Path(what), options.op)
+    config, interrupted = config_of(options, ops=tuple(options.op)), False
+    so_far = _SoFar(config, QUICK if options.quick else Effort())
+    with closing(_BENCHES.get(what, partial(_of_file, options=options, path=Path(what)))(so_far)) as steps:
+        try:
+            so_far.measure(steps, said=what in _BENCHES)
+        except KeyboardInterrupt:  # what was measured took long enough to be shown
+            interrupted = True
+            so_far.failed.append("the rest: interrupted")
+    bench = so_far.as_bench(what)
+    line(make_console(), page := bench.page)
     if options.out is not None:
-        _write(page, records, options.out, bench.stem, config.devices[0])
+        options.out.mkdir(parents=True, exist_ok=True)
+        stem = _stem(what, config.devices[0])
+        (options.out / f"{stem}.jsonl").write_text(bench.jsonl, encoding="utf-8")
+        (options.out / f"{stem}.md").write_text(page, encoding="utf-8")
     if interrupted:
         raise KeyboardInterrupt
-    return 2 if bench.failed else 0
+    return 2 if bench.failed else int(what not in _BENCHES and any(bound.why for bound in bench.found))
 
 
-@contextmanager
-def _told(what: str, failed: list[str]) -> Iterator[None]:
-    """Say that something could not be measured, and go on."""
-    from lastbit.errors import LastbitError
-    from lastbit.reports.paper import line, make_console
-
-    try:
-        yield
-    except LastbitError as error:
-        failed.append(f"{what}: {error}")
-        line(make_console(stderr=True), failed[-1], "bold red")
+def _check_file(path: Path, ops: Sequence[str]) -> None:
+    if len(ops) != 1:
+        raise UsageError("name the op that the kernel of the file computes: --op OP")
+    if not path.is_file():
+        raise UsageError(f"{str(path)!r} is no file")
 
 
-@dataclass
-class _OfLastbit:
-    """The measurements of the cost of verifying."""
-
-    stem: str = "bench"
-    found: list[Measurement] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-
-    def measure(self, worker: Worker, effort: Effort) -> None:
-        from lastbit.bench.own_cost import asserting, comparing, cost, rate
-        from lastbit.bench.subjects import case_lines, ops_of
-        from lastbit.reports.bench import PARTS, sentence
-        from lastbit.reports.paper import line, make_console
-
-        work: list[tuple[Callable[..., list[Measurement]], str]] = [(comparing, "")]
-        work += [(cost, case) for case in worker.do(case_lines, "verified.txt")]
-        work += [(rate, op) for op in worker.do(ops_of)]
-        work += [(asserting, case) for case in worker.do(case_lines, "asserted.txt")]
-        progress = make_console(stderr=True)
-        for measure, of in work:
-            with _told(f"{measure.__name__}, {of}", self.failed):
-                self.found += (new := worker.do(measure, of, effort))
-                for measurement in (m for m in new if m.figure != PARTS):
-                    line(progress, sentence(measurement), "dim")
-
-    def written(self, command: str, environment: Mapping[str, str]) -> tuple[str, str]:
-        from lastbit.reports.bench import Bench, as_jsonl, page
-
-        bench = Bench(tuple(self.found), tuple(self.failed), command, environment)
-        return page(bench), as_jsonl(bench)
-
-
-@dataclass
-class _OfKernels:
-    """The measurements of the speed of kernels."""
-
-    stem: str = "kernels"
-    roof: Roof | None = None
-    found: list[Speed] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-
-    def measure(self, worker: Worker, effort: Effort) -> None:
-        from lastbit.bench.kernel_speed import roof, takers
-        from lastbit.bench.subjects import case_lines
-
-        with _told("the roof", self.failed):
-            self.roof = worker.do(roof, effort)
-        for case in worker.do(case_lines, "kernels.txt"):
-            for kernel in worker.do(takers, case):
-                with _told(f"{kernel}, {case}", self.failed):
-                    self._add(worker, case, kernel, effort)
-
-    def _add(self, worker: Worker, case: str, kernel: str, effort: Effort) -> None:
-        from lastbit.bench.kernel_speed import speed
-        from lastbit.errors import UnsupportedCase
-        from lastbit.reports.paper import line, make_console
-        from lastbit.reports.speed import sentence
-
-        try:
-            self.found.append(worker.do(speed, case, kernel, effort))
-        except UnsupportedCase as reason:
-            self.left_out.append(f"{kernel}: {reason}")
-        else:
-            line(make_console(stderr=True), sentence(self.found[-1], self.roof), "dim")
-
-    def written(self, command: str, environment: Mapping[str, str]) -> tuple[str, str]:
-        from lastbit.reports.speed import Speeds, as_jsonl, page
-
-        left_out = tuple(dict.fromkeys(self.left_out))
-        bench = Speeds(self.roof, tuple(self.found), left_out, tuple(self.failed), command, environment)
-        return page(bench), as_jsonl(bench)
-
-
-_BENCHES: Mapping[str, Callable[[], _Measures]] = {"verifying": _OfLastbit, "kernels": _OfKernels}
-
-
-def _write(page: str, records: str, folder: Path, stem: str, device: str) -> None:
-    """Write both files, named by the kind of device."""
+def _stem(what: str, device: str) -> str:
+    """Name the files of a bench by the kind of device, or by the file of a kernel."""
+    if what not in _BENCHES:
+        return Path(what).stem
     import torch
 
     from lastbit.history.golden_provenance import kind_of
 
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{stem}_{kind_of(torch.device(device)).replace('-', '_')}"
-    path.with_suffix(".jsonl").write_text(records, encoding="utf-8")
-    path.with_suffix(".md").write_text(page, encoding="utf-8")
+    return f"{'bench' if what == VERIFYING else what}_{kind_of(torch.device(device)).replace('-', '_')}"
+
+
+Steps = Generator[tuple[str, Callable[[], Iterable[Any]]], None, None]
+"""What is measured, and what measures it."""
+
+
+@dataclass
+class _SoFar:
+    """The measurements so far, which are kept, also when the command is interrupted."""
+
+    config: Config
+    effort: Effort
+    roof: Roof | None = None
+    found: list[Any] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def measure(self, steps: Steps, *, said: bool) -> None:
+        """Do the steps; note what could not be measured, and go on. Where it is to be `said`, say how it goes."""
+        from lastbit.reports.paper import line, make_console
+
+        console = make_console(stderr=True)
+        for what, measure in steps:
+            try:
+                self.found += (new := list(measure()))
+            except LastbitError as error:
+                self.failed.append(f"{what}: {error}")
+                sentences, style = [self.failed[-1]], "bold red"
+            else:
+                sentences, style = [one.sentence(self.roof) for one in new if said], "dim"
+            for sentence in filter(None, sentences if said else ()):
+                line(console, sentence, style)
+
+    def as_bench(self, what: str) -> Bench:
+        from lastbit.reports import bench
+        from lastbit.verify.processes import environment_of
+
+        kind = {VERIFYING: bench.Costs, KERNELS: bench.Speeds}.get(what, bench.Bounds)
+        command, left_out = shlex.join(["lastbit", *sys.argv[1:]]), tuple(dict.fromkeys(self.left_out))
+        failed = tuple(self.failed)
+        return kind(tuple(self.found), failed, command, environment_of(self.config), self.roof, left_out)
+
+
+def _verifying(so_far: _SoFar) -> Steps:
+    """Measure the cost of verifying."""
+    from lastbit.bench.own_cost import asserting, comparing, cost, rate
+    from lastbit.bench.subjects import case_lines, ops_of
+    from lastbit.verify.worker import Worker
+
+    with Worker(so_far.config) as worker:
+        work: list[tuple[Callable[..., Iterable[Any]], str]] = [(comparing, "")]
+        work += [(cost, case) for case in worker.do(case_lines, "verified.txt")]
+        work += [(rate, op) for op in worker.do(ops_of)]
+        work += [(asserting, case) for case in worker.do(case_lines, "asserted.txt")]
+        for measure, of in work:
+            yield f"{measure.__name__}, {of}", partial(worker.do, measure, of, so_far.effort)
+
+
+def _kernels(so_far: _SoFar) -> Steps:
+    """Measure the speed of kernels, beside the roof of the device."""
+    from lastbit.bench.kernel_speed import roof, speed, takers
+    from lastbit.bench.subjects import case_lines
+    from lastbit.verify.worker import Worker
+
+    with Worker(so_far.config) as worker:
+
+        def of_roof() -> tuple[()]:
+            so_far.roof = worker.do(roof, so_far.effort)
+            return ()
+
+        def of_kernel(case: str, kernel: str) -> list[Speed]:
+            try:
+                return [worker.do(speed, case, kernel, so_far.effort)]
+            except UnsupportedCase as reason:
+                so_far.left_out.append(f"{kernel}: {reason}")
+                return []
+
+        yield "the roof", of_roof
+        for case in worker.do(case_lines, "kernels.txt"):
+            for kernel in worker.do(takers, case):
+                yield f"{kernel}, {case}", partial(of_kernel, case, kernel)
+
+
+_BENCHES: Mapping[str, Callable[[_SoFar], Steps]] = {VERIFYING: _verifying, KERNELS: _kernels}
+
+
+def _of_file(so_far: _SoFar, options: argparse.Namespace, path: Path) -> Steps:
+    """Measure a kernel that nobody trusts on each case, and one of the project, or that is named behind the file."""
+    from lastbit.bench.kernel_speed import roof
+    from lastbit.bench.subjects import case_lines
+    from lastbit.bench.untrusted import bound_of
+    from lastbit.case import Case, parse_case
+    from lastbit.judges.call_time import beside
+    from lastbit.judges.opening import open_desk, opened
+    from lastbit.judges.question import JudgeQuestion
+    from lastbit.verify.check import unsupported
+    from lastbit.verify.worker import unwatched
+
+    desk = open_desk(so_far.config, unwatched, lambda result: None)
+    question = JudgeQuestion(op=options.op[0], contract=options.contract, function=options.function)
+
+    def of_file(case: Case) -> list[SpeedBound]:
+        with opened(desk, path, question) as kernel:
+            if reason := unsupported(kernel.subject.kernel, case):
+                raise UsageError(reason)
+            return [bound_of(kernel.subject, case, desk.kernels.server, so_far.effort)]
+
+    def of_another(case: Case) -> list[SpeedBound]:
+        bound = beside(desk, question, case, so_far.effort)
+        return [] if bound is None else [bound]
+
+    so_far.roof = roof(desk, so_far.effort)
+    for case in map(parse_case, case_lines(desk, "kernels.txt")):
+        yield f"the kernel, {case}", partial(of_file, case)
+        yield f"beside it, {case}", partial(of_another, case)

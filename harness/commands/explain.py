@@ -7,7 +7,7 @@ import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -30,6 +30,8 @@ from lastbit.reports.trace import print_trace
 from lastbit.reports.why import Explanation, KernelTrace
 from lastbit.result import Verdict
 from lastbit.verify.worker import Worker, WorkerEnded, planned
+
+Outcome = TypeVar("Outcome", StageSearch, KernelTrace)
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
@@ -75,9 +77,9 @@ def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
 def _ways(options: argparse.Namespace) -> tuple[Callable[[Config], Iterator[Any]], Callable[[Any, Console], None]]:
     """Return how what is asked is found out, and how it is printed."""
     if options.stages:
-        return _stages, print_stages
+        return partial(_asked, work=search_kernel, outcome=StageSearch), print_stages
     if options.trace:
-        return partial(_traces, every=options.all), print_trace
+        return partial(_asked, work=trace_kernel, outcome=KernelTrace, every=options.all), print_trace
     return partial(_reasons, options=options), print_explanation
 
 
@@ -105,25 +107,15 @@ def _reasons(config: Config, options: argparse.Namespace) -> Iterator[Explanatio
             yield explainer.explain(item.kernel, case, seconds=seconds).without_vain_test
 
 
-def _stages(config: Config) -> Iterator[StageSearch]:
-    """Search for the stages of each kernel, which gives nothing but the reason of one that ends its process."""
+def _asked(
+    config: Config, work: Callable[..., Outcome], outcome: Callable[..., Outcome], **options: bool
+) -> Iterator[Outcome]:
+    """Do work for each kernel on the case; of one that ends its process the outcome is the reason alone."""
     [case] = config.lines
     with Worker(config) as worker:
         for item in worker.do(planned):
             try:
-                yield worker.do(search_kernel, item.kernel, case)
+                yield worker.do(work, item.kernel, case, **options)
             except WorkerEnded as ended:
                 names = item.kernel, item.op, item.contract, case, item.device
-                yield StageSearch(*names, verdict=Verdict.ERRORED, reason=str(ended))
-
-
-def _traces(config: Config, *, every: bool) -> Iterator[KernelTrace]:
-    """Trace each kernel, which gives nothing but the reason of one that ends its process."""
-    [case] = config.lines
-    with Worker(config) as worker:
-        for item in worker.do(planned):
-            try:
-                yield worker.do(trace_kernel, item.kernel, case, every=every)
-            except WorkerEnded as ended:
-                names = item.kernel, item.op, item.contract, case, item.device
-                yield KernelTrace(*names, verdict=Verdict.ERRORED, reason=str(ended))
+                yield outcome(*names, verdict=Verdict.ERRORED, reason=str(ended))

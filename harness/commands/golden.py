@@ -14,8 +14,7 @@ from lastbit.commands.options import add_device, add_timeout, add_words, config_
 from lastbit.commands.running import NOTHING_RUN
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UsageError
-from lastbit.history.golden_file import path_of
-from lastbit.history.golden_folder import (
+from lastbit.history.golden_check import (
     Proposal,
     broken,
     difference,
@@ -25,6 +24,7 @@ from lastbit.history.golden_folder import (
     propose_held,
     settle,
 )
+from lastbit.history.golden_file import path_of
 from lastbit.history.golden_provenance import kind_of
 from lastbit.reports.golden import REFUSED, GoldenReport, KernelOutcome, Status, print_check, print_diff, print_record
 from lastbit.reports.paper import line, make_console

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import secrets
-import shlex
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,38 +74,10 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", action="count", dest="verbose", default=0, help=help)
 
 
-def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Add --cluster."""
-    help = "run on a Ray cluster: its address, auto for one that runs here, local to start one; --device any uses all"
-    parser.add_argument("--cluster", metavar="ADDRESS", help=help)
-
-
-def check_cluster(options: argparse.Namespace, rest: Sequence[str]) -> None:
-    """Raise `UsageError` for what cannot be asked of a cluster."""
-    if rest:
-        raise UsageError(
-            f"--cluster runs no pytest, which {shlex.join(rest)} is for; choose what runs by kernels, cases and --op"
-        )
-    if options.sanitize:
-        raise UsageError("--sanitize looks at processes of this machine; run it without --cluster")
-
-
-def add_sanitize(parser: argparse.ArgumentParser) -> None:
-    """Add --sanitize."""
-    help = "look at memory accesses, too: on CUDA with compute-sanitizer, of interpreted kernels for races"
-    parser.add_argument("--sanitize", action="store_true", help=help)
-
-
 def add_isolate(parser: argparse.ArgumentParser) -> None:
     """Add --isolate."""
     help = "call kernels in processes of their own, which have neither reference nor seeds nor records"
     parser.add_argument("--isolate", action="store_true", help=help)
-
-
-def add_property(parser: argparse.ArgumentParser) -> None:
-    """Add --property."""
-    help = "ask about this property of the kernels' bits alone, of given lines too (repeatable): see lastbit invariance"
-    parser.add_argument("--property", action="append", default=[], metavar="NAME", help=help)
 
 
 def kernels_here(options: argparse.Namespace) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""`lastbit report`."""
+"""`lastbit report` and `lastbit diff`: what runs found, in every form, and what changed between two."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lastbit.errors import LastbitError, UsageError
 from lastbit.files import replace_file
 from lastbit.reports import html, junit, markdown, records, sarif
 from lastbit.reports.annotations import lines
-from lastbit.reports.changes import compare, names_of, with_base
-from lastbit.reports.changes_terminal import print_changes
+from lastbit.reports.changes import DRIFT, compare, names_of, with_base
+from lastbit.reports.changes_text import as_json, print_changes
 from lastbit.reports.paper import make_console
 from lastbit.reports.terminal import print_run
 from lastbit.run import Run
@@ -158,3 +158,44 @@ def _print(run: Run, base: Run | None, verbose: int) -> None:
     if base is not None:
         print_changes(compare(base, run, names=names_of(base)), console)
     print_run(run, console, verbose=verbose)
+
+
+def add_diff(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = (
+        "Say what got better or worse from run BEFORE to run AFTER, per kernel and stage, on the cases "
+        "that both have. Exit code 1: a verdict got worse, or elements outside rose, or a new kernel fails."
+    )
+    parser.set_defaults(command=_diff)
+    add_run_argument(parser, "before", help="the folder of a run")
+    add_run_argument(parser, "after", help="the folder of the run to compare with it")
+    parser.add_argument(
+        "--drift",
+        type=_factor,
+        metavar="F",
+        default=DRIFT,
+        help=f"factor beyond which a figure has drifted (default: {DRIFT})",
+    )
+    parser.add_argument("--strict", action="store_true", help="exit code 1 also for worse figures and kernels gone")
+    parser.add_argument("--json", action="store_true", help="print JSON instead")
+
+
+def _factor(text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not factor >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no factor from 1 on")
+    return factor
+
+
+def _diff(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    names = str(options.before), str(options.after)
+    before, after = (with_base(read_run(path))[0] for path in (options.before, options.after))
+    changes = compare(before, after, names=names, drift=options.drift)
+    if options.json:
+        write_text(STANDARD_OUTPUT, as_json(changes, strict=options.strict) + "\n")
+    else:
+        print_changes(changes, strict=options.strict)
+    return changes.exit_code(strict=options.strict)

@@ -1,9 +1,9 @@
-"""Runs: started, watched and kept."""
+"""Runs, on this machine or on a cluster: started, watched and kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -12,11 +12,12 @@ from types import MappingProxyType
 
 from lastbit.config import Config
 from lastbit.reports import records
+from lastbit.reports.characters import visible
 from lastbit.run import Run
 from lastbit.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
 from lastbit.verify import processes as runs
 
-_AFTERWARDS = ("lastbit.verify.assemble", "pandas", "lastbit.reports.terminal")
+_AFTERWARDS = ("pandas", "lastbit.reports.terminal")
 """Modules that a run needs at its end, and that take seconds to import."""
 
 NOTHING_RUN = 3
@@ -51,7 +52,7 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
     results, interrupted = runs.RunResults(config, records.parse), False
     try:
         with runs.processes(config, arguments) as children:
-            import_ahead(*_AFTERWARDS)
+            import_ahead("lastbit.verify.assemble", *_AFTERWARDS)
             _follow(children, results, quiet)
     except KeyboardInterrupt:
         interrupted, results = True, runs.RunResults(config, records.parse)  # it may have been reading some
@@ -80,6 +81,57 @@ def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> R
     if run.broken.endswith(INTERRUPTED):
         raise Interrupted(run)
     return run
+
+
+def execute_on_cluster(
+    config: Config, *, address: str, device: str, workers: int | None, explaining: bool = False
+) -> Run:
+    """Run what `config` says on the devices of a cluster that --device means, and keep the records in its folder.
+
+    With `explaining`, failures on devices that this machine has, too, are explained.
+
+    Raises:
+        UsageError: the cluster lacks the device, or Ray is missing.
+        LastbitError: the cluster cannot be used, or the run could not be planned.
+        Interrupted: from the keyboard; what was recorded is kept.
+    """
+    import_ahead(*_AFTERWARDS)
+    from lastbit.cluster.cluster_run import on_cluster, work_on
+    from lastbit.cluster.ray_calls import RayPool
+    from lastbit.reports.progress import RunProgress
+
+    with on_cluster(config, address, device, workers) as cluster:
+        print(visible(str(cluster.config.device_plan), keep="\n"), flush=True)
+        with RunProgress() as progress, closing(RayPool(cluster.config.devices)) as pool:
+            worked = work_on(cluster, pool, parse=records.parse, tell=progress.advance, plan=progress.set_total)
+    if worked.interrupted and not worked.planned:
+        raise Interrupted(None)
+    run = kept(worked.run, Path(config.folder))
+    if worked.interrupted:
+        raise Interrupted(run)
+    return with_why(cluster.config, run, elsewhere=_elsewhere(run)) if explaining else run
+
+
+def _elsewhere(run: Run) -> Mapping[str, str]:
+    """Map each device of a run that this machine lacks to the reason why nothing is explained there."""
+    devices = dict.fromkeys(result.device for result in run.results if result.device != "cpu")
+    names = dict(name.split(": ", 1) for name in run.environment["accelerators"].split(", ") if ": " in name)
+    return {
+        device: f"the kernel ran on {names.get(device, device)} of the cluster, and this machine has {here}; "
+        "`lastbit explain` there says why it fails"
+        for device in devices
+        if names.get(device) != (here := _name_here(device))
+    }
+
+
+def _name_here(device: str) -> str:
+    """Return the name of an accelerator of this machine."""
+    import torch
+
+    from lastbit.devices import machine
+
+    has = machine()
+    return str(torch.get_device_module(device).get_device_name(device)) if device in has.accelerators else "none"
 
 
 def with_why(config: Config, run: Run, *, elsewhere: Mapping[str, str] = MappingProxyType({})) -> Run:

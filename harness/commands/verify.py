@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,22 +12,18 @@ from typing import Any
 
 from lastbit.command_line import read_words
 from lastbit.commands.options import (
-    add_cluster,
     add_device,
     add_isolate,
-    add_property,
     add_run,
-    add_sanitize,
     add_verbose,
     add_words,
-    check_cluster,
     config_of,
     kernel_folders_here,
     kernels_here,
     seed,
     workers_of,
 )
-from lastbit.commands.running import Interrupted, execute, kept
+from lastbit.commands.running import Interrupted, execute, execute_on_cluster, kept
 from lastbit.config import PROFILES, Config
 from lastbit.errors import LastbitError, UsageError
 from lastbit.reports.characters import visible
@@ -75,11 +72,14 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     help = "run all cases of a kernel that has failed, too (always with --base and --cases)"
     parser.add_argument("--keep-going", action="store_true", help=help)
     add_device(parser)
-    add_cluster(parser)
+    help = "run on a Ray cluster: its address, auto for one that runs here, local to start one; --device any uses all"
+    parser.add_argument("--cluster", metavar="ADDRESS", help=help)
     add_run(parser)
-    add_sanitize(parser)
+    help = "look at memory accesses, too: on CUDA with compute-sanitizer, of interpreted kernels for races"
+    parser.add_argument("--sanitize", action="store_true", help=help)
     add_isolate(parser)
-    add_property(parser)
+    help = "ask about this property of the kernels' bits alone, of given lines too (repeatable): see lastbit invariance"
+    parser.add_argument("--property", action="append", default=[], metavar="NAME", help=help)
     add_verbose(parser)
 
 
@@ -89,7 +89,7 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if given_cases and options.workers is None:
         options.workers = "1"
     if options.cluster is not None:
-        check_cluster(options, rest)
+        _check_cluster(options, rest)
     given: int | None = vars(options).get("seed", None if options.isolate else 0)
     config = config_of(
         options,
@@ -125,6 +125,16 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         return _shown(lambda: _with_base(run, config, before), options.verbose, show_inputs=given_cases)
 
 
+def _check_cluster(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Raise `UsageError` for what cannot be asked of a cluster."""
+    if rest:
+        raise UsageError(
+            f"--cluster runs no pytest, which {shlex.join(rest)} is for; choose what runs by kernels, cases and --op"
+        )
+    if options.sanitize:
+        raise UsageError("--sanitize looks at processes of this machine; run it without --cluster")
+
+
 def _run(config: Config, arguments: Sequence[str], *, verbose: int, show_inputs: bool = False) -> int:
     """Start the run, show its progress, print and keep its records."""
     print(visible(str(config.device_plan), keep="\n"), flush=True)
@@ -133,8 +143,6 @@ def _run(config: Config, arguments: Sequence[str], *, verbose: int, show_inputs:
 
 def _on_cluster(options: argparse.Namespace) -> partial[Run]:
     """Return what runs a configuration on the devices of a cluster."""
-    from lastbit.commands.on_cluster import execute_on_cluster
-
     workers = int(options.workers) if (options.workers or "").isdecimal() else None
     return partial(execute_on_cluster, address=options.cluster, device=options.device, workers=workers)
 
@@ -191,7 +199,7 @@ def _shown(execute: Callable[[], Run], verbose: int, *, show_inputs: bool = Fals
 def _print(run: Run, verbose: int = 0, *, show_inputs: bool = False) -> int:
     """Print the run; the exit code is that of this revision, or 1 if it got worse than the other."""
     from lastbit.reports.changes import compare, names_of, with_base
-    from lastbit.reports.changes_terminal import print_changes
+    from lastbit.reports.changes_text import print_changes
     from lastbit.reports.paper import line, make_console
     from lastbit.reports.terminal import print_run
 

@@ -12,12 +12,12 @@ from lastbit.bench.untrusted import bound_of
 from lastbit.case import Case, parse_case
 from lastbit.errors import LastbitError, UnsupportedCase, UsageError
 from lastbit.isolation.isolated import Isolated
-from lastbit.judges.conclusions import Repro
+from lastbit.judges.judge_file import Repro
 from lastbit.judges.opening import Desk
 from lastbit.judges.question import JudgeQuestion
 from lastbit.kernel import Kernel
+from lastbit.reports.bench import SpeedBound
 from lastbit.reports.judged import CallTime, CaseFinding, FileVerdict
-from lastbit.reports.speed import SpeedBound
 from lastbit.result import Verdict
 from lastbit.verify.check import Subject, unsupported
 

@@ -27,8 +27,8 @@ from lastbit.judging.problem import Problem
 from lastbit.judging.verdict import judge
 from lastbit.of_file import held_to
 from lastbit.ops import Contract, Op
+from lastbit.reports.bench import Roof
 from lastbit.reports.judged import Held
-from lastbit.reports.speed import Roof
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.run import Run
 from lastbit.verify.case_calls import Caller

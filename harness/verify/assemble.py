@@ -93,7 +93,7 @@ class UnderWay:
     """A case during which a process ended.
 
     Attributes:
-        note: what `lastbit.verify.result_recorder.note_of` made of the case.
+        note: what `lastbit.verify.result_recorder.CaseRecorder` tells of the case.
         died: the kernel is what ended the process, and not whoever told it to end.
         hung: it took longer than it may.
         trace: the file with the lines that were under way.

@@ -1,11 +1,12 @@
-"""Records of a worker: one line per result, and the case that was under way if it dies."""
+"""Records of a process that runs items: each result as it comes, and the case that was under way if it dies."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,92 +21,122 @@ from lastbit.verify.isolating import limit_of
 from lastbit.verify.notes import LEFT, TIME, Failures, KnownFailures, write_json, written
 from lastbit.verify.plan import Item
 
-_FATAL = 17
-"""Exit status of a worker whose accelerator can no longer be used."""
+FATAL = 17
+"""Exit status of a process whose accelerator can no longer be used, or whose case took too long."""
 
 
-class ResultRecorder:
-    """Appends results of one worker process to files in the run's folder.
+class CaseRecorder:
+    """Tells what becomes of items, case by case, so that everything is known even if the process ends.
 
-    A case that takes longer than the limit ends the process: nothing else stops a kernel that hangs in native code.
-    pytest-xdist then starts another worker, and the case that was under way is found in the `.started` file.
+    A case that takes longer than the limit ends the process: nothing else stops a kernel that hangs in native code. How
+    it tells is up to `tell`; the names of events, and what comes with them, are those of `lastbit.cluster.stream`.
+
+    Attributes:
+        cases, seed, random, timeout, failures: as in `lastbit.verify.item_run.Records`.
     """
 
-    def __init__(self, config: Config, worker: str, dump: Callable[[CaseResult], str]) -> None:
+    margin = 0.0
+    """Seconds beyond the limit of a case after which the process ends."""
+
+    def __init__(
+        self, config: Config, dump: Callable[[CaseResult], str], folder: Path, failures: KnownFailures
+    ) -> None:
         self.cases, self.seed, self.random = config.cases_per_group, config.seed, config.random
-        self.timeout, self._dump = config.timeout, dump
-        self._limit = limit_of(config)
-        self._folder, self._shared = Path(config.folder), dict[torch.device, SharedDevice]()
-        self.failures: KnownFailures | None = None if config.keep_going else Failures(self._folder)
-        self._lacking: list[dict[str, str | int]] = []
-        stem = self._folder / f"{worker}-{os.getpid()}"
-        self._under_way, self._time = stem.with_suffix(".started"), stem.with_suffix(TIME)
-        self._left = stem.with_suffix(LEFT)
-        with written(stem):
-            self._results: TextIO = stem.with_suffix(".jsonl").open("a")
-            self._trace: TextIO = stem.with_suffix(".trace").open("w")
+        self.timeout, self.failures = config.timeout, None if config.keep_going else failures
+        self.limit, self.folder, self._dump = limit_of(config), folder, dump
+        self._shared = dict[torch.device, SharedDevice]()
+        self._trace: TextIO | int = 2
+
+    def tell(self, event: str, *content: Any) -> None:
+        """Tell an event; of `begins` and `lost`, until it is known to whoever has to know."""
+        raise NotImplementedError
+
+    def called(self, device: str) -> str:
+        """Return the name that the run has for a device of this process."""
+        return device
 
     def verify_on(self, device: torch.device) -> Verify:
-        """Return the function that verifies a case on a device; an accelerator is shared with other workers."""
+        """Return the function that verifies a case on a device; an accelerator is shared with other processes."""
         if device.type == "cpu":
             return directly
         if device not in self._shared:
-            self._shared[device] = SharedDevice(self._folder, device)
+            self.folder.mkdir(exist_ok=True)
+            self._shared[device] = SharedDevice(self.folder, device, self._wait)
         return self._shared[device].verify
 
-    def started(self, item: Item, case: Case, *, counted: bool = True) -> None:
-        """Note the case that is about to run, and start its clock.
+    def _wait(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        self.tell("waits")
 
-        Raises:
-            Unrecorded: the note cannot be written.
-        """
-        with written(self._under_way):
-            write_json(self._under_way, note_of(item, case, self._limit, counted=counted))
-        faulthandler.dump_traceback_later(self._limit, exit=True, file=self._trace)
+    def started(self, item: Item, case: Case, *, counted: bool = True) -> None:
+        """Tell of the case that is about to run, and start its clock."""
+        subject = item.subject
+        note = {
+            "case": str(case),
+            "kernel": subject.kernel.name,
+            "contract": str(subject.contract),
+            "device": self.called(str(subject.device)),
+            "group": item.group.name,
+            "source": subject.kernel.source,
+            "limit": self.limit,
+            "counted": counted,
+        }
+        self.tell("begins", note)
+        faulthandler.dump_traceback_later(self.limit + self.margin, exit=True, file=self._trace)
 
     def record(self, result: CaseResult) -> None:
-        """Keep a result; end the process if the kernel has left the accelerator unusable.
-
-        Raises:
-            Unrecorded: the result cannot be written.
-        """
+        """Tell a result; end the process if the kernel has left the accelerator unusable."""
         faulthandler.cancel_dump_traceback_later()
-        try:
-            with written(Path(self._results.name)):
-                self._results.write(self._dump(result) + "\n")
-                self._results.flush()
-        finally:
-            self._under_way.unlink(missing_ok=True)
+        self.tell("result", self._dump(replace(result, device=self.called(result.device))))
         if result.verdict in (Verdict.ERRORED, Verdict.SKIPPED) and is_lost(torch.device(result.device)):
-            os._exit(_FATAL)
+            self.tell("lost")
+            os._exit(FATAL)
 
     def leave(self, item: Item, cases: int) -> None:
-        """Note how many cases of an item are not run because its kernel has failed.
-
-        Raises:
-            Unrecorded: the note cannot be written.
-        """
-        kernel, device = item.subject.kernel.name, str(item.subject.device)
-        self._lacking.append({"kernel": kernel, "device": device, "group": item.group.name, "cases": cases})
-        with written(self._left):
-            write_json(self._left, self._lacking)
+        """Tell how many cases of an item are not run because its kernel has failed."""
+        kernel, device = item.subject.kernel.name, self.called(str(item.subject.device))
+        self.tell("left", cases, {"kernel": kernel, "device": device, "group": item.group.name})
 
     def note_time(self) -> None:
-        """Note the time that this process has spent so far, by parts; if that fails, ignore it."""
-        with suppress(OSError):
-            write_json(self._time, seconds_so_far())
+        """Tell where the time of this process went so far, by parts."""
+        self.tell("time", dict(seconds_so_far()))
 
 
-def note_of(item: Item, case: Case, limit: float, *, counted: bool) -> dict[str, Any]:
-    """Return the data to report about a case if its process ends during it; `limit` is in seconds."""
-    subject = item.subject
-    return {
-        "case": str(case),
-        "kernel": subject.kernel.name,
-        "contract": str(subject.contract),
-        "device": str(subject.device),
-        "group": item.group.name,
-        "source": subject.kernel.source,
-        "limit": limit,
-        "counted": counted,
-    }
+class ResultRecorder(CaseRecorder):
+    """Tells by files in the run's folder: results are appended to one, and the case under way has one of its own.
+
+    A note that cannot be written raises `Unrecorded`. Of a worker that ends, pytest-xdist starts another one, and the
+    case that was under way is found in the `.started` file.
+    """
+
+    def __init__(self, config: Config, worker: str, dump: Callable[[CaseResult], str]) -> None:
+        folder = Path(config.folder)
+        super().__init__(config, dump, folder, Failures(folder))
+        self._lacking: list[Mapping[str, str | int]] = []
+        self._stem = folder / f"{worker}-{os.getpid()}"
+        with written(self._stem):
+            self._results: TextIO = self._stem.with_suffix(".jsonl").open("a")
+            self._trace = self._stem.with_suffix(".trace").open("w")
+
+    def tell(self, event: str, *content: Any) -> None:
+        """Write an event where the run looks for it, after the session or when the worker ends."""
+        match event:
+            case "begins":
+                self._note(".started", content[0])
+            case "result":
+                try:
+                    with written(Path(self._results.name)):
+                        self._results.write(content[0] + "\n")
+                        self._results.flush()
+                finally:
+                    self._stem.with_suffix(".started").unlink(missing_ok=True)
+            case "left":
+                self._lacking.append({**content[1], "cases": content[0]})
+                self._note(LEFT, self._lacking)
+            case "time":
+                with suppress(OSError):
+                    write_json(self._stem.with_suffix(TIME), content[0])
+
+    def _note(self, suffix: str, content: object) -> None:
+        with written(path := self._stem.with_suffix(suffix)):
+            write_json(path, content)

@@ -37,12 +37,10 @@ from lastbit.reports.bench import (
     PARTS,
     RATE,
     VERIFIED,
-    Bench,
+    Costs,
     Measurement,
     Sample,
     amount,
-    as_jsonl,
-    page,
 )
 from lastbit.verify.check import Subject, unsupported
 from lastbit.verify.plan import Item, Plan
@@ -255,7 +253,7 @@ MEASUREMENTS = (
 
 
 def test_the_page_has_the_ratios_first() -> None:
-    shown = page(Bench(MEASUREMENTS, ("rate, x: no [luck]",), "lastbit bench", ENVIRONMENT))
+    shown = Costs(MEASUREMENTS, ("rate, x: no [luck]",), "lastbit bench", ENVIRONMENT).page
     assert "device NVIDIA X, lastbit 0.1.0, torch 2.11.0" in shown
     label = "`completion_mask ids=int64[2,3]:sequences_1`"
     assert rf"| **3,500** | {label} | triton\[a\] | 1.4 s [1.3, 1.5] | one call | 400 µs |" in shown
@@ -268,7 +266,7 @@ def test_the_page_has_the_ratios_first() -> None:
 
 
 def test_each_line_of_json_says_where_it_was_measured() -> None:
-    lines = as_jsonl(Bench(MEASUREMENTS, (), "lastbit bench --quick", ENVIRONMENT)).splitlines()
+    lines = Costs(MEASUREMENTS, (), "lastbit bench --quick", ENVIRONMENT).jsonl.splitlines()
     first = json.loads(lines[0])
     assert first["ratio"] == pytest.approx(3500) and first["of"] == LINE
     assert (first["value"]["median"], first["base"]["median"]) == (1.4, 4e-4)

@@ -17,9 +17,7 @@ from lastbit.bench import kernel_speed, untrusted
 from lastbit.errors import LastbitError
 from lastbit.judges import call_time, opening
 from lastbit.kernel import Kernel
-from lastbit.reports.bench import Sample
-from lastbit.reports.bound import Bounds, as_jsonl, page, sentence
-from lastbit.reports.speed import Roof, SpeedBound
+from lastbit.reports.bench import Bounds, Roof, Sample, SpeedBound
 from lastbit.verify.project import open_project
 
 ROOF = Roof(Sample.of([1e12]), Sample.of([5e14]))
@@ -118,10 +116,9 @@ def test_a_file_needs_an_op_and_must_be_there(
 
 def test_the_page_says_at_most_and_what_is_wrong() -> None:
     wrong = measured("w", verdict="FAILED", why="2 of 3 wrong", flops=10**12)
-    bench = Bounds(ROOF, (measured(), wrong), ("the kernel: lost",), "lastbit bench k.py", {"devices": "cuda:0"})
-    shown = page(bench)
+    bench = Bounds((measured(), wrong), ("the kernel: lost",), "lastbit bench k.py", {"devices": "cuda:0"}, ROOF)
+    shown = bench.page
     assert "| k | c | PASSED | 4 ms | 100 µs | 2% | 250 GB/s | 25% | 50% | 1 | 24 |" in shown
     assert "| w | c | FAILED | 4 ms | 100 µs | 2% | 250 TFLOP/s | 50% | 50% | 1 | 24 |" in shown
     assert "w: 2 of 3 wrong" in shown and "the kernel: lost" in shown
-    assert json.loads(as_jsonl(bench).splitlines()[0])["overhead"] == pytest.approx(0.025)
-    assert sentence(measured(), ROOF) == ("k PASSED, at most 4 ms, of which nothing takes 2%, at least 25% of the roof")
+    assert json.loads(bench.jsonl.splitlines()[0])["overhead"] == pytest.approx(0.025)

@@ -19,8 +19,7 @@ from lastbit.cli import main
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.kernel import Kernel
-from lastbit.reports.bench import Sample
-from lastbit.reports.speed import CLOCK, Speed
+from lastbit.reports.bench import CLOCK, Sample, Speed
 from lastbit.verify.check import Subject, unsupported
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import Project, open_project

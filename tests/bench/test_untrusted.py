@@ -22,8 +22,7 @@ from lastbit.inputs import build
 from lastbit.isolation.timed import Prepared, nothing
 from lastbit.kernel import Kernel
 from lastbit.references.rms_norm import rms_norm
-from lastbit.reports.bench import Sample
-from lastbit.reports.speed import Roof
+from lastbit.reports.bench import Roof, Sample
 from lastbit.result import Judgement, Verdict
 from lastbit.verify.check import Subject
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import pytest
 from explanations import explained as explanation
 
-from lastbit.commands import explaining, running, seen_stages
+from lastbit.commands import explaining, running
 from lastbit.config import Config
 from lastbit.errors import LastbitError
 from lastbit.reports import records
 from lastbit.reports.encoding import encoded
-from lastbit.reports.explained import explanation_fields
+from lastbit.reports.explanation import explanation_fields
 from lastbit.reports.summary import problems
 from lastbit.reports.why import Explanation, KernelTrace, Step
 from lastbit.result import CaseResult, Finding, Verdict
@@ -288,7 +288,7 @@ def test_the_plainest_case_of_each_dtype_is_chosen() -> None:
     results = [bared(case=case) for case in (*cases, fp16)]
     results += [replace(results[1], case=line("9,8"), verdict=Verdict.INCONCLUSIVE, seconds=0.1)]
     for order in (results, results[::-1]):
-        assert {r.case for r in seen_stages.ordinary_of(Run(tuple(order)))} == {line("16,8", seed=2), fp16}
+        assert {r.case for r in explaining.ordinary_of(Run(tuple(order)))} == {line("16,8", seed=2), fp16}
 
 
 def test_no_stages_are_looked_for_in_kernels_that_show_them_or_ran_elsewhere() -> None:
@@ -298,7 +298,7 @@ def test_no_stages_are_looked_for_in_kernels_that_show_them_or_ran_elsewhere() -
         bared(case=line(), kernel="k@main"),
         bared(case=line(rest=":integers"), kernel="exact"),
     )
-    assert seen_stages.ordinary_of(Run(results)) == []
+    assert explaining.ordinary_of(Run(results)) == []
 
 
 def trace(kernel: str, stages: tuple[Step, ...]) -> KernelTrace:
@@ -327,7 +327,7 @@ def test_stages_that_are_found_are_kept_and_nothing_else() -> None:
         yield Process()
 
     chosen = [bared(kernel=kernel, case=line()) for kernel in ("compiled", "dies", "eager", "eager", "eager")]
-    found = list(seen_stages.traced(CONFIG, chosen, worker=worker, clock=clock))  # type: ignore[arg-type]
+    found = list(explaining.traced(CONFIG, chosen, worker=worker, clock=clock))  # type: ignore[arg-type]
     assert found == [shown, shown], "there was no time for the last"
 
 

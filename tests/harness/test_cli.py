@@ -17,7 +17,7 @@ import torch
 
 import lastbit
 from lastbit import cli
-from lastbit.commands import diff, verify
+from lastbit.commands import report, verify
 from lastbit.errors import LastbitError
 from lastbit.reports.characters import visible
 
@@ -48,7 +48,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def raising(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(diff, "read_run", raising)
+    monkeypatch.setattr(report, "read_run", raising)
 
 
 # What cannot be read

@@ -11,12 +11,11 @@ from rich.console import Console
 
 from lastbit.case import Group, parse_case
 from lastbit.config import Config
-from lastbit.history.golden_check import Take, asked_of, compare, take
+from lastbit.history.golden_check import Take, Target, asked_of, compare, held, take
 from lastbit.history.golden_file import Golden, read, write
-from lastbit.history.golden_folder import Target, held
 from lastbit.kernel import Kernel
 from lastbit.property_result import PropertyOutcome, PropertyResult
-from lastbit.reports import changes, changes_json, changes_text, html, junit, markdown, records, sarif
+from lastbit.reports import changes, changes_text, html, junit, markdown, records, sarif
 from lastbit.reports.golden import KernelOutcome, Status
 from lastbit.reports.summary import repro_line
 from lastbit.reports.terminal import print_run
@@ -156,7 +155,7 @@ def test_gained_and_lost(
     [kernel] = found.kernels
     assert (kernel.change, found.exit_code()) == (fate, code)
     assert any(said in note for note in changes_text.notes(kernel, found.names))
-    [one] = json.loads(changes_json.as_json(found))["kernels"][0]["properties"]
+    [one] = json.loads(changes_text.as_json(found))["kernels"][0]["properties"]
     assert (one["property"], one["lost"], one["worse"]) == ("rows", after is not HOLDS, code == 1)
 
 

@@ -19,9 +19,8 @@ from lastbit.judges import call_time
 from lastbit.judges.judge_file import unjudged
 from lastbit.judges.question import JudgeQuestion
 from lastbit.kernel import Kernel
-from lastbit.reports.bench import Sample
+from lastbit.reports.bench import Sample, SpeedBound
 from lastbit.reports.judged import Contracts, FileVerdict, print_judged
-from lastbit.reports.speed import SpeedBound
 from lastbit.result import Verdict
 from lastbit.verify.project import open_project
 from lastbit.verify.worker import unwatched

@@ -12,8 +12,7 @@ from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.errors import UsageError
 from lastbit.judges.case_order import CaseOrder, elements
-from lastbit.judges.conclusions import concluded, contracts_of, failure_of
-from lastbit.judges.judge_file import unjudged
+from lastbit.judges.judge_file import concluded, contracts_of, failure_of, unjudged
 from lastbit.judges.question import JudgeQuestion
 from lastbit.reports.judged import FileVerdict
 from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lastbit.commands import diff
+from lastbit.commands import report
 from lastbit.errors import LastbitError
 from lastbit.reports import changes_text, records
 from lastbit.reports.changes import Changes, Fate, compare, names_of, revisions
-from lastbit.reports.changes_json import as_json
-from lastbit.reports.changes_terminal import print_changes
+from lastbit.reports.changes_text import as_json, print_changes
 from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
 from lastbit.run import NotRun, Power, Run
 
@@ -369,7 +368,7 @@ def test_revisions_of_one_run() -> None:
 
 def command(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
-    diff.add_diff(parser)
+    report.add_diff(parser)
     options = parser.parse_args(arguments)
     return int(options.command(options, ()))
 

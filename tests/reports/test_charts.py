@@ -9,18 +9,18 @@ from dataclasses import replace
 import pytest
 import vl_convert
 
-from lastbit.reports import chart_data, charts, stage_summary
+from lastbit.reports import charts, stage_summary
 from lastbit.result import CaseResult
 from tests.reports.test_html import failed, full_run, measured, passed, stage
 
 
-def rows_of(*results: CaseResult) -> dict[str, chart_data.Rows]:
+def rows_of(*results: CaseResult) -> dict[str, charts.Rows]:
     found = stage_summary.stage_summaries(results, stage_summary.stage_order(results))
-    return chart_data.rows(results, [("good", "cpu")], {("good", "cpu"): found})
+    return charts.rows(results, [("good", "cpu")], {("good", "cpu"): found})
 
 
-def named(chart: str, rows: Mapping[str, chart_data.Rows]) -> list[dict[str, object]]:
-    return [dict(zip(chart_data.COLUMNS[chart], row, strict=True)) for row in rows[chart]]
+def named(chart: str, rows: Mapping[str, charts.Rows]) -> list[dict[str, object]]:
+    return [dict(zip(charts.COLUMNS[chart], row, strict=True)) for row in rows[chart]]
 
 
 def test_cases_of_like_shape_are_one_row() -> None:
@@ -37,7 +37,7 @@ def test_errors_without_a_logarithm_have_a_place() -> None:
     seen = [replace(stage(), cumulative=measured(squared_error=error)) for error in errors]
     rows = rows_of(*(passed(stages=(one,)) for one in seen))
     found = {row["error"]: row["cases"] for row in named("sizes", rows)}
-    assert found == {chart_data.ZERO: 1, -3.0: 1, -2.75: 1, chart_data.NOT_FINITE: 2}
+    assert found == {charts.ZERO: 1, -3.0: 1, -2.75: 1, charts.NOT_FINITE: 2}
     json.dumps(rows, allow_nan=False)
     assert {row["size"] for row in named("sizes", rows)} == {9}
 
@@ -51,9 +51,9 @@ def test_histogram_counts_every_element() -> None:
 def test_specifications_are_what_vega_lite_takes() -> None:
     rows = rows_of(*full_run().of("good", "cpu"))
     specifications = charts.specifications("rms_norm", ["inv_rms", "output"], rows)
-    assert list(specifications) == list(charts.TITLES) == list(chart_data.COLUMNS)
+    assert list(specifications) == list(charts.TITLES) == list(charts.COLUMNS)
     for name, specification in specifications.items():
         compiled = json.dumps(vl_convert.vegalite_to_vega(specification))
         used = set(re.findall(r"datum(?:\.|\[\\\")(\w+)(?<!_sort_index)\b", compiled))
         added = {"kernel", "device", "subjectName", "row", "share", "base", "all", "place", "value"}
-        assert used <= set(chart_data.COLUMNS[name]) | added, name
+        assert used <= set(charts.COLUMNS[name]) | added, name

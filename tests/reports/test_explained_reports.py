@@ -15,8 +15,7 @@ from explanations import BLAMED, LINES, explained, kernel_file, step
 from rich.console import Console
 
 from lastbit.reports import alerts, annotations, html, junit, markdown, sarif
-from lastbit.reports.explained import MOST_STEPS, excerpt, stage_of
-from lastbit.reports.explanation import explanation_lines
+from lastbit.reports.explanation import MOST_STEPS, excerpt, explanation_lines, stage_of
 from lastbit.reports.html_tables import stage_anchor
 from lastbit.reports.trace import print_trace
 from lastbit.reports.why import NEARLY_RIGHT, Explanation, StageMatch

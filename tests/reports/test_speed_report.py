@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from lastbit.reports.bench import Sample
-from lastbit.reports.speed import EVENTS, GRAPH, Roof, Speed, Speeds, as_jsonl, page, sentence, title
+from lastbit.reports.bench import EVENTS, GRAPH, Roof, Sample, Speed, Speeds, title
 
 ROOF = Roof(Sample.of([1e12]), Sample.of([5e14]))
 OF = "moe x=bf16[2,3] seed=1"
@@ -32,8 +31,8 @@ def test_the_page_has_a_table_per_case_with_the_fastest_first() -> None:
         measured("other", 2e-3, contract="b", flops=10**12, how=EVENTS, judged="moe small", apart=0.0123),
         measured("quick", 2.5e-3, verdict="FAILED", why="2 of 3 wrong", flops=10**12),
     )
-    bench = Speeds(ROOF, speeds, ("gone: no package",), ("k, x: lost",), "lastbit bench kernels", {"devices": "cuda:0"})
-    shown = page(bench)
+    left_out, failed = ("gone: no package",), ("k, x: lost",)
+    shown = Speeds(speeds, failed, "lastbit bench kernels", {"devices": "cuda:0"}, ROOF, left_out).page
     assert "a copy 1,000 GB/s" in shown and "500 TFLOP/s" in shown
     bounds = "954 MiB, 1 ms at the rate of a copy; 1 TFLOP, 2 ms at the rate of a matrix product"
     assert f"`{OF}`: {bounds}. Judged on `moe small`." in shown
@@ -47,7 +46,7 @@ def test_the_page_has_a_table_per_case_with_the_fastest_first() -> None:
     assert shown.index("CUDA graph") < shown.index("flush of the L2 cache") < shown.index("Left out")
     assert f"- quick, {title(OF, [OF])}: 2 of 3 wrong".replace("[", "\\[").replace("]", "\\]") in shown
     assert "gone: no package" in shown and "k, x: lost" in shown
-    assert sentence(speeds[0], ROOF) == "moe x=bf16[2,3]: slow PASSED, 4 ms by graph, 50% of the roof, host 30 µs"
+    assert speeds[0].sentence(ROOF) == "moe x=bf16[2,3]: slow PASSED, 4 ms by graph, 50% of the roof, host 30 µs"
 
 
 def test_the_title_of_a_case_tells_it_from_the_others() -> None:
@@ -68,14 +67,14 @@ def test_the_title_of_a_case_tells_it_from_the_others() -> None:
 
 
 def test_without_a_roof_times_are_shown_alone() -> None:
-    shown = page(Speeds(None, (measured("k", 1e-3),), (), (), "lastbit bench kernels", {}))
+    shown = Speeds((measured("k", 1e-3),), (), "lastbit bench kernels", {}).page
     assert "| k | a | PASSED | 1 ms | 1.00 | 1.00 | 1,000 GB/s |  | 30 µs | 1.50 |" in shown
-    assert json.loads(as_jsonl(Speeds(None, (measured("k", 1e-3),), (), (), "c", {})))["share"] is None
+    assert json.loads(Speeds((measured("k", 1e-3),), (), "c", {}).jsonl)["share"] is None
 
 
 def test_each_line_of_json_says_what_it_was_measured_beside() -> None:
     environment = {"accelerators": "NVIDIA X", "torch": "2.11.0"}
-    [line] = as_jsonl(Speeds(ROOF, (measured("k", 4e-3),), (), (), "lastbit bench kernels", environment)).splitlines()
+    [line] = Speeds((measured("k", 4e-3),), (), "lastbit bench kernels", environment, ROOF).jsonl.splitlines()
     record = json.loads(line)
     assert (record["of"], record["kernel"], record["share"]) == (OF, "k", pytest.approx(0.25))
     assert (record["time"]["median"], record["roof"]["copy"]["median"]) == (4e-3, 1e12)
@@ -83,5 +82,6 @@ def test_each_line_of_json_says_what_it_was_measured_beside() -> None:
 
 
 def test_an_infinite_distance_can_be_written() -> None:
-    [line] = as_jsonl(Speeds(ROOF, (measured("k", 1.0, judged="x", apart=float("inf")),), (), (), "c", {})).splitlines()
+    speed = measured("k", 1.0, judged="x", apart=float("inf"))
+    [line] = Speeds((speed,), (), "c", {}, ROOF).jsonl.splitlines()
     assert json.loads(line)["apart"] == "inf"

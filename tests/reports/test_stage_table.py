@@ -10,7 +10,7 @@ import pytest
 
 from lastbit.judging.expected import Steps
 from lastbit.numerics.formats import BF16, FP32
-from lastbit.reports import html, markdown, records, traced, wording
+from lastbit.reports import html, markdown, records, stage_summary, wording
 from lastbit.reports.changes import compare
 from lastbit.reports.changes_text import cells
 from lastbit.reports.stage_summary import STAGE_HEADERS, extremes, stage_summaries
@@ -153,8 +153,8 @@ def found(stage: str, line: int, *, outside: int = 0, case: str = "c", error: fl
 def test_stages_of_a_kernel_that_shows_none_have_rows_that_decide_nothing() -> None:
     run = Run((passed(),), traces=(found("variance", 9), found("variance", 9, outside=3, error=4e-3)))
     row = ["(variance) line 9", "fp32", "2", "–", "4.0e-03", "1.0e-03", "–", "–", "3 of 600", "–", "–"]
-    [stage] = traced.traced_stages(run, passed().kernel, "cpu")
-    assert list(traced.traced_cells(stage)) == row
+    [stage] = stage_summary.traced_stages(run, passed().kernel, "cpu")
+    assert list(stage_summary.traced_cells(stage)) == row
     assert len(row) == len(STAGE_HEADERS)
     [printed] = [line for line in shown(run, 120).splitlines() if "(variance) line 9" in line]
     assert printed.split() == " ".join(row).split()
@@ -171,16 +171,16 @@ def test_what_was_found_on_the_cpu_is_shown_where_the_kernel_ran_if_that_was_els
     elsewhere = Run((passed(device="cuda:0"),), traces=(found("variance", 9),))
     both = replace(elsewhere, results=(passed(), *elsewhere.results))
     kernel = passed().kernel
-    assert [len(traced.traced_stages(elsewhere, kernel, device)) for device in ("cpu", "cuda:0")] == [1, 1]
-    assert [len(traced.traced_stages(both, kernel, device)) for device in ("cpu", "cuda:0")] == [1, 0]
-    assert not traced.traced_stages(both, "another", "cpu")
+    assert [len(stage_summary.traced_stages(elsewhere, kernel, device)) for device in ("cpu", "cuda:0")] == [1, 1]
+    assert [len(stage_summary.traced_stages(both, kernel, device)) for device in ("cpu", "cuda:0")] == [1, 0]
+    assert not stage_summary.traced_stages(both, "another", "cpu")
 
 
 def test_a_table_of_what_was_found_can_be_queried() -> None:
-    table = traced.frame(Run((passed(),), traces=(found("variance", 9), found("output", 12))))
+    table = stage_summary.frame(Run((passed(),), traces=(found("variance", 9), found("output", 12))))
     assert list(table["stage"]) == ["variance", "output"]
     assert list(table["line"]) == [9, 12]
-    assert traced.frame(Run((passed(),))).empty
+    assert stage_summary.frame(Run((passed(),))).empty
 
 
 def test_records_have_the_figures() -> None:

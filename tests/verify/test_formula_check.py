@@ -14,7 +14,7 @@ from torch import Tensor
 from lastbit.case import Group, parse_case
 from lastbit.config import Config
 from lastbit.inputs import build
-from lastbit.judges.conclusions import contracts_of
+from lastbit.judges.judge_file import contracts_of
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
 from lastbit.judging.verdict import judge
