@@ -15,7 +15,6 @@ from lastbit.commands.seen_stages import ordinary_of, traced
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.diagnosing.explain import Explainer
-from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.diagnosing.mends import LEAST
 from lastbit.errors import LastbitError
 from lastbit.judges.confined_explanations import ConfinedExplainer
@@ -23,7 +22,7 @@ from lastbit.kernel import REVISION_MARK
 from lastbit.reports.progress import doing
 from lastbit.reports.summary import KernelFailure, problems
 from lastbit.reports.why import Explanation, KernelTrace
-from lastbit.result import CaseResult, Verdict
+from lastbit.result import OF_STAGES, CaseResult, Verdict
 from lastbit.run import Run
 from lastbit.verify.check import first_line
 

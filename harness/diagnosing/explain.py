@@ -13,7 +13,6 @@ from types import TracebackType
 from lastbit.case import Case, parse_case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.diagnosing.pasted import is_interpreted, test_of
 from lastbit.diagnosing.patterns import diagnose
 from lastbit.diagnosing.products import wrong_product
@@ -23,7 +22,7 @@ from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.reports.why import Explanation, KernelTrace
-from lastbit.result import BAD, CaseResult, Verdict, simplest, told
+from lastbit.result import BAD, OF_STAGES, CaseResult, Verdict, simplest, told
 from lastbit.verify.check import Subject
 from lastbit.verify.plan import Planned
 from lastbit.verify.worker import Watch, Worker, WorkerEnded, Workplace, planned, unwatched

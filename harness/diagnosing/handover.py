@@ -18,11 +18,10 @@ from lastbit.judging.latent import ExplainedRows, explain_rows, forgiven
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Tensors
 from lastbit.reports.stages import Handover, StageKind, StageSearch
-from lastbit.result import OF_FORMULA, Comparison
+from lastbit.result import OF_STAGES, Comparison
 from lastbit.verify.check import Subject, examine
 from lastbit.verify.worker import Watch, Workplace, unwatched
 
-OF_STAGES = ("outside", "special", "rows", "lanes", OF_FORMULA)  # kinds of findings that are about values
 _MOST = 1 << 22  # elements of the op's first input; everything is evaluated at once, some twenty fp64 numbers for each
 
 

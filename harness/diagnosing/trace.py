@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lastbit.calling.performing import CallRequest, results_of
 from lastbit.case import Case, parse_case
-from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.diagnosing.memory import is_sure, steps_named, steps_of_findings
 from lastbit.diagnosing.reading import Reading, reading
 from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
@@ -24,7 +23,7 @@ from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
 from lastbit.numerics.residues import products_of
 from lastbit.reports.why import KernelTrace, Step
-from lastbit.result import OF_FORMULA, CaseResult, Verdict, Worst
+from lastbit.result import OF_FORMULA, OF_STAGES, CaseResult, Verdict, Worst
 from lastbit.shadows.following import Followed, python_primitives
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced

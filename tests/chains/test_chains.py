@@ -15,8 +15,8 @@ from torch import Tensor
 from lastbit.chains import Part, chain
 from lastbit.config import Config
 from lastbit.diagnosing.formulas import FormulaTrace
-from lastbit.diagnosing.identify import identify
 from lastbit.errors import OpError, UsageError
+from lastbit.identifying.kept_contracts import identify
 from lastbit.judging.problem import Problem
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.numerics import Enclosure

@@ -66,7 +66,9 @@ ABOVE_VERIFY = (
 )
 BESIDE = tuple(
     f"lastbit.{name}"
-    for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges", "orders", "from_torch")
+    for name in (
+        *("diagnosing", "identifying", "history", "bench", "sanitize", "cluster", "judges", "orders", "from_torch"),
+    )
 )
 TOP = (
     "lastbit",
@@ -244,6 +246,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.shadows",
         "lastbit.verify",
     ),
+    "lastbit.identifying": (*ABOVE_VERIFY, "lastbit.shadows", "lastbit.diagnosing"),
     "lastbit.history": (*ABOVE_VERIFY, "lastbit.calibrate", "lastbit.diagnosing"),
     "lastbit.bench": ABOVE_VERIFY,
     "lastbit.orders": ABOVE_VERIFY,

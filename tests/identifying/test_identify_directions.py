@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lastbit.case import parse_case
 from lastbit.config import Config
-from lastbit.diagnosing.identify import identify
+from lastbit.identifying.kept_contracts import identify
 from lastbit.kernel import Kernel
 from lastbit.numerics.formats import DIRECTIONS, Direction
 from lastbit.reports.identification import Candidate, Identification, answer, claim, name, remarks

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from lastbit.case import parse_case
 from lastbit.config import Config
-from lastbit.diagnosing.identify import identify, observe
-from lastbit.diagnosing.trials import Rounding, subsets
 from lastbit.dtypes import DTYPES
 from lastbit.errors import UnsupportedCase
+from lastbit.identifying.kept_contracts import identify, observe
+from lastbit.identifying.trials import Rounding, subsets
 from lastbit.kernel import Kernel
 from lastbit.numerics import Enclosure
 from lastbit.ops import Contract, StageRecorder, op

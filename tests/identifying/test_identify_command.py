@@ -11,8 +11,8 @@ from in_this_process import InThisProcess
 from rich.console import Console
 
 from lastbit.commands import identify as command
-from lastbit.diagnosing.identify import identify_kernel
 from lastbit.errors import UsageError
+from lastbit.identifying.kept_contracts import identify_kernel
 from lastbit.reports.identification import (
     Answer,
     Candidate,
