@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,7 +15,6 @@ from lastbit.case import Case, parse_case
 from lastbit.diagnosing.memory import is_sure, steps_named, steps_of_findings
 from lastbit.diagnosing.reading import Reading, reading
 from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
-from lastbit.errors import LastbitError
 from lastbit.inputs import Inputs, build, guarded_allocations
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
@@ -33,7 +30,7 @@ from lastbit.tracing.log import LIMIT
 from lastbit.tracing.memory import Addresses, Write
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from lastbit.verify.check import Subject, examine, first_line
-from lastbit.verify.formula_check import by_formula, followed_anew, follows
+from lastbit.verify.formula_check import by_formula, follows
 from lastbit.verify.worker import Watch, Workplace, unwatched
 
 MOST_PROGRAMS = 64
@@ -160,18 +157,6 @@ class Judged:
     result: CaseResult
     actual: Mapping[str, Tensor]
     target: Target
-    _known: tuple[Problem, Followed] | None = None
-
-    def followed(self) -> Followed | None:
-        """Return the residues of the kernel; None where it cannot be followed, or its process ends over that."""
-        found = self._known or self._anew
-        return None if found is None else found[1]
-
-    @cached_property
-    def _anew(self) -> tuple[Problem, Followed] | None:
-        with suppress(LastbitError):
-            return followed_anew(self.subject, self.case, self.result.results)
-        return None
 
 
 def judged_to_explain(subject: Subject, case: Case) -> Judged:
@@ -182,7 +167,7 @@ def judged_to_explain(subject: Subject, case: Case) -> Judged:
     of_formula = next((f.stage for f in result.findings if f.kind == OF_FORMULA), None)
     if known is not None and of_formula is not None:
         target = _of_formula(*known, of_formula, actual) or target
-    return Judged(subject, case, result, actual, target, known)
+    return Judged(subject, case, result, actual, target)
 
 
 def _of_formula(problem: Problem, followed: Followed, name: str, actual: Mapping[str, Tensor]) -> Target:
