@@ -143,7 +143,9 @@ class Stages:
         known = known_exactly(self._unrounded.stages[name]).expand(stage.expected.shape).reshape(-1)
         fmt, values = stage.expected.format, torch.from_numpy(e.values[e.known])
         legal = torch.from_numpy(np.stack(stage.parts)[:, e.known])
-        ways = ways_of_all(values, legal, fmt, dtype=e.dtype) if isinstance(fmt, Format) else ()
+        rounds, ways = name in self.grid.problem.contract.rounds, tuple[str, ...]()
+        if isinstance(fmt, Format):
+            ways = ways_of_all(values, legal, fmt, rounds=rounds, dtype=e.dtype)
         return StageMatch(
             name,
             exact=float(known[stage.index[cell]]),
@@ -156,7 +158,7 @@ class Stages:
             format=fmt.name,
             error=distance(e.values, exact, e.known),
             contract_error=distance(value, exact, e.known),
-            ways=tuple(sorted(ways)),
+            ways=ways,
         )
 
     @cached_property
