@@ -13,9 +13,7 @@ from types import TracebackType
 from lastbit.case import Case, parse_case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.diagnosing.pasted import is_interpreted, test_of
 from lastbit.diagnosing.products import wrong_product
-from lastbit.diagnosing.smallest import smallest_of
 from lastbit.diagnosing.trace import Judged, Target, judged_to_explain, trace_result
 from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
 from lastbit.diagnosing.wrong_elements import in_common
@@ -23,6 +21,8 @@ from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.reports.why import Explanation, KernelTrace
 from lastbit.result import BAD, OF_STAGES, CaseResult, Verdict, simplest, told
+from lastbit.shrinking.pasted import is_interpreted, test_of
+from lastbit.shrinking.smallest import smallest_of
 from lastbit.verify.check import Subject
 from lastbit.verify.plan import Planned
 from lastbit.verify.worker import Watch, Worker, WorkerEnded, Workplace, planned, unwatched

@@ -67,7 +67,8 @@ ABOVE_VERIFY = (
 BESIDE = tuple(
     f"lastbit.{name}"
     for name in (
-        *("diagnosing", "identifying", "history", "bench", "sanitize", "cluster", "judges", "orders", "from_torch"),
+        *("diagnosing", "identifying", "shrinking", "history", "bench"),
+        *("sanitize", "cluster", "judges", "orders", "from_torch"),
     )
 )
 TOP = (
@@ -244,8 +245,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.judging",
         "lastbit.calling",
         "lastbit.shadows",
+        "lastbit.shrinking",
         "lastbit.verify",
     ),
+    "lastbit.shrinking": (*ABOVE_VERIFY, "lastbit.tracing"),
     "lastbit.identifying": (*ABOVE_VERIFY, "lastbit.shadows", "lastbit.diagnosing"),
     "lastbit.history": (*ABOVE_VERIFY, "lastbit.calibrate", "lastbit.diagnosing"),
     "lastbit.bench": ABOVE_VERIFY,

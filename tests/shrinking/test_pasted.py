@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lastbit import ContractViolation, kernel
 from lastbit.case import parse_case
-from lastbit.diagnosing.pasted import test_of as pasted
+from lastbit.shrinking.pasted import test_of as pasted
 
 LINE = "rms_norm x=bf16[1,2]:values(-1.5,1) weight=bf16[2]:values(1.25,1) eps=1e-06 seed=0"
 
