@@ -18,7 +18,7 @@ from lastbit.numerics import Enclosure, Format
 from lastbit.numerics.residues import Residues
 from lastbit.reports.why import StageMatch
 from lastbit.tracing import Event
-from lastbit.tracing.cells import Ancestry, Expression
+from lastbit.tracing.cells import Ancestry, Expression, residues_of_cells
 from lastbit.tracing.events import Origin
 from lastbit.tracing.triton_lanes import MOVERS
 
@@ -135,6 +135,19 @@ class Stages:
     def all(self) -> dict[str, Stage]:
         """The stages by name, in the reference's order."""
         return {stage.name: stage for stage in self._stages()}
+
+    def right(self, matched: Mapping[str, Expression]) -> dict[str, Expression]:
+        """Return the matches whose values the contract allows in every cell that was written."""
+        found = ((name, e) for name, e in matched.items() if e.known[self.written].all())
+        return {name: e for name, e in found if not self.all[name].outside(e).any()}
+
+    @cached_property
+    def result(self) -> Expression:
+        """The kernel's result as an expression: its value and residue for each cell."""
+        own = [(event, e.lanes[event.number]) for e in self.found for event in e.events if event.number in self.ends]
+        made, lanes = {event.number: event.made for event, _ in own}, {event.number: cells for event, cells in own}
+        residues = residues_of_cells(made, lanes, self.grid.size)
+        return Expression((), {}, self.grid.given_values, self.written, residues)
 
     def match(self, name: str, e: Expression, *, leaves: bool = False) -> StageMatch:
         """Describe how an expression agrees with a stage, at the cell to explain."""
