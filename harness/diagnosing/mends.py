@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -254,7 +255,7 @@ class _Mending:
     def _at_cells(self, e: Expression, own: Made, redo: Redo, event: Event, given: Values) -> Made:
         """Return an event's result with the cells' elements replaced by these values."""
         made = redo.again(event, given)
-        return _placed(Made(made.values.astype(_wide(event)), made.residues), own, e.lanes[event.number])
+        return _placed(made.cast(_wide(event)), own, e.lanes[event.number])
 
     def _passes(self, changes: Mapping[int, Change]) -> bool:
         """Return whether changes make every element of the result right, and at least one other than before.
@@ -446,8 +447,8 @@ class _Mending:
                 yield self._given(Mend(e, words, partial(self._number, value), MendKind.NUMBER), value, is_given(event))
 
     def _number(self, value: float, redo: Redo, event: Event, given: Values) -> Made:
-        residues = constant(value).moved(lambda n: n.reshape(4, *[1] * event.values.ndim).expand(4, *event.shape))
-        return Made(np.full(event.shape, value, event.values.dtype), residues if redo.follows else None)
+        made = _full(value, event.shape, event.values.dtype)
+        return made if redo.follows else Made(made.values)
 
     def _formats(self) -> Iterator[Format]:
         own = {fmt.name for fmt in self.stages.trace.formats.values() if isinstance(fmt, Format)}
@@ -459,7 +460,12 @@ class _Mending:
         for fmt in self._formats():
             yield Mend(e, f"rounded to {fmt.name}", partial(_after, partial(_rounded, fmt)), MendKind.ROUNDING)
         if e.events[-1].values.dtype.itemsize < 4:
-            yield Mend(e, "computed in fp32", partial(self._with_operands, _single, {}), MendKind.ROUNDING)
+            yield Mend(
+                e,
+                "computed in fp32",
+                partial(self._with_operands, lambda made: made.cast(np.float32), {}),
+                MendKind.ROUNDING,
+            )
 
     def _casts(self, e: Expression) -> Iterator[Mend]:
         """Yield mends of a rounding cast: left out, or to another format or to nearest."""
@@ -587,12 +593,10 @@ class _Mending:
         like = old.values if old is not None else operand.values if operand.event is None else operand.event.values
         assert like is not None
         others = [*given]
-        is_whole = like.dtype.kind in "iub"
-        residues = None if is_whole else constant(value).moved(lambda n: n.reshape(4, *[1] * like.ndim))
-        others[place] = Made(
-            np.full(like.shape, value, like.dtype if is_whole else _wide(event)),
-            None if residues is None else residues.moved(lambda n: n.expand(4, *like.shape)),
-        )
+        if like.dtype.kind in "iub":
+            others[place] = Made(np.full(like.shape, value, like.dtype))
+        else:
+            others[place] = _full(value, like.shape, _wide(event))
         return redo.again(event, others)
 
     def _operations(self, e: Expression) -> Iterator[Mend]:
@@ -688,7 +692,7 @@ class _Mending:
         shape = event.values.shape
         a, b = (_shaped(x, shape) for x in (first, second))
         made = (a, b)[side - 1] if side else _where(np.broadcast_to(taken.values.reshape(shape), shape), b, a)
-        return Made(made.values.astype(event.values.dtype), made.residues)
+        return made.cast(event.values.dtype)
 
     # What there is to compute with.
 
@@ -755,7 +759,7 @@ class _Mending:
         """
         lanes = e.lanes[event.number]
         there = lanes >= 0
-        made = _placed(Made(others.values.copy(), others.residues), own, lanes)
+        made = _placed(others, own, lanes)
         if not there.any() or not np.array_equal(
             made.values.reshape(-1)[lanes[there]], own.values[there], equal_nan=True
         ):
@@ -772,9 +776,7 @@ class _Mending:
             source = operand.source(lanes)
             if own is None or source.shape[1] > 1 or (source < 0).any():
                 return []
-            taken = source[:, 0]
-            values = own.values.reshape(-1)[taken].astype(np.float64).reshape(event.values.shape)
-            found.append(Made(values, _taken(own.residues, taken, event.values.shape)))
+            found.append(own.taken(source[:, 0]).cast(np.float64).shaped(event.shape))
         return found
 
     def _operand(self, event: Event, place: int, own: Made | None, redo: Redo) -> Made | None:
@@ -789,7 +791,9 @@ class _Mending:
                 return redo.whole(event, operand)
             except Unrepeatable:
                 return None
-        return None if operand.values is None else _of_constants(operand.values)
+        if operand.values is None or (operand.values.dtype.kind not in "iub" and operand.values.size == 1):
+            return None if operand.values is None else _full(float(operand.values.reshape(-1)[0]), operand.values.shape)
+        return Made(operand.values, Residues.of(torch.from_numpy(operand.values.astype(np.float64))))
 
 
 Function = Callable[..., Made]
@@ -821,37 +825,21 @@ def _standing(e: Expression, places: Places, events: Iterable[Event] = ()) -> Ex
     return replace(e, events=found, lanes={event.number: e.lanes.get(event.number, none) for event in found})
 
 
-def _of_constants(values: Array) -> Made:
-    """Wrap numbers that are written in a kernel or were passed to it, with their residues."""
-    if values.dtype.kind in "iub" or values.size > 1:
-        return Made(values, Residues.of(torch.from_numpy(values.astype(np.float64))))
-    return Made(values, constant(float(values.reshape(-1)[0])).moved(lambda n: n.reshape(4, *values.shape)))
-
-
-def _taken(residues: Residues | None, elements: Array, shape: tuple[int, ...]) -> Residues | None:
-    """Gather residues by flat index, in a given shape."""
-    if residues is None:
-        return None
-    numbers = residues.numbers.reshape(4, -1)[:, torch.from_numpy(elements.copy())]
-    return Residues(numbers.reshape(4, *shape))
+def _full(value: float, shape: tuple[int, ...], dtype: Any = np.float64) -> Made:
+    """Fill a shape with a number, whose residues are those of the constant that it stands for."""
+    residues = constant(value).moved(lambda n: n.reshape(4, *[1] * len(shape)).expand(4, *shape))
+    return Made(np.full(shape, value, dtype), residues)
 
 
 def _shaped(own: Made, shape: tuple[int, ...]) -> Made:
     """Broadcast one number to a shape, or reshape as many as it has elements."""
-    elements = np.zeros(int(np.prod(shape)), np.int64) if own.values.size == 1 else np.arange(own.values.size)
-    return Made(own.values.reshape(-1)[elements].reshape(shape), _taken(own.residues, elements, shape))
+    return own.taken(np.zeros(shape, np.int64)) if own.values.size == 1 else own.shaped(shape)
 
 
 def _placed(made: Made, own: Made, lanes: Array) -> Made:
     """Scatter values of cells into the result of an event, at the elements that belong to them."""
     cells = np.nonzero(lanes >= 0)[0]
-    values = made.values.reshape(-1)
-    values[lanes[cells]] = own.values[cells]
-    if made.residues is None or own.residues is None:
-        return Made(values.reshape(made.values.shape))
-    numbers = made.residues.numbers.reshape(4, -1).clone()
-    numbers[:, lanes[cells]] = own.residues.numbers[:, cells]
-    return Made(values.reshape(made.values.shape), Residues(numbers.reshape(4, *made.values.shape)))
+    return made.put(lanes[cells], own.taken(cells))
 
 
 def _where(mask: Array, a: Made, b: Made) -> Made:
@@ -893,15 +881,11 @@ def _after(function: Function, redo: Redo, event: Event, given: Values) -> Made:
 
 def _kept(function: Function, made: Made) -> Made:
     """Return a function of numbers, computed in fp64, in their own dtype."""
-    return _stored(function(Made(made.values.astype(np.float64), made.residues)), made.values.dtype)
-
-
-def _single(made: Made) -> Made:
-    return Made(made.values.astype(np.float32), made.residues)
+    return _stored(function(made.cast(np.float64)), made.values.dtype)
 
 
 def _second(function: Function, number: float, x: Made) -> Made:
-    return function(x, _shaped(_of_constants(np.array([number])), x.values.shape))
+    return function(x, _full(number, x.values.shape))
 
 
 def _wide(event: Event) -> np.dtype[np.generic]:
