@@ -75,10 +75,11 @@ def ways_of_all(actual: Tensor, legal: Tensor, fmt: Format, *, rounds: bool, dty
         return found
     others = sorted((f for f in FORMATS.values() if f != fmt.nearest), key=lambda f: (f.name != dtype, f.precision))
     digits = FORMATS[dtype].precision if dtype in FORMATS else fmt.precision
-    for way, verb in ((lambda f: f, "rounds"), (lambda f: f.toward("zero"), "cuts off")):
+    for verb in ("rounds", "cuts off"):
         for f in others:
+            made = round_to(legal, f if verb == "rounds" else f.toward("zero"))
             bits = math.inf if f.name == dtype else float(digits - f.precision)
-            if f.precision < FP32.precision and fits(bits, (round_to(legal, way(f)) == actual).any(0)):
+            if f.precision < FP32.precision and fits(bits, (made == actual).any(0)):
                 return (f"{verb} to {f.name}",)
     return ()
 
