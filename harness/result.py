@@ -236,6 +236,9 @@ OF_VALUES = frozenset({"outside", "special", "rows"})
 OF_FORMULA = "formula"
 """The kind of a finding: the kernel computes another formula, whatever its values are."""
 
+OF_STAGES = ("outside", "special", "rows", "lanes", OF_FORMULA)
+"""Kinds of findings that are about the values of a stage."""
+
 SANITIZED = frozenset({"memcheck", "initcheck", "racecheck", "synccheck", "race", "masked"})
 """Kinds of findings that only a run with --sanitize has: of compute-sanitizer's tools, and of interpreted programs."""
 

@@ -81,7 +81,7 @@ def explanation_lines(explanation: Explanation, options: str = "") -> list[Field
     are, as in a repro line. There are none where nothing is known beside the findings.
     """
     said = [*_place(explanation, others=1), *_decision(explanation)]
-    said += _labelled("diagnosis", explanation.telling[:MOST_DIAGNOSES])
+    said += _labelled("diagnosis", explanation.diagnoses[:MOST_DIAGNOSES])
     said += _labelled("smallest", filter(None, [explanation.smallest]))
     return [*said, ("see more", explain_line(explanation, options))] if said else []
 
@@ -96,7 +96,7 @@ def brief_lines(explanation: Explanation) -> Iterator[Field]:
     yield from list(_place(explanation, others=0))[:1]
     yield from decided
     if first is None:
-        yield from _labelled("diagnosis", explanation.telling[:1])
+        yield from _labelled("diagnosis", explanation.diagnoses[:1])
     elif first.mend and "rounding" not in dict(decided):
         yield "", first.right
     yield from _labelled("smallest", filter(None, [explanation.smallest]))
@@ -165,7 +165,7 @@ def _fields(explanation: Explanation) -> Iterator[Field]:
         yield from _labelled("finding", explanation.findings)
     yield from _place(explanation, others=MOST_OTHERS)
     yield from _decision(explanation)
-    yield from _labelled("diagnosis", explanation.telling)
+    yield from _labelled("diagnosis", explanation.diagnoses)
     yield from _labelled("smallest", filter(None, [explanation.smallest]))
     if explanation.arithmetic and explanation.trace.reason:
         yield "way", f"not followed: {explanation.trace.reason}"

@@ -56,22 +56,6 @@ class Handover:
 
 
 @dataclass(frozen=True)
-class Suspect:
-    """A stage that, computed otherwise, would explain a kernel.
-
-    Attributes:
-        change: what would be otherwise, as in `rounded to bf16`.
-        left: elements that it leaves unexplained.
-        exact: the change is one other computation; otherwise it is room for error, which explains more easily.
-    """
-
-    stage: str
-    change: str
-    left: int
-    exact: bool = True
-
-
-@dataclass(frozen=True)
 class StageSearch:
     """The first stage of a kernel that matters, on one case.
 
@@ -80,7 +64,6 @@ class StageSearch:
         stage: the first of these stages that is wrong; empty if none is.
         shown: the first with which the results become impossible; empty if none is.
         wrong: how many of its elements are, of how many.
-        suspects: what would explain them, where the kernel shows no stage in between: those that explain most.
         rows: rows that one latent value explains.
         beside: what else is wrong with the kernel on this case, which no stage shows.
         notices: what is unusual about it and no fault.
@@ -101,17 +84,10 @@ class StageSearch:
     stage: str = ""
     shown: str = ""
     wrong: tuple[int, int] = (0, 0)
-    suspects: tuple[Suspect, ...] = ()
     rows: RowCheck | None = None
     beside: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
-
-    @property
-    def named(self) -> str:
-        """The stage to look at: that of the first suspect which explains everything, or else the wrong one."""
-        explaining = (suspect.stage for suspect in self.suspects if suspect.exact and not suspect.left)
-        return next(explaining, self.stage)
 
     @property
     def exit_code(self) -> int:
@@ -121,7 +97,8 @@ class StageSearch:
         return int(self.kind is not StageKind.CLEAN or bool(self.beside))
 
 
-MOST_SUSPECTS = 4
+MOST_OTHERS = 4
+"""Stages that are named beside the first one."""
 
 _HEADERS = ("stage", "dtype", "isolated", "of", "forward", "rel. error", "mismatch", "bias", "backward")
 LEGEND = (
@@ -168,15 +145,11 @@ def _row(handover: Handover) -> tuple[Text, ...]:
 
 
 def sentences(found: StageSearch) -> Iterator[str]:
-    """Yield sentences on the first stage that goes wrong, what would explain it, and other wrong stages."""
+    """Yield sentences on the first stage that goes wrong, and other wrong stages."""
     yield _first(found)
-    if found.suspects:
-        yield _explanation(found)
-    elif found.wrong[0]:
-        yield "No other contract of the op and no other rounding of one stage explains it."
     also = [h.stage for h in found.handovers if h.isolated.outside and h.stage != found.stage]
     if also:
-        yield f"Not possible given the stages before them, either: {listed(also, MOST_SUSPECTS)}."
+        yield f"Not possible given the stages before them, either: {listed(also, MOST_OTHERS)}."
     yield from found.beside
     yield from (f"Notice: {sentence}" for sentence in found.notices)
 
@@ -208,19 +181,6 @@ def _seen(found: StageSearch) -> str:
     change = f"their relative error goes from {error(before.error)} to {error(shown.error)}"
     rest = f"{shown.backward:,} more go wrong after that" if shown.backward else "whatever comes later follows from it"
     return f" With {cause}, the results have {count} and {change}; {rest}."
-
-
-def _explanation(found: StageSearch) -> str:
-    """Name the suspects that explain the most."""
-    wrong, first = found.wrong[0], found.suspects[0]
-    explained = wrong - first.left
-    extent = "all of it" if explained == wrong else f"{explained:,} of {wrong:,}"
-    rest = len(found.suspects) - MOST_SUSPECTS
-    names = [f"{s.stage} {s.change}" for s in found.suspects[:MOST_SUSPECTS]]
-    said = " or ".join([*names, *([f"{rest} more"] if rest > 0 else [])])
-    equally = ", equally well" if len(found.suspects) > 1 else ""
-    doubt = "" if first.exact and not first.left else "Nothing that was tried explains all of it exactly; "
-    return f"{doubt}{said} would explain {extent}{equally}."
 
 
 def _largest_step(handovers: Sequence[Handover]) -> str:

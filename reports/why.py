@@ -171,9 +171,6 @@ class KernelTrace:
 GIVES = "gives"
 """The verb of what a kernel did that is no rounding, such as `gives 1.5, 3 ulp away`."""
 
-NEARLY_RIGHT = "a rounding more or less, or a formula nearly right."
-"""The end of a diagnosis that says nothing beside a line whose rounding is known."""
-
 
 @dataclass(frozen=True)
 class WorkedStage:
@@ -228,7 +225,7 @@ class Explanation:
         trace: the way of the worst element, its stages and culprits. Of a kernel on an accelerator it is that of the
             same case on the CPU.
         explained_by: the simplest contracts that allow every bit.
-        diagnoses: sentences about the pattern of the errors, those that explain most first.
+        diagnoses: what all wrong elements are, and where; before that, what torch has given wrongly.
         smallest: the smallest case found that fails in the same way, with its values in the line; empty if none was.
         test: a test to paste, which fails on that case; empty if no assertion on a result would.
         reason: why there is less than one could expect; empty if nothing is missing.
@@ -278,14 +275,6 @@ class Explanation:
         """The stage that is to blame is computed in the line that is wrong."""
         first, second = self.culprit, self.deciding
         return first is not None and second is not None and (first.file, first.line) == (second.file, second.line)
-
-    @property
-    def telling(self) -> tuple[str, ...]:
-        """The diagnoses without what a line that is named, with its rounding, says better."""
-        deciding = self.deciding
-        if not self.is_sure or deciding is None or not deciding.misrounded:
-            return self.diagnoses
-        return tuple(d for d in self.diagnoses if not d.endswith(NEARLY_RIGHT))
 
     @property
     def elsewhere(self) -> tuple[str, ...]:

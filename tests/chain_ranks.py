@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lastbit.calibrate import load_premises
 from lastbit.case import parse_case
-from lastbit.diagnosing.identification import Observed, identified
-from lastbit.diagnosing.trials import TrialSample
+from lastbit.identifying.kept_contracts import Observed, identified
+from lastbit.identifying.trials import TrialSample
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem

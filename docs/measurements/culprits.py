@@ -117,7 +117,7 @@ def measure(fault: Any, cases: dict[str, str]) -> Row:
 
 def _kind(result: Any) -> str:
     """`OF_VALUES`, or the first finding where no element of a result is wrong."""
-    from lastbit.diagnosing.handover import OF_STAGES
+    from lastbit.result import OF_STAGES
 
     of_values = result.failing_stage is not None or any(f.kind in OF_STAGES for f in result.findings)
     first = result.findings[0].sentence if result.findings else result.reason

@@ -200,8 +200,7 @@ def sighted(fault: Any, dtype: str) -> dict[str, Any]:
     """Return whether enclosures, residues and other checks see a fault, and what was left open where they do not."""
     import torch
 
-    from lastbit.diagnosing.handover import OF_STAGES
-    from lastbit.result import BAD
+    from lastbit.result import BAD, OF_STAGES
     from lastbit.verify.check import verify_case
     from tests.faults import hunt
     from tests.faults.plant import planted

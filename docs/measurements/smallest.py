@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from lastbit.case import Case, parse_case
-from lastbit.diagnosing.smallest import smallest
 from lastbit.result import BAD
+from lastbit.shrinking.smallest import smallest
 from lastbit.verify.check import verify_case
 from lastbit.verify.item_run import way
 from lastbit.verify.worker import prepare

@@ -11,9 +11,9 @@ from pathlib import Path
 from lastbit.command_line import read_words
 from lastbit.commands.options import KERNEL, add_device, add_timeout, add_words, config_of
 from lastbit.config import PROFILES, Config
-from lastbit.diagnosing.agreement import agree_kernels
 from lastbit.errors import UsageError
 from lastbit.history.revisions import kernels_at
+from lastbit.identifying.bitwise_agreement import agree_kernels
 from lastbit.kernel import REVISION_MARK
 from lastbit.reports.agreement import Agreement, KernelSide, as_json, print_agreement
 from lastbit.reports.paper import make_console

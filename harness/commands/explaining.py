@@ -16,7 +16,6 @@ from lastbit.case import Case, parse_case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.diagnosing.explainer import Explainer
-from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.diagnosing.mends import LEAST as LEAST_WRONG
 from lastbit.diagnosing.trace import stages_in_sight
 from lastbit.dtypes import BY_NAME
@@ -26,7 +25,7 @@ from lastbit.kernel import REVISION_MARK
 from lastbit.reports.progress import doing
 from lastbit.reports.summary import KernelFailure, plural, problems
 from lastbit.reports.why import Explanation, KernelTrace
-from lastbit.result import CaseResult, Verdict
+from lastbit.result import OF_STAGES, CaseResult, Verdict
 from lastbit.run import Run
 from lastbit.verify.check import first_line
 from lastbit.verify.worker import Worker, planned

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lastbit.commands.options import NO_KERNEL, add_device, add_timeout, add_words, config_of
 from lastbit.commands.running import worst_code
-from lastbit.diagnosing.identification import identify_kernel
+from lastbit.identifying.kept_contracts import identify_kernel
 from lastbit.reports.identification import Identification, print_identification, print_overview
 from lastbit.reports.paper import line, make_console
 from lastbit.verify.plan import Planned

@@ -16,7 +16,6 @@ from lastbit.command_line import kernel_words, read_words
 from lastbit.commands.options import add_device, add_timeout, add_words, config_of
 from lastbit.commands.running import NOTHING_RUN
 from lastbit.config import Config
-from lastbit.diagnosing.smallest import judged, smallest_of
 from lastbit.errors import UsageError, no_kernel
 from lastbit.files import BUILT_IN, PACKAGE
 from lastbit.inputs.values import check_regime
@@ -25,6 +24,7 @@ from lastbit.ops import check_arguments
 from lastbit.reports.characters import visible
 from lastbit.reports.paper import line, make_console
 from lastbit.result import Verdict
+from lastbit.shrinking.smallest import judged, smallest_of
 from lastbit.verify.case_files import add_case
 from lastbit.verify.check import unsupported
 from lastbit.verify.project import Project, open_project

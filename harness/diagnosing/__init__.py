@@ -1,1 +1,1 @@
-"""Diagnosis of kernels: which contract one keeps, and the stage, line and arithmetic at which one fails."""
+"""Diagnosis of a kernel that fails: the stage, line and arithmetic at which it goes wrong."""

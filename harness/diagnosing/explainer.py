@@ -13,17 +13,16 @@ from types import TracebackType
 from lastbit.case import Case, parse_case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.diagnosing.handover import OF_STAGES
-from lastbit.diagnosing.pasted import is_interpreted, test_of
-from lastbit.diagnosing.patterns import diagnose
 from lastbit.diagnosing.products import wrong_product
-from lastbit.diagnosing.smallest import smallest_of
 from lastbit.diagnosing.trace import Judged, Target, judged_to_explain, trace_result
 from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
+from lastbit.diagnosing.wrong_elements import in_common
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.reports.why import Explanation, KernelTrace
-from lastbit.result import BAD, CaseResult, Verdict, simplest, told
+from lastbit.result import BAD, OF_STAGES, CaseResult, Verdict, simplest, told
+from lastbit.shrinking.pasted import is_interpreted, test_of
+from lastbit.shrinking.smallest import smallest_of
 from lastbit.verify.check import Subject
 from lastbit.verify.plan import Planned
 from lastbit.verify.worker import Watch, Worker, WorkerEnded, Workplace, planned, unwatched
@@ -87,7 +86,7 @@ def _worked_out(found: Explanation, seen: Observation, judged: Judged) -> Explan
     return replace(
         found,
         arithmetic=worked_arithmetic(seen, found.stage, index, steps),
-        diagnoses=diagnose(seen, result, judged.followed) if result.verdict is Verdict.FAILED else (),
+        diagnoses=in_common(seen, result) if result.verdict is Verdict.FAILED else (),
     )
 
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from torch import Tensor
 
 from lastbit.case import Case, parse_case
-from lastbit.diagnosing.suspects import suspects
 from lastbit.errors import UsageError
 from lastbit.inputs import build
 from lastbit.judging.expected import Trace
@@ -18,11 +17,10 @@ from lastbit.judging.latent import ExplainedRows, explain_rows, forgiven
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Tensors
 from lastbit.reports.stages import Handover, StageKind, StageSearch
-from lastbit.result import OF_FORMULA, Comparison
+from lastbit.result import OF_STAGES, Comparison
 from lastbit.verify.check import Subject, examine
 from lastbit.verify.worker import Watch, Workplace, unwatched
 
-OF_STAGES = ("outside", "special", "rows", "lanes", OF_FORMULA)  # kinds of findings that are about values
 _MOST = 1 << 22  # elements of the op's first input; everything is evaluated at once, some twenty fp64 numbers for each
 
 
@@ -66,8 +64,7 @@ def _searched(found: StageSearch, seen: Observation) -> StageSearch:
     kind, at = _blamed(handovers, shown)
     found = replace(found, handovers=handovers, rows=rows, kind=kind, shown=shown)
     if kind in (StageKind.LOCAL, StageKind.UNSEEN) and at is not None:
-        outside, explaining = suspects(seen, at.stage, [h.stage for h in handovers[1 : handovers.index(at)]])
-        return replace(found, stage=at.stage, wrong=(outside, at.isolated.numel), suspects=explaining)
+        return replace(found, stage=at.stage, wrong=(at.isolated.outside, at.isolated.numel))
     if kind is StageKind.CLEAN and rows is not None and rows.unexplained:
         return replace(found, kind=StageKind.ROWS, stage=rows.stage)
     return replace(found, stage=shown)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 
-from lastbit.diagnosing.culprits import CulpritSearch
 from lastbit.diagnosing.grid import Grid
 from lastbit.diagnosing.told import MOVING, alias, chain_of_address, deciding, definition, is_given, lines_of
 from lastbit.diagnosing.traced_stages import Stage, Stages, distance, hands_on
@@ -81,7 +81,6 @@ class Mend:
         change: for each of its events.
         kind: what is changed: mends of a later kind are tried where no line has one of an earlier.
         sure: nothing but the line decides on it: no argument of the launch, no flag, no other line.
-        together: other expressions, changed in the same way at once.
         known: it counts only if the result is a value of the reference's.
         of_param: the number is a parameter.
     """
@@ -91,14 +90,12 @@ class Mend:
     change: Change
     kind: MendKind
     sure: bool = True
-    together: tuple[Mend, ...] = ()
     known: bool = False
     of_param: bool = False
 
     @property
     def changes(self) -> dict[int, Change]:
-        own = {event.number: self.change for event in self.expression.events}
-        return own | {number: change for mend in self.together for number, change in mend.changes.items()}
+        return {event.number: self.change for event in self.expression.events}
 
     @property
     def of_arguments(self) -> bool:
@@ -156,18 +153,17 @@ class Mending:
         return self.span[-1] if len(lines) == 1 and not self.mends and not reads and self.computes else None
 
 
-def mending(search: CulpritSearch) -> Mending:
-    """Try mends of what led to the stage that is wrong."""
-    return _Mending(search).found()
+def mending(stages: Stages, matched: Mapping[str, Expression]) -> Mending:
+    """Try mends of what led to the stage that is wrong; `matched` maps stages to the expressions that agree best."""
+    return _Mending(stages, stages.right(matched)).found()
 
 
 @dataclass(frozen=True, eq=False)
 class _Mending:
-    search: CulpritSearch
+    """The search: `right` maps stages to the expressions with which every element is right."""
 
-    @property
-    def stages(self) -> Stages:
-        return self.search.stages
+    stages: Stages
+    right: Mapping[str, Expression]
 
     @property
     def grid(self) -> Grid:
@@ -179,10 +175,6 @@ class _Mending:
         return Redo(
             Ancestry.of(known.log, [known.events[n] for n in self.stages.ends], addresses=True), self.stages.ends
         )
-
-    @cached_property
-    def result(self) -> Expression:
-        return self.search.result
 
     def found(self) -> Mending:
         until, mends = time.process_time() + SECONDS, dict[Line, Mend]()
@@ -196,15 +188,15 @@ class _Mending:
         told = stage.name, value, computing, since, sure
         single = [mend for e in reversed(span) for own in _by_launch(e) for mend in self._mends_of(own)]
         edge = [mend for e in border for mend in self._mends_of(e)]
-        adds = not span and last.outside(self.result).sum() >= LEAST
+        adds = not span and last.outside(self.stages.result).sum() >= LEAST
         single += [m for m in edge if adds and m.kind is MendKind.ADDITION and not m.known]
         single += [replace(m, sure=False) for m in edge if m.words == NOT_ROUNDED]
-        possible = [*single, *self._places(span), *self._passed(span), *_joint(single)]
-        possible.sort(key=lambda m: (m.kind, len(m.together), m.expression.events[-1].origin))  # arguments are few
+        possible = [*single, *self._places(span), *self._passed(span)]
+        possible.sort(key=lambda m: (m.kind, m.expression.events[-1].origin))  # those of arguments are few
         for mend in possible:
-            known = mends.get(mend.line)
-            given = bool(mends) and not any(m.sure for m in mends.values()) and _latest(mends) == (MendKind.NUMBER, 0)
-            if mends and (mend.kind, len(mend.together)) > ((MendKind.OPERATION, 0) if given else _latest(mends)):
+            known, latest = mends.get(mend.line), max((m.kind for m in mends.values()), default=MendKind.COMPUTED)
+            given = latest is MendKind.NUMBER and not any(m.sure for m in mends.values())
+            if mend.kind > (MendKind.OPERATION if given else latest):
                 break
             if time.process_time() > until:
                 return Mending(*told)
@@ -215,7 +207,7 @@ class _Mending:
                 mend = self._decided(mend)
                 if mend.line not in mends or mend.sure:
                     mends[mend.line] = mend
-        few = self.result.residues is None and last.outside(self.result).sum() < LEAST
+        few = self.stages.result.residues is None and last.outside(self.stages.result).sum() < LEAST
         return Mending(*told, () if few else tuple(mends.values()))
 
     def _wrong_stages(self) -> Iterator[tuple[Stage, Expression]]:
@@ -223,7 +215,7 @@ class _Mending:
         seen = set[tuple[str, bytes]]()
         for nearest, farthest in ((0.0, LIKE), (LIKE, np.inf)):
             for name, stage in self.stages.all.items():
-                most = COARSEST if name in self.search.right else farthest
+                most = COARSEST if name in self.right else farthest
                 for e in filter(self._can_be_wrong, self.stages.full if name != self.stages.last else ()):
                     key, error = (name, e.values.tobytes()), _error(stage, e)
                     if key not in seen and len(seen) < MOST_STAGES and nearest <= error <= most and stage.takes(e):
@@ -234,7 +226,7 @@ class _Mending:
     @cached_property
     def _led_to_right(self) -> set[int]:
         """Numbers of the events that are a right stage or led to one."""
-        right = self.search.right.values()
+        right = self.right.values()
         return self.stages.ancestry.before(event.number for e in right for event in e.events)
 
     def _can_be_wrong(self, e: Expression) -> bool:
@@ -263,7 +255,7 @@ class _Mending:
     def _at_cells(self, e: Expression, own: Made, redo: Redo, event: Event, given: Values) -> Made:
         """Return an event's result with the cells' elements replaced by these values."""
         made = redo.again(event, given)
-        return _placed(Made(made.values.astype(_wide(event)), made.residues), own, e.lanes[event.number])
+        return _placed(made.cast(_wide(event)), own, e.lanes[event.number])
 
     def _passes(self, changes: Mapping[int, Change]) -> bool:
         """Return whether changes make every element of the result right, and at least one other than before.
@@ -271,7 +263,7 @@ class _Mending:
         Values are compared first, since they are fast to compute; they may be unchanged where another formula rounds
         alike.
         """
-        follows = self.result.residues is not None
+        follows = self.stages.result.residues is not None
         right = self._is_right_after(changes, self.redo, same=follows)
         return right and (not follows or self._is_right_after(changes, replace(self.redo, follows=True)))
 
@@ -281,7 +273,7 @@ class _Mending:
             changed = redo.run(changes)
         except Unrepeatable:
             return False
-        values, known = self.result.values.copy(), same
+        values, known = self.stages.result.values.copy(), same
         ends, lanes_of = dict[int, Made](), dict[int, Array]()
         for e in self.stages.found:
             for event in e.events:
@@ -292,12 +284,12 @@ class _Mending:
                         values[lanes >= 0] = made.values.reshape(-1)[lanes[lanes >= 0]].astype(np.float64)
                         known = True
         residues = residues_of_cells(ends, lanes_of, len(values))
-        after, last = Expression((), {}, values, self.result.known, residues), self.stages.all[self.stages.last]
+        after, last = Expression((), {}, values, self.stages.result.known, residues), self.stages.all[self.stages.last]
         if not known or last.outside(after).any():
             return False
-        if residues is None or last.residues is None or self.result.residues is None:
+        if residues is None or last.residues is None or self.stages.result.residues is None:
             return not redo.follows
-        wrong, equal = last.residues.differs(self.result.residues), last.residues.equal(residues)
+        wrong, equal = last.residues.differs(self.stages.result.residues), last.residues.equal(residues)
         return 2 * int((wrong & equal).sum()) >= int(wrong.sum())  # others may be open
 
     def _span(self, ends: Iterable[int]) -> tuple[tuple[Expression, ...], tuple[str, ...], tuple[Expression, ...]]:
@@ -324,7 +316,7 @@ class _Mending:
 
     def _right(self, name: str) -> Iterator[Event]:
         """Yield the events that compute a stage rightly."""
-        right = self.search.right.get(name)
+        right = self.right.get(name)
         if right is None:
             return
         stage, values = self.stages.all[name], right.values.tobytes()
@@ -361,8 +353,6 @@ class _Mending:
             return replace(mend, expression=_standing(mend.expression, calls)) if calls else replace(mend, sure=False)
         if mend.kind is not MendKind.ROUNDING:
             return mend
-        if mend.together:
-            return replace(mend, sure=all(self._told_in(mend.line, m) for m in (mend, *mend.together)))
         if self._is_kept(mend.expression):
             return replace(mend, sure=False)
         event, left_out = mend.expression.events[-1], mend.words != NOT_ROUNDED
@@ -372,12 +362,6 @@ class _Mending:
         if not level:
             return replace(mend, sure=mend.sure and level is not None)
         return replace(mend, expression=_standing(mend.expression, places[level:]), sure=True)
-
-    def _told_in(self, line: Line, mend: Mend) -> bool:
-        """Return whether a line decides by itself to do the rounding of a mend."""
-        places = self.redo.ancestry.events[mend.expression.events[-1].number].places
-        level = deciding(places) if mend.words.startswith(NOT_ROUNDED) else None
-        return level is not None and (places[level].file, places[level].line) == line
 
     def _is_kept(self, e: Expression) -> bool:
         """Return whether an expression is stored to memory that is read later, and whose format the host has chosen."""
@@ -439,8 +423,6 @@ class _Mending:
             return
         if event.name == "load":
             yield from self._elements(e)
-        elif event.name == "bitcast":
-            yield from self._bits(e)
         elif event.name == "select" or event.name.endswith(".where"):
             yield from self._constants(e)
             yield from self._sides(e)
@@ -465,8 +447,8 @@ class _Mending:
                 yield self._given(Mend(e, words, partial(self._number, value), MendKind.NUMBER), value, is_given(event))
 
     def _number(self, value: float, redo: Redo, event: Event, given: Values) -> Made:
-        residues = constant(value).moved(lambda n: n.reshape(4, *[1] * event.values.ndim).expand(4, *event.shape))
-        return Made(np.full(event.shape, value, event.values.dtype), residues if redo.follows else None)
+        made = _full(value, event.shape, event.values.dtype)
+        return made if redo.follows else Made(made.values)
 
     def _formats(self) -> Iterator[Format]:
         own = {fmt.name for fmt in self.stages.trace.formats.values() if isinstance(fmt, Format)}
@@ -476,23 +458,22 @@ class _Mending:
     def _roundings(self, e: Expression) -> Iterator[Mend]:
         """Yield mends that round the result, or compute a 16-bit operation in fp32."""
         for fmt in self._formats():
-            yield Mend(e, f"rounded to {fmt.name}", partial(self._rounded, fmt), MendKind.ROUNDING)
+            yield Mend(e, f"rounded to {fmt.name}", partial(_after, partial(_rounded, fmt)), MendKind.ROUNDING)
         if e.events[-1].values.dtype.itemsize < 4:
-            yield Mend(e, "computed in fp32", self._wider, MendKind.ROUNDING)
-
-    def _rounded(self, fmt: Format, redo: Redo, event: Event, given: Values) -> Made:
-        return _round(redo.again(event, given), fmt)
-
-    def _wider(self, redo: Redo, event: Event, given: Values) -> Made:
-        operands = [self._operand(event, place, own, redo) for place, own in enumerate(given)]
-        wide = [None if own is None else Made(own.values.astype(np.float32), own.residues) for own in operands]
-        return redo.again(event, wide)
+            yield Mend(
+                e,
+                "computed in fp32",
+                partial(self._with_operands, lambda made: made.cast(np.float32), {}),
+                MendKind.ROUNDING,
+            )
 
     def _casts(self, e: Expression) -> Iterator[Mend]:
         """Yield mends of a rounding cast: left out, or to another format or to nearest."""
         yield Mend(e, NOT_ROUNDED, partial(self._computed, _SAME, True), MendKind.ROUNDING)
         for fmt in self._formats():
-            yield Mend(e, f"rounded to {fmt.name}", partial(self._recast, fmt), MendKind.ROUNDING)
+            yield Mend(
+                e, f"rounded to {fmt.name}", partial(self._computed, partial(_rounded, fmt), True), MendKind.ROUNDING
+            )
 
     def _passed(self, span: Iterable[Expression], calls: Places = ()) -> Iterator[Mend]:
         """Yield mends of an argument of a call: rounded, or with a parameter added or multiplied.
@@ -517,39 +498,24 @@ class _Mending:
             e = _standing(own[next(iter(found))], places, [event for event, _ in found.values()])
             at = {n: place for n, (_, place) in found.items()}
             for fmt in self._formats():
-                change = partial(self._with_passed, at, partial(_rounded_operand, fmt))
+                change = partial(self._with_operands, partial(_rounded, fmt), at)
                 yield Mend(e, f"with what is passed rounded to {fmt.name}", change, MendKind.ROUNDING)
             params = {name: v for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
             for words, function in _MORE.items() if taken.is_float else ():
                 for name, value in params.items():
-                    further = partial(_second_stored, function, float(value))
+                    further = partial(_kept, partial(_second, function, float(value)))
                     text = f"with what is passed {words.format(name)}"
-                    yield Mend(e, text, partial(self._with_passed, at, further), MendKind.ADDITION)
+                    yield Mend(e, text, partial(self._with_operands, further, at), MendKind.ADDITION)
 
-    def _with_passed(self, at: Mapping[int, int], function: Function, redo: Redo, event: Event, given: Values) -> Made:
-        others = [self._operand(event, place, own, redo) for place, own in enumerate(given)]
-        own = others[at[event.number]]
-        if own is None:
-            raise Unrepeatable("an operand is not known")
-        others[at[event.number]] = function(own)
-        return redo.again(event, others)
-
-    def _bits(self, e: Expression) -> Iterator[Mend]:
-        """Yield a mend that undoes bit arithmetic: the number as it was before its bits were changed."""
-        event, before = e.events[-1], _before_bits(e.events[-1])
-        if before is not None and before.shape == event.shape:
-            yield Mend(e, NOT_ROUNDED, self._as_before, MendKind.ROUNDING)
-
-    def _as_before(self, redo: Redo, event: Event, given: Values) -> Made:
-        before = _before_bits(event)
-        if before is None:
-            raise Unrepeatable("it has no number before its bits")
-        made = redo.made(before)
-        return Made(made.values.astype(_wide(event)), made.residues)
-
-    def _recast(self, fmt: Format, redo: Redo, event: Event, given: Values) -> Made:
-        [before, *_] = self._pointwise(event, given, redo)
-        return _round(Made(before.values.astype(np.float32), before.residues), fmt)
+    def _with_operands(
+        self, function: Function, at: Mapping[int, int], redo: Redo, event: Event, given: Values
+    ) -> Made:
+        """Return an event's result for a function of its operands; of one alone, where `at` has its place."""
+        operands = [self._operand(event, place, own, redo) for place, own in enumerate(given)]
+        for place, (own, operand) in enumerate(zip(operands, event.operands, strict=True)):
+            if own is not None and not operand.address and at.get(event.number, place) == place:
+                operands[place] = function(own)
+        return redo.again(event, operands)
 
     def _constants(self, e: Expression) -> Iterator[Mend]:
         for place, operand in enumerate(e.events[-1].operands):
@@ -627,12 +593,10 @@ class _Mending:
         like = old.values if old is not None else operand.values if operand.event is None else operand.event.values
         assert like is not None
         others = [*given]
-        is_whole = like.dtype.kind in "iub"
-        residues = None if is_whole else constant(value).moved(lambda n: n.reshape(4, *[1] * like.ndim))
-        others[place] = Made(
-            np.full(like.shape, value, like.dtype if is_whole else _wide(event)),
-            None if residues is None else residues.moved(lambda n: n.expand(4, *like.shape)),
-        )
+        if like.dtype.kind in "iub":
+            others[place] = Made(np.full(like.shape, value, like.dtype))
+        else:
+            others[place] = _full(value, like.shape, _wide(event))
         return redo.again(event, others)
 
     def _operations(self, e: Expression) -> Iterator[Mend]:
@@ -676,34 +640,22 @@ class _Mending:
         Where there is an only operand, also mends that add one operation with a parameter to that.
         """
         for words, function in _OF_ONE.items():
-            yield Mend(e, f"and then {words}", partial(self._then, function), MendKind.ADDITION)
+            yield Mend(e, f"and then {words}", partial(_after, partial(_kept, function)), MendKind.ADDITION)
         params = {name: v for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
         numbers = {f"{n:g}": n for t in self.grid.whole.tensors.values() for n in t.shape[-1:] if n > 1}
         of_one = len(self._pointwise(e.events[-1], [None] * len(e.events[-1].operands))) == 1
         for words, function in _MORE.items():
             for name, number in (params | numbers).items():
-                further = partial(_second, function, float(number))
-                yield Mend(e, words.format(name), partial(self._then, further), MendKind.ADDITION)
+                further = partial(_kept, partial(_second, function, float(number)))
+                yield Mend(e, words.format(name), partial(_after, further), MendKind.ADDITION)
                 if of_one and name in params:
-                    yield Mend(
-                        e, f"{OF_OPERAND} {words.format(name)}", partial(self._before, further), MendKind.ADDITION
-                    )
+                    change = partial(self._with_operands, further, {})
+                    yield Mend(e, f"{OF_OPERAND} {words.format(name)}", change, MendKind.ADDITION)
             for name, values in (*self._values.items(), *((OTHER, v) for v in self._others)):
                 change = partial(self._then_cells, e, function, values)
-                yield Mend(e, words.format(name), change, MendKind.ADDITION, known=self.result.residues is not None)
-
-    def _then(self, function: Function, redo: Redo, event: Event, given: Values) -> Made:
-        made = redo.again(event, given)
-        return _stored(function(_wide_of(made)), made.values.dtype)
-
-    def _before(self, function: Function, redo: Redo, event: Event, given: Values) -> Made:
-        """Return an event's result for a function of its only operand."""
-        operands = [self._operand(event, place, own, redo) for place, own in enumerate(given)]
-        changed = [
-            own if own is None or operand.address else _stored(function(_wide_of(own)), own.values.dtype)
-            for own, operand in zip(operands, event.operands, strict=True)
-        ]
-        return redo.again(event, changed)
+                yield Mend(
+                    e, words.format(name), change, MendKind.ADDITION, known=self.stages.result.residues is not None
+                )
 
     def _then_cells(
         self, e: Expression, function: Function, own: Made, redo: Redo, event: Event, given: Values
@@ -713,7 +665,7 @@ class _Mending:
         other = self._of_lanes(e, event, own, Made(np.zeros(made.values.shape), _zeros_like(made)))
         there = np.zeros(made.values.size, np.bool_)
         there[lanes[lanes >= 0]] = True
-        then = _stored(function(_wide_of(made), other), made.values.dtype)
+        then = _kept(lambda wide: function(wide, other), made)
         return _where(there.reshape(made.values.shape), then, made)
 
     def _elements(self, e: Expression) -> Iterator[Mend]:
@@ -740,7 +692,7 @@ class _Mending:
         shape = event.values.shape
         a, b = (_shaped(x, shape) for x in (first, second))
         made = (a, b)[side - 1] if side else _where(np.broadcast_to(taken.values.reshape(shape), shape), b, a)
-        return Made(made.values.astype(event.values.dtype), made.residues)
+        return made.cast(event.values.dtype)
 
     # What there is to compute with.
 
@@ -760,7 +712,7 @@ class _Mending:
     @cached_property
     def _values(self) -> dict[str, Made]:
         """Map inputs and right stages to their values for each cell."""
-        right = self.search.right.items()
+        right = self.right.items()
         stages = {name: Made(e.values, e.residues) for name, e in right if e.events and e.known.all()}
         return self._inputs | {n: v for n, v in stages.items() if n != self.stages.last}
 
@@ -807,7 +759,7 @@ class _Mending:
         """
         lanes = e.lanes[event.number]
         there = lanes >= 0
-        made = _placed(Made(others.values.copy(), others.residues), own, lanes)
+        made = _placed(others, own, lanes)
         if not there.any() or not np.array_equal(
             made.values.reshape(-1)[lanes[there]], own.values[there], equal_nan=True
         ):
@@ -824,9 +776,7 @@ class _Mending:
             source = operand.source(lanes)
             if own is None or source.shape[1] > 1 or (source < 0).any():
                 return []
-            taken = source[:, 0]
-            values = own.values.reshape(-1)[taken].astype(np.float64).reshape(event.values.shape)
-            found.append(Made(values, _taken(own.residues, taken, event.values.shape)))
+            found.append(own.taken(source[:, 0]).cast(np.float64).shaped(event.shape))
         return found
 
     def _operand(self, event: Event, place: int, own: Made | None, redo: Redo) -> Made | None:
@@ -841,7 +791,9 @@ class _Mending:
                 return redo.whole(event, operand)
             except Unrepeatable:
                 return None
-        return None if operand.values is None else _of_constants(operand.values)
+        if operand.values is None or (operand.values.dtype.kind not in "iub" and operand.values.size == 1):
+            return None if operand.values is None else _full(float(operand.values.reshape(-1)[0]), operand.values.shape)
+        return Made(operand.values, Residues.of(torch.from_numpy(operand.values.astype(np.float64))))
 
 
 Function = Callable[..., Made]
@@ -866,11 +818,6 @@ def _passing(event: Event) -> Places:
     return ()
 
 
-def _latest(mends: Mapping[Line, Mend]) -> tuple[MendKind, int]:
-    """Return the last kind of the mends found, and the most changes that one of them makes together."""
-    return max((mend.kind, len(mend.together)) for mend in mends.values())
-
-
 def _standing(e: Expression, places: Places, events: Iterable[Event] = ()) -> Expression:
     """Return an expression, or other events, as if written elsewhere: where a function is called or a name assigned."""
     found = tuple(replace(event, places=places) for event in events or e.events)
@@ -878,82 +825,21 @@ def _standing(e: Expression, places: Places, events: Iterable[Event] = ()) -> Ex
     return replace(e, events=found, lanes={event.number: e.lanes.get(event.number, none) for event in found})
 
 
-def _joint(mends: Iterable[Mend]) -> Iterator[Mend]:
-    """Yield joint mends: alike roundings in one line, or in functions that it calls, changed at once."""
-    groups = dict[tuple[str, Places], list[Mend]]()
-    for mend in mends:
-        if mend.kind is MendKind.ROUNDING:
-            places = mend.expression.events[-1].places
-            for level, place in enumerate(places):
-                line = replace(place, column=0, end_line=place.line, end_column=0)
-                groups.setdefault((mend.words, (line, *places[level + 1 :])), []).append(mend)
-    for (words, places), found in groups.items():
-        firsts = {mend.expression.events[0].places: mend for mend in found}
-        if len(firsts) > 1:
-            first, *others = firsts.values()
-            level = len(first.expression.events[-1].places) - len(places)
-            e = _standing(first.expression, first.expression.events[-1].places[level:])
-            yield Mend(
-                e, f"{words}, in {len(firsts)} places at once", first.change, MendKind.ROUNDING, together=tuple(others)
-            )
-
-
-def _before_bits(event: Event) -> Event | None:
-    """Return the float whose bits were changed by integer operations and became a float again; None if unclear."""
-    if event.name != "bitcast" or not event.is_float:
-        return None
-    ahead = [operand.event for operand in event.operands]
-    found = dict[int, Event]()
-    while ahead:
-        before = ahead.pop()
-        if before is None or before.origin is not Origin.MEMORY:
-            continue
-        if before.is_float:
-            found[before.number] = before
-        else:
-            ahead += [operand.event for operand in before.operands if not operand.address]
-    return next(iter(found.values())) if len(found) == 1 else None
-
-
-def _rounded_operand(fmt: Format, made: Made) -> Made:
-    return _round(made, fmt)
-
-
-def _second_stored(function: Function, number: float, made: Made) -> Made:
-    return _stored(_second(function, number, _wide_of(made)), made.values.dtype)
-
-
-def _of_constants(values: Array) -> Made:
-    """Wrap numbers that are written in a kernel or were passed to it, with their residues."""
-    if values.dtype.kind in "iub" or values.size > 1:
-        return Made(values, Residues.of(torch.from_numpy(values.astype(np.float64))))
-    return Made(values, constant(float(values.reshape(-1)[0])).moved(lambda n: n.reshape(4, *values.shape)))
-
-
-def _taken(residues: Residues | None, elements: Array, shape: tuple[int, ...]) -> Residues | None:
-    """Gather residues by flat index, in a given shape."""
-    if residues is None:
-        return None
-    numbers = residues.numbers.reshape(4, -1)[:, torch.from_numpy(elements.copy())]
-    return Residues(numbers.reshape(4, *shape))
+def _full(value: float, shape: tuple[int, ...], dtype: Any = np.float64) -> Made:
+    """Fill a shape with a number, whose residues are those of the constant that it stands for."""
+    residues = constant(value).moved(lambda n: n.reshape(4, *[1] * len(shape)).expand(4, *shape))
+    return Made(np.full(shape, value, dtype), residues)
 
 
 def _shaped(own: Made, shape: tuple[int, ...]) -> Made:
     """Broadcast one number to a shape, or reshape as many as it has elements."""
-    elements = np.zeros(int(np.prod(shape)), np.int64) if own.values.size == 1 else np.arange(own.values.size)
-    return Made(own.values.reshape(-1)[elements].reshape(shape), _taken(own.residues, elements, shape))
+    return own.taken(np.zeros(shape, np.int64)) if own.values.size == 1 else own.shaped(shape)
 
 
 def _placed(made: Made, own: Made, lanes: Array) -> Made:
     """Scatter values of cells into the result of an event, at the elements that belong to them."""
     cells = np.nonzero(lanes >= 0)[0]
-    values = made.values.reshape(-1)
-    values[lanes[cells]] = own.values[cells]
-    if made.residues is None or own.residues is None:
-        return Made(values.reshape(made.values.shape))
-    numbers = made.residues.numbers.reshape(4, -1).clone()
-    numbers[:, lanes[cells]] = own.residues.numbers[:, cells]
-    return Made(values.reshape(made.values.shape), Residues(numbers.reshape(4, *made.values.shape)))
+    return made.put(lanes[cells], own.taken(cells))
 
 
 def _where(mask: Array, a: Made, b: Made) -> Made:
@@ -988,17 +874,23 @@ def constant_of(operand: Operand) -> float | None:
     return float(flat[0]) if len(flat) and (flat == flat[0]).all() else None
 
 
+def _after(function: Function, redo: Redo, event: Event, given: Values) -> Made:
+    """Return a function of an event's result."""
+    return function(redo.again(event, given))
+
+
+def _kept(function: Function, made: Made) -> Made:
+    """Return a function of numbers, computed in fp64, in their own dtype."""
+    return _stored(function(made.cast(np.float64)), made.values.dtype)
+
+
 def _second(function: Function, number: float, x: Made) -> Made:
-    return function(x, _shaped(_of_constants(np.array([number])), x.values.shape))
+    return function(x, _full(number, x.values.shape))
 
 
 def _wide(event: Event) -> np.dtype[np.generic]:
     """Return the dtype for an unrounded result of an event: its own, or fp32 if that is narrower."""
     return event.values.dtype if event.values.dtype.itemsize >= 4 else np.dtype(np.float32)
-
-
-def _wide_of(made: Made) -> Made:
-    return Made(made.values.astype(np.float64), made.residues)
 
 
 def _stored(made: Made, dtype: np.dtype[np.generic]) -> Made:
@@ -1009,7 +901,7 @@ def _stored(made: Made, dtype: np.dtype[np.generic]) -> Made:
     return Made(values, None if residues is None else residues.seen(torch.from_numpy(values.astype(np.float64))))
 
 
-def _round(made: Made, fmt: Format) -> Made:
+def _rounded(fmt: Format, made: Made) -> Made:
     before = torch.from_numpy(made.values.astype(np.float64))
     values = round_to(before, fmt).numpy()
     residues = None if made.residues is None else made.residues.rounded(fmt, before)

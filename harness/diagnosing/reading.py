@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from torch import Tensor
 
-from lastbit.diagnosing.culprits import CulpritSearch
 from lastbit.diagnosing.grid import Grid, ends, grid_of
 from lastbit.diagnosing.mends import Mending, mending
 from lastbit.diagnosing.steps import step_of
@@ -15,113 +14,86 @@ from lastbit.diagnosing.traced_stages import Stages
 from lastbit.judging.problem import Problem
 from lastbit.numerics.algebraic import following_residues
 from lastbit.numerics.residues import products_of
-from lastbit.reports.why import StageMatch, Step
+from lastbit.reports.why import KernelTrace, StageMatch, Step
 from lastbit.tracing import Log
 from lastbit.tracing.cells import Ancestry, Expression, expressions
 from lastbit.tracing.writes import Addresses, Write
 
-LARGEST = 1 << 20  # elements of the op's first input
+LARGEST = 1 << 20
+"""Elements of the op's first input up to which a call is read: every expression has a value for each cell."""
 
-
-@dataclass(frozen=True, eq=False)
-class Reading:
-    """Stages found among the expressions of a kernel, and the line at fault.
-
-    Attributes:
-        stages, leaves, blamed, mended, between, since, until, unmatched, wrong: see `KernelTrace`.
-        matches: number of an event that is one, or with which the value leaves the contract → the stage that it agrees
-            with, if it does.
-    """
-
-    stages: tuple[Step, ...] = ()
-    leaves: Step | None = None
-    blamed: Step | None = None
-    mended: tuple[Step, ...] = ()
-    between: tuple[str, ...] = ()
-    since: tuple[str, ...] = ()
-    until: str = ""
-    unmatched: tuple[str, ...] = ()
-    wrong: str = ""
-    matches: Mapping[int, StageMatch | None] = field(default_factory=dict)
+Matches = Mapping[int, StageMatch | None]
+"""Number of an event that is a stage, or with which the value leaves the contract → the stage that it agrees with."""
 
 
 def reading(
+    found: KernelTrace,
     problem: Problem,
     log: Log,
-    stage: str,
     tensor: Tensor,
     where: Addresses,
     write: Write,
     index: tuple[int, ...],
     *,
     failing: bool,
-) -> Reading:
-    """Match expressions of a recorded call with stages of the reference, and find the one at fault if `failing`.
+) -> tuple[KernelTrace, Matches]:
+    """Add the expressions that are stages of the reference to a trace, and the one at fault if it is `failing`.
 
-    The reading is empty for a large case, and for a result that has no element for each cell.
+    Nothing is added for a large case, and for a result that has no element for each cell.
     """
     grid = grid_of(problem, tensor, where, write, index) if problem.main.numel() <= LARGEST else None
     if grid is None:
-        return Reading()
+        return found, {}
     with following_residues(), products_of(problem.constants):
-        return _read(log, stage, where, grid, failing)
+        return _read(found, log, where, grid, failing)
 
 
-def _read(log: Log, last: str, where: Addresses, grid: Grid, failing: bool) -> Reading:
+def _read(found: KernelTrace, log: Log, where: Addresses, grid: Grid, failing: bool) -> tuple[KernelTrace, Matches]:
     written = ends(log, grid, where)
     ancestry = Ancestry.of(log, [event for event, _ in written.values()])
-    cells_of_ends = {number: own for number, (_, own) in written.items()}
-    cells = ancestry.cells(cells_of_ends, grid.cells_of_inputs())
-    found = expressions(ancestry.events, cells)
-    stages = Stages(grid, grid.problem.evaluate(), last, found, tuple(written), ancestry)
-    matched = stages.matched({})
-    search = CulpritSearch(stages, matched)
-    fault = search.fault() if failing else None
-    if fault is None:
-        return _told(log, grid, stages, matched, None, None)
-    mended = mending(search)
-    stage, value = fault if mended.value is None else (stages.all[mended.stage], mended.value)
+    cells = ancestry.cells({number: own for number, (_, own) in written.items()}, grid.cells_of_inputs())
+    own = expressions(ancestry.events, cells)
+    stages = Stages(grid, grid.problem.evaluate(), found.stage, own, tuple(written), ancestry)
+    matched, last = stages.matched({}), stages.all.get(found.stage)
+    if not failing or last is None or last.name not in matched or not last.outside(stages.result).any():
+        return _told(found, log, stages, matched, None)
+    mended = mending(stages, matched)
+    stage, value = stages.all[mended.stage], mended.value or matched[mended.stage]
     onward, names = stages.onward(stages.from_kernel(stage, value)), list(stages.all)
     before = {name: e for name, e in matched.items() if names.index(name) < names.index(stage.name)}
-    return _told(log, grid, stages, onward.matched({**before, stage.name: value}), mended.blamed or value, mended)
+    matched, first = onward.matched({**before, stage.name: value}), mended.blamed or value
+    found, matches = _told(found, log, stages, matched, first)
+    words = {id(mend.expression): mend.words for mend in mended.mends}
+    of_stage = {id(e): matches[e.event_of(grid.worst).number] for e in matched.values()}
+
+    def step(e: Expression) -> Step:
+        return replace(_step(log, e, grid.worst, of_stage.get(id(e))), mend=words.get(id(e), ""))
+
+    found = replace(
+        found,
+        blamed=None if mended.blamed is None else step(mended.blamed),
+        leaves=step(first),
+        mended=tuple(step(m.expression) for m in sorted(mended.mends, key=lambda mend: mend is not mended.only)),
+        between=tuple(_lines(mended)),
+        since=mended.since,
+        until=mended.stage,
+        wrong=mended.stage,
+    )
+    return found, matches
 
 
 def _told(
-    log: Log,
-    grid: Grid,
-    stages: Stages,
-    matched: Mapping[str, Expression],
-    first: Expression | None,
-    mended: Mending | None,
-) -> Reading:
-    matches = {name: stages.match(name, e, leaves=e is first) for name, e in matched.items()}
-    steps = {name: _step(log, e, grid.worst, matches[name]) for name, e in matched.items()}
-    of_expression = {id(e): matches[name] for name, e in matched.items()}
-
-    def step(e: Expression) -> Step:
-        return _step(log, e, grid.worst, of_expression.get(id(e)))
-
-    told = Reading()
-    if mended is not None:
-        words = {id(mend.expression): mend.words for mend in mended.mends}
-        mends = sorted(mended.mends, key=lambda mend: mend is not mended.only)
-        told = Reading(
-            blamed=None if (e := mended.blamed) is None else replace(step(e), mend=words.get(id(e), "")),
-            mended=tuple(replace(step(mend.expression), mend=mend.words) for mend in mends),
-            between=tuple(_lines(mended)),
-            since=mended.since,
-            until=mended.stage,
-        )
-    return replace(
-        told,
-        stages=tuple(steps.values()),
-        leaves=told.blamed or (None if first is None else step(first)),
-        unmatched=tuple(name for name in stages.all if name not in matched),
-        wrong=mended.stage if mended else "",
-        matches={
-            e.event_of(grid.worst).number: of_expression.get(id(e)) for e in (*filter(None, [first]), *matched.values())
-        },
-    )
+    found: KernelTrace, log: Log, stages: Stages, matched: Mapping[str, Expression], first: Expression | None
+) -> tuple[KernelTrace, Matches]:
+    """Add a step for each stage that is matched; the value leaves the contract with the `first` expression."""
+    worst = stages.grid.worst
+    matches: dict[int, StageMatch | None] = {} if first is None else {first.event_of(worst).number: None}
+    steps = []
+    for name, e in matched.items():
+        match = matches[e.event_of(worst).number] = stages.match(name, e, leaves=e is first)
+        steps.append(_step(log, e, worst, match))
+    unmatched = tuple(name for name in stages.all if name not in matched)
+    return replace(found, stages=tuple(steps), unmatched=unmatched), matches
 
 
 def _lines(mended: Mending) -> Iterator[str]:

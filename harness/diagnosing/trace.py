@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,17 +12,15 @@ from torch import Tensor
 
 from lastbit.calling.performing import CallRequest, results_of
 from lastbit.case import Case, parse_case
-from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.diagnosing.memory_findings import is_sure, steps_named, steps_of_findings
-from lastbit.diagnosing.reading import Reading, reading
+from lastbit.diagnosing.reading import Matches, reading
 from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
-from lastbit.errors import LastbitError
 from lastbit.inputs import Inputs, build, guarded_allocations
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
 from lastbit.numerics.residues import products_of
 from lastbit.reports.why import KernelTrace, Step
-from lastbit.result import OF_FORMULA, CaseResult, Verdict, Worst
+from lastbit.result import OF_FORMULA, OF_STAGES, CaseResult, Verdict, Worst
 from lastbit.shadows.following import Followed, python_primitives
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
@@ -34,14 +30,11 @@ from lastbit.tracing.log import LIMIT
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from lastbit.tracing.writes import Addresses, Write
 from lastbit.verify.check import Subject, examine, first_line
-from lastbit.verify.formula_check import by_formula, followed_anew, follows
+from lastbit.verify.formula_check import by_formula, follows
 from lastbit.verify.worker import Watch, Workplace, unwatched
 
 MOST_PROGRAMS = 64
 """Programs of Triton kernels of which all operations are kept."""
-
-OF_FAULTS = ("leaves", "blamed", "mended", "between", "since", "until", "wrong")
-"""What a reading says of the expressions that may be wrong."""
 
 
 def trace_kernel(place: Workplace, name: str, line: str, *, every: bool = False) -> KernelTrace:
@@ -79,8 +72,7 @@ def stages_of_case(subject: Subject, case: Case, *, limit: int = LIMIT, watch: W
             return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
         if seen.visit is None:
             return replace(found, reason=seen.why_nothing)
-        read = seen.reading(problem, stage, (0,) * seen.tensor.ndim, failing=False)
-    return replace(found, stage=stage, stages=read.stages, unmatched=read.unmatched)
+        return seen.reading(replace(found, stage=stage), problem, (0,) * seen.tensor.ndim, failing=False)[0]
 
 
 def _begun(subject: Subject, case: Case, verdict: Verdict) -> KernelTrace:
@@ -161,18 +153,6 @@ class Judged:
     result: CaseResult
     actual: Mapping[str, Tensor]
     target: Target
-    _known: tuple[Problem, Followed] | None = None
-
-    def followed(self) -> Followed | None:
-        """Return the residues of the kernel; None where it cannot be followed, or its process ends over that."""
-        found = self._known or self._anew
-        return None if found is None else found[1]
-
-    @cached_property
-    def _anew(self) -> tuple[Problem, Followed] | None:
-        with suppress(LastbitError):
-            return followed_anew(self.subject, self.case, self.result.results)
-        return None
 
 
 def judged_to_explain(subject: Subject, case: Case) -> Judged:
@@ -183,7 +163,7 @@ def judged_to_explain(subject: Subject, case: Case) -> Judged:
     of_formula = next((f.stage for f in result.findings if f.kind == OF_FORMULA), None)
     if known is not None and of_formula is not None:
         target = _of_formula(*known, of_formula, actual) or target
-    return Judged(subject, case, result, actual, target, known)
+    return Judged(subject, case, result, actual, target)
 
 
 def _of_formula(problem: Problem, followed: Followed, name: str, actual: Mapping[str, Tensor]) -> Target:
@@ -246,11 +226,13 @@ class SeenCall:
         last = self.path.visits[-1] if self.path.visits else None
         return None if last is None or last.event.name.rpartition(".")[2] in UNWRITTEN else last
 
-    def reading(self, problem: Problem, stage: str, index: tuple[int, ...], *, failing: bool) -> Reading:
-        """Match expressions of the call with stages of the reference; if it is `failing`, find the one at fault."""
+    def reading(
+        self, found: KernelTrace, problem: Problem, index: tuple[int, ...], *, failing: bool
+    ) -> tuple[KernelTrace, Matches]:
+        """Add the stages of the reference in the call to a trace; if it is `failing`, the expression at fault, too."""
         if self.write is None or self.write.event is None:
-            return Reading()
-        return reading(problem, self.log, stage, self.tensor, self.where, self.write, index, failing=failing)
+            return found, {}
+        return reading(found, problem, self.log, self.tensor, self.where, self.write, index, failing=failing)
 
     @property
     def why_nothing(self) -> str:
@@ -328,13 +310,12 @@ def _told(found: KernelTrace, problem: Problem, seen: SeenCall, judged: Tensor, 
     assert found.worst is not None
     same = array_of(seen.tensor[found.worst.index]).tobytes() == array_of(judged[found.worst.index]).tobytes()
     failing = found.verdict is Verdict.FAILED and same
-    read = seen.reading(problem, found.stage, found.worst.index, failing=failing)
-    steps = tuple(folded(steps_of(seen.log, seen.path, read.matches)))
+    read, matches = seen.reading(found, problem, found.worst.index, failing=failing)
+    steps = tuple(folded(steps_of(seen.log, seen.path, matches)))
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
     other = "The element has other bits in the call that is shown here than in the one that was judged."
     notes = [*found.notes, *([] if same else [other]), *_notes(seen)]
-    told = {name: getattr(read, name) for name in ("stages", "unmatched", *(OF_FAULTS if read.leaves else ()))}
-    return replace(found, steps=steps, all=whole, notes=tuple(notes), **told)
+    return replace(read, steps=steps, all=whole, notes=tuple(notes))
 
 
 def _notes(seen: SeenCall) -> list[str]:

@@ -18,7 +18,7 @@ from lastbit.numerics import Enclosure, Format
 from lastbit.numerics.residues import Residues
 from lastbit.reports.why import StageMatch
 from lastbit.tracing import Event
-from lastbit.tracing.cells import Ancestry, Expression
+from lastbit.tracing.cells import Ancestry, Expression, residues_of_cells
 from lastbit.tracing.events import Origin
 from lastbit.tracing.triton_lanes import MOVERS
 
@@ -136,6 +136,19 @@ class Stages:
         """The stages by name, in the reference's order."""
         return {stage.name: stage for stage in self._stages()}
 
+    def right(self, matched: Mapping[str, Expression]) -> dict[str, Expression]:
+        """Return the matches whose values the contract allows in every cell that was written."""
+        found = ((name, e) for name, e in matched.items() if e.known[self.written].all())
+        return {name: e for name, e in found if not self.all[name].outside(e).any()}
+
+    @cached_property
+    def result(self) -> Expression:
+        """The kernel's result as an expression: its value and residue for each cell."""
+        own = [(event, e.lanes[event.number]) for e in self.found for event in e.events if event.number in self.ends]
+        made, lanes = {event.number: event.made for event, _ in own}, {event.number: cells for event, cells in own}
+        residues = residues_of_cells(made, lanes, self.grid.size)
+        return Expression((), {}, self.grid.given_values, self.written, residues)
+
     def match(self, name: str, e: Expression, *, leaves: bool = False) -> StageMatch:
         """Describe how an expression agrees with a stage, at the cell to explain."""
         stage, cell = self.all[name], self.grid.worst
@@ -143,7 +156,9 @@ class Stages:
         known = known_exactly(self._unrounded.stages[name]).expand(stage.expected.shape).reshape(-1)
         fmt, values = stage.expected.format, torch.from_numpy(e.values[e.known])
         legal = torch.from_numpy(np.stack(stage.parts)[:, e.known])
-        ways = ways_of_all(values, legal, fmt, dtype=e.dtype) if isinstance(fmt, Format) else ()
+        rounds, ways = name in self.grid.problem.contract.rounds, tuple[str, ...]()
+        if isinstance(fmt, Format):
+            ways = ways_of_all(values, legal, fmt, rounds=rounds, dtype=e.dtype)
         return StageMatch(
             name,
             exact=float(known[stage.index[cell]]),
@@ -156,7 +171,7 @@ class Stages:
             format=fmt.name,
             error=distance(e.values, exact, e.known),
             contract_error=distance(value, exact, e.known),
-            ways=tuple(sorted(ways)),
+            ways=ways,
         )
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -89,13 +89,13 @@ class _ElementOf:
         if at is None:
             return of_match(step, expected, rounds=rounds)
         actual, dtype = _shown(step), step.dtype
-        ways: Collection[str] = step.match.ways if step.match else ()
+        ways = step.match.ways if step.match else ()
         if name in self.seen.actual:
             tensor = self.seen.actual[name]
             expected = self.seen.as_given(name, expected, result=name in trace.results)
             rounds = rounds or expected.format != trace.formats[name]
             actual, dtype = elements(array_of(tensor[at]))[0], DTYPE_NAMES[tensor.dtype]
-            ways = _ways(tensor, expected, dtype)
+            ways = _ways(tensor, expected, dtype, rounds=rounds)
         exact = float(known_exactly(unrounded).expand(expected.shape)[at])
         found = _expected(name, at, expected, exact, rounds=rounds)
         found = replace(found, formula=trace.formulas[name], actual=actual)
@@ -103,13 +103,13 @@ class _ElementOf:
         return found if actual is None else _judged(found, number_of(actual, dtype), expected.format, ways)
 
 
-def _ways(tensor: Tensor, expected: Expected, dtype: str) -> Collection[str]:
+def _ways(tensor: Tensor, expected: Expected, dtype: str, *, rounds: bool) -> tuple[str, ...]:
     """Name the other roundings that give all wrong elements of a tensor."""
     allowed = expected.allowed
     if not isinstance(allowed, Enclosure) or not isinstance(expected.format, Format):
         return ()
     legal = allowed.full.expand(4, *expected.shape).reshape(4, -1)
-    return ways_of_all(tensor.to(torch.float64).reshape(-1), legal, expected.format, dtype=dtype)
+    return ways_of_all(tensor.to(torch.float64).reshape(-1), legal, expected.format, rounds=rounds, dtype=dtype)
 
 
 def belonging(shape: Index, index: Index, whole: Index) -> Index | None:
@@ -191,7 +191,7 @@ def _worked(
     return WorkedStage(name, at, *ends, fmt.name, rounds, below=below, above=above)
 
 
-def _judged(worked: WorkedStage, actual: float, fmt: AnyFormat, ways: Collection[str]) -> WorkedStage:
+def _judged(worked: WorkedStage, actual: float, fmt: AnyFormat, ways: Sequence[str]) -> WorkedStage:
     """Add the kernel's deed: its distance in ulp, and how it came about if the contract does not allow it."""
     may = worked.lo <= actual <= worked.hi or (math.isnan(actual) and math.isnan(worked.lo))
     if not isinstance(fmt, Format):

@@ -341,7 +341,7 @@ class Withheld:
 
     PARTS = (
         *("references", "cases", "_kernels", "judging", "judges", "verify", "diagnosing", "history", "orders"),
-        *("shadows", "bench", "commands", "cli", "reports", "from_torch"),
+        *("identifying", "shrinking", "shadows", "bench", "commands", "cli", "reports", "from_torch"),
     )
 
     @classmethod

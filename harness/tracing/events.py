@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from lastbit.interpret.numpy_formats import Array, is_float
 from lastbit.interpret.places import Place
@@ -82,6 +83,31 @@ class Made(NamedTuple):
 
     values: Array
     residues: Residues | None = None
+
+    def shaped(self, shape: Shape) -> Made:
+        """Return the same numbers in another shape."""
+        residues = None if self.residues is None else self.residues.moved(lambda n: n.reshape(4, *shape))
+        return Made(self.values.reshape(shape), residues)
+
+    def taken(self, elements: Array) -> Made:
+        """Return the elements at flat indices, in the shape of these."""
+        at = torch.from_numpy(elements.astype(np.int64))
+        residues = None if self.residues is None else self.residues.moved(lambda n: n.reshape(4, -1)[:, at])
+        return Made(self.values.reshape(-1)[elements], residues)
+
+    def put(self, at: Array, own: Made) -> Made:
+        """Return a copy with other numbers at flat indices; without residues where one of both has none."""
+        values = self.values.reshape(-1).copy()
+        values[at] = own.values.reshape(-1)
+        numbers = None
+        if self.residues is not None and own.residues is not None:
+            numbers = self.residues.numbers.reshape(4, -1).clone()
+            numbers[:, torch.from_numpy(at.astype(np.int64))] = own.residues.numbers.reshape(4, -1)
+        return Made(values, None if numbers is None else Residues(numbers)).shaped(self.values.shape)
+
+    def cast(self, dtype: Any) -> Made:
+        """Return the numbers in another dtype that holds them, with the same residues."""
+        return Made(self.values.astype(dtype), self.residues)
 
 
 Again = Callable[[Sequence[Made | None]], Made]

@@ -288,9 +288,10 @@ _SCALARS = {numpy: scalar for scalar, numpy in NUMPY.items()}
 def _with(handle: Any, own: Made) -> Any:
     """Return a handle with other values, in their own dtype if floating-point, so that unrounded ones stay so."""
     dtype = _SCALARS[own.values.dtype] if is_float(own.values.dtype) else handle.dtype
-    made = TensorHandle(own.values.reshape(handle.data.shape), dtype)
-    if own.residues is not None:
-        made.residues = own.residues.moved(lambda n: n.reshape(4, *handle.data.shape))
+    shaped = own.shaped(handle.data.shape)
+    made = TensorHandle(shaped.values, dtype)
+    if shaped.residues is not None:
+        made.residues = shaped.residues
     return made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,6 +17,10 @@ from lastbit.tracing.events import Event, Made, Operand
 Values = Sequence[Made | None]
 Change = Callable[["Redo", Event, Values], Made]
 """An event and what its operands are, None for those that are as they were → what it gives instead."""
+
+
+Writer = tuple[Array, int, Array]
+"""Positions that were written, the number of the event that wrote there, and which of its elements."""
 
 
 class Unrepeatable(Exception):
@@ -36,7 +40,7 @@ class Redo:
     ancestry: Ancestry
     ends: Collection[int]
     follows: bool = False
-    _read: dict[tuple[int, int], list[tuple[Array, int, Array]]] = field(default_factory=dict)
+    _read: dict[tuple[int, int], list[Writer]] = field(default_factory=dict)
 
     def run(self, changes: Mapping[int, Change]) -> dict[int, Made]:
         """Change the events with these numbers, repeat all that follow from them, and return changed results by number.
@@ -79,24 +83,14 @@ class Redo:
             return event.again([self.whole(event, o) if of_torch and own is None else own for o, own in pairs])
         if any(own is not None for operand, own in pairs if operand.address):
             return self._elsewhere(event, given)
-        made = event.values.astype(np.result_type(event.values, *(own.values for own in given if own is not None)))
-        numbers = None
-        if (
-            self.follows
-            and event.residues is not None
-            and all(own is None or own.residues is not None for own in given)
-        ):
-            numbers = event.residues.numbers.reshape(4, -1).clone()
-        flat, lanes = made.reshape(-1), np.arange(made.size)
+        wide = np.result_type(event.values, *(own.values for own in given if own is not None))
+        made, lanes = self.made(event).cast(wide), np.arange(event.values.size)
         for operand, own in pairs:
             if own is not None:
                 source = operand.source(lanes)[:, 0]
                 there = np.nonzero(source >= 0)[0]
-                taken = there if operand.memory else source[there]
-                flat[there] = own.values.reshape(-1)[taken]
-                if numbers is not None and own.residues is not None:
-                    numbers[:, there] = own.residues.numbers.reshape(4, -1)[:, taken]
-        return Made(made, None if numbers is None else Residues(numbers.reshape(4, *made.shape)))
+                made = made.put(there, own.taken(there if operand.memory else source[there]))
+        return made
 
     def _elsewhere(self, event: Event, given: Values) -> Made:
         """Repeat a load from other addresses, or under another mask.
@@ -109,26 +103,15 @@ class Redo:
             raise Unrepeatable("an address depends on it")
         where = [self._lanes(event, place, given) for place, o in enumerate(event.operands) if o.address]
         inside = np.ones(event.values.size, np.bool_) if len(where) == 1 else where[1].astype(np.bool_)
-        made = np.zeros(event.values.size)
-        numbers = torch.zeros(4, made.size, dtype=torch.int64)
-        numbers[2] = -1
+        lanes, made = np.nonzero(inside)[0], np.zeros(event.values.size)
         if (other := len(where) + 1) < len(event.operands):
             made = self._lanes(event, other, given).astype(np.float64)
-            numbers = Residues.of(torch.from_numpy(made)).numbers.clone()
-        lanes = np.nonzero(inside)[0]
-        left = len(lanes)
-        for write, positions, elements in self.ancestry.log.writes.last(where[0][lanes], event.number):
-            if write.event is not None:
-                left -= len(positions)
-                made[lanes[positions]] = write.event.values.reshape(-1)[elements].astype(np.float64)
-                if write.event.residues is not None:
-                    own = write.event.residues.numbers.reshape(4, -1)
-                    numbers[:, lanes[positions]] = own[:, elements]
-        if left:
+        written = self.ancestry.log.writes.last(where[0][lanes], event.number)
+        writers = [(lanes[at], w.event.number, own) for w, at, own in written if w.event is not None]
+        if sum(len(at) for at, _, _ in writers) < len(lanes):
             raise Unrepeatable("nothing that was recorded wrote there")
-        shape = event.values.shape
-        residues = Residues(numbers.reshape(4, *shape)) if self.follows and event.is_float else None
-        return Made(made.astype(event.values.dtype).reshape(shape), residues)
+        found = self._filled(self._numbers(made), writers, {}).cast(event.values.dtype).shaped(event.shape)
+        return found if event.is_float else Made(found.values)
 
     def _lanes(self, event: Event, place: int, given: Values) -> Array:
         """Return the values of an operand outside of memory, for each element of the result."""
@@ -147,7 +130,7 @@ class Redo:
         """
         if not operand.size:
             return None
-        return self._memory(event, event.operands.index(operand), {}, np.arange(operand.size))
+        return self._memory(event, event.operands.index(operand), {})
 
     def _given(self, event: Event, place: int, changed: Mapping[int, Made]) -> Made | None:
         """Return the new value of an operand; None if it has not changed."""
@@ -156,38 +139,35 @@ class Redo:
             return changed.get(operand.event.number)
         if operand.memory is None or not {n for _, n, _ in self._writers(event, place)} & changed.keys():
             return None
-        size = operand.size or event.values.size
-        return self._memory(event, place, changed, np.arange(size))
+        return self._memory(event, place, changed)
 
-    def _memory(self, event: Event, place: int, changed: Mapping[int, Made], lanes: Array) -> Made:
-        """Return the values that an operand read from memory: for each element of a tensor, or of a load's result."""
-        operand = event.operands[place]
-        before = np.zeros(len(lanes)) if operand.size else event.values.reshape(-1)
-        made, left = before.astype(np.float64), np.ones(len(lanes), np.bool_)
-        numbers = None
-        if self.follows and operand.size:
-            numbers = torch.zeros(4, len(lanes), dtype=torch.int64)
-        elif self.follows and event.residues is not None:
-            numbers = event.residues.numbers.reshape(4, -1).clone()
-        for positions, number, elements in self._writers(event, place):
+    def _memory(self, event: Event, place: int, changed: Mapping[int, Made]) -> Made:
+        """Return the values that an operand read from memory: for each element of a tensor, or of a load's result.
+
+        Raises:
+            Unrepeatable: of a tensor something is not known.
+        """
+        operand, writers = event.operands[place], self._writers(event, place)
+        if not operand.size:
+            made = self._filled(self.made(event).shaped((event.values.size,)).cast(np.float64), writers, changed)
+            return made.cast(_wide_enough(made.values, event.values.dtype))
+        if operand.values is None and sum(len(at) for at, _, _ in writers) < operand.size:
+            raise Unrepeatable("nothing that was recorded wrote there")
+        known = np.zeros(operand.size) if operand.values is None else operand.values.reshape(-1).astype(np.float64)
+        return self._filled(self._numbers(known), writers, changed)
+
+    def _numbers(self, values: Array) -> Made:
+        """Return numbers with their residues, if these are wanted."""
+        return Made(values, Residues.of(torch.from_numpy(values)) if self.follows else None)
+
+    def _filled(self, made: Made, writers: Iterable[Writer], changed: Mapping[int, Made]) -> Made:
+        """Return fp64 numbers with what events wrote."""
+        for at, number, elements in writers:
             source = changed.get(number, self.made(self._events[number]))
-            made[positions] = source.values.reshape(-1)[elements].astype(np.float64)
-            left[positions] = False
-            if numbers is not None:
-                own = None if source.residues is None else source.residues.numbers.reshape(4, -1)
-                if own is not None:
-                    numbers[:, positions] = own[:, elements]
-                numbers = None if own is None else numbers
-        if left.any() and operand.size:
-            if operand.values is None:
-                raise Unrepeatable("nothing that was recorded wrote there")
-            made[left] = operand.values.reshape(-1)[left].astype(np.float64)
-            if numbers is not None:
-                numbers[:, torch.from_numpy(left)] = Residues.of(torch.from_numpy(made[left])).numbers
-        values = made if operand.size else made.astype(_wide_enough(made, event.values.dtype))
-        return Made(values, None if numbers is None else Residues(numbers))
+            made = made.put(at, source.taken(elements).cast(np.float64))
+        return made
 
-    def _writers(self, event: Event, place: int) -> list[tuple[Array, int, Array]]:
+    def _writers(self, event: Event, place: int) -> list[Writer]:
         """Return the writes that an operand read: positions in it, the event's number, and the event's elements."""
         key = event.number, place
         if key not in self._read:

@@ -15,8 +15,8 @@ from torch import Tensor
 from lastbit.chains import Part, chain
 from lastbit.config import Config
 from lastbit.diagnosing.formulas import FormulaTrace
-from lastbit.diagnosing.identification import identify
 from lastbit.errors import OpError, UsageError
+from lastbit.identifying.kept_contracts import identify
 from lastbit.judging.problem import Problem
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.numerics import Enclosure
@@ -218,7 +218,7 @@ def test_formulas_have_the_names_of_the_chain() -> None:
     given = {**tensors("x", "peer_1", "residual"), "weight": torch.randn(40).to(BF16)}
     problem = traced(all_reduce_rms_norm, "fp32_multiply", given, eps=1e-6)
     formulas = FormulaTrace(problem=problem).evaluate().formulas
-    assert formulas["residual_sum"] == "reduced + residual"
+    assert formulas["variance"] == "mean_of_squares(residual_sum[..., :])"
     assert formulas["inv_rms"] == "rsqrt(variance + eps)"
 
 

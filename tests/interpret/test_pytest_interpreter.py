@@ -13,9 +13,9 @@ import torch
 
 from lastbit import ContractViolation, assert_contract, interpret
 from lastbit.case import parse_case
-from lastbit.diagnosing.pasted import test_of as pasted
 from lastbit.errors import InterpreterError
 from lastbit.files import IMPORTED_FROM
+from lastbit.shrinking.pasted import test_of as pasted
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="kernels are compiled where a GPU is")
 

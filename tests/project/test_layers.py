@@ -66,7 +66,10 @@ ABOVE_VERIFY = (
 )
 BESIDE = tuple(
     f"lastbit.{name}"
-    for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges", "orders", "from_torch")
+    for name in (
+        *("diagnosing", "identifying", "shrinking", "history", "bench"),
+        *("sanitize", "cluster", "judges", "orders", "from_torch"),
+    )
 )
 TOP = (
     "lastbit",
@@ -241,8 +244,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.judging",
         "lastbit.calling",
         "lastbit.shadows",
+        "lastbit.shrinking",
         "lastbit.verify",
     ),
+    "lastbit.shrinking": (*ABOVE_VERIFY, "lastbit.tracing"),
+    "lastbit.identifying": (*ABOVE_VERIFY, "lastbit.shadows", "lastbit.diagnosing"),
     "lastbit.history": ABOVE_VERIFY,
     "lastbit.bench": ABOVE_VERIFY,
     "lastbit.orders": ABOVE_VERIFY,

@@ -16,7 +16,7 @@ from lastbit import numerics, relations
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITTEN_BY_PROJECTS = ("references", "cases", "kernels", "harness/templates", "docs/examples")
-WRITES_FOR_PROJECTS = ("harness/from_torch", "harness/diagnosing/pasted.py")
+WRITES_FOR_PROJECTS = ("harness/from_torch", "harness/shrinking/pasted.py")
 PUBLIC = {"lastbit", *(f"lastbit.{name}" for name in lastbit.__all__)}
 API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 WITH_EXAMPLES = sorted(

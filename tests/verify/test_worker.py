@@ -14,8 +14,8 @@ import torch
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.diagnosing.handover import search_kernel
-from lastbit.diagnosing.identification import identify_kernel
 from lastbit.errors import DeviceLost, UsageError
+from lastbit.identifying.kept_contracts import identify_kernel
 from lastbit.reports.stages import StageKind
 from lastbit.verify import worker
 from lastbit.verify.processes import environment_for

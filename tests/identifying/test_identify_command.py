@@ -11,8 +11,12 @@ from in_this_process import InThisProcess
 from rich.console import Console
 
 from lastbit.commands import identify as command
-from lastbit.diagnosing.identification import identify_kernel
+<<<<<<< HEAD:tests/diagnosing/test_identify_command.py
+from lastbit.identifying.kept_contracts import identify_kernel
+=======
+>>>>>>> h-lines:tests/identifying/test_identify_command.py
 from lastbit.errors import UsageError
+from lastbit.identifying.kept_contracts import identify_kernel
 from lastbit.reports.identification import (
     Answer,
     Candidate,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +14,7 @@ from torch import Tensor
 
 from lastbit import ContractViolation, kernel
 from lastbit.case import parse_case
-from lastbit.diagnosing.pasted import test_of as pasted
-from lastbit.inputs import bits_of, build
+from lastbit.shrinking.pasted import test_of as pasted
 
 LINE = "rms_norm x=bf16[1,2]:values(-1.5,1) weight=bf16[2]:values(1.25,1) eps=1e-06 seed=0"
 
@@ -82,53 +80,6 @@ def test_it_imports_from_the_working_directory(tmp_path: Path, monkeypatch: pyte
     assert "from pasted_kernels.norms import norm" in text(str(tmp_path / "pasted_kernels" / "norms.py:1"))
     for elsewhere in ("/home/me/norms.py:1", "not-a-name/norms.py:1"):
         assert "from norms import norm" in text(elsewhere)
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        "bf16[2,3]@8,1+5:rows",
-        "bf16[2,3]@0,2",
-        "bf16[3]@2:values(nan,-inf,-0)",
-        "bf16[3]:values(0x7fc1,0xffc1,1)",
-        "e4m3[2,2]",
-        "e5m2[2,2]@4,1+1",
-        "int32[2,2]:bits",
-        "bool[3]",
-        "fp32[]:values(0.5)",
-        "fp64[1]:values(0.1)",
-    ],
-)
-def test_tensors_are_built_bit_for_bit_in_memory_as_the_case_has_them(tensor: str) -> None:
-    case = parse_case(f"op x={tensor} eps=inf mode=word seed=4")
-    text = pasted("op", "", case, "norm", source="norms.py:1")
-    body = text.partition("return ")[2].partition("\n\n")[0]
-    made = eval(body, {"torch": torch})
-    x, expected = made.pop("x"), build(case, "cpu").tensors["x"]
-    assert made == {"eps": float("inf"), "mode": "word"}
-    assert (x.dtype, x.shape, x.stride(), x.storage_offset()) == (
-        expected.dtype,
-        expected.shape,
-        expected.stride() if expected.dim() else (),
-        case["x"].offset,
-    )
-    assert torch.equal(bits_of(x.contiguous()), bits_of(expected.contiguous()))
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "e4m3", "fp64", "int32", "uint8", "bool"])
-def test_reading_between_the_elements_shows(dtype: str) -> None:
-    values = "False,False" if dtype == "bool" else "0,0"
-    text = pasted("op", "", parse_case(f"op x={dtype}[2,1]@3,1+1:values({values}) seed=0"), "norm")
-    x = eval(text.partition("return ")[2].partition("\n\n")[0], {"torch": torch})["x"]
-    held = x.as_strided((5,), (1,), 0).double()
-    assert held[[1, 4]].tolist() == [0, 0]
-    assert all(math.isnan(v) or v == largest(x.dtype) for v in held[[0, 2, 3]].tolist())
-
-
-def largest(dtype: torch.dtype) -> float:
-    if dtype.is_floating_point:
-        return math.nan
-    return 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 def test_a_kernel_that_takes_its_rows_for_dense_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lastbit.diagnosing.identification import Observed, cases_of, identified, observe
+<<<<<<<< HEAD:harness/identifying/bitwise_agreement.py
+from lastbit.identifying.kept_contracts import Observed, cases_of, identified, observe
+========
+>>>>>>>> h-lines:harness/identifying/bitwise_agreement.py
 from lastbit.diagnosing.trace import stages_in_sight
-from lastbit.diagnosing.trials import TrialSample
 from lastbit.errors import UsageError
+from lastbit.identifying.kept_contracts import Observed, cases_of, identified, observe
+from lastbit.identifying.trials import TrialSample
 from lastbit.inputs.bits import bits_with_one_nan, distance
 from lastbit.judging.problem import Problem
 from lastbit.numerics import Premises

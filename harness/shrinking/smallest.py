@@ -17,10 +17,9 @@ from itertools import chain
 from torch import Tensor
 
 from lastbit.case import Case, parse_case
-from lastbit.diagnosing.drafts import Draft, plainer_elements, plainer_tensors
-from lastbit.diagnosing.handover import OF_STAGES
 from lastbit.inputs.given import is_given
-from lastbit.result import BAD, CaseResult
+from lastbit.result import BAD, OF_STAGES, CaseResult
+from lastbit.shrinking.drafts import Draft, plainer_elements, plainer_tensors
 from lastbit.verify.check import Subject, takes, verify_case
 from lastbit.verify.drawing import draw
 from lastbit.verify.formula_check import with_formula

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from lastbit.case import Case, parse_case
 from lastbit.config import Config
-from lastbit.diagnosing.drafts import Draft, plainer_elements, plainer_tensors
-from lastbit.diagnosing.smallest import MOST_TRIES, smallest
 from lastbit.inputs import bits_of, build
 from lastbit.kernel import Kernel
 from lastbit.result import Verdict
+from lastbit.shrinking.drafts import Draft, plainer_elements, plainer_tensors
+from lastbit.shrinking.smallest import MOST_TRIES, smallest
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.project import open_project
 

@@ -8,14 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lastbit.case import Case, parse_case
-from lastbit.diagnosing.handover import OF_STAGES
-from lastbit.diagnosing.trials import Trial, TrialSample, Variant, search_roundings, try_all
+from lastbit.identifying.trials import Trial, TrialSample, Variant, search_roundings, try_all
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Tensors
 from lastbit.ops import Contract, Op, joined
 from lastbit.reports.identification import Answer, Candidate, CombinationSearch, Identification
-from lastbit.result import TURNED_DOWN, Verdict
+from lastbit.result import OF_STAGES, TURNED_DOWN, Verdict
 from lastbit.verify.check import Subject, examine, takes, unsupported
 from lastbit.verify.drawing import draw
 from lastbit.verify.formula_check import followed_in, is_small

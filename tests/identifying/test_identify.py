@@ -13,10 +13,15 @@ from torch import Tensor
 
 from lastbit.case import parse_case
 from lastbit.config import Config
-from lastbit.diagnosing.identification import identify, observe
-from lastbit.diagnosing.trials import Rounding, subsets
+<<<<<<<< HEAD:tests/diagnosing/test_identification.py
+from lastbit.identifying.kept_contracts import identify, observe
+from lastbit.identifying.trials import Rounding, subsets
+========
+>>>>>>>> h-lines:tests/identifying/test_identify.py
 from lastbit.dtypes import DTYPES
 from lastbit.errors import UnsupportedCase
+from lastbit.identifying.kept_contracts import identify, observe
+from lastbit.identifying.trials import Rounding, subsets
 from lastbit.kernel import Kernel
 from lastbit.numerics import Enclosure
 from lastbit.ops import Contract, StageRecorder, op
