@@ -23,7 +23,7 @@ from lastbit.inputs.given import is_given
 from lastbit.result import BAD, CaseResult
 from lastbit.verify.check import Subject, takes, verify_case
 from lastbit.verify.drawing import draw
-from lastbit.verify.formula_check import with_formula
+from lastbit.verify.formula_check import by_formula
 from lastbit.verify.item_run import way
 from lastbit.verify.shrink import Place, Places, Sizes, shrink, sizes_of, together
 from lastbit.verify.worker import Watch, Workplace, unwatched
@@ -134,7 +134,7 @@ class _Trial:
     def _result(self, case: Case) -> CaseResult:
         with self._watch(case), redirect_stderr(io.StringIO()):  # what a try raises is no news
             result = verify_case(self._subject, case, repeat=self._repeat, settled=None)
-            return with_formula(self._subject, case, result) if self._by_formula else result
+            return by_formula(self._subject, case, result, alternatives=False)[0] if self._by_formula else result
 
 
 def _worst(result: CaseResult) -> tuple[int, ...]:
