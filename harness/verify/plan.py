@@ -160,7 +160,8 @@ def make_plan(
     kernels = _selected(project, config, found)
     if kernels and all(kernel.name in refused for kernel in kernels):
         raise UsageError(refused[kernels[0].name])
-    check_names(config.properties, tuple(project.ops.values()))
+    if config.properties:
+        check_names(config.properties, tuple(project.ops.values()))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
     beside = None if device_type == "cpu" or config.sanitize else Beside(config)
     made = functools.cache(partial(_designed, project, config))  # most kernels of an op have groups in common
