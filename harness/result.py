@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 from lastbit.property_result import PropertyResult
 from lastbit.row_check import RowCheck
+
+_NUMBERS = re.compile(r"\b\d[\w.,+-]*")
 
 
 class Verdict(StrEnum):
@@ -323,6 +326,14 @@ class CaseResult(Judgement):
     def judged(self, judgement: Judgement) -> CaseResult:
         """Replace the judgement on this case."""
         return replace(self, **{f.name: getattr(judgement, f.name) for f in fields(Judgement)})
+
+    @property
+    def way(self) -> tuple[str, ...]:
+        """A key for the way it failed: the error without numbers, or the first wrong stage and finding."""
+        if self.verdict is Verdict.ERRORED:
+            return self.verdict, _NUMBERS.sub("#", self.reason)
+        stage = self.failing_stage
+        return self.verdict, stage.name if stage else "", *(finding.kind for finding in self.faults[:1])
 
     @property
     def strict(self) -> CaseResult:

@@ -27,7 +27,6 @@ from lastbit.case import Case, parse_case
 from lastbit.result import BAD
 from lastbit.shrinking.smallest import smallest
 from lastbit.verify.check import verify_case
-from lastbit.verify.item_run import way
 from lastbit.verify.worker import prepare
 
 CPU = torch.device("cpu")
@@ -77,9 +76,9 @@ def found(fault: Any, seconds: float) -> Found:
         if sighting is None:
             return {"case": ""}
         case, began = parse_case(sighting.result.case), time.monotonic()
-        small = smallest(subject_of(hidden, CPU), case, watch=counted, seconds=seconds, alike=cases)
+        small = smallest(subject_of(hidden, CPU), case, watch=counted, seconds=seconds)
     took = time.monotonic() - began
-    return {"case": str(case), "way": way(sighting.result), "smallest": str(small or ""), "tries": tries, "s": took}
+    return {"case": str(case), "way": sighting.result.way, "smallest": str(small or ""), "tries": tries, "s": took}
 
 
 def again(one: Found) -> bool:

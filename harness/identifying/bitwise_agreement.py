@@ -11,10 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-<<<<<<<< HEAD:harness/identifying/bitwise_agreement.py
-from lastbit.identifying.kept_contracts import Observed, cases_of, identified, observe
-========
->>>>>>>> h-lines:harness/identifying/bitwise_agreement.py
 from lastbit.diagnosing.trace import stages_in_sight
 from lastbit.errors import UsageError
 from lastbit.identifying.kept_contracts import Observed, cases_of, identified, observe

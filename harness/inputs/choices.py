@@ -14,11 +14,11 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from lastbit.case import Case, Choices, Chosen, Group, Option, TensorSpec
 from lastbit.errors import UsageError, unknown
 from lastbit.inputs.layouts import LAYOUTS, applicable_layouts, contiguous, layout_of
-from lastbit.inputs.shapes import Residue
 
 DRAWN = "drawn"
 """The option of a parameter whose value is drawn; None is the option to leave it out."""
@@ -28,6 +28,26 @@ _LEADING = ((1,), (2,), (2, 2))
 
 _NUMBER = re.compile(r"_\d+$")
 _WHAT = re.compile(r"dtype|regime|layout|columns % [1-9]\d*")
+
+
+class Residue(int):
+    """The remainder of sizes divided by a modulus, and the sizes that are meant.
+
+    Attributes:
+        sizes: a range of all that a group of cases has, or a tuple of those that a kernel takes.
+    """
+
+    sizes: Sequence[int]
+
+    def __new__(cls, value: int, sizes: Sequence[int] = range(0)) -> Self:
+        made = super().__new__(cls, value)
+        made.sizes = sizes
+        return made
+
+    def among(self, taken: Collection[object]) -> Residue | None:
+        """Return the residue with those of its sizes that are in `taken`; None if there are none."""
+        left = tuple(size for size in self.sizes if size in taken)
+        return Residue(self, left) if left else None
 
 
 def tensor_choices(

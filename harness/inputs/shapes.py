@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from typing import Self
+from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-
-class Residue(int):
-    """The remainder of sizes divided by a modulus, and the sizes that are meant.
-
-    Attributes:
-        sizes: a range of all that a group of cases has, or a tuple of those that a kernel takes.
-    """
-
-    sizes: Sequence[int]
-
-    def __new__(cls, value: int, sizes: Sequence[int] = range(0)) -> Self:
-        made = super().__new__(cls, value)
-        made.sizes = sizes
-        return made
-
-    def among(self, taken: Collection[object]) -> Residue | None:
-        """Return the residue with those of its sizes that are in `taken`; None if there are none."""
-        left = tuple(size for size in self.sizes if size in taken)
-        return Residue(self, left) if left else None
+from lastbit.inputs.choices import Residue
 
 
 def widths_with(residue: int, narrow: int, wide: int, modulus: int = 64) -> st.SearchStrategy[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lastbit.errors import UsageError, no_such
+from collections.abc import Iterable
+
+from lastbit.errors import UsageError, no_such, unknown
 from lastbit.invariance.again import RUN_TO_RUN
 from lastbit.invariance.aliasing import IN_PLACE
 from lastbit.invariance.batches import PADDING, PERMUTATION
@@ -43,3 +45,11 @@ def check_declared(kernel: Kernel, op: Op) -> None:
     for name in kernel.invariant:
         if name not in (known := properties_of(op)):
             raise UsageError(no_such(f"property in invariant of {kernel.where}:", name, known))
+
+
+def check_names(names: Iterable[str], ops: Iterable[Op]) -> None:
+    """Raise `UsageError` unless each name is a property of the kernels of one of the ops."""
+    known = {name for op in ops for name in properties_of(op)}
+    for name in names:
+        if name not in known:
+            raise unknown("property", name, known)

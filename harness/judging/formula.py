@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import UsageError
-from lastbit.judging.expected import Numbers
+from lastbit.judging.expected import Numbers, Steps
 from lastbit.judging.problem import Problem
 from lastbit.numerics import format_of
 from lastbit.numerics.residues import Residues
@@ -85,9 +85,15 @@ def describe_formula(problem: Problem, name: str, compared: Compared, explained:
 def explaining(problem: Problem, given: Mapping[str, Residues]) -> tuple[str, ...]:
     """Return the contracts of the op from which every element of the results follows, by its residues."""
     found = []
+    known: list[tuple[Steps, bool]] = []
     for other in problem.op.candidates(problem.contract):
         with suppress(UsageError):
-            compared = compare_formulas(problem.under(other), given).values()
-            if all(c.equal == c.numel for c in compared) and any(c.numel for c in compared):
+            under = problem.under(other)
+            explains = next((explains for steps, explains in known if under.takes(steps)), None)
+            if explains is None:
+                compared = compare_formulas(under, given).values()
+                explains = all(c.equal == c.numel for c in compared) and any(c.numel for c in compared)
+                known.append((under.steps, explains))
+            if explains:
                 found.append(str(other))
     return tuple(found)

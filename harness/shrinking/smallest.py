@@ -21,19 +21,12 @@ from lastbit.inputs.given import is_given
 from lastbit.result import BAD, OF_STAGES, CaseResult
 from lastbit.shrinking.drafts import Draft, plainer_elements, plainer_tensors
 from lastbit.verify.check import Subject, takes, verify_case
-from lastbit.verify.drawing import draw
-from lastbit.verify.formula_check import with_formula
-from lastbit.verify.item_run import way
-from lastbit.verify.shrink import Place, Places, Sizes, shrink, sizes_of, together
+from lastbit.verify.formula_check import by_formula
+from lastbit.verify.shrink import Place, Places, Sizes, shrink, together
 from lastbit.verify.worker import Watch, Workplace, unwatched
 
 MOST_TRIES = 300
 """Calls of the kernel on smaller tensors."""
-
-_GROUPS, _ALIKE = 4, 2
-"""Groups of the op, and cases of each, that the case is compared with: where eight cases of different groups have two
-sizes alike, that is no chance. Each takes 0.05 s to draw.
-"""
 
 _LEAVING_OUT = 40  # of them, to find out which inputs and parameters can be left out
 _MOST_ROUNDS = 4
@@ -46,10 +39,7 @@ _COARSE = 16  # parts into which many columns are divided to find those that can
 
 def smallest_of(place: Workplace, name: str, line: str, *, seconds: float) -> Case | None:
     """Find the smallest tensors for a kernel on a case line; see `smallest`."""
-    subject = place.subjects[name]
-    groups = place.project.groups(subject.kernel.op, subject.kernel.accepts, small=True)
-    alike = (case for group in groups[:: -(-len(groups) // _GROUPS) or 1] for case in draw(group, _ALIKE))
-    return smallest(subject, parse_case(line), watch=place.watch, seconds=seconds, alike=alike)
+    return smallest(place.subjects[name], parse_case(line), watch=place.watch, seconds=seconds)
 
 
 def judged(place: Workplace, name: str, line: str) -> CaseResult:
@@ -58,24 +48,21 @@ def judged(place: Workplace, name: str, line: str) -> CaseResult:
         return verify_case(place.subjects[name], parse_case(line), settled=None)
 
 
-def smallest(
-    subject: Subject, case: Case, *, watch: Watch = unwatched, seconds: float, alike: Iterable[Case] = ()
-) -> Case | None:
+def smallest(subject: Subject, case: Case, *, watch: Watch = unwatched, seconds: float) -> Case | None:
     """Search for the smallest case, in so many seconds, that fails as `case` does; its line holds the values.
 
-    Return None if the case does not fail, not with its values in the line, or has too many of them. `alike` are other
-    cases of the op, by which sizes that are equal by chance are told from those that must be.
+    Return None if the case does not fail, not with its values in the line, or has too many of them.
     """
     trial = _Trial(subject, case, watch, seconds)
     draft = Draft.of(case)
     if not trial.known or not trial.fails(draft.case):
         return None
-    samples = [sizes_of(other) for other in (case, *alike)]
-    draft = _with_few_of_all(draft, samples, trial)
+    sizes = draft.sizes
+    draft = _with_few_of_all(draft, sizes, trial)
     for _ in range(_MOST_ROUNDS):
         before = draft.case
         for place in _places(draft):
-            draft = _with_few_of(draft, _linked(draft, place, samples), trial)
+            draft = _with_few_of(draft, place, sizes, trial)
         draft = _without_much(draft, trial)
         draft = _plainer(draft, trial)
         if draft.case == before:
@@ -101,7 +88,7 @@ class _Trial:
             result = self._result(case)
             if result.verdict in BAD:
                 break
-        self._way, self.known, self.worst = way(result), result.verdict in BAD, _worst(result)
+        self._way, self.known, self.worst = result.way, result.verdict in BAD, _worst(result)
 
     @property
     def over(self) -> bool:
@@ -128,12 +115,12 @@ class _Trial:
         """Return whether a result fails as the case does; for a wrong formula, by values too, as sums get short."""
         if self._by_formula:
             return any(finding.kind in OF_STAGES for finding in result.faults[:1])
-        return way(result) == self._way
+        return result.way == self._way
 
     def _result(self, case: Case) -> CaseResult:
         with self._watch(case), redirect_stderr(io.StringIO()):  # what a try raises is no news
             result = verify_case(self._subject, case, repeat=self._repeat, settled=None)
-            return with_formula(self._subject, case, result) if self._by_formula else result
+            return by_formula(self._subject, case, result, alternatives=False)[0] if self._by_formula else result
 
 
 def _worst(result: CaseResult) -> tuple[int, ...]:
@@ -151,17 +138,20 @@ def _places(draft: Draft) -> list[Place]:
     return [place for place, size in sizes if size > 1 and place[1] < 0]
 
 
-def _linked(draft: Draft, place: Place, samples: Sequence[Sizes]) -> Iterator[Places]:
-    """Yield sets of places that may have to be cut together: one alone, of equal sizes, or of sizes that divide it."""
-    return chain([frozenset({place})], together(place, draft.sizes, samples))
+def _linked(draft: Draft, place: Place, sizes: Sizes) -> Iterator[Places]:
+    """Yield sets of places that may have to be cut together: one alone, of equal sizes, or of sizes that divide it.
+
+    They are so now, and were when the case had these sizes.
+    """
+    return chain([frozenset({place})], together(place, draft.sizes, (sizes, draft.sizes)))
 
 
-def _with_few_of_all(draft: Draft, samples: Sequence[Sizes], trial: _Trial) -> Draft:
+def _with_few_of_all(draft: Draft, sizes: Sizes, trial: _Trial) -> Draft:
     """Cut all dimensions at once to as few indices as still fail, so that later tries are fast."""
     for count in _AT_ONCE:
         few = draft
         for place in _places(draft):
-            cuts = (_Cutting(few, places, trial).sample(count) for places in _linked(few, place, samples))
+            cuts = (_Cutting(few, places, trial).sample(count) for places in _linked(few, place, sizes))
             if few.sizes[place] > count:
                 few = next((cut for cut in cuts if cut is not None), few)
         if trial.fails(few.case):
@@ -169,13 +159,26 @@ def _with_few_of_all(draft: Draft, samples: Sequence[Sizes], trial: _Trial) -> D
     return draft
 
 
-def _with_few_of(draft: Draft, linked: Iterable[Places], trial: _Trial) -> Draft:
-    """Cut the first set of places of which the op takes fewer parts, to as few as still fail."""
-    for places in linked:
-        cutting = _Cutting(draft, places, trial)
-        if cutting.taken:
-            return cutting.least()
+def _with_few_of(draft: Draft, place: Place, sizes: Sizes, trial: _Trial) -> Draft:
+    """Cut a place, and those that the op wants cut with it, to as few parts as still fail."""
+    for places in _linked(draft, place, sizes):
+        if _Cutting(draft, places, trial).taken:
+            return _Cutting(draft, _needed(draft, place, places, trial), trial).least()
     return draft
+
+
+def _needed(draft: Draft, place: Place, places: Places, trial: _Trial) -> Places:
+    """Leave out places whose sizes are equal by chance: the op takes fewer parts of the others without them.
+
+    First all of one dimension, as of two tensors that have as many rows as columns; numbers that refer to parts stay.
+    """
+    dims = sorted({dim for _, dim in places if dim != 1})
+    alike = (frozenset(other for other in places if other[1] == dim) for dim in dims)
+    for some in (*alike, *(frozenset({other}) for other in sorted(places) if other[1] in dims)):
+        fewer = places - some
+        if place in fewer != places and _Cutting(draft, fewer, trial).taken:
+            places = fewer
+    return places
 
 
 class _Cutting:

@@ -13,13 +13,14 @@ from lastbit.config import Config
 from lastbit.devices import parse_device
 from lastbit.errors import UsageError, told_to_the_caller
 from lastbit.interpret import install
+from lastbit.invariance.properties import check_names
 from lastbit.kernel import Kernel, declarations_of
 from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.verify.check import Subject, unsupported
 from lastbit.verify.declarations import check_kernel
 from lastbit.verify.narrowing import groups_of
 from lastbit.verify.project import open_project
-from lastbit.verify.property_checks import asked_cases, check_names, properties_on, sentence_of
+from lastbit.verify.property_checks import asked_cases, properties_on, sentence_of
 
 
 class InvarianceViolation(AssertionError):

@@ -70,6 +70,11 @@ class Subject:
         return replace(self.premises, depth=kernel.depth, order=kernel.order, atomic=frozenset(kernel.unordered))
 
     @property
+    def takes_several(self) -> bool:
+        """Whether the kernel takes a tensor besides the op's first, whose device is the run's."""
+        return not self.kernel.accepts.isdisjoint(self.op.inputs[1:])
+
+    @property
     def is_lost(self) -> bool:
         """Whether the process that performs its calls has ended."""
         return self.performer is not None and self.performer.over

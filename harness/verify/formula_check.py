@@ -69,19 +69,20 @@ def follows(tensors: Mapping[str, Tensor]) -> bool:
     return here and sum(t.numel() for t in given) < _LARGEST
 
 
-def judged_by_formula(judgement: J, problem: Problem, followed: Followed) -> J:
+def judged_by_formula(judgement: J, problem: Problem, followed: Followed, *, alternatives: bool = True) -> J:
     """Return a judgement that broke no contract with what the formula of the kernel says of the results.
 
     A result whose residues are all those of the contract is decided, whatever the order of its sums left open; one of
     another formula fails. Where the kernel's own process told them, nothing is decided: it could have told the
-    reference's, but none would tell those of another formula to pass.
+    reference's, but none would tell those of another formula to pass. Other contracts are tried only with
+    `alternatives`; the verdict is the same without.
     """
     compared = compare_formulas(problem, followed.results)
     judgement = replace(judgement, opaque=followed.opaque)
     if not followed.told:
         judgement = replace(judgement, stages=tuple(_with_residues(s, compared) for s in judgement.stages))
     if wrong := {name: c for name, c in compared.items() if c.differs}:
-        explained = () if followed.told else explaining(problem, followed.results)
+        explained = explaining(problem, followed.results) if alternatives and not followed.told else ()
         findings = tuple(describe_formula(problem, name, c, explained) for name, c in wrong.items())
         findings = (*findings, *judgement.findings)
         return replace(judgement, verdict=Verdict.FAILED, reason="", findings=findings, explained_by=explained)
@@ -89,7 +90,8 @@ def judged_by_formula(judgement: J, problem: Problem, followed: Followed) -> J:
         equal = compared and all(c.equal == c.numel for c in compared.values())
         said = _TOLD if equal and judgement.verdict is Verdict.INCONCLUSIVE else ""
         return replace(judgement, reason=f"{judgement.reason}{said}")
-    unknown = [c for c in problem.op.alternatives(problem.contract) if judgement.ruled_out.get(str(c)) == 0]
+    others = problem.op.alternatives(problem.contract) if alternatives else ()
+    unknown = [c for c in others if judgement.ruled_out.get(str(c)) == 0]
     ruled_out = {**judgement.ruled_out, **kept_apart(problem, followed.results, unknown)}
     decided = judgement.verdict is Verdict.INCONCLUSIVE and any(s.decided for s in judgement.stages if s.result)
     verdict, reason = (Verdict.PASSED, "") if decided else (judgement.verdict, judgement.reason)
@@ -142,9 +144,17 @@ def with_formula(
 
 @timed(FORMULAS)
 def by_formula(
-    subject: Subject, case: Case, result: CaseResult, begins: Callable[[], None] = lambda: None
+    subject: Subject,
+    case: Case,
+    result: CaseResult,
+    begins: Callable[[], None] = lambda: None,
+    *,
+    alternatives: bool = True,
 ) -> tuple[CaseResult, tuple[Problem, Followed] | None]:
-    """Judge as `with_formula`; also return the problem and the residues if the kernel was followed here."""
+    """Judge as `with_formula`; also return the problem and the residues if the kernel was followed here.
+
+    Other contracts are tried only with `alternatives`, and on another device always; the verdict is the same without.
+    """
     start, found = time.perf_counter(), None
     if result.verdict not in (Verdict.PASSED, Verdict.INCONCLUSIVE):
         return result, None
@@ -155,7 +165,7 @@ def by_formula(
             found = followed_anew(subject, case, result.results)
         except LastbitError as error:
             return after_raising(subject, result, error)[0], None
-        judged = result if found is None else judged_by_formula(result, *found)
+        judged = result if found is None else judged_by_formula(result, *found, alternatives=alternatives)
     if judged is not result:
         judged = replace(judged, seconds=result.seconds + time.perf_counter() - start)
     return judged, found

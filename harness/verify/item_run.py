@@ -6,7 +6,6 @@ item is performed in the process that calls its kernel, or that starts the proce
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
@@ -40,8 +39,6 @@ Started = Callable[..., None]
 
 Leave = Callable[[Item, int], None]
 """Takes note of how many cases of an item are not run."""
-
-_NUMBERS = re.compile(r"\b\d[\w.,+-]*")
 
 
 class CaseFailed(Exception):
@@ -249,11 +246,11 @@ class Explorer:
         A failure in another way is recorded as skipped: nobody has said that the kernel is meant for the case.
         """
         result = replace(self._verified(case, repeat=True, counted=False), counted=False)
-        if way(result) == way(failed):
+        if result.way == failed.way:
             self._record(result)
             return result
         if result.verdict in BAD:
-            reason = f"fails, but not as the case that is made smaller: {': '.join(way(result))}"
+            reason = f"fails, but not as the case that is made smaller: {': '.join(result.way)}"
             result = replace(result, verdict=Verdict.SKIPPED, stages=(), findings=(), reason=reason)
         self._record(result)
         return None
@@ -306,14 +303,6 @@ class _Alike:
         result = self._explorer.fails_like(self.smallest, case)
         self.smallest = result or self.smallest
         return result is not None
-
-
-def way(result: CaseResult) -> tuple[str, ...]:
-    """Return a key for the way a case failed: the error without numbers, or the first wrong stage and finding."""
-    if result.verdict is Verdict.ERRORED:
-        return result.verdict, _NUMBERS.sub("#", result.reason)
-    stage = result.failing_stage
-    return result.verdict, stage.name if stage else "", *(finding.kind for finding in result.faults[:1])
 
 
 _MUCH = 1 << 30  # bytes that a worker may hold between items: to look for what can be given back takes 0.1 s

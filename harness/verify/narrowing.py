@@ -18,9 +18,8 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from lastbit.case import Case, Chosen, Group, Option, TensorSpec
-from lastbit.inputs.choices import DRAWN
+from lastbit.inputs.choices import DRAWN, Residue
 from lastbit.inputs.layouts import LAYOUTS
-from lastbit.inputs.shapes import Residue
 from lastbit.kernel import Kernel
 from lastbit.ops import REQUIRED, Op
 from lastbit.run import NotRun

@@ -5,23 +5,20 @@ On an accelerator, every kernel of several tensors gets a group of cases with te
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from hypothesis import strategies as st
 
 from lastbit.calibrate import load_premises
-from lastbit.case import PEER, Case, Choices, Group, parse_case
-from lastbit.config import PROFILES, Config
-from lastbit.devices import machine
+from lastbit.case import Case, Choices, Group, parse_case
+from lastbit.config import Config
 from lastbit.errors import UsageError, no_kernel
 from lastbit.inputs.values import check_regime
+from lastbit.invariance.properties import check_names
 from lastbit.kernel import REVISION_MARK, Kernel
 from lastbit.ops import Op
 from lastbit.run import NotRun
@@ -30,10 +27,7 @@ from lastbit.trees import check_trees, imported
 from lastbit.verify.beside import Beside
 from lastbit.verify.check import Subject
 from lastbit.verify.declarations import likely_slips
-from lastbit.verify.drawing import designed, free
-from lastbit.verify.narrowing import groups_of, narrowed, not_asked, takes_less
 from lastbit.verify.project import Load, Project, kernel_folders, open_project
-from lastbit.verify.property_checks import check_names, ordinary_group
 
 C = TypeVar("C")
 
@@ -170,11 +164,12 @@ def make_plan(
     kernels = _selected(project, config, found)
     if kernels and all(kernel.name in refused for kernel in kernels):
         raise UsageError(refused[kernels[0].name])
-    check_names(config.properties, tuple(project.ops.values()))
+    if config.properties:
+        check_names(config.properties, tuple(project.ops.values()))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
     beside = None if device_type == "cpu" or config.sanitize else Beside(config)
-    made = functools.cache(partial(_designed, project, config))  # most kernels of an op have groups in common
     shares = _shares(kernels) if config.shares else {}
+    groups_for = _groups_for(project, config)
     items: list[Item] = []
     not_run = [*lacking]
     not_run += [n for k in kernels if k.name not in refused for n in likely_slips(k, project.op(k.op))]
@@ -189,16 +184,14 @@ def make_plan(
                 not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
                 continue
             subject = replace(_subject(kernel, project.op(kernel.op), device, config), beside=beside)
-            groups = list(_groups(project, subject, config, made))
+            groups, notes = groups_for(subject)
             place, parts = shares.get(kernel.name, (0, 1))
             for number, group in enumerate(groups):
                 share = (0, 1) if group.properties and kernel.invariant else ((place + number) % parts, parts)
                 item = Item(subject, group, bool(config.lines), config.properties, share=share)
                 items += [item] if parts == 1 or item.planned(config.cases_per_group).cases else []
-            if not config.lines:
-                every = project.groups(kernel.op, kernel.accepts, small=config.small)
-                not_run += [note for note in not_asked(kernel, subject.op, every, groups) if note not in not_run]
-    if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items if not i.refused):
+            not_run += [note for note in notes if note not in not_run]
+    if device_type == "cpu" and not config.lines and any(i.subject.takes_several for i in items if not i.refused):
         alone = "the cpu alone has no other device to put a tensor on"
         reason = alone if torch.accelerator.is_available() else NO_ACCELERATOR
         not_run.append(NotRun("cases with a tensor on another device", reason))
@@ -218,9 +211,9 @@ def _shares(kernels: Iterable[Kernel]) -> dict[str, tuple[int, int]]:
     families: dict[object, list[Kernel]] = {}
     for kernel in kernels:
         takes = tuple(sorted((name, str(told)) for name, told in kernel.takes.items()))
-        family = kernel.op, kernel.source, kernel.accepts, kernel.requires, kernel.devices, takes
-        families.setdefault(family, []).append(kernel)
-    found = {}
+        alike = kernel.op, kernel.source, kernel.accepts, kernel.requires, kernel.devices, takes
+        families.setdefault(alike, []).append(kernel)
+    found: dict[str, tuple[int, int]] = {}
     for family in families.values():
         parts = min(len(family), _MOST_PARTS)
         if family[0].source and len({kernel.contract for kernel in family}) == len(family) > 1:
@@ -288,58 +281,21 @@ def later_imports(config: Config) -> Callable[[], None]:
     return check
 
 
-def _designed(
-    project: Project, config: Config, op: str, accepts: frozenset[str], taking_less: Kernel | None
-) -> list[Group]:
-    """Make the groups of cases for an op's kernels that take the same, with the run's number of cases.
-
-    A kernel that takes fewer groups has as many cases to design and draw in the groups that are left.
-    """
-    every = project.groups(op, accepts, small=config.small)
-    groups = every if taking_less is None else narrowed(every, taking_less, project.op(op))
-    before, left = (sum(group.strategy is not None for group in some) for some in (every, groups))
-    cases = round(config.cases_per_group * before / left) if left else 0
-    return designed(groups, cases, whole=config.cases_per_group >= PROFILES["ci"])
-
-
-def _groups(
-    project: Project,
-    subject: Subject,
-    config: Config,
-    made: Callable[[str, frozenset[str], Kernel | None], list[Group]],
-) -> Iterator[Group]:
-    kernel = subject.kernel
+def _groups_for(project: Project, config: Config) -> Callable[[Subject], tuple[Sequence[Group], Sequence[NotRun]]]:
+    """Return a function that makes the groups of cases of a kernel on a device, and notes of what is left out."""
     if config.lines:
         cases = [parse_case(line) for line in config.lines]
         for case in cases:
             project.op(case.op)
             for tensor in case.tensors:
                 check_regime(tensor)
-        if own := tuple(case for case in cases if case.op == kernel.op):
-            yield Group("lines", examples=own, properties=bool(config.properties))
-    else:
-        groups = made(kernel.op, kernel.accepts, kernel if takes_less(kernel, subject.op) else None)
-        yield from groups
-        if kernel.invariant and not any(group.properties for group in groups):
-            yield ordinary_group(subject, groups_of(project, kernel, small=config.small))
-        if subject.device.type != "cpu" and _movable(subject):
-            small = groups_of(project, kernel, small=True)
-            places = ("cpu", PEER) if machine().peers(str(subject.device)) else ("cpu",)
-            yield Group("placement", strategy=displaced_cases(small, subject.op.inputs[0], places))
+        return lambda subject: (_of_lines([case for case in cases if case.op == subject.kernel.op], config), ())
+    # It draws by Hypothesis, which takes as long to import as all of lastbit, and which lines of cases need not.
+    from lastbit.verify.run_groups import groups_in_a_run
+
+    return groups_in_a_run(project, config)
 
 
-def _movable(subject: Subject) -> bool:
-    """Return whether the kernel takes a tensor besides the op's first, whose device is the run's."""
-    return not subject.kernel.accepts.isdisjoint(subject.op.inputs[1:])
-
-
-@st.composite
-def displaced_cases(draw: st.DrawFn, groups: Iterable[Group], first: str, places: Sequence[str]) -> Case:
-    """Draw a case of one of the groups, with tensors besides `first`, at least one if there is any, on `places`."""
-    strategies = [free(group) for group in groups if group.strategy is not None]
-    examples = [st.sampled_from(group.examples) for group in groups if group.examples]
-    case: Case = draw(st.one_of([*strategies, *examples]))
-    movable = [tensor.name for tensor in case.tensors if tensor.name != first]
-    chosen = draw(st.sets(st.sampled_from(movable), min_size=1)) if movable else set()
-    placed = {name: draw(st.sampled_from(places)) for name in sorted(chosen)}
-    return replace(case, tensors=tuple(replace(t, device=placed.get(t.name, "")) for t in case.tensors))
+def _of_lines(own: Sequence[Case], config: Config) -> tuple[Group, ...]:
+    """Return the group of the lines of a kernel's op; none without any."""
+    return (Group("lines", examples=tuple(own), properties=bool(config.properties)),) if own else ()

@@ -5,12 +5,12 @@ Files are loaded by path, so that another project's folders work like the ones t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from lastbit.case import Case, Group
 from lastbit.config import Config
@@ -27,6 +27,33 @@ from lastbit.verify.declarations import check_kernel, check_op
 
 Load = Callable[[Path], tuple[Kernel, ...]]
 """Finds the kernels of a file or folder; raises as `load_kernels` does."""
+
+T = TypeVar("T")
+
+
+class _Loaded(Mapping[str, T]):
+    """What the Python files in folders of one name define, by the stems of these; the last folder's go first.
+
+    A file is loaded when it is first asked for: a case names one op, and others take as long as all the rest.
+    """
+
+    def __init__(self, load: Callable[[Path], T], folders: Iterable[Path], name: str) -> None:
+        self._load, self._loaded = load, dict[str, T]()
+        self._files = {path.stem: path for folder in folders for path in _modules(folder / name)}
+
+    def __getitem__(self, stem: str) -> T:
+        if stem not in self._loaded:
+            self._loaded[stem] = self._load(self._files[stem])
+        return self._loaded[stem]
+
+    def __contains__(self, stem: object) -> bool:
+        return stem in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
 
 
 @dataclass(frozen=True)
@@ -126,14 +153,13 @@ class Project:
 def open_project(config: Config) -> Project:
     """Open the project that `config` describes: lastbit's own folders, then those of `config.projects`."""
     config.check_places()
-    folders = (BUILT_IN, *map(Path, config.projects))
-    ops: dict[str, Op] = {}
-    cases: dict[str, ModuleType] = {}
-    for folder in folders:
-        with siblings(folder / "references") if folder != BUILT_IN else nullcontext():  # those are a package
-            ops |= {path.stem: _op_of(path) for path in _modules(folder / "references")}
-        for path in _modules(folder / "cases"):
-            cases[path.stem] = load_file(path)
+    projects = tuple(map(Path, config.projects))
+    folders = (BUILT_IN, *projects)
+    ops, cases = _Loaded(_op_of, folders, "references"), _Loaded(load_file, folders, "cases")
+    for folder in projects:  # whose mistakes are told at once; tests load all of lastbit's own
+        with siblings(folder / "references"):
+            for path in _modules(folder / "references"):
+                ops[path.stem]
         _check_cases(folder, cases, ops)
     revisions = {label: Path(folder) for label, folder in config.revisions.items()}
     load = partial(_load_or_plain, config) if config.plain else load_kernels

@@ -13,14 +13,13 @@ from functools import partial
 
 from lastbit.case import Case, Group, Option
 from lastbit.devices import made_current
-from lastbit.errors import LastbitError, UnsupportedCase, unknown
+from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.inputs import Inputs, build
 from lastbit.invariance.basis import Anew, Basis
 from lastbit.invariance.properties import properties_of
 from lastbit.invariance.property import Property, result_of
 from lastbit.judging.problem import Problem
 from lastbit.judging.verdict import judge
-from lastbit.ops import Op
 from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.relations import Independent, Tensors
 from lastbit.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
@@ -74,14 +73,6 @@ def _rank(subject: Subject, case: Case) -> tuple[int, int]:
 
 
 _VERDICTS = {PropertyOutcome.BROKEN: Verdict.FAILED, PropertyOutcome.ERRORED: Verdict.ERRORED}
-
-
-def check_names(names: Iterable[str], ops: Sequence[Op]) -> None:
-    """Raise `UsageError` unless each name is a property of the kernels of one of the ops."""
-    known = {name for op in ops for name in properties_of(op)}
-    for name in names:
-        if name not in known:
-            raise unknown("property", name, known)
 
 
 def in_a_run(subject: Subject) -> tuple[str, ...]:

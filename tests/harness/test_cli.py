@@ -231,6 +231,19 @@ def test_what_starts_a_run_and_what_hands_out_its_items_leave_torch_to_those_tha
     assert not {"torch", "triton", "pandas", "hypothesis", "rich"}.intersection(loaded)
 
 
+def test_what_explains_a_case_and_asserts_a_contract_draws_nothing() -> None:
+    """Hypothesis takes as long to import as all of lastbit, and so do the ops that a case does not name."""
+    program = """if True:
+        import sys
+        import lastbit.commands.explain, lastbit.verify.assertion
+        from lastbit.config import Config
+        from lastbit.verify.project import open_project
+        open_project(Config(folder="")).op("rms_norm")
+        print(*sys.modules)"""
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"hypothesis", "sympy", "pandas", "torch._dynamo", "lastbit.references._silu"}.intersection(loaded)
+
+
 def test_names_of_the_package_are_there_when_they_are_asked_for() -> None:
     assert lastbit.assert_contract.__module__ == "lastbit.verify.assertion"
     assert {*lastbit.__all__} <= {*dir(lastbit)}

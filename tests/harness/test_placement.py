@@ -23,7 +23,9 @@ from lastbit.inputs.of_case import device_of
 from lastbit.numerics import Premises
 from lastbit.placement import Misplaced, PlacementWarning, check, moved
 from lastbit.verify import plan as plans
-from lastbit.verify.plan import NO_ACCELERATOR, Plan, displaced_cases, make_plan
+from lastbit.verify import run_groups
+from lastbit.verify.plan import NO_ACCELERATOR, Plan, make_plan
+from lastbit.verify.run_groups import displaced_cases
 
 # moved
 
@@ -210,7 +212,7 @@ def planned(project: Path, device: str, **settings: Any) -> Plan:
 def test_the_plan_adds_placement_cases_on_an_accelerator(
     project: Path, monkeypatch: pytest.MonkeyPatch, count: int, places: set[str]
 ) -> None:
-    monkeypatch.setattr(plans, "machine", lambda: Machine("cuda", count))
+    monkeypatch.setattr(run_groups, "machine", lambda: Machine("cuda", count))
     monkeypatch.setattr(plans, "load_premises", lambda device: Premises())
     plan = planned(project, "cuda:0")
     assert [item.id for item in plan.items] == [

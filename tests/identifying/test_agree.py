@@ -16,10 +16,6 @@ from lastbit.case import Group
 from lastbit.cli import main
 from lastbit.commands import agree as command
 from lastbit.config import Config
-<<<<<<<< HEAD:tests/diagnosing/test_agreement.py
-from lastbit.identifying.bitwise_agreement import _compare, _in_order, agree_kernels
-========
->>>>>>>> h-lines:tests/identifying/test_agree.py
 from lastbit.errors import UsageError
 from lastbit.identifying.bitwise_agreement import _compare, _in_order, agree_kernels
 from lastbit.kernel import Kernel
@@ -198,11 +194,7 @@ def test_kernels_of_two_ops(project: Project) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, contract in (("native", "native_multiply"), ("in_fp32", "fp32_multiply")):
-<<<<<<<< HEAD:tests/diagnosing/test_agreement.py
-        text = f"from lastbit.kernel import kernel\nfrom tests.diagnosing.test_agreement import {name} as f\n\n"
-========
         text = f"from lastbit.kernel import kernel\nfrom tests.identifying.test_agree import {name} as f\n\n"
->>>>>>>> h-lines:tests/identifying/test_agree.py
         (tmp_path / f"{name}.py").write_text(
             f"{text}\n@kernel('rms_norm', contract='{contract}')\ndef {name}(x, weight, *, eps):\n"
             "    return f(x, weight, eps=eps)\n"

@@ -13,11 +13,6 @@ from torch import Tensor
 
 from lastbit.case import parse_case
 from lastbit.config import Config
-<<<<<<<< HEAD:tests/diagnosing/test_identification.py
-from lastbit.identifying.kept_contracts import identify, observe
-from lastbit.identifying.trials import Rounding, subsets
-========
->>>>>>>> h-lines:tests/identifying/test_identify.py
 from lastbit.dtypes import DTYPES
 from lastbit.errors import UnsupportedCase
 from lastbit.identifying.kept_contracts import identify, observe

@@ -11,10 +11,6 @@ from in_this_process import InThisProcess
 from rich.console import Console
 
 from lastbit.commands import identify as command
-<<<<<<< HEAD:tests/diagnosing/test_identify_command.py
-from lastbit.identifying.kept_contracts import identify_kernel
-=======
->>>>>>> h-lines:tests/identifying/test_identify_command.py
 from lastbit.errors import UsageError
 from lastbit.identifying.kept_contracts import identify_kernel
 from lastbit.reports.identification import (

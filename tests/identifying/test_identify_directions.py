@@ -11,11 +11,7 @@ from torch import Tensor
 
 from lastbit.case import parse_case
 from lastbit.config import Config
-<<<<<<< HEAD:tests/diagnosing/test_identify_directions.py
 from lastbit.identifying.kept_contracts import identify
-=======
-from lastbit.identifying.kept_contracts import identify
->>>>>>> h-lines:tests/identifying/test_identify_directions.py
 from lastbit.kernel import Kernel
 from lastbit.numerics.formats import DIRECTIONS, Direction
 from lastbit.reports.identification import Candidate, Identification, answer, claim, name, remarks

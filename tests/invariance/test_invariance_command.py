@@ -16,7 +16,7 @@ from lastbit.commands import invariance as command
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.errors import UsageError
-from lastbit.invariance.properties import properties_of
+from lastbit.invariance.properties import check_names, properties_of
 from lastbit.kernel import Kernel, kernel
 from lastbit.ops import Op
 from lastbit.property_result import PropertyOutcome, PropertyResult, together
@@ -28,7 +28,7 @@ from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.item_run import Explorer
 from lastbit.verify.plan import Item, make_plan
 from lastbit.verify.project import open_project
-from lastbit.verify.property_checks import check_names, ordinary_group, with_properties
+from lastbit.verify.property_checks import ordinary_group, with_properties
 from lastbit.verify.worker import WorkerEnded
 
 LINE = "rms_norm x=fp32[40,256] weight=fp32[256] eps=1e-06 seed=1"

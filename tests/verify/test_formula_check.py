@@ -15,6 +15,7 @@ from lastbit.case import Group, parse_case
 from lastbit.config import Config
 from lastbit.inputs import build
 from lastbit.judges.judge_file import contracts_of
+from lastbit.judging import formula
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
 from lastbit.judging.verdict import judge
@@ -156,6 +157,25 @@ def test_other_residues_fail_whoever_tells_them(judged: tuple[Problem, Judgement
     found = judged_by_formula(judgement, problem, Followed(other, (), told=told))
     assert found.verdict is Verdict.FAILED and not found.reason
     assert found.findings[0].kind == OF_FORMULA and not found.explained_by
+
+
+def test_contracts_of_one_computation_are_asked_once(
+    judged: tuple[Problem, Judgement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a norm in fp32 without weight and residual 27 contracts make two: with a product and with a quotient."""
+    problem, judgement = judged
+    asked: list[str] = []
+
+    def counted(problem: Problem, *args: Any) -> Any:
+        asked.append(str(problem.contract))
+        return compare_formulas(problem, *args)
+
+    monkeypatch.setattr(formula, "compare_formulas", counted)
+    other = {name: residues + residues for name, residues in problem.residues.items()}
+    assert not judged_by_formula(judgement, problem, Followed(other, ()), alternatives=False).explained_by
+    assert not asked
+    judged_by_formula(judgement, problem, Followed(other, ()))
+    assert asked == ["native_multiply+rounded_sum", "native_multiply+rounded_sum+divided"]
 
 
 def test_a_kernel_of_another_formula_keeps_no_contract(judged: tuple[Problem, Judgement]) -> None:

@@ -1,0 +1,68 @@
+"""The groups of cases that the kernels of a run get, where no lines of cases are given: designed and drawn."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from lastbit.case import PEER, Case, Group
+from lastbit.config import PROFILES, Config
+from lastbit.devices import machine
+from lastbit.kernel import Kernel
+from lastbit.run import NotRun
+from lastbit.verify.check import Subject
+from lastbit.verify.drawing import designed, free
+from lastbit.verify.narrowing import groups_of, narrowed, not_asked, takes_less
+from lastbit.verify.project import Project
+from lastbit.verify.property_checks import ordinary_group
+
+
+def groups_in_a_run(project: Project, config: Config) -> Callable[[Subject], tuple[list[Group], list[NotRun]]]:
+    """Return a function that makes the groups of a kernel on a device, and notes of those that it does not take."""
+
+    @functools.cache  # most kernels of an op have groups in common
+    def made(op: str, accepts: frozenset[str], taking_less: Kernel | None) -> list[Group]:
+        """Make the groups of cases for an op's kernels that take the same, with the run's number of cases.
+
+        A kernel that takes fewer groups has as many cases to design and draw in the groups that are left.
+        """
+        every = project.groups(op, accepts, small=config.small)
+        groups = every if taking_less is None else narrowed(every, taking_less, project.op(op))
+        before, left = (sum(group.strategy is not None for group in some) for some in (every, groups))
+        cases = round(config.cases_per_group * before / left) if left else 0
+        return designed(groups, cases, whole=config.cases_per_group >= PROFILES["ci"])
+
+    def groups_and_notes(subject: Subject) -> tuple[list[Group], list[NotRun]]:
+        kernel, op = subject.kernel, subject.op
+        groups = made(kernel.op, kernel.accepts, kernel if takes_less(kernel, op) else None)
+        groups = [*groups, *_further(project, subject, groups, small=config.small)]
+        every = project.groups(kernel.op, kernel.accepts, small=config.small)
+        return groups, list(not_asked(kernel, op, every, groups))
+
+    return groups_and_notes
+
+
+def _further(project: Project, subject: Subject, groups: Iterable[Group], *, small: bool) -> Iterator[Group]:
+    """Yield a group for the properties that a kernel declares, if its op has none, and one with tensors elsewhere."""
+    kernel = subject.kernel
+    if kernel.invariant and not any(group.properties for group in groups):
+        yield ordinary_group(subject, groups_of(project, kernel, small=small))
+    if subject.device.type != "cpu" and subject.takes_several:
+        cases = groups_of(project, kernel, small=True)
+        places = ("cpu", PEER) if machine().peers(str(subject.device)) else ("cpu",)
+        yield Group("placement", strategy=displaced_cases(cases, subject.op.inputs[0], places))
+
+
+@st.composite
+def displaced_cases(draw: st.DrawFn, groups: Iterable[Group], first: str, places: Sequence[str]) -> Case:
+    """Draw a case of one of the groups, with tensors besides `first`, at least one if there is any, on `places`."""
+    strategies = [free(group) for group in groups if group.strategy is not None]
+    examples = [st.sampled_from(group.examples) for group in groups if group.examples]
+    case: Case = draw(st.one_of([*strategies, *examples]))
+    movable = [tensor.name for tensor in case.tensors if tensor.name != first]
+    chosen = draw(st.sets(st.sampled_from(movable), min_size=1)) if movable else set()
+    placed = {name: draw(st.sampled_from(places)) for name in sorted(chosen)}
+    return replace(case, tensors=tuple(replace(t, device=placed.get(t.name, "")) for t in case.tensors))
