@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
@@ -130,14 +130,26 @@ def open_project(config: Config) -> Project:
     ops: dict[str, Op] = {}
     cases: dict[str, ModuleType] = {}
     for folder in folders:
-        with siblings(folder / "references") if folder != BUILT_IN else nullcontext():  # those are a package
-            ops |= {path.stem: _op_of(path) for path in _modules(folder / "references")}
-        for path in _modules(folder / "cases"):
-            cases[path.stem] = load_file(path)
+        own_ops, own_cases = _built_in() if folder == BUILT_IN else _loaded(folder)
+        ops |= own_ops
+        cases |= own_cases
         _check_cases(folder, cases, ops)
     revisions = {label: Path(folder) for label, folder in config.revisions.items()}
     load = partial(_load_or_plain, config) if config.plain else load_kernels
     return Project(ops, cases, folders, kernel_folders(config), revisions, config.revision, load)
+
+
+def _loaded(folder: Path) -> tuple[Mapping[str, Op], Mapping[str, ModuleType]]:
+    """Load the ops and the cases of a folder."""
+    with siblings(folder / "references") if folder != BUILT_IN else nullcontext():  # those are a package
+        ops = {path.stem: _op_of(path) for path in _modules(folder / "references")}
+    return ops, {path.stem: load_file(path) for path in _modules(folder / "cases")}
+
+
+@cache
+def _built_in() -> tuple[Mapping[str, Op], Mapping[str, ModuleType]]:
+    """Load those of lastbit, once in a process, as any package is imported."""
+    return _loaded(BUILT_IN)
 
 
 def _load_or_plain(config: Config, path: Path) -> tuple[Kernel, ...]:
