@@ -1,8 +1,13 @@
 """Settings that every test shares: interpreted Triton, reproducible Hypothesis, one thread per worker."""
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
 # Triton decides while it is imported whether @triton.jit compiles or interprets, so this stands before every
 # other import. The tests run on the CPU; TRITON_INTERPRET=0 from outside keeps compilation, for a GPU.
@@ -10,12 +15,18 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 # Small tensors: threads cost more than they save, and parallel workers would each start one per core. Torch reads this
 # on import too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As in a worker, which a process with another number of threads cannot fork.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
+import torch
 
+from lastbit import cli
+from lastbit.children.child import ChildProcess
 from lastbit.files import IMPORTED_FROM
 from lastbit.numerics import Premises, using
+from lastbit.verify import processes, worker
 
 try:
     distribution("lastbit")
@@ -26,6 +37,9 @@ except PackageNotFoundError:  # a checkout that is not installed: processes that
 # passed on a commit passes on it again.
 hypothesis.settings.register_profile("lastbit", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("lastbit")
+
+# The threads of pytest-xdist read and hold no lock that a fork needs: workers are forked, as by `lastbit` itself.
+worker.may_fork = lambda: not torch.cuda.is_initialized()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,8 +54,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def why_no_gpu() -> str:
     """Why tests marked gpu cannot run here; empty if they can."""
-    import torch
-
     if not torch.cuda.is_available():
         return "no CUDA device"
     if os.environ["TRITON_INTERPRET"] != "0":
@@ -54,3 +66,37 @@ def no_tensor_cores() -> Iterator[Premises]:
     """Bounds of dots that add in any order and round, as on the CPU."""
     with using(Premises(tensor_cores=None)) as premises:
         yield premises
+
+
+@pytest.fixture
+def forked_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the one process of a run be a fork of this one, which has imported torch; a kernel must not end it."""
+
+    def popen(command: list[str], *, env: dict[str, str], cwd: str, stdout: IO[bytes], **_: object) -> object:
+        def run(_: int) -> None:
+            os.setsid()
+            os.chdir(cwd)
+            pytest.main([*command[command.index("pytest") + 1 :], "-n", "0"])
+
+        return ChildProcess.forked(run, env, log=stdout)._process
+
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
+
+
+@pytest.fixture
+def forked_lastbit(forked_runs: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[int, str]]:
+    """Runs a command line in a folder, in a fork of this process: its exit code, and what it prints."""
+
+    def call(words: Sequence[str], folder: Path, **environ: str) -> tuple[int, str]:
+        def run(_: int) -> None:
+            os.chdir(folder)
+            code = cli.main(words)
+            sys.stdout.flush()
+            os._exit(code)
+
+        log = tmp_path_factory.mktemp("lastbit") / "log"
+        with log.open("wb") as output:
+            code = ChildProcess.forked(run, {**os.environ, **environ}, log=output).end(300)
+        return code, log.read_text()
+
+    return call

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -155,7 +155,7 @@ def open_project(config: Config) -> Project:
     config.check_places()
     projects = tuple(map(Path, config.projects))
     folders = (BUILT_IN, *projects)
-    ops, cases = _Loaded(_op_of, folders, "references"), _Loaded(load_file, folders, "cases")
+    ops, cases = _Loaded(_op_of, folders, "references"), _Loaded(_cases_of, folders, "cases")
     for folder in projects:  # whose mistakes are told at once; tests load all of lastbit's own
         with siblings(folder / "references"):
             for path in _modules(folder / "references"):
@@ -189,6 +189,16 @@ def _modules(folder: Path) -> Iterable[Path]:
     return sorted(p for p in folder.glob("*.py") if not p.stem.startswith("_")) if folder.is_dir() else ()
 
 
+def _own_once(load: Callable[[Path], T]) -> Callable[[Path], T]:
+    """Decorate what loads a file: those of lastbit are loaded once in a process, as any package is imported."""
+    known = cache(load)
+    return lambda path: known(path) if path.is_relative_to(BUILT_IN) else load(path)
+
+
+_cases_of = _own_once(load_file)
+
+
+@_own_once
 def _op_of(path: Path) -> Op:
     own = (
         ""

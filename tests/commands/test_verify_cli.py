@@ -113,7 +113,7 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(forked_runs: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs lastbit on a project: the command line in this process, the kernels in others; nothing is explained."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("lastbit.commands.explaining.failures_of", lambda run: [])
@@ -143,7 +143,7 @@ def project(tmp_path: Path) -> Path:
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """One run of all kernels, of which two take their process with them; the command line has one of its own, too."""
     folder = make_project(tmp_path_factory.mktemp("project"))
-    arguments = command(folder, "verify", "--cases", str(folder / "lines.txt"), "--timeout", "3", "-n", "2")
+    arguments = command(folder, "verify", "--cases", str(folder / "lines.txt"), "--timeout", "3", "-n", "1")
     environment = {**os.environ, "PYTHONPATH": str(IMPORTED_FROM), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     done = subprocess.run(
         [sys.executable, "-m", "lastbit", *arguments],

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lastbit.case import Case, Group
+from lastbit.case import Case, Group, parse_case
 from lastbit.config import Config
 from lastbit.inputs import build, guarded_allocations
+from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel
 from lastbit.ops import Contract, Op
 from lastbit.result import BAD, CaseResult, Comparison
-from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.check import Subject, examine
 from lastbit.verify.drawing import designed, draw
 from lastbit.verify.project import Project, open_project
 from tests.faults.catalogue import GROUPS
@@ -98,10 +99,12 @@ class Sighting:
     Attributes:
         cases: generated cases up to the one that failed, that one included.
         result: of the case that failed.
+        actual: copies of the tensors that were judged, by stage.
     """
 
     cases: int
     result: CaseResult
+    actual: Mapping[str, Tensor]
 
     @property
     def named(self) -> str:
@@ -125,10 +128,17 @@ def hunt(kernel: Kernel, cases: Sequence[Case], device: torch.device, start: int
     """The first of `cases` that the kernel fails, from the case with the number `start` on; None if there is none."""
     subject = subject_of(kernel, device)
     for number, case in enumerate(cases[start - 1 :], start):
-        result = verify_case(subject, case, repeat=False)
+        result, actual = examine(subject, case)
         if result.verdict in BAD:
-            return Sighting(number, result)
+            return Sighting(number, result, actual)
     return None
+
+
+def judged_alone(kernel: Kernel, seen: Sighting, device: torch.device) -> Sighting:
+    """What is seen of the same results without the kernel's stages."""
+    problem = subject_of(kernel, device).problem(build(parse_case(seen.result.case).gathered(), device))
+    results = {name: seen.actual[name] for name in (*problem.required, *problem.may_return) if name in seen.actual}
+    return replace(seen, result=seen.result.judged(judge(problem, results)))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def first_shown(number: int) -> tuple[str, tuple[int, int]]:
     from tests.kernels.test_faults import CPU, SEEN, cases_for
 
     fault = SEEN[number]
-    cases = cases_for(fault)
+    cases = list(cases_for(fault))
     with planted(fault) as kernel:
         exposed = hunt.hunt(kernel, cases, CPU)
         assert exposed is not None

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lastbit.files import IMPORTED_FROM
-
-ROOT = Path(__file__).resolve().parents[2]
+from lastbit import cli
 
 REFERENCE = '''\
 """y = x² · factor + bias."""
@@ -93,27 +89,36 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def verify(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run `lastbit verify` in the project, in one process."""
-    command = [sys.executable, "-m", "lastbit", "verify", "--project", str(project)]
-    command += [str(project / "kernels"), "--cases-per-group", "3", "-n", "1", *options]
-    environment = {**os.environ, "PYTHONPATH": str(IMPORTED_FROM), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=300)
+Verify = Callable[..., tuple[int, str]]
 
 
-def test_right_kernels_pass(project: Path) -> None:
-    done = verify(project, "-v")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "rounded" in done.stdout
-    assert "wide" in done.stdout
-    assert "FAILED" not in done.stdout
+@pytest.fixture
+def verify(
+    project: Path, forked_runs: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Verify:
+    """Runs `lastbit verify` in the project; its exit code, and what it printed."""
+    monkeypatch.chdir(project)
+
+    def call(*options: str) -> tuple[int, str]:
+        command = ["verify", "--project", ".", "kernels", "--cases-per-group", "3", "-n", "1", *options]
+        return cli.main(command), "".join(capsys.readouterr())
+
+    return call
 
 
-def test_a_wrong_kernel_fails_and_the_contract_that_it_keeps_is_named(project: Path) -> None:
+def test_right_kernels_pass(verify: Verify) -> None:
+    code, printed = verify("-v")
+    assert code == 0, printed
+    assert "rounded" in printed
+    assert "wide" in printed
+    assert "FAILED" not in printed
+
+
+def test_a_wrong_kernel_fails_and_the_contract_that_it_keeps_is_named(project: Path, verify: Verify) -> None:
     (project / "kernels" / "wrong.py").write_text(WRONG)
-    done = verify(project, "claims_too_much", "-n", "2")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "FAILED" in done.stdout
-    assert "fp32_square" in done.stdout
-    assert "squared x=bf16[1,7] factor=3.0 seed=0" in done.stdout, "the smallest case, to run it again"
-    assert "stopped after its first failure; --keep-going runs the rest" in " ".join(done.stdout.split())
+    code, printed = verify("claims_too_much")
+    assert code == 1, printed
+    assert "FAILED" in printed
+    assert "fp32_square" in printed
+    assert "squared x=bf16[1,7] factor=3.0 seed=0" in printed, "the smallest case, to run it again"
+    assert "stopped after its first failure; --keep-going runs the rest" in " ".join(printed.split())

@@ -54,7 +54,7 @@ def found(printed: str) -> tuple[str, int]:
     return commit[0], int(verifications[1])
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked_runs")
 def test_the_commit_that_rounds_elsewhere_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,7 +92,7 @@ def test_a_drift_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         run_bisect(LONG, "--repository", str(demo.folder), "--good", demo.commits[0], "--bad", "main")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked_runs")
 def test_an_end_that_does_not_build_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     demo = make_demo(tmp_path / "repository", 1, drifts=False)

@@ -112,7 +112,9 @@ def lastbit(repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 
 @pytest.mark.slow
-def test_every_command_runs_the_code_of_the_revision(repository: Path, lastbit: Lastbit) -> None:
+def test_every_command_runs_the_code_of_the_revision(
+    repository: Path, lastbit: Lastbit, request: pytest.FixtureRequest
+) -> None:
     """Where the adapter alone was loaded anew, each of these measured the engine of one revision twice."""
     git(repository, "checkout", "--quiet", "v6")
     assert lastbit("golden", "record")[0] == 0
@@ -131,6 +133,7 @@ def test_every_command_runs_the_code_of_the_revision(repository: Path, lastbit: 
     assert (code, "BROKEN   triple" in printed) == (1, True), errors
     assert "provenance   imports " in printed and "source " not in printed
 
+    request.getfixturevalue("forked_runs")
     code, printed, errors = lastbit("bisect", LINE, "--good", "v6", "--bad", "v8")
     assert code == 0, errors
     assert f"First bad commit  {git(repository, 'rev-parse', '--short', f'v{FIRST_BAD}')}" in printed

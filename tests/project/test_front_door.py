@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Callable
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -50,7 +53,18 @@ def test_the_readme_has_at_most_900_words() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", FOLLOWED)
-def test_every_command_of_a_page_does_what_the_page_says(page: str, tmp_path: Path) -> None:
+def test_every_command_of_a_page_does_what_the_page_says(
+    page: str, tmp_path: Path, forked_lastbit: Callable[..., tuple[int, str]]
+) -> None:
+    """Those of README.md in processes of their own, from first to last; lastbit's of the doors in forks."""
+
+    def done(command: str) -> tuple[int, str]:
+        words = [found for word in shlex.split(command) for found in sorted(glob(word, root_dir=tmp_path)) or [word]]
+        if page == "README.md" or words[0] != "lastbit":
+            return printed(command, tmp_path)
+        code, said = forked_lastbit(words[1:], tmp_path, COLUMNS="100")
+        return code, "\n".join(line.rstrip() for line in said.splitlines())
+
     begin(page, tmp_path)
     (tmp_path / "few.txt").write_text("\n".join(CASES))
     todo, exit_codes, said = commands(page), [], ""
@@ -62,7 +76,7 @@ def test_every_command_of_a_page_does_what_the_page_says(page: str, tmp_path: Pa
             assert excerpt(shown, match["beginnings"]) == shown
             excerpt(said, match["beginnings"])  # an error where a line of the sample is not printed any more
         elif kind == "command" and (command := match["line"] or match["quoted"]) in todo:
-            exit_code, said = printed(on_few_cases(command), tmp_path)
+            exit_code, said = done(on_few_cases(command))
             exit_codes.append(exit_code)
     assert exit_codes == EXIT_CODES[page]
 

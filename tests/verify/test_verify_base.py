@@ -63,7 +63,7 @@ Verify = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verify:
+def verify(forked_runs: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verify:
     """Runs the command line in this process, and the kernels in others: its exit code, output and errors.
 
     Nothing is explained.
