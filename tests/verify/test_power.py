@@ -12,7 +12,7 @@ from lastbit.config import Config
 from lastbit.reports.wording import undecided
 from lastbit.result import CaseResult, Comparison, StageResult, Verdict
 from lastbit.run import DeviceAgreement, Run
-from lastbit.verify.power import _probes, agreement_of, power_of, undecidable_of
+from lastbit.verify.power import Separable, _probes, agreement_of, power_of, undecidable_of, untold
 from lastbit.verify.project import open_project
 
 FP32 = "fp32_multiply+rounded_sum"
@@ -38,6 +38,15 @@ def result(tensors: str, ruled_out: int = 0, **changes: object) -> CaseResult:
 def test_a_contract_that_was_never_ruled_out_is_missing_only_if_it_can_be(tensors: str, missing: bool) -> None:
     [power] = power_of([result(tensors)], open_project(CONFIG))
     assert power.missing is missing
+
+
+@pytest.mark.parametrize(("zeros", "other", "cases"), [(0, 0, 1), (0, 7, 0), (7, 0, 0)])
+def test_a_contract_that_no_case_tells_apart_asks_for_one_that_can(zeros: int, other: int, cases: int) -> None:
+    """Cases of other dtypes tell nothing; where the contracts are one, as in fp32, nothing is asked for."""
+    results = [result("x=bf16[4,64]:zeros weight=bf16[64]:ones", zeros), result("x=bf16[2,8] weight=bf16[8]", other)]
+    results.append(result("x=fp32[4,64] weight=fp32[64]", dtypes="fp32"))
+    found = list(untold(results, open_project(CONFIG).op("rms_norm"), Separable()))
+    assert [str(case.tensors[0]) for case in found] == ["x=bf16[4,64]"] * cases
 
 
 HEADS = "q=bf16[{0},4,64]{1} cos=bf16[2,32] sin=bf16[2,32] positions=int64[{0}]:below_2 seed=1"

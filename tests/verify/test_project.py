@@ -4,12 +4,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from lastbit.case import Case
 from lastbit.config import Config
+from lastbit.devices import DevicePlan
 from lastbit.errors import UsageError
 from lastbit.trees import MixedTrees
+from lastbit.verify.drawing import draw
 from lastbit.verify.plan import make_plan
 from lastbit.verify.project import open_project
 
@@ -114,3 +118,54 @@ def test_a_module_that_only_claims_a_file_is_no_code_beside_the_kernels(
     monkeypatch.setitem(sys.modules, "beside", SimpleNamespace(__file__=str(tmp_path / "beside.py")))
     with pytest.raises(MixedTrees, match="would share the module beside"):
         make_plan(settings, "cpu")
+
+
+VARIANTS = """\
+from lastbit.kernel import kernel
+
+def declare(contract, name):
+    @kernel("softmax", contract=contract, name=name{invariant})
+    def softmax(x, *, scale):
+        raise NotImplementedError
+
+for number, contract in enumerate({contracts}):
+    declare(contract, f"k{{number}}")
+"""
+
+
+def planned(folder: Path, contracts: tuple[str, ...], invariant: str = "", **settings: Any) -> dict[str, list[Case]]:
+    """The cases of each kernel of one function under these contracts."""
+    (folder / "kernels.py").write_text(VARIANTS.format(contracts=contracts, invariant=invariant))
+    plan = DevicePlan({"cpu": ""})
+    config = Config(folder=str(folder), kernel_folders=(str(folder / "kernels.py"),), device_plan=plan, **settings)
+    found: dict[str, list[Case]] = {}
+    for item in make_plan(config, "cpu").items:
+        cases = item.own(draw(item.group, config.cases_per_group))
+        assert len(cases) <= item.planned(config.cases_per_group).cases
+        found.setdefault(item.subject.kernel.name, []).extend(cases)
+    return found
+
+
+def test_one_function_under_several_contracts_shares_its_cases(tmp_path: Path) -> None:
+    alone = planned(tmp_path, ("fp32_scores",))["k0"]
+    first, second, third = planned(tmp_path, ("fp32_scores", "rounded_scores", "base2")).values()
+    assert set(first) | set(second) | set(third) == set(alone)
+    assert (
+        len(first) + len(second) + len(third) == len(alone) and min(map(len, (first, second, third))) > len(alone) // 4
+    )
+    names = ("fp32_scores", "rounded_scores", "base2", "zero_rows", "rounded_scores+base2")
+    five = planned(tmp_path, names)
+    assert set().union(*five.values()) == set(alone) and five["k4"] == five["k0"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"profile": "nightly", "cases": 1}, {"cases": 2}, {"isolate": True}, {"kernels": ("k1",)}]
+)
+def test_kernels_share_no_cases_where_each_is_to_have_all(tmp_path: Path, settings: dict[str, Any]) -> None:
+    one = planned(tmp_path, ("rounded_scores",), **{**settings, "kernels": ()})["k0"]
+    assert planned(tmp_path, ("fp32_scores", "rounded_scores"), **settings)["k1"] == one
+
+
+def test_functions_that_differ_in_more_than_their_contract_share_no_cases(tmp_path: Path) -> None:
+    first, second = planned(tmp_path, ("fp32_scores", "fp32_scores")).values()
+    assert first == second
