@@ -11,6 +11,7 @@ import torch
 
 from lastbit.case import Case, parse_case
 from lastbit.devices import one_thread
+from lastbit.errors import UsageError
 from lastbit.inputs import build
 from lastbit.judging.decided import decidable
 from lastbit.judging.problem import Problem
@@ -125,7 +126,10 @@ def _separable(op: Op, own: Contract, other: Contract, lacking: Set[str], case: 
     """
     tensors = build(case, torch.device("cpu")).tensors
     first = Problem(op, own, tensors, dict(case.params), Premises(exact_sums=True))
-    a, b = (problem.trace.stages for problem in (first, first.under(other)))
+    try:
+        a, b = (problem.trace.stages for problem in (first, first.under(other)))
+    except UsageError:  # one of them is not defined for what this case asks, such as a parameter of the other
+        return False
     return any(a[name].apart(b[name]) for name in first.trace.results if name not in lacking)
 
 

@@ -49,6 +49,16 @@ def test_a_contract_that_no_case_tells_apart_asks_for_one_that_can(zeros: int, o
     assert [str(case.tensors[0]) for case in found] == ["x=bf16[4,64]"] * cases
 
 
+def test_a_case_for_which_a_contract_is_not_defined_tells_nothing_apart() -> None:
+    """A weight offset has a meaning where products are in fp32."""
+    with_offset = "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 weight_offset=1.0 seed=1"
+    claimed = result("x=bf16[4,64]:zeros weight=bf16[64]:ones", contract=FP32, ruled_out={"native_multiply": 0})
+    larger = replace(claimed, case=with_offset.replace("[4,", "[9,"))
+    op = open_project(CONFIG).op("rms_norm")
+    assert [case.params for case in untold([claimed, larger], op, Separable())] == [{"eps": 1e-6}]
+    assert list(untold([larger], op, Separable())) == []
+
+
 HEADS = "q=bf16[{0},4,64]{1} cos=bf16[2,32] sin=bf16[2,32] positions=int64[{0}]:below_2 seed=1"
 
 
