@@ -194,7 +194,7 @@ def test_kernels_of_two_ops(project: Project) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, contract in (("native", "native_multiply"), ("in_fp32", "fp32_multiply")):
-        text = f"from lastbit.kernel import kernel\nfrom tests.identifying.test_bitwise_agreement import {name} as f\n\n"
+        text = f"from lastbit.kernel import kernel\nfrom {__name__} import {name} as f\n\n"
         (tmp_path / f"{name}.py").write_text(
             f"{text}\n@kernel('rms_norm', contract='{contract}')\ndef {name}(x, weight, *, eps):\n"
             "    return f(x, weight, eps=eps)\n"
