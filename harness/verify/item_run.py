@@ -104,7 +104,7 @@ def run_item(
     run = _run_all if failures is None or item.asked else partial(_run_until_failure, failures=failures, leave=leave)
     run(explorer, [reseeded(case) if fresh else case for case in item.own(drawn)])
     if item.group.strategy is not None:
-        run(explorer, list(untold(explorer.results, item.subject.op, Separable())))
+        run(explorer, list(filter(explorer.takes, untold(explorer.results, item.subject.op, Separable()))))
 
 
 def _has_failed(item: Item, failures: KnownFailures) -> bool:

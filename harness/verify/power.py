@@ -51,7 +51,7 @@ def _power(project: Project, key: tuple[str, ...], group: list[CaseResult], sepa
     kernel, device, dtypes, alternative, contract = key
     op, ruled_out = project.op(group[0].op), sum(r.ruled_out[alternative] for r in group)
     cases = (parse_case(r.case) for r in group)
-    lacking = op.optional_results.difference(stage.name for r in group for stage in r.stages)
+    lacking = _lacking(op, group)
     own, other = op.contract(contract), op.contract(alternative)
     apart = ruled_out > 0 or separable.probe(op, own, other, lacking, cases) is not None
     return Power(kernel, device, dtypes, alternative, len(group), ruled_out, apart)
@@ -67,10 +67,15 @@ def untold(results: Iterable[CaseResult], op: Op, separable: Separable) -> Itera
         for r in alike:
             ruled_out.update(r.ruled_out)
         own, cases = op.contract(alike[0].contract), [parse_case(r.case) for r in alike]
-        lacking = op.optional_results.difference(stage.name for r in alike for stage in r.stages)
+        lacking = _lacking(op, alike)
         others = (op.contract(other) for other, count in ruled_out.items() if not count)
         probes = (separable.probe(op, own, other, lacking, cases) for other in others)
         yield from islice(filter(None, probes), 1)
+
+
+def _lacking(op: Op, results: Iterable[CaseResult]) -> Set[str]:
+    """Return the results that a kernel may leave out, and left out in all of these cases."""
+    return op.optional_results.difference(stage.name for r in results for stage in r.stages)
 
 
 @dataclass

@@ -80,6 +80,19 @@ def test_the_first_case_of_each_kind_sees_other_values(asked: bool, expected: li
     assert list(Counter(seen).values()) == expected
 
 
+def test_a_case_that_is_added_is_one_that_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a case that can tell contracts apart are cut, which a declaration may exclude."""
+    drawing = next(group for group in groups_of(OP) if group.strategy is not None)
+    taken, other = parse_case(LINES[0]), parse_case(LINES[0] + " mask_truncated=True")
+    monkeypatch.setattr("lastbit.verify.item_run.untold", lambda *_: [taken, other])
+
+    def mask(ids: Tensor, eos_ids: Tensor) -> Tensor:
+        is_eos = torch.isin(ids, eos_ids).int()
+        return (is_eos.cumsum(-1) - is_eos == 0).int()
+
+    assert {r.case for r in ran(mask, replace(drawing, strategy=st.nothing()))} == {str(taken)}
+
+
 def test_lines_that_a_reader_gives_are_asked_for(tmp_path: Path) -> None:
     config = Config(folder=str(tmp_path), ops=(OP,), device_plan=DevicePlan({"cpu": ""}), lines=LINES[:1])
     assert all(item.asked for item in make_plan(config, "cpu").items)
