@@ -87,7 +87,7 @@ class TensorSpec:
 
     @property
     def repeats(self) -> bool:
-        """Whether several elements share memory, along a stride of 0."""
+        """Return whether several elements share memory, along a stride of 0."""
         return self.strides is not None and any(n > 1 and not s for n, s in zip(self.shape, self.strides, strict=True))
 
     @property

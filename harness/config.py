@@ -96,12 +96,12 @@ class Config:
 
     @property
     def races(self) -> bool:
-        """Whether interpreted kernels are watched for races between programs."""
+        """Return whether interpreted kernels are watched for races between programs."""
         return self.sanitize or self.profile == "nightly"
 
     @property
     def shares(self) -> bool:
-        """Whether kernels that are one function under several contracts share the cases of a group.
+        """Return whether kernels that are one function under several contracts share the cases of a group.
 
         Not where a reader says how many cases there are, where revisions are compared case by case, nor where kernels
         are not trusted, which would choose what is shared.

@@ -93,7 +93,7 @@ class StageChange:
 
     @property
     def unchanged(self) -> bool:
-        """Whether both runs have the stage, with equal bits in every tensor and nothing else to tell."""
+        """Return whether both runs have the stage, with equal bits in every tensor and nothing else to tell."""
         both = self.before is not None and self.after is not None
         return both and self.tensors == self.equal and not self.outside_grew and not self.drifts
 
@@ -111,7 +111,7 @@ class PropertyChange:
 
     @property
     def worse(self) -> bool:
-        """Whether the loss counts: the kernel declares or declared the property, or the new bits are not legal."""
+        """Return whether the loss counts: the kernel declares or declared the property, or the bits are not legal."""
         return self.lost and (self.after.fails or self.before.declared)
 
 
@@ -217,7 +217,7 @@ class KernelChange:
 
     @property
     def telling(self) -> bool:
-        """Whether there is more to tell of the kernel than that it is new, gone or unchanged."""
+        """Return whether there is more to tell of the kernel than that it is new, gone or unchanged."""
         return self.worse or self.change not in (Fate.NEW, Fate.GONE, Fate.UNCHANGED)
 
 

@@ -109,7 +109,7 @@ class Change:
 
     @property
     def same_bits(self) -> bool:
-        """Whether no bit differs, but only the declaration of the stage."""
+        """Return whether no bit differs, but only the declaration of the stage."""
         return self.before == self.after and not self.changed and not self.blocks[0]
 
 

@@ -64,7 +64,7 @@ class ContractTally:
 
     @property
     def of_another_formula(self) -> bool:
-        """Whether the kernel's formula alone rules out the contract."""
+        """Return whether the kernel's formula alone rules out the contract."""
         return self.differing > 0 and not self.outside and not self.unexplained and not self.undefined
 
     def __add__(self, other: ContractTally) -> ContractTally:

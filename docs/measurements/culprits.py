@@ -69,7 +69,7 @@ class Row:
 
 
 def failing_case(fault: Any, kernel: Any) -> str:
-    """The first case that the kernel fails, as a line; empty if there is none."""
+    """Return the first case that the kernel fails, as a line; empty if there is none."""
     import torch
 
     from tests.faults import hunt
@@ -116,7 +116,7 @@ def measure(fault: Any, cases: dict[str, str]) -> Row:
 
 
 def _kind(result: Any) -> str:
-    """`OF_VALUES`, or the first finding where no element of a result is wrong."""
+    """Return `OF_VALUES`, or the first finding where no element of a result is wrong."""
     from lastbit.result import OF_STAGES
 
     of_values = result.failing_stage is not None or any(f.kind in OF_STAGES for f in result.findings)
@@ -169,7 +169,7 @@ def misses(rows: list[Row]) -> str:
 
 
 def chosen(options: argparse.Namespace) -> list[Any]:
-    """The faults that were asked for, all that some input can show if none were."""
+    """Return the faults that were asked for, or all that some input can show."""
     from tests.faults.catalogue import FAULTS
     from tests.faults.held_out import HELD_OUT
 
@@ -184,7 +184,7 @@ def chosen(options: argparse.Namespace) -> list[Any]:
 
 
 def rows_of(options: argparse.Namespace) -> list[Row]:
-    """A row per fault, in order, as many as the time allows."""
+    """Return a row per fault, in order, as many as the time allows."""
     cases, kept = _read(options.cases), {} if options.rows is None else _read(options.rows)
     begin, rows, before = time.monotonic(), [], dict(cases)
     for fault in chosen(options):

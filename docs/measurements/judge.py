@@ -165,7 +165,7 @@ def wrong(folder: Path) -> Iterator[Asked]:
 
 
 def hostile(folder: Path) -> Iterator[Asked]:
-    """They multiply in the format of x; what they do beside that is in the way of the verdict."""
+    """Yield kernels that multiply in the format of x; what they do beside that is in the way of the verdict."""
     for one in (one for one in HOSTILE if one.name in HOSTILES):
         text = one.file.read_text().replace("return y * weight", "return (y * weight).to(x.dtype)")
         path = written(folder / one.name, text)
@@ -182,7 +182,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def judged(files: Sequence[Asked], arguments: argparse.Namespace) -> Iterator[tuple[Asked, FileVerdict]]:
-    """The files with their verdicts, in their order, as far as the time allows."""
+    """Judge the files in their order, as far as the time allows, and yield them with their verdicts."""
     latest = time.monotonic() + arguments.seconds
     asked = {"device": arguments.device, "profile": arguments.profile, "fail_fast": True, **USUAL}
     with suppress(TimeoutError), lastbit.Judges(arguments.judges, **asked) as judges:

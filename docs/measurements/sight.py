@@ -143,7 +143,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def rows(options: argparse.Namespace) -> list[Row]:
-    """The lines of the table, in the order of the faults."""
+    """Return the lines of the table, in the order of the faults."""
     from tests.faults.catalogue import FAULTS
 
     chosen = [f for f in FAULTS if not options.op or f.op in options.op]
@@ -155,7 +155,7 @@ def rows(options: argparse.Namespace) -> list[Row]:
 
 
 def table(found: list[Row]) -> str:
-    """The lines of the table; a fault is described where it first appears."""
+    """Return the lines of the table; a fault is described where it first appears."""
     from tests.faults.catalogue import FAULTS
 
     words = {str(f): f"{f.op}: **{f.name}**: {f.description}" for f in FAULTS}
@@ -164,12 +164,12 @@ def table(found: list[Row]) -> str:
 
 
 def has_upstream(found: list[Row]) -> bool:
-    """Whether any of the faults has a test upstream."""
+    """Return whether any of the faults has a test upstream."""
     return any(r.passed for r in found)
 
 
 def summary(found: list[Row]) -> str:
-    """What the table says, in numbers."""
+    """Phrase the table in numbers."""
     from tests.faults.catalogue import FAULTS
 
     real = [r for r in found if not r.equivalent]

@@ -106,12 +106,12 @@ class ChildProcess:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self._process.poll() is not None
 
     @property
     def silent(self) -> bool:
-        """Whether it has ended, and nothing that it said is left to be read; its children may keep the channel open."""
+        """Return whether it has ended and all that it said was read; its children may keep the channel open."""
         return self.over and not select.select([self.channel], [], [], 0)[0]
 
     def kill(self) -> None:

@@ -87,7 +87,7 @@ class TeamsWork:
 
     @property
     def planned(self) -> bool:
-        """Whether the plan of every team is known."""
+        """Return whether the plan of every team is known."""
         return all(team.ledger or team.stuck for team in self.teams)
 
     @property

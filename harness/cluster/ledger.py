@@ -56,7 +56,7 @@ class ItemAttempt:
 
     @property
     def bad(self) -> bool:
-        """Whether a case of the item failed."""
+        """Return whether a case of the item failed."""
         return any(result.verdict in BAD for result in self.results)
 
     @property
@@ -116,7 +116,7 @@ class Ledger:
 
     @property
     def done(self) -> bool:
-        """Whether every item has its outcome."""
+        """Return whether every item has its outcome."""
         return len(self.settled) == len(self.items)
 
     def next(self, actor: Hashable, now: float) -> int | None:

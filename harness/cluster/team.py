@@ -103,7 +103,7 @@ class Team:
 
     @property
     def done(self) -> bool:
-        """Whether all items have run, or nobody is left who could run them."""
+        """Return whether all items have run, or nobody is left who could run them."""
         return (self.ledger is not None and self.ledger.done) or not self._members
 
     @property

@@ -99,7 +99,7 @@ class Mend:
 
     @property
     def of_arguments(self) -> bool:
-        """Whether the expression follows from the launch's arguments alone; lines that compute with it tell more."""
+        """Return whether the expression follows from the launch's arguments; lines that compute with it tell more."""
         return self.expression.events[-1].origin is not Origin.MEMORY
 
     @property

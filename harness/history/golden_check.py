@@ -246,7 +246,7 @@ class Proposal:
 
     @property
     def open(self) -> bool:
-        """Whether there is something to approve: a change, and nothing that is wrong."""
+        """Return whether there is something to approve: a change, and nothing that is wrong."""
         return self.outcome.status not in REFUSED | {Status.SAME, Status.SKIPPED}
 
 

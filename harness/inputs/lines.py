@@ -41,7 +41,7 @@ class Lines:
 
     @functools.cached_property
     def large(self) -> bool:
-        """Whether a kernel of their own is compiled for such lines; one serves all that are smaller."""
+        """Return whether a kernel of their own is compiled for such lines; one serves all that are smaller."""
         return self.count * self.size >= _LARGE
 
     @functools.cached_property

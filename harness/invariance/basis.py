@@ -59,7 +59,7 @@ class Basis:
 
     @cached_property
     def allowed(self) -> bool:
-        """Whether the contract allows the results of the call itself."""
+        """Return whether the contract allows the results of the call itself."""
         return self.allows(self.inputs, self.results)
 
     @property

@@ -59,7 +59,7 @@ class ProcessPair:
 
     @property
     def over(self) -> bool:
-        """Whether one of them has ended, so that nothing more can be asked."""
+        """Return whether one of them has ended, so that nothing more can be asked."""
         return self.guarded.over or self.bare.over
 
     def begin(self) -> None:

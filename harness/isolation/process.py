@@ -210,7 +210,7 @@ class KernelProcess:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self._over is not None
 
     def ask(self, message: Mapping[str, Any], timeout: float, fds: Sequence[int] = ()) -> Mapping[str, Any]:

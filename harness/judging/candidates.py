@@ -209,7 +209,7 @@ class _Boxes:
 
     @property
     def single(self) -> Tensor:
-        """Whether a box is one point, [..., rows, groups]."""
+        """Return whether a box is one point, [..., rows, groups]."""
         return (self.low == self.high).all(-3)
 
 

@@ -159,7 +159,7 @@ class Walk(NamedTuple):
 
     @property
     def flat(self) -> bool:
-        """Whether the elements of both follow each other in memory in that order."""
+        """Return whether the elements of both follow each other in memory in that order."""
         return self.width == self.numel and self.a_column == self.e_column == 1
 
 

@@ -149,7 +149,7 @@ class Problem:
 
     @property
     def _is_small(self) -> bool:
-        """Whether all rows are evaluated as fast as the first one."""
+        """Return whether all rows are evaluated as fast as the first one."""
         return not self.op.rows or self.main.numel() <= _FEW
 
     @cached_property

@@ -92,7 +92,7 @@ class _Trial:
 
     @property
     def over(self) -> bool:
-        """Whether tries or time have run out."""
+        """Return whether tries or time have run out."""
         return self.tries >= MOST_TRIES or time.monotonic() > self._deadline
 
     def takes(self, case: Case) -> bool:

@@ -71,12 +71,12 @@ class Subject:
 
     @property
     def takes_several(self) -> bool:
-        """Whether the kernel takes a tensor besides the op's first, whose device is the run's."""
+        """Return whether the kernel takes a tensor besides the op's first, whose device is the run's."""
         return not self.kernel.accepts.isdisjoint(self.op.inputs[1:])
 
     @property
     def is_lost(self) -> bool:
-        """Whether the process that performs its calls has ended."""
+        """Return whether the process that performs its calls has ended."""
         return self.performer is not None and self.performer.over
 
     def problem(self, inputs: Inputs) -> Problem:

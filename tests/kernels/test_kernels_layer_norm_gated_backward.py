@@ -50,7 +50,7 @@ with_options = pytest.mark.parametrize("options", OPTIONS, ids=option_id)
 
 
 def without_norm(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that the gradient takes: it learns the norm from the statistics."""
+    """Return the options that the gradient takes: it learns the norm from the statistics."""
     return {name: value for name, value in options.items() if name != "is_rms_norm"}
 
 

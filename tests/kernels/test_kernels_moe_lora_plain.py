@@ -41,7 +41,7 @@ def case(name: str, tokens: int = 5) -> dict[str, Any]:
 
 
 def plain(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The same without adapters."""
+    """Take the adapters away."""
     return {name: value for name, value in arguments.items() if name not in (*ADAPTERS, "scaling")}
 
 

@@ -73,7 +73,7 @@ def test_stages_are_returned_in_fp32_and_change_nothing(name: str) -> None:
 
 
 def told(*views: Tensor, interleaved: bool = False) -> tuple[dict[str, Any], bool]:
-    """What the kernel is told of gate and up, and whether they are copied."""
+    """Return what the kernel is told of gate and up, and whether they are copied."""
     given, copied = TILES.as_given(dict(zip(("gate", "up"), map(DESCRIBED.described, views), strict=True)))
     return TILES.launch_of(given, OPTIONS(interleaved=interleaved))[1], copied
 

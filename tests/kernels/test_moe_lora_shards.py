@@ -46,7 +46,7 @@ def numbered(*shape: int) -> Tensor:
 
 @st.composite
 def whole_tensors(draw: st.DrawFn) -> tuple[str, Tensor, int]:
-    """The name of a tensor, a value of it with any strides, and a number of shards that divides it."""
+    """Draw the name of a tensor, a value of it with any strides, and a number of shards that divides it."""
     name, parts = draw(st.sampled_from(WHOLE)), draw(sizes)
     shape = [draw(sizes) for _ in range(3)]
     if PARTS[name] is Part.OWN and parts > 1:
@@ -120,7 +120,7 @@ def test_a_shard_of_codes_stands_for_the_slice_of_the_weights(storage):
 
 
 def weights_of(raw: Mapping[str, Tensor], hidden: int) -> dict[str, Any]:
-    """The base weights of raw codes, as kernels read them."""
+    """Return the base weights of raw codes, as kernels read them."""
     x = torch.zeros(1, hidden, dtype=BF16)
     return LayerWeights(**raw).operands(x)
 
@@ -221,7 +221,7 @@ def in_the_wrong_order(parts: list[Tensor], right: Tensor) -> Tensor:
 
 
 def at_offsets_of_a_shard(parts: list[Tensor], right: Tensor) -> Tensor:
-    """The experts of a shard follow one another, as in a buffer of its own, from where its first one belongs."""
+    """Let the experts of a shard follow one another, as in a buffer of its own, from where its first one belongs."""
     buffer = torch.zeros_like(right).flatten(0, 1)
     for number, part in enumerate(parts):
         buffer[number * part.shape[1] :][: part.shape[0] * part.shape[1]] = part.flatten(0, 1)

@@ -42,16 +42,16 @@ class Problem:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What the op `moe_lora` takes."""
+        """Return what the op `moe_lora` takes."""
         return {"x": self.x, "expert_ids": self.ids, "routing_weights": self.weights, **self.base, **self.adapters}
 
     def first(self, tokens: int) -> Problem:
-        """The same layer with fewer tokens."""
+        """Return the layer with fewer tokens."""
         parts = {key: getattr(self, key)[:tokens].contiguous() for key in ("x", "ids", "weights", "grad_output")}
         return replace(self, **parts)
 
     def layer(self, **options: int) -> Experts:
-        """The layer in kt-kernel."""
+        """Build the layer in kt-kernel."""
         sizes = {"slots": self.ids.shape[1], "tokens": len(self.x), "scaling": self.scaling}
         return Experts(self.name, self.base, self.adapters, **{**sizes, **options})
 
@@ -60,7 +60,7 @@ def problem(
     name: str, *, tokens: int = 16, slots: int = 2, experts: int = 4, hidden: int = 64, width: int = 64, rank: int = 8,
     exact: bool = False, ids: list[list[int]] | None = None, seed: int = 0,
 ) -> Problem:  # fmt: skip
-    """Random numbers, the adapters weighing as much as the base; with `exact`, multiples of 1/8 with exact sums."""
+    """Draw numbers, the adapters weighing as much as the base; with `exact`, multiples of 1/8 with exact sums."""
     hidden, width = max(hidden, WIDER.get(name, 0)), max(width, WIDER.get(name, 0))
     generator = torch.Generator().manual_seed(seed)
 
@@ -89,7 +89,7 @@ def problem(
 def matrix(
     name: str, shape: tuple[int, ...], generator: torch.Generator, *, exact: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Base weights of a projection in the layout of the class, and as numbers."""
+    """Draw base weights of a projection, and return them in the layout of the class and as numbers."""
     codes = torch.randint(0, 16, shape, generator=generator)
     if exact:
         codes = torch.where(torch.rand(shape, generator=generator) < 0.4, codes, 0)
@@ -109,7 +109,7 @@ def matrix(
 
 
 def expected(p: Problem) -> dict[str, Tensor]:
-    """Results of `moe_lora` and `moe_lora_backward` in fp64, the gradients by automatic differentiation."""
+    """Compute `moe_lora` and `moe_lora_backward` in fp64, the gradients by automatic differentiation."""
     variables = {"x": p.x, "weights": p.weights, **p.adapters}
     v = {key: t.double().requires_grad_() for key, t in variables.items()}
     inside = (p.ids >= 0) & (p.ids < len(p.adapters["gate_lora_a"]))
@@ -132,7 +132,7 @@ def expected(p: Problem) -> dict[str, Tensor]:
 
 
 def named(output: Tensor | None, gradients: Gradients) -> dict[str, Tensor]:
-    """What a forward and its backward gave, by the names of the ops' results."""
+    """Name what a forward and its backward gave as the ops name their results."""
     results = {} if output is None else {"output": output}
     results |= {"grad_input": gradients.grad_input, "grad_routing_weights": gradients.grad_routing_weights}
     return results | {f"grad_{key}": tensor for key, tensor in gradients.adapters.items()}
@@ -141,17 +141,17 @@ def named(output: Tensor | None, gradients: Gradients) -> dict[str, Tensor]:
 def both(
     layer: Experts, p: Problem, written: Mapping[str, Tensor] | None = None, *, accumulate: bool = False
 ) -> dict[str, Tensor]:
-    """Forward and backward."""
+    """Run forward and backward."""
     output = layer.forward(p.x, p.ids, p.weights, save=True)
     return named(output, layer.backward(p.grad_output, written, accumulate=accumulate))
 
 
 def relative(actual: Tensor, exact: Tensor) -> float:
-    """‖actual - exact‖ / ‖exact‖; the norm of actual where exact is zero."""
+    """Compute ‖actual - exact‖ / ‖exact‖; the norm of actual where exact is zero."""
     size = exact.double().norm()
     return float((actual.double() - exact.double()).norm() / (size if size > 0 else 1.0))
 
 
 def errors(actual: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:
-    """Relative error of each result that is in both."""
+    """Compute the relative error of each result that is in both."""
     return {key: relative(actual[key], exact[key]) for key in exact if key in actual}

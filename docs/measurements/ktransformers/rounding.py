@@ -30,7 +30,7 @@ Points = Mapping[str, tuple[str, ...]]
 
 
 def adapted(name: str, base: str, label: str = "") -> dict[str, tuple[str, ...]]:
-    """The rounding points of one map with an adapter: its base and what the adapter adds."""
+    """Return the rounding points of one map with an adapter: its base and what the adapter adds."""
     return {f"{label}base": (base,), f"{label}adapter": (f"{name}_lora", f"{name}_scaled")}
 
 
@@ -39,7 +39,7 @@ def gate_or_up(name: str) -> Points:
 
 
 def merged(*several: Points) -> Points:
-    """The points of the same label, together."""
+    """Join the points of one label."""
     return {label: tuple(s for points in several for s in points.get(label, ())) for label in several[0]}
 
 
@@ -80,13 +80,13 @@ class Subject:
         self.given = {"intermediate": results["intermediate"]}
 
     def outside(self, op: Op, contract: Contract, results: Iterable[str]) -> dict[str, int]:
-        """Elements of each result that the contract cannot give; the output is seen from the own intermediate."""
+        """Count elements of each result that the contract cannot give; the output is seen from the own intermediate."""
         tensors = {key: t for key, t in self.tensors.items() if key in op.inputs}
         trace = verified.Problem(op, contract, tensors, self.params).evaluate(self.given if op is moe_lora else None)
         return {key: int(outside_mask(self.actual[key].double(), trace.enclosure(key)).sum()) for key in results}
 
     def best(self, op: Op, result: str, points: Points, always: Mapping[str, str]) -> tuple[int, list[str]]:
-        """The subset of the points that leaves the fewest elements of a result, of several the smallest."""
+        """Find the subset of the points that leaves the fewest elements of a result, of several the smallest."""
         found = []
         for chosen in subsets(tuple(points)):
             rounds = dict(always) | {stage: "x" for label in chosen for stage in points[label]}
@@ -98,25 +98,25 @@ class Subject:
 
 
 def subsets(labels: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """All subsets, small ones first."""
+    """List all subsets, small ones first."""
     for size in range(len(labels) + 1):
         yield from itertools.combinations(labels, size)
 
 
 def contract_of(op: Op, rounds: Mapping[str, str]) -> Contract:
-    """A contract that rounds just there, with the options under which the reference has those stages."""
+    """Make a contract that rounds just there, with the options under which the reference has those stages."""
     options = [option for axis in op.axes.values() for option, stages in axis.items() if set(stages) & set(rounds)]
     return Contract(tuple(options), dict(rounds))
 
 
 def final(op: Op) -> dict[str, str]:
-    """The rounding of results, which no subset can change."""
+    """Return the rounding of results, which no subset can change."""
     stages = {"saved_gate", "saved_up", "intermediate", "output", "grad_input"}
     return {stage: to for stage, to in op.rounds.items() if stage in stages or "lora" in stage}
 
 
 def identified(subject: Subject) -> dict[str, tuple[int, list[str]]]:
-    """The rounding points of each result."""
+    """Return the rounding points of each result."""
     found = {result: subject.best(moe_lora, result, points, final(moe_lora)) for result, points in FORWARD.items()}
     for result, points in BACKWARD.items():
         found[result] = subject.best(moe_lora_backward, result, points, final(moe_lora_backward))
@@ -126,7 +126,7 @@ def identified(subject: Subject) -> dict[str, tuple[int, list[str]]]:
 
 
 def one_after_the_other(subject: Subject, p: Problem, points: Points, labels: Iterable[str]) -> list[int]:
-    """How many elements of grad_input are not a sum in bf16: base of gate, of up, adapter of gate, of up, slot by slot.
+    """Count elements of grad_input that are no sum in bf16: base of gate, of up, adapter of gate, of up, slot by slot.
 
     Each of the 4k terms is rounded, then added, and the sum is rounded. Of the middle products, nothing is. Second, how
     many elements there are: tokens whose gradients of gate and up are not certain are left out.
@@ -149,7 +149,7 @@ def one_after_the_other(subject: Subject, p: Problem, points: Points, labels: It
 
 
 def half(p: Problem, part: int) -> Problem:
-    """The layer of one of two shards: half of the intermediate dimension."""
+    """Build the layer of one of two shards: half of the intermediate dimension."""
 
     def along(tensor: Tensor, dim: int) -> Tensor:
         return tensor.chunk(2, dim)[part].contiguous()
@@ -161,7 +161,7 @@ def half(p: Problem, part: int) -> Problem:
 
 
 def shards_rounded(p: Problem) -> list[int]:
-    """How many elements of grad_input of two shards differ from the sum of two bf16 halves; how many from one shard."""
+    """Count elements of grad_input of two shards that differ from the sum of two bf16 halves; and from one shard."""
     whole = both(p.layer(shards=2), p)["grad_input"]
     parts = [both(half(p, part).layer(), half(p, part))["grad_input"].float() for part in (0, 1)]
     single = both(p.layer(), p)["grad_input"]
@@ -169,7 +169,7 @@ def shards_rounded(p: Problem) -> list[int]:
 
 
 def report(name: str, kernel: str) -> dict[str, Any]:
-    """Everything about one class, as numbers and lists."""
+    """Report everything about one class, as numbers and lists."""
     kernels = {k.name: k for k in load_kernels(ROOT / "kernels" / "external")}
     forward, backward = kernels[kernel], kernels[f"{kernel}_backward"]
     problems = {"exact sums": problem(name, exact=True), "random": problem(name)}

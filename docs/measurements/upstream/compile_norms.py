@@ -61,12 +61,12 @@ class Source:
 
 
 def library_name(package: str) -> str:
-    """vllm-0.33.0 → vllm_0_33_0."""
+    """Name the library: vllm-0.33.0 → vllm_0_33_0."""
     return package.replace("-", "_").replace(".", "_")
 
 
 def sources(folder: Path) -> list[Source]:
-    """What there is to compile in the sub-folders; those of neither package are passed over."""
+    """Return what there is to compile in the sub-folders; those of neither package are passed over."""
     found = [_vllm(path) or _flashinfer(path) for path in sorted(folder.iterdir()) if path.is_dir()]
     return [source for source in found if source is not None]
 
@@ -89,7 +89,7 @@ def _flashinfer(folder: Path) -> Source | None:
 
 
 def command(source: Source, out: Path, stubs: Path, architecture: str) -> list[str]:
-    """nvcc's command line. vLLM adds no option that matters to bits (CMakeLists.txt, cmake/utils.cmake:130)."""
+    """Spell nvcc's command line. vLLM adds no option that matters to bits (CMakeLists.txt, cmake/utils.cmake:130)."""
     root = Path(torch.__file__).parent
     libraries = [f"-l{n}" for n in ("torch", "torch_cpu", "torch_cuda") if (root / "lib" / f"lib{n}.so").is_file()]
     return [
@@ -118,7 +118,7 @@ def compiled(source: Source, folder: Path, stubs: Path, architecture: str) -> st
 
 
 def write_stubs(folder: Path) -> Path:
-    """A folder with the headers of `STUBS`."""
+    """Write the headers of `STUBS` into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in STUBS.items():
         (folder / name).write_text(f"#pragma once\n{text}")

@@ -106,7 +106,7 @@ class Residues:
 
     @property
     def is_sound(self) -> bool:
-        """Whether all numbers and flags are in range; those that come from another process need not be."""
+        """Return whether all numbers and flags are in range; those that come from another process need not be."""
         if self.numbers.dtype != torch.int64 or self.numbers.ndim < 1 or len(self.numbers) != 4:
             return False
         ends = (0, P), (0, Q), (NONE, P), (0, 2 * EXTREME)
