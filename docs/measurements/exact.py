@@ -240,7 +240,7 @@ class Shares:
         return x if empty is None else where(self.hollow, empty, x)
 
 
-class Factor:
+class DigitsFactor:
     """The right side of a dot, which is its numbers."""
 
     @staticmethod
@@ -275,7 +275,7 @@ exp, log, log1p, absolute = each(gmpy2.exp), each(gmpy2.log), each(gmpy2.log1p),
 divide = each(lambda a, b: a / b, 2)
 FUNCTIONS: dict[str, Any] = {
     "Enclosure": Digits,
-    "Factor": Factor,
+    "DigitsFactor": DigitsFactor,
     "amax": largest,
     "at_least": each(lambda x, low: max(x, low), 2),
     "ceil": each(gmpy2.rint_ceil),
@@ -333,7 +333,7 @@ FUNCTIONS: dict[str, Any] = {
 }
 
 
-class Recorder:
+class DigitsRecorder:
     """Keeps the stages of a reference that runs on `Digits`."""
 
     def __init__(self, problem: Problem) -> None:
@@ -371,7 +371,7 @@ def on_digits() -> Iterator[None]:
 
 def digits_of(problem: Problem) -> dict[str, Any]:
     """Return the stages of a problem in 60 decimals."""
-    op, recorder = problem.op, Recorder(problem)
+    op, recorder = problem.op, DigitsRecorder(problem)
     inputs = [problem._operand(name) for name in op.inputs]
     inputs = [Digits.point(i.value) if isinstance(i, Enclosure) else i for i in inputs]
     with on_digits():

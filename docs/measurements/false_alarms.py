@@ -46,7 +46,7 @@ while it shrinks a failure does not count, nor does the same case of the same ke
 
 
 @dataclass(frozen=True)
-class Tally:
+class FamilyTally:
     """What came of the cases of one family of kernels."""
 
     cases: int
@@ -81,9 +81,9 @@ def width(result: Any) -> int:
     return int(parse_case(result.case).tensors[0].shape[-1])
 
 
-def tally(results: Iterable[Any]) -> Tally:
+def tally(results: Iterable[Any]) -> FamilyTally:
     found = list(results)
-    return Tally(
+    return FamilyTally(
         len(found),
         sum(width(r) >= WIDE for r in found),
         Counter(r.verdict.value for r in found),

@@ -41,7 +41,7 @@ GROUPS += ((64, 8), (100, 1), (128, 2), (256, 1), (257, 1), (512, 4), (1000, 1),
 
 
 @dataclass(frozen=True)
-class Form:
+class GradientForm:
     """The choices of one kernel."""
 
     rng: random.Random
@@ -71,7 +71,9 @@ def fused_total(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
-def gradients(form: Form, total, scaled: bool, x, dy, weight, rstd, mean=None, bias=None, z=None, *, norm_before_gate):
+def gradients(
+    form: GradientForm, total, scaled: bool, x, dy, weight, rstd, mean=None, bias=None, z=None, *, norm_before_gate
+):
     """Compute correct gradients, whatever `form` chooses; sums by `total`."""
     groups, size = rstd.shape[-1], x.shape[-1] // rstd.shape[-1]
     gating, slope = [], []
@@ -170,7 +172,7 @@ def main() -> None:
             statistics["rstd"] = torch.rsqrt((x - mean[..., None]).square().mean(-1) + 1e-5)
             statistics |= {"mean": mean} if layer else {}
         tensors |= statistics
-        actual = gradients(Form(rng), total, scaled, **tensors, **case.params)
+        actual = gradients(GradientForm(rng), total, scaled, **tensors, **case.params)
         contract = op.contract("scaled_sums" if scaled else "")
         premises = Premises(depth=None)
         judgement = judge(Problem(op, contract, tensors, case.params, premises), actual, alternatives=False)

@@ -121,7 +121,7 @@ def answer(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
-class Worker:
+class WayProcess:
     """A process that runs kernels in one way, with the sources under `root`."""
 
     def __init__(self, way: str, root: Path) -> None:
@@ -165,7 +165,9 @@ class Times:
         return self.per_program(self.seconds[0]) if self.seconds else None
 
 
-def measure(workers: dict[str, Worker], kernel: str, lines: Sequence[str], repeats: int, longest: float) -> list[Any]:
+def measure(
+    workers: dict[str, WayProcess], kernel: str, lines: Sequence[str], repeats: int, longest: float
+) -> list[Any]:
     """Map every case to way → times."""
     rows: list[dict[str, Times]] = []
     for line in lines:
@@ -222,7 +224,7 @@ def main() -> None:
         work(given.work)
         return
     roots = {"stock": ROOT, "base": given.base, "here": ROOT}
-    workers = {way: Worker(way, root) for way, root in roots.items() if root}
+    workers = {way: WayProcess(way, root) for way, root in roots.items() if root}
     print(
         "| kernel | largest launch | programs | stock "
         "| base, first | here, first | ratio | base | here | ratio | stock ÷ here |"

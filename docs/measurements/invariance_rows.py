@@ -42,7 +42,7 @@ Results = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Change:
+class BitChange:
     """Bits that differ between launches of two numbers of rows."""
 
     before: int
@@ -83,16 +83,16 @@ def in_launches(kernel: Kernel, given: Results, rows: int, launches: int) -> Res
     return found
 
 
-def change(before: int, after: int, one: Results, other: Results) -> Change | None:
+def change(before: int, after: int, one: Results, other: Results) -> BitChange | None:
     """Describe what differs in the bits of two runs of 16-bit results, None if nothing does."""
     compared = min(len(tensor) for run in (one, other) for tensor in run.values())
     differing = [one[name][:compared].view(torch.int16) != other[name][:compared].view(torch.int16) for name in one]
     elements = sum(int(d.sum()) for d in differing)
     rows = int(torch.stack([d.flatten(1).any(1) for d in differing]).any(0).sum())
-    return Change(before, after, elements, rows, compared) if elements else None
+    return BitChange(before, after, elements, rows, compared) if elements else None
 
 
-def bisected(run: Callable[[int], Results], before: int, after: int) -> Change:
+def bisected(run: Callable[[int], Results], before: int, after: int) -> BitChange:
     """Find neighbouring numbers of rows between which bits change first, where `before` and `after` differ."""
     first, last = run(before), run(after)
     while after - before > 1:
@@ -108,7 +108,7 @@ def bisected(run: Callable[[int], Results], before: int, after: int) -> Change:
     return found
 
 
-def changes(run: Callable[[int], Results], sizes: Sequence[int]) -> Iterator[Change]:
+def changes(run: Callable[[int], Results], sizes: Sequence[int]) -> Iterator[BitChange]:
     """Find the changes along the list of sizes, in order; behind a change the rest is asked again."""
     for before, after in itertools.pairwise(sizes):
         while change(before, after, run(before), run(after)) is not None:

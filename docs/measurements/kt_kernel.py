@@ -78,7 +78,7 @@ EDGES = """
 
 
 @dataclass(frozen=True)
-class Subject:
+class KtClass:
     """A class in a build of kt-kernel."""
 
     build: str
@@ -108,15 +108,15 @@ class Subject:
         return f"{end}: {said[-1]}" if said else end
 
 
-def subjects() -> list[Subject]:
+def subjects() -> list[KtClass]:
     """Return the AVX2 build's class, and the classes of the best build for this CPU."""
     program = "import kt_kernel; print(kt_kernel.__cpu_variant__)"
     printed = subprocess.run(
         [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
     ).stdout.split()
     best = next(word for word in printed if word in (*WIDE, "avx2") or word.startswith("avx512"))
-    narrow = [Subject("avx2", "MXFP4_SFT_MOE")] if "KT_KERNEL_CPU_VARIANT" not in os.environ or best == "avx2" else []
-    return narrow + [Subject(best, name) for name in CLASSES if best in WIDE]
+    narrow = [KtClass("avx2", "MXFP4_SFT_MOE")] if "KT_KERNEL_CPU_VARIANT" not in os.environ or best == "avx2" else []
+    return narrow + [KtClass(best, name) for name in CLASSES if best in WIDE]
 
 
 def table(header: list[str], rows: Iterator[list[str]]) -> Iterator[str]:
@@ -124,14 +124,14 @@ def table(header: list[str], rows: Iterator[list[str]]) -> Iterator[str]:
         yield f"| {' | '.join(row)} |"
 
 
-def errors(found: dict[Subject, dict[str, float]]) -> Iterator[str]:
+def errors(found: dict[KtClass, dict[str, float]]) -> Iterator[str]:
     """Yield a row per result, a column per subject."""
     results = next(iter(found.values()))
     rows = ([result, *(f"{numbers[result]:.1e}" for numbers in found.values())] for result in results)
     yield from table(["", *map(str, found)], rows)
 
 
-def rounding(subject: Subject, report: dict[str, Any]) -> Iterator[str]:
+def rounding(subject: KtClass, report: dict[str, Any]) -> Iterator[str]:
     """Yield what explains each result of a subject."""
     yield f"\n### {subject}\n"
     presets = ("fused", "eager", "per_matrix")
@@ -152,7 +152,7 @@ def rounding(subject: Subject, report: dict[str, Any]) -> Iterator[str]:
     yield f"elements differ from those of one shard, {halves} from the sum of two halves that were rounded to bf16."
 
 
-def gradients(subject: Subject) -> Iterator[str]:
+def gradients(subject: KtClass) -> Iterator[str]:
     """Yield what of each result is outside, and the share that was decided."""
     report = json.loads(subject.run("gradients.py", subject.kernel, str(CASES)))["results"]
 
@@ -166,12 +166,12 @@ def gradients(subject: Subject) -> Iterator[str]:
         yield f"| {subject} | {name} | {cell(report[name])} | {cell(report.get(f'{name} of shards'))} |"
 
 
-def quantized(subject: Subject) -> str:
+def quantized(subject: KtClass) -> str:
     found = json.loads(subject.run("quantized.py", subject.name))
     return f"| {subject} | {found['elements']} | {found['differ']} | {found['error']:.1e} |"
 
 
-def forward_of(subject: Subject) -> str:
+def forward_of(subject: KtClass) -> str:
     return "`per_matrix`" if subject.build in WIDE else "`fused+fp32_middle`"
 
 
@@ -186,7 +186,7 @@ def probes() -> dict[str, str]:
     }
 
 
-def edges(those: list[Subject]) -> Iterator[str]:
+def edges(those: list[KtClass]) -> Iterator[str]:
     """Yield a row for each thing that a probe saw, with all subjects in which it did."""
     for probe, title in probes().items():
         seen: dict[str, list[str]] = {}

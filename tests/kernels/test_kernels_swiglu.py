@@ -29,7 +29,7 @@ FORWARD = [name for name, k in KERNELS.items() if k.op == "swiglu"]
 BACKWARD = [name for name, k in KERNELS.items() if k.op == "swiglu_backward"]
 TILES = without_faults().modules["swiglu_tile"]
 DESCRIBED = without_faults().modules["described"]
-OPTIONS = without_faults().modules["swiglu_arguments"].Options
+OPTIONS = without_faults().modules["swiglu_arguments"].SwigluParameters
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

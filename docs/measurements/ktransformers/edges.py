@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
-from problem import ADAPTERS, Problem, both, errors, expected, named, problem, relative
+from problem import ADAPTERS, KtProblem, both, errors, expected, named, problem, relative
 from torch import Tensor
 
 RIGHT = {"AMXInt4_SFT_MOE": 0.35}
@@ -21,7 +21,7 @@ NAN, INFINITY = float("nan"), float("inf")
 SOME_EXPERTS = [[0, 2], [2, 0], [0, 0], [2, 2], [0, 2]]
 
 
-def seen(p: Problem, actual: Mapping[str, Tensor], exact: Mapping[str, Tensor] | None = None) -> str:
+def seen(p: KtProblem, actual: Mapping[str, Tensor], exact: Mapping[str, Tensor] | None = None) -> str:
     """Say which results are wrong, beyond what the rounding of the class explains."""
     limit = RIGHT.get(p.name, 0.1)
     found = errors(actual, expected(p) if exact is None else exact)
@@ -81,7 +81,7 @@ def accumulate_later(name: str) -> str:
     return _accumulated(p, both(layer, p, written, accumulate=True), first)
 
 
-def _accumulated(p: Problem, actual: Mapping[str, Tensor], before: Mapping[str, Tensor | float]) -> str:
+def _accumulated(p: KtProblem, actual: Mapping[str, Tensor], before: Mapping[str, Tensor | float]) -> str:
     limit, exact = RIGHT.get(p.name, 0.1), {key: t for key, t in expected(p).items() if "lora" in key}
     added = [key for key, t in exact.items() if relative(actual[key], t + before[key]) < limit]
     replaced = [key for key, t in exact.items() if relative(actual[key], t) < limit]
@@ -230,7 +230,7 @@ def sizes_64(name: str) -> str:
     return seen(p, both(p.layer(), p))
 
 
-def _small_int4(name: str) -> Problem:
+def _small_int4(name: str) -> KtProblem:
     from unittest.mock import patch
 
     with patch.dict("problem.WIDER", clear=True):

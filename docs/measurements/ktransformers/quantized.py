@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 
 import torch
-from problem import Problem, problem, relative
+from problem import KtProblem, problem, relative
 from torch import Tensor
 
 SEEDS = 8
@@ -44,7 +44,7 @@ def rounded(x: Tensor) -> Tensor:
     return x.bfloat16().float()
 
 
-def output(p: Problem) -> Tensor:
+def output(p: KtProblem) -> Tensor:
     """Compute `per_matrix` with base products Σ codes · codes · (scale · scale), the sum exact in int32."""
     total = torch.zeros_like(p.x, dtype=torch.float32)
     for slot in range(p.ids.shape[1]):
@@ -54,7 +54,7 @@ def output(p: Problem) -> Tensor:
     return total.bfloat16()
 
 
-def project(p: Problem, rows: Tensor, key: str, ids: Tensor) -> Tensor:
+def project(p: KtProblem, rows: Tensor, key: str, ids: Tensor) -> Tensor:
     codes, scale = of_activations(rows)
     weights, scales = (t[ids] for t in WEIGHTS[p.name](p.base[f"{key}_proj"].float()))
     base = rounded(torch.einsum("tnk,tk->tn", weights.double(), codes.double()).float() * (scale * scales[..., 0]))

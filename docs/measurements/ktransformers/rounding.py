@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from problem import ROOT, Problem, both, errors, expected, problem
+from problem import ROOT, KtProblem, both, errors, expected, problem
 from torch import Tensor
 
 from lastbit.judging import problem as verified
@@ -68,10 +68,10 @@ PARTS = merged(*(adapted(f"grad_input_{n}", f"grad_input_{n}_base") for n in ("g
 GRAD_INPUT: Points = {"middles": ("grad_gate_mid", "grad_up_mid"), **PARTS, "expert's": ("grad_expert_input",)}
 
 
-class Subject:
+class KtAnswer:
     """One problem, what kt-kernel gave for it, and what explains it."""
 
-    def __init__(self, p: Problem, forward: Kernel, backward: Kernel, shards: int = 1) -> None:
+    def __init__(self, p: KtProblem, forward: Kernel, backward: Kernel, shards: int = 1) -> None:
         self.params = {"scaling": p.scaling, "shards": shards}
         results = forward.call(**p.tensors, **self.params, stages=forward.stages)
         state = {key: results[key] for key in STATE}
@@ -82,7 +82,7 @@ class Subject:
     def outside(self, op: Op, contract: Contract, results: Iterable[str]) -> dict[str, int]:
         """Count elements of each result that the contract cannot give; the output is seen from the own intermediate."""
         tensors = {key: t for key, t in self.tensors.items() if key in op.inputs}
-        trace = verified.Problem(op, contract, tensors, self.params).evaluate(self.given if op is moe_lora else None)
+        trace = verified.KtProblem(op, contract, tensors, self.params).evaluate(self.given if op is moe_lora else None)
         return {key: int(outside_mask(self.actual[key].double(), trace.enclosure(key)).sum()) for key in results}
 
     def best(self, op: Op, result: str, points: Points, always: Mapping[str, str]) -> tuple[int, list[str]]:
@@ -115,7 +115,7 @@ def final(op: Op) -> dict[str, str]:
     return {stage: to for stage, to in op.rounds.items() if stage in stages or "lora" in stage}
 
 
-def identified(subject: Subject) -> dict[str, tuple[int, list[str]]]:
+def identified(subject: KtAnswer) -> dict[str, tuple[int, list[str]]]:
     """Return the rounding points of each result."""
     found = {result: subject.best(moe_lora, result, points, final(moe_lora)) for result, points in FORWARD.items()}
     for result, points in BACKWARD.items():
@@ -125,14 +125,14 @@ def identified(subject: Subject) -> dict[str, tuple[int, list[str]]]:
     return {**found, "grad_input": (count, labels)}
 
 
-def one_after_the_other(subject: Subject, p: Problem, points: Points, labels: Iterable[str]) -> list[int]:
+def one_after_the_other(subject: KtAnswer, p: KtProblem, points: Points, labels: Iterable[str]) -> list[int]:
     """Count elements of grad_input that are no sum in bf16: base of gate, of up, adapter of gate, of up, slot by slot.
 
     Each of the 4k terms is rounded, then added, and the sum is rounded. Of the middle products, nothing is. Second, how
     many elements there are: tokens whose gradients of gate and up are not certain are left out.
     """
     rounds = final(moe_lora_backward) | {stage: "x" for label in labels for stage in points[label]}
-    trace = verified.Problem(
+    trace = verified.KtProblem(
         moe_lora_backward, contract_of(moe_lora_backward, rounds), subject.tensors, subject.params
     ).evaluate()
     enclosures = [trace.enclosure(f"grad_{name}") for name in ("gate", "up")]
@@ -148,7 +148,7 @@ def one_after_the_other(subject: Subject, p: Problem, points: Points, labels: It
     return [int((total != subject.actual["grad_input"].double())[certain].sum()), int(certain.sum()) * p.x.shape[1]]
 
 
-def half(p: Problem, part: int) -> Problem:
+def half(p: KtProblem, part: int) -> KtProblem:
     """Build the layer of one of two shards: half of the intermediate dimension."""
 
     def along(tensor: Tensor, dim: int) -> Tensor:
@@ -160,7 +160,7 @@ def half(p: Problem, part: int) -> Problem:
     return replace(p, base=base, adapters=adapters)
 
 
-def shards_rounded(p: Problem) -> list[int]:
+def shards_rounded(p: KtProblem) -> list[int]:
     """Count elements of grad_input of two shards that differ from the sum of two bf16 halves; and from one shard."""
     whole = both(p.layer(shards=2), p)["grad_input"]
     parts = [both(half(p, part).layer(), half(p, part))["grad_input"].float() for part in (0, 1)]
@@ -173,7 +173,7 @@ def report(name: str, kernel: str) -> dict[str, Any]:
     kernels = {k.name: k for k in load_kernels(ROOT / "kernels" / "external")}
     forward, backward = kernels[kernel], kernels[f"{kernel}_backward"]
     problems = {"exact sums": problem(name, exact=True), "random": problem(name)}
-    subjects = {kind: Subject(p, forward, backward) for kind, p in problems.items()}
+    subjects = {kind: KtAnswer(p, forward, backward) for kind, p in problems.items()}
     table: dict[str, Any] = {}
     for kind, subject in subjects.items():
         found = identified(subject)
@@ -185,7 +185,7 @@ def report(name: str, kernel: str) -> dict[str, Any]:
     exact = subjects["exact sums"]
     labels = table["grad_up_lora_b"]["exact sums"]["found"][1]
     sequential = one_after_the_other(exact, problems["exact sums"], BACKWARD["grad_up_lora_b"], labels)
-    split = Subject(problems["random"], forward, backward, shards=2)
+    split = KtAnswer(problems["random"], forward, backward, shards=2)
     return {
         "table": table,
         "sequential": sequential,
