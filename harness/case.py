@@ -299,6 +299,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
 
 
+# Three lines of 100 characters: more hides what is wrong with the line.
 _SHOWN = 300
 _MOST_DIGITS = 18
 _MOST_BYTES = 1 << 62

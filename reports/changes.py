@@ -18,6 +18,7 @@ from lastbit.reports.stage_summary import StageSummary, stage_order, summary_of
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.run import DeviceAgreement, Power, Run, Undecidable
 
+# Arbitrary: lower names what another seed does, higher misses what one rounding more does; --drift sets it.
 DRIFT = 1.3
 """Factor beyond which a figure has drifted, unless the reader says otherwise."""
 
@@ -43,6 +44,7 @@ class Fate(StrEnum):
 NEGLIGIBLE_BIAS = 0.05
 """Difference of two biases, in ulp, that is no drift: the mean of a hundred rounding errors varies by about that."""
 
+# By chance one of 370 comparisons, if errors are independent.
 DEVIATIONS = 3
 """Standard deviations by which counts of mismatched elements must differ to have drifted."""
 

@@ -198,6 +198,7 @@ class GoldenReport:
         return 0 if statuses <= set(fine) else 1
 
 
+# Arbitrary: other cases of one change mostly say the same.
 MOST_CASES = 2
 MOST_SPANS = 4
 

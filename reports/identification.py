@@ -195,6 +195,7 @@ class Identification:
         return 3 if not self.cases else int(not self.settled)
 
 
+# Arbitrary: a page with their lines.
 MOST_CANDIDATES = 8
 MOST_NAMES = 3
 MOST_LINES = 6

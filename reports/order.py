@@ -180,6 +180,7 @@ class Order:
 SCHEMA = 1
 """Version of the JSON."""
 
+# With its head half a page; a tree that is longer is described by its form.
 _LINES = 14
 _MOST_LEVELS = 16
 _LONGEST = 160

@@ -11,6 +11,7 @@ from lastbit.reports.summary import KernelFailure, listed, plural, share, shown_
 from lastbit.result import BAD, CaseResult, StageResult, Verdict, idle_in, simplest, told
 from lastbit.run import LEAST_DECIDED, LEAST_JUDGED, Run
 
+# As in changes_text.py.
 MOST_NAMES = 4
 MOST_PAIRS = 2
 MOST_LINES = 12

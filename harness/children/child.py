@@ -20,10 +20,13 @@ from typing import IO, Any
 from lastbit.children.channel import Channel
 from lastbit.reports.characters import visible
 
+# Some 800 lines: more is memory for each process, and read by nobody.
 MOST = 1 << 16
 """Bytes of the output of a process that are kept."""
 
+# What a pipe of Linux holds by default: a larger read returns no more.
 _PIECE = 1 << 16
+# Arbitrary: shorter takes the CPU from what it waits for, longer is waited in vain.
 _PAUSE = 0.005  # seconds between two looks at whether a forked process has ended
 _HELD = 1 << 20  # bytes that a pipe holds at most, unless root makes it larger
 

@@ -13,6 +13,7 @@ from lastbit.case import contiguous_strides
 
 _LEADING = 3
 _TILE, _NARROW_TILE = (1, 2048), (64, 32)
+# As LARGE of numerics/fused: a kernel of its own is worth its compilation from there on.
 _LARGE = 1 << 21  # elements
 _NARROW, _MANY = 128, 256  # columns and lines from which on most of a tile of one line would be idle
 

@@ -124,6 +124,7 @@ class BitDifference:
     ulp: float = 0.0
 
 
+# Of more, sentences name a range or a number; a result keeps these in its record.
 _MOST_ROWS = 256
 
 

@@ -18,6 +18,7 @@ from lastbit.ops import Contract
 from lastbit.result import Comparison
 from lastbit.row_check import RowCheck
 
+# Arbitrary: the search is for each sum by itself, and takes longer with every row.
 _MOST = 1 << 17  # elements of the main input in which the exact value of a sum over all rows is sought
 
 

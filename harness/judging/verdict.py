@@ -128,8 +128,10 @@ def _worst(comparison: Comparison) -> str:
     return f"worst at {list(worst.index)}: {worst.actual!r}, allowed {allowed}{exact}{distance}"
 
 
+# Blocks of rows that fit a cache: four fp64 tensors are 4 MiB. Smaller ones spend more on the start of operations.
 _BLOCK = {"cpu": 1 << 17}  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of them
 _BLOCK_ELSEWHERE = 1 << 22  # with fewer, a GPU takes less long for an operation than the host takes to start it
+# Arbitrary: more rules out more alternatives, each of which takes an evaluation of the reference.
 _OTHERS = 1 << 22  # elements in which the alternatives are tried
 
 

@@ -32,6 +32,7 @@ from lastbit.verify.device_memory import out_of_memory
 from lastbit.verify.placed import placement_findings
 
 _REST = "the other cases of its group did not run"
+# 256 MiB of fp32, and what is evaluated of them in fp64 takes many times that.
 _LARGE = 1 << 26  # elements of a case after which memory goes back to the device, which other processes share
 
 

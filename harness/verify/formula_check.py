@@ -43,6 +43,7 @@ _LARGEST_BESIDE = 1 << 23
 Of 8.2 million, a cross entropy in PyTorch takes some 70 s, while other processes of the run share the cores.
 """
 
+# Arbitrary: programs are followed in Python and the reference evaluated by torch, which takes less.
 _SHARE = 0.7
 """Of the time for such a case, what goes into following programs; the rest is for the reference."""
 
@@ -53,6 +54,7 @@ _TOLD = "; its own process says that every element follows from the formula of t
 
 _BESIDE = "It was followed on the CPU, where it performs the same operations and programs."
 
+# Arbitrary: below a millisecond for each operation, at the 100 ns above.
 _SMALL = 1 << 13
 """Elements of a case that is followed for its kind alone."""
 

@@ -21,6 +21,7 @@ _CUTS: Sequence[tuple[str, ...]] = (
 )
 """What the items of a unit have in common, from large units to small ones."""
 
+# Arbitrary: larger units leave workers idle at the end, smaller ones evaluate references again.
 _PARTS = 4
 """A unit is at most this part of what a worker has to do, so that at the end none works alone for long."""
 

@@ -23,6 +23,7 @@ _INEXACT = frozenset(("added", "subtracted", "multiply_add"))  # either neighbou
 _NUMBERS = (2.0**-22, 2.0**-21, 2.0**-140, -0.5)
 _SUMS = 4096 * 2.0**-52  # of the magnitudes of that many terms, which are added in another order
 
+# The smallest that have several groups, more than one row, and a sum that is no single product.
 _SUMS_OF_DOTS = 3, 8, 16
 
 Operation = Callable[..., Tensor]
@@ -55,7 +56,7 @@ def operand(parts: int, shape: tuple[int, ...], seed: int) -> Tensor:
 
 def _ordered(x: Tensor, kind: Tensor) -> Tensor:
     """Make the ends one number, in order, both NaN, or unknown, by the random `kind`."""
-    second = torch.where(kind < 0.3, x[2], x[3])
+    second = torch.where(kind < 0.3, x[2], x[3])  # arbitrary shares: each kind is in every hundred elements
     lo, hi = torch.minimum(x[2], second), torch.maximum(x[2], second)
     lost = kind > 0.95
     return torch.stack([x[0], x[1], lo.masked_fill(lost, -torch.inf), hi.masked_fill(lost, torch.inf)])
