@@ -459,7 +459,7 @@ def test_a_number_of_processes_out_of_range_is_refused(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as caught:
         cli.main(["verify", "-n-1"])
     assert caught.value.code == 2
-    assert "neither a number of processes" in capsys.readouterr().err
+    assert "'-1' is not a whole number from 1 on, nor auto" in capsys.readouterr().err
 
 
 def test_the_command_line_leaves_triton_to_whoever_knows_the_device() -> None:
