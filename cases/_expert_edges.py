@@ -192,7 +192,7 @@ LARGE_PROPERTIES = (
     LayerEdge(Sizes(600, 3, 9, 512, 384, 16), "below_8", kind="balanced"),
     LayerEdge(Sizes(300, 2, 8, 520, 256, 8), "experts_10", {"first_expert": 1}, kind="balanced", dtype="fp16"),
 )
-"""The same for accelerators: pairs enough for every tile."""
+"""Edges for accelerators: pairs enough for every tile."""
 
 
 def properties(*, small: bool) -> tuple[LayerEdge, ...]:

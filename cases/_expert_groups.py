@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ExpertCases:
-    """What an op on a mixture of experts has of its own.
+    """The facts about an op on a mixture of experts from which its groups are made.
 
     Attributes:
         regimes: kind of a variant → name of a tensor → its regimes.

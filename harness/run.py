@@ -11,7 +11,7 @@ from lastbit.result import BAD, TURNED_DOWN, CaseResult, StageResult, Verdict
 
 @dataclass(frozen=True)
 class Power:
-    """Whether a run could tell a kernel's contract from an alternative, for one set of dtypes.
+    """The power of a run to tell a kernel's contract from an alternative, for one set of dtypes.
 
     Attributes:
         cases: cases in which the alternative is a different computation and was asked about.

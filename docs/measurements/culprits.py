@@ -39,7 +39,7 @@ Faults whose finding is not of values have no wrong element, and stand apart.
 
 @dataclass(frozen=True)
 class CulpritRow:
-    """What became of a fault.
+    """The fate of a fault.
 
     Attributes:
         fault: its name with its op.

@@ -230,7 +230,7 @@ def softmax(x: Digits, folded: bool = False, empty: str = "nan") -> Digits:
 
 
 class Shares:
-    """What `softmax` of the references asks of `exponentials`, divided by the largest one."""
+    """The exponentials that `softmax` of the references asks for, divided by the largest one."""
 
     def __init__(self, x: Digits, folded: bool = False) -> None:
         terms = exp(x - largest(x))
@@ -381,7 +381,7 @@ def digits_of(problem: Problem) -> dict[str, Any]:
 
 @dataclass
 class Seen:
-    """What was counted of an op; `+=` joins it with that of other cases.
+    """The counts of an op; `+=` joins them with those of other cases.
 
     Attributes:
         counts: cases, elements, those that are known, and those of them that are off.

@@ -47,7 +47,7 @@ while it shrinks a failure does not count, nor does the same case of the same ke
 
 @dataclass(frozen=True)
 class FamilyTally:
-    """What came of the cases of one family of kernels."""
+    """The outcomes of the cases of one family of kernels."""
 
     cases: int
     wide: int

@@ -39,11 +39,11 @@ from lastbit.tracing.triton_lanes import MOVERS
 # Arbitrary: docs/measurements/culprits.md has the seconds of whole traces, of which mends are a part.
 SECONDS = 3.0
 """Of the processor, for which mends are tried; where that is not enough for all of them, no line is named."""
-# What is farther is another quantity as often as a wrong one; it is tried as well, but after these.
+# Arbitrary: nearer values are tried first, farther ones as well.
 LIKE = 0.5
 """Relative L2 error up to which another value of a stage is tried first."""
 COARSEST = 2.0**-4
-"""The same where the kernel has a right value, too, that is rounded once more: relative error of e4m3."""
+"""Error of that where the kernel has a right value, too, that is rounded once more: that of e4m3."""
 # Arbitrary: each is tried by doing the rest of the kernel again. Longer kernels repeat values in a loop.
 MOST_STAGES = 40
 """Values of the kernel's that are tried as stages."""

@@ -38,7 +38,7 @@ _LARGEST = 1 << 17
 """Elements of all tensors of a case that is followed: an operation on residues takes some 100 ns an element."""
 
 _LARGEST_BESIDE = 1 << 23
-"""The same of a case on another device that nothing decides otherwise, memory between its rows included.
+"""Elements of a case on another device that nothing decides otherwise, memory between its rows included.
 
 Of 8.2 million, a cross entropy in PyTorch takes some 70 s, while other processes of the run share the cores.
 """

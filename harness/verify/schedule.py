@@ -117,7 +117,7 @@ class Schedule:
 
     @property
     def tests_finished(self) -> bool:
-        """Whether no item is left to hand out; a worker runs the last item it knows when it is shut down."""
+        """Return whether no item is left to hand out; a worker runs the last item it knows when it is shut down."""
         nothing_left = self._queue is not None and not self._queue
         return nothing_left and all(len(told) < _AHEAD for told in self._told.values())
 
