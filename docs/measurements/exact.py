@@ -275,7 +275,7 @@ exp, log, log1p, absolute = each(gmpy2.exp), each(gmpy2.log), each(gmpy2.log1p),
 divide = each(lambda a, b: a / b, 2)
 FUNCTIONS: dict[str, Any] = {
     "Enclosure": Digits,
-    "DigitsFactor": DigitsFactor,
+    "Factor": DigitsFactor,
     "amax": largest,
     "at_least": each(lambda x, low: max(x, low), 2),
     "ceil": each(gmpy2.rint_ceil),
