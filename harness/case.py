@@ -301,8 +301,11 @@ def _shortened(text: str) -> str:
 
 # Three lines of 100 characters: more hides what is wrong with the line.
 _SHOWN = 300
+# A number of 18 digits is below 2⁶³.
 _MOST_DIGITS = 18
+# Torch counts bytes of a storage in int64; half of that leaves room for a sum.
 _MOST_BYTES = 1 << 62
+# As torch has at most.
 _MOST_DIMENSIONS = 64
 
 

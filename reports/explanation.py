@@ -25,6 +25,7 @@ from lastbit.run import Run
 # Arbitrary: `explain` prints all.
 MOST_DIAGNOSES = 2
 """Sentences of diagnosis in the lines for a report."""
+# What fits into the line.
 MOST_OTHERS = 2
 """Candidates that are named beside the likeliest."""
 
@@ -34,6 +35,7 @@ NO_TEST = "none: an assertion on the result does not see what is wrong; `lastbit
 # Of more, none is a hint.
 MOST_LINES = 3
 """Lines of which one may be wrong, where none is named."""
+# What fits into two lines.
 MOST_FILES = 3
 """Files whose lines are named where the one that is wrong was not found."""
 

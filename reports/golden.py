@@ -200,6 +200,7 @@ class GoldenReport:
 
 # Arbitrary: other cases of one change mostly say the same.
 MOST_CASES = 2
+# What fits into a line.
 MOST_SPANS = 4
 
 STYLES: Mapping[Status, str] = {

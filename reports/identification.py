@@ -197,7 +197,9 @@ class Identification:
 
 # Arbitrary: a page with their lines.
 MOST_CANDIDATES = 8
+# What fits into a cell.
 MOST_NAMES = 3
+# Arbitrary: cases that are against a contract mostly say the same.
 MOST_LINES = 6
 
 Row = tuple[Text, ...]

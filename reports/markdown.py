@@ -33,7 +33,6 @@ _CODE = frozenset({"line", "smallest", "see more"})
 
 # Arbitrary: what is seen of a comment without scrolling; the others unfold.
 MOST_OPEN = 3
-MOST_LINES = 12
 
 SYMBOLS: Mapping[Verdict, str] = {
     Verdict.PASSED: "✅",

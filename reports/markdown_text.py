@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from lastbit.reports.characters import visible
 from lastbit.reports.summary import plural
 
+# Arbitrary: some fifteen lines of a comment.
 MOST_CHARACTERS = 1500
 """Longest text that is not clipped; the message of an exception can hold the source of a kernel."""
 

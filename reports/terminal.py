@@ -48,9 +48,11 @@ MOST_OF_THE_REST = 120
 MOST_CASE_LINES = 3
 """Lines of the terminal that the smallest tensors of a finding take; of longer ones the values are left out."""
 
+# Arbitrary: -v has all.
 MOST_REASONS = 8
 """Lines of what was not run, without -v."""
 
+# Arbitrary: the first ones name the stage and the worst element.
 MOST_SENTENCES = (2, 5)
 """Sentences of a finding without -v and with it."""
 

@@ -55,6 +55,7 @@ def bare_launch(device: torch.device) -> Callable[[], object]:
 
 Call = Callable[[], object]
 
+# Ten rounds in the time; fewer say less of how they vary, more are short.
 _SHARE = 0.1  # of the effort's seconds, as in `on_device`
 _FEWEST, _MOST = 5, 200  # replays
 _BURSTS, _BURST = 5, 50  # times that the host is looked at, and most calls then: fewer launches than a queue takes

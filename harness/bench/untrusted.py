@@ -35,6 +35,7 @@ from lastbit.verify.check import Subject
 Message = Mapping[str, Any]
 
 _FEWEST, _MOST = 24, 512  # calls that are timed
+# As that of kernel_speed.py.
 _SHARE = 0.1  # of the effort's seconds that each of its rounds takes, and one more
 _MEMORY, _MEMORY_ON_CPU = 16 << 30, 1 << 28  # bytes of a call, and of copies of all results
 _JUDGED, _JUDGED_ON_CPU = 1 << 32, 1 << 26  # elements of inputs whose results are judged

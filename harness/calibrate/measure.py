@@ -15,6 +15,7 @@ from lastbit.numerics import DOCUMENTED, Enclosure, Premises, cast, dot, using
 
 # Arbitrary: more takes an interpreter longer, fewer meet fewer arguments that err much.
 _SAMPLE = {"cpu": 1 << 16}
+# Arbitrary: as many as torch holds some fp64 tensors of on any GPU.
 _SAMPLE_ELSEWHERE = 1 << 24
 
 

@@ -17,6 +17,7 @@ from lastbit.from_torch.selection_rules import FORMULAS
 from lastbit.from_torch.tracing import Example, Traced
 from lastbit.from_torch.writing import Body, written_body
 
+# A line of 120 with a bracket or comma behind it.
 _WIDTH = 119
 _EXPORTED = frozenset(lastbit.numerics.__all__)
 

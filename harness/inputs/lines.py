@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lastbit.case import contiguous_strides
 
+# Kernels are compiled for so many; tensors of more dimensions are joined, or left to torch.
 _LEADING = 3
 _TILE, _NARROW_TILE = (1, 2048), (64, 32)
 # As LARGE of numerics/fused: a kernel of its own is worth its compilation from there on.

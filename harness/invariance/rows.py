@@ -25,6 +25,7 @@ _PLACES, _MANY_PLACES = 2, 16  # at which each row is
 _KNOWN = 64  # rows with a change that are launched together at further sizes
 # Arbitrary: a bound on the time for one number of a sentence.
 _TO_COUNT = 64  # launches in which the changed rows are counted, in `lastbit verify`
+# Arbitrary, as _TO_COUNT.
 _MANY_TO_COUNT = 1024
 
 

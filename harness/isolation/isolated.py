@@ -30,6 +30,7 @@ _RESULTS = 0  # key of the block for results among blocks whose keys are address
 MOST_RESULTS = 1 << 34
 """Bytes that a call may return, where they are not more than an eighth of the memory that there is."""
 
+# Arbitrary: more takes stack, and the limit of Python is 1,000.
 FRAMES = 100
 """Below fewer frames than that a call without guards is made, drawn anew each time: a model may have as many."""
 

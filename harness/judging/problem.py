@@ -402,6 +402,7 @@ _MOST_CASES = 256
 _TOGETHER = 2  # problems that a case asks for before it is judged: its own, and that of other values
 # Arbitrary: one that is kept would push out many small ones, which are asked for more often.
 _LARGE = 1 << 20  # elements of a case beyond which it is not kept
+# As _FEW: rows that take longer to evaluate than the start of an operation are those of large cases.
 _LARGE_ROWS = 1 << 16  # elements of rows beyond which a case is not kept
 
 

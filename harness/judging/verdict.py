@@ -69,6 +69,7 @@ def describe_rows(rows: RowCheck, contract: str) -> Finding:
     return Finding("rows", rows.stage, f"{said}.")
 
 
+# Arbitrary: below the factor 2 of two binades of bf16, above what a row's own roundings allow.
 _ALIKE = 1.25  # what differs by less than this factor is alike: a row in bf16 leaves its latent value some room
 
 

@@ -37,6 +37,7 @@ _MOST_ROUNDS = 4
 _AT_ONCE = (1, 1, 2, 2, 2, 3, 4, 8)  # columns, rows and so on that are tried of everything
 # Small first; from 64 on halving is as quick.
 _COUNTS = (2, 3, 4, 6, 8, 16, 32, 64)  # columns of which some are tried at random
+# Arbitrary: each is a try.
 _SAMPLES = 6  # of each count
 # Arbitrary: more take a try each, and nobody reads the numbers one by one.
 _MOST_PLAIN = 64  # elements of a tensor that are replaced one by one

@@ -13,6 +13,7 @@ from lastbit.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, Format
 from lastbit.numerics.fused import cuda_sums
 from lastbit.numerics.fused.operation_launch import run
 
+# One dimension; a vector for each row; a number for each row of a block; and both sides broadcast.
 _BROADCAST = ((2048,), (2048,)), ((8, 64), (64,)), ((4, 8, 16), (8, 1)), ((64, 1), (1, 32))
 FUNCTIONS = frozenset(("exponential", "logistic", "correct_root", "approximate_root", "inverse_root"))
 OF_DOTS = frozenset(("spans", "limiting", "straying", "enclosing"))
@@ -20,6 +21,7 @@ _ALIKE = FUNCTIONS | {"hull", "unknown_if"}  # operands of one shape
 _INEXACT = frozenset(("added", "subtracted", "multiply_add"))  # either neighbour of an inexact sum is its exact part
 
 
+# Relative errors, an absolute one of subnormal numbers, and a negative number, as operations take them.
 _NUMBERS = (2.0**-22, 2.0**-21, 2.0**-140, -0.5)
 _SUMS = 4096 * 2.0**-52  # of the magnitudes of that many terms, which are added in another order
 

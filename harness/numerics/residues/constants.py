@@ -27,6 +27,7 @@ _MOST_ROOTS = 1 << 14
 _MOST_PARTS = 1 << 9  # of a fraction: as rare
 # There, neighbours lie 2⁻²² apart, which is `_NEAR`.
 _MOST_BESIDE_1 = 1 << 11  # of n where (n - 1) / n and n / (n - 1) are known
+# Arbitrary: below every usual eps but those that guard a division by zero, 1e-12 and less.
 _LEAST = 2.0**-26
 _LARGEST, _LOWEST = 9999.0, -500.0
 """Sizes of the constants of formulas; others stand for -inf, or for 0 if no product of parameters is one."""
