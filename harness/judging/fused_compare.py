@@ -131,7 +131,7 @@ FLOATS = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 )
 INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
-# Small tensors are widened to this many parts, so that one kernel serves all of them.
+# Small tensors are read as if they had all parts, with steps of 0, so that one kernel serves them.
 _PARTS = 4
 
 
