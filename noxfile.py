@@ -87,7 +87,7 @@ def processors(session: nox.Session, most: str) -> None:
 
 
 def lowest() -> list[str]:
-    """The lowest torch and Triton that pyproject.toml takes, as requirements."""
+    """Return the lowest torch and Triton that pyproject.toml takes, as requirements."""
     project = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())["project"]
     bounds = (requirement.partition(";")[0] for requirement in project["dependencies"])
     return [bound.replace(">=", "==") + ".0" for bound in bounds if bound.startswith(("torch>=", "triton>="))]

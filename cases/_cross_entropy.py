@@ -48,7 +48,7 @@ LARGE_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
-class Variant:
+class LogitsVariant:
     """The fixed facts of a group: dtype of the logits, and the range of V, which chooses the block of a kernel."""
 
     dtype: str
@@ -60,14 +60,14 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("bf16", 1, 64),
-    Variant("bf16", 257, 500),
-    Variant("fp16", 65, 256),
-    Variant("fp32", 200, 300),
+    LogitsVariant("bf16", 1, 64),
+    LogitsVariant("bf16", 257, 500),
+    LogitsVariant("fp16", 65, 256),
+    LogitsVariant("fp32", 200, 300),
 )
 
 
-def choices(variant: Variant, accepts: frozenset[str], most: int) -> dict[str, tuple[Option, ...]]:
+def choices(variant: LogitsVariant, accepts: frozenset[str], most: int) -> dict[str, tuple[Option, ...]]:
     """Map each tensor and parameter that a kernel accepts to its options, where logits may have `most` elements."""
     layouts = layouts_like(min(most // variant.wide, 2), 64)
     found: dict[str, tuple[Option, ...]] = tensor_choices("logits", (variant.dtype,), _LOGITS[variant.dtype], layouts)
@@ -84,7 +84,9 @@ def choices(variant: Variant, accepts: frozenset[str], most: int) -> dict[str, t
 
 
 @st.composite
-def drawn(draw: st.DrawFn, variant: Variant, most: int, chosen: Chosen) -> tuple[list[TensorSpec], dict[str, Any]]:
+def drawn(
+    draw: st.DrawFn, variant: LogitsVariant, most: int, chosen: Chosen
+) -> tuple[list[TensorSpec], dict[str, Any]]:
     """Draw logits and labels, and return them with the parameters that were chosen."""
     classes = draw(widths_with(chosen["logits columns % 16"], variant.narrow, variant.wide, 16))
     rows = draw(st.integers(least_rows(chosen)[0], max(least_rows(chosen)[0], most // classes)))

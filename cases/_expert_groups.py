@@ -9,8 +9,8 @@ from functools import partial
 from hypothesis import strategies as st
 
 from lastbit import Case, Choices, Chosen, Group, TensorSpec
-from lastbit.cases._expert_edges import Edge, edges, properties
-from lastbit.cases._expert_variants import Variant, has_adapters, plain_variants, variants
+from lastbit.cases._expert_edges import LayerEdge, edges, properties
+from lastbit.cases._expert_variants import LayerVariant, has_adapters, plain_variants, variants
 from lastbit.cases._experts import REAL_KINDS, Regimes, Sizes, any_of, real_routing, real_sizes, real_weights
 from lastbit.cases._properties import group_of
 
@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ExpertCases:
-    """What an op on a mixture of experts has of its own.
+    """The facts about an op on a mixture of experts from which its groups are made.
 
     Attributes:
         regimes: kind of a variant → name of a tensor → its regimes.
@@ -39,9 +39,9 @@ class ExpertCases:
     op: str
     regimes: Mapping[str, Regimes]
     rows: Callable[[Sizes], Mapping[str, Shape]]
-    choices: Callable[[Variant, frozenset[str]], Choices]
-    drawn: Callable[[Variant, bool, Chosen], st.SearchStrategy[Case]]
-    beside: Callable[[Edge, frozenset[str]], Iterable[TensorSpec]] = lambda edge, accepts: ()
+    choices: Callable[[LayerVariant, frozenset[str]], Choices]
+    drawn: Callable[[LayerVariant, bool, Chosen], st.SearchStrategy[Case]]
+    beside: Callable[[LayerEdge, frozenset[str]], Iterable[TensorSpec]] = lambda edge, accepts: ()
 
     def groups(self, accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
         """Yield the groups for a kernel that takes what `accepts` names; `small` cuts every dimension."""
@@ -54,7 +54,7 @@ class ExpertCases:
         if plain := plain_variants(accepts):
             yield Group("plain", self._plain(plain, accepts, small))
 
-    def _plain(self, plain: Sequence[Variant], accepts: frozenset[str], small: bool) -> st.SearchStrategy[Case]:
+    def _plain(self, plain: Sequence[LayerVariant], accepts: frozenset[str], small: bool) -> st.SearchStrategy[Case]:
         """Draw a case of any of the variants, none of which has adapters."""
 
         @st.composite
@@ -73,7 +73,7 @@ class ExpertCases:
             scaling = {"scaling": SCALINGS[kind][0]} if adapters else {}
             yield Case(self.op, (first, *real_routing(size, kind), *others, *own), scaling, seed)
 
-    def _edges(self, accepts: frozenset[str], chosen: Sequence[Edge]) -> Iterator[Case]:
+    def _edges(self, accepts: frozenset[str], chosen: Sequence[LayerEdge]) -> Iterator[Case]:
         """Yield the edges that a kernel with these parameters can take."""
         for seed, edge in enumerate(chosen):
             regimes = self.regimes[edge.kind]

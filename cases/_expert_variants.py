@@ -35,7 +35,7 @@ QUANTIZED: Mapping[str, Codes] = {
 
 
 @dataclass(frozen=True)
-class Variant:
+class LayerVariant:
     """The fixed facts of a group: dtype of the activations, kind of values, ways to shard, scheme of base weights.
 
     Without adapters a layer is a plain mixture of experts.
@@ -65,25 +65,25 @@ def has_adapters(accepts: frozenset[str]) -> bool:
     return "gate_lora_a" in accepts
 
 
-def variants(accepts: frozenset[str]) -> Iterator[Variant]:
+def variants(accepts: frozenset[str]) -> Iterator[LayerVariant]:
     """Yield the variants for a kernel with these parameters, with adapters if it takes them."""
     for variant in _variants(accepts):
         yield replace(variant, adapters=has_adapters(accepts))
 
 
-def plain_variants(accepts: frozenset[str]) -> list[Variant]:
+def plain_variants(accepts: frozenset[str]) -> list[LayerVariant]:
     """List the variants without adapters; nothing for a kernel that takes no adapters anyway."""
     return [replace(v, adapters=False) for v in _variants(accepts)] if has_adapters(accepts) else []
 
 
-def _variants(accepts: frozenset[str]) -> Iterator[Variant]:
+def _variants(accepts: frozenset[str]) -> Iterator[LayerVariant]:
     for dtype in ("bf16", "fp16"):
-        yield Variant(dtype, "exact")
+        yield LayerVariant(dtype, "exact")
         if "shards" in accepts:
-            yield Variant(dtype, "exact", shards=(2, 4))
+            yield LayerVariant(dtype, "exact", shards=(2, 4))
         for kind in ("balanced", "one_sign"):
-            yield Variant(dtype, kind, shards=(1, 2, 4) if "shards" in accepts else (1,))
+            yield LayerVariant(dtype, kind, shards=(1, 2, 4) if "shards" in accepts else (1,))
     if "gate_scale" in accepts:
         for scheme in QUANTIZED:
             dtype = "fp16" if scheme == "mxfp4_bf16" else "bf16"
-            yield Variant(dtype, "exact", shards=(1, 2) if "shards" in accepts else (1,), scheme=scheme)
+            yield LayerVariant(dtype, "exact", shards=(1, 2) if "shards" in accepts else (1,), scheme=scheme)

@@ -30,7 +30,7 @@ from lastbit import (
     widths,
     widths_with,
 )
-from lastbit.cases._expert_variants import Variant
+from lastbit.cases._expert_variants import LayerVariant
 
 SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["moe_lora"]
 PROJECTIONS = ("gate", "up", "down")
@@ -108,7 +108,7 @@ class Sizes:
 
 
 @st.composite
-def sizes(draw: st.DrawFn, variant: Variant, chosen: Chosen, *, small: bool) -> Sizes:
+def sizes(draw: st.DrawFn, variant: LayerVariant, chosen: Chosen, *, small: bool) -> Sizes:
     """Draw sizes that the shards divide, and with them the groups of codes."""
     hidden, intermediate, rank, tokens, experts = (96, 64, 16, 24, 4) if small else (2048, 1024, 64, 64, 8)
     if variant.kind == "balanced" or variant.scheme:  # of random numbers and codes, longer dots decide nothing
@@ -146,7 +146,9 @@ def real_sizes(*, small: bool) -> Iterator[Sizes]:
         )
 
 
-def choices(variant: Variant, regimes: Regimes, scalings: tuple[float, ...], limits: tuple[float, ...] = ()) -> Choices:
+def choices(
+    variant: LayerVariant, regimes: Regimes, scalings: tuple[float, ...], limits: tuple[float, ...] = ()
+) -> Choices:
     """Map each tensor and parameter of a layer to its options; `limits` are those of SwiGLU."""
     dtype, codes = variant.dtype, variant.codes
     found: dict[str, tuple[Option, ...]] = {}
@@ -195,7 +197,7 @@ def routing(size: Sizes, chosen: Chosen) -> tuple[list[TensorSpec], dict[str, Pa
 
 
 @st.composite
-def weights(draw: st.DrawFn, size: Sizes, variant: Variant, chosen: Chosen) -> list[TensorSpec]:
+def weights(draw: st.DrawFn, size: Sizes, variant: LayerVariant, chosen: Chosen) -> list[TensorSpec]:
     """Draw base weights, as numbers in any layout or as codes; adapters, if any; scales and zero points.
 
     No shard cuts a group.

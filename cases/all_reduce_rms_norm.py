@@ -28,7 +28,7 @@ _LARGE_ELEMENTS = 1 << 21
 
 
 @dataclass(frozen=True)
-class _Options:
+class _AllReduceNormOptions:
     """The fixed facts of a group; without a weight and residual for a kernel that takes none."""
 
     ranks: int
@@ -36,16 +36,20 @@ class _Options:
     weight: str | None
     residual: bool
 
-    def without(self, accepts: frozenset[str]) -> _Options:
+    def without(self, accepts: frozenset[str]) -> _AllReduceNormOptions:
         weight = self.weight if "weight" in accepts else None
-        return _Options(self.ranks, self.dtype, weight, self.residual and "residual" in accepts)
+        return _AllReduceNormOptions(self.ranks, self.dtype, weight, self.residual and "residual" in accepts)
 
     def __str__(self) -> str:
         words = [self.dtype, f"weight_{self.weight}" if self.weight else "", "residual" if self.residual else ""]
         return "-".join([*filter(None, words), f"ranks{self.ranks}"])
 
 
-_GROUPS = (_Options(2, "bf16", "bf16", True), _Options(4, "bf16", "fp32", True), _Options(2, "fp16", "fp16", False))
+_GROUPS = (
+    _AllReduceNormOptions(2, "bf16", "bf16", True),
+    _AllReduceNormOptions(4, "bf16", "fp32", True),
+    _AllReduceNormOptions(2, "fp16", "fp16", False),
+)
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
@@ -56,7 +60,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
         yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most // 64))
 
 
-def _choices(options: _Options, rows: int) -> Choices:
+def _choices(options: _AllReduceNormOptions, rows: int) -> Choices:
     found = rank_choices(options.ranks, options.dtype, rows)
     if options.weight is not None:
         found |= tensor_choices("weight", (options.weight,), ("normal", "near_one", "signs"), layouts_like(64))
@@ -66,7 +70,7 @@ def _choices(options: _Options, rows: int) -> Choices:
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, options: _AllReduceNormOptions, most: int, chosen: Chosen) -> Case:
     width = draw(st.integers(1, most // 8))
     shape = (*draw(leading_dims(most // width, least_rows(chosen))), width)
     tensors = rank_tensors(options.ranks, chosen, shape)

@@ -31,7 +31,7 @@ _MOST_QUERIES, _MOST_KEYS = 10, 40
 
 
 @dataclass(frozen=True)
-class _Options:
+class _AttentionOptions:
     """The fixed facts of a group: the dtype, whether there are sinks, and the range of the width of a head."""
 
     dtype: str
@@ -44,8 +44,8 @@ class _Options:
 
 
 _GROUPS = (
-    _Options("bf16", False, 17, 32),
-    _Options("fp16", True, 1, 16),
+    _AttentionOptions("bf16", False, 17, 32),
+    _AttentionOptions("fp16", True, 1, 16),
 )
 
 
@@ -59,7 +59,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
             yield Group(str(options), partial(_cases, options), choices=_choices(options, accepts))
 
 
-def _choices(options: _Options, accepts: frozenset[str]) -> Choices:
+def _choices(options: _AttentionOptions, accepts: frozenset[str]) -> Choices:
     dtypes = (options.dtype,)
     found: dict[str, tuple[Option, ...]] = {}
     for name, regimes in (("q", _QUERIES), ("k", _KEYS), ("v", _VALUES)):
@@ -72,7 +72,7 @@ def _choices(options: _Options, accepts: frozenset[str]) -> Choices:
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: _Options, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, options: _AttentionOptions, chosen: Chosen) -> Case:
     batch, groups, shared = 2, 2, draw(st.sampled_from((1, 2)))
     queries, keys = draw(st.integers(2, _MOST_QUERIES)), draw(st.integers(2, _MOST_KEYS))
     width, value_width = (draw(st.integers(options.narrow, options.wide)) for _ in range(2))

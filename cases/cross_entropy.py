@@ -8,7 +8,15 @@ from functools import partial
 from hypothesis import strategies as st
 
 from lastbit import Case, Choices, Chosen, Group
-from lastbit.cases._cross_entropy import LARGE_ELEMENTS, SMALL_ELEMENTS, VARIANTS, Variant, choices, drawn, real_logits
+from lastbit.cases._cross_entropy import (
+    LARGE_ELEMENTS,
+    SMALL_ELEMENTS,
+    VARIANTS,
+    LogitsVariant,
+    choices,
+    drawn,
+    real_logits,
+)
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
 
@@ -31,7 +39,7 @@ def _reductions(accepts: frozenset[str]) -> Choices:
 
 
 @st.composite
-def _cases(draw: st.DrawFn, variant: Variant, most: int, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, variant: LogitsVariant, most: int, chosen: Chosen) -> Case:
     tensors, params = draw(drawn(variant, most, chosen))
     if reduction := chosen.get("reduction"):
         params["reduction"] = reduction

@@ -8,7 +8,15 @@ from functools import partial
 from hypothesis import strategies as st
 
 from lastbit import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor, layouts_like, tensor_choices
-from lastbit.cases._cross_entropy import LARGE_ELEMENTS, SMALL_ELEMENTS, VARIANTS, Variant, choices, drawn, real_logits
+from lastbit.cases._cross_entropy import (
+    LARGE_ELEMENTS,
+    SMALL_ELEMENTS,
+    VARIANTS,
+    LogitsVariant,
+    choices,
+    drawn,
+    real_logits,
+)
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
 
@@ -28,14 +36,14 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
         yield Group(f"{variant}{'-lse' * saved}", partial(_cases, variant, saved, most), choices=own)
 
 
-def _gradients(variant: Variant, *, saved: bool) -> Choices:
+def _gradients(variant: LogitsVariant, *, saved: bool) -> Choices:
     dtype = variant.dtype if saved else "fp32"
     found = tensor_choices("grad_output", (dtype,), _GRADIENTS, layouts_like(64))
     return found | (tensor_choices("lse", ("fp32",), _SAVED, layouts_like(64)) if saved else {})
 
 
 @st.composite
-def _cases(draw: st.DrawFn, variant: Variant, saved: bool, most: int, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, variant: LogitsVariant, saved: bool, most: int, chosen: Chosen) -> Case:
     tensors, params = draw(drawn(variant, most, chosen))
     rows = tensors[0].shape[:1]
     tensors.append(chosen_tensor("grad_output", chosen, rows))

@@ -48,7 +48,7 @@ _EPS = (1e-5, 1e-6, 1e-12, 1e-3)
 
 
 @dataclass(frozen=True)
-class Options:
+class GatedNormOptions:
     """The fixed facts of a group: dtypes, options, and the range of the size of a group of columns.
 
     Attributes:
@@ -68,7 +68,7 @@ class Options:
     sigmoid: bool = False
     several: bool = False
 
-    def without(self, accepts: frozenset[str]) -> Options | None:
+    def without(self, accepts: frozenset[str]) -> GatedNormOptions | None:
         """Reduce the options to those of a kernel with these parameters; None if it lacks what defines them."""
         if not _norm_is_accepted(self.norm, accepts) or (self.several and "group_size" not in accepts):
             return None
@@ -77,7 +77,7 @@ class Options:
             return None
         sigmoid = self.sigmoid and gate != "none" and "activation" in accepts
         bias = self.bias and "bias" in accepts
-        return Options(self.x, self.weight, self.norm, gate, self.sizes, bias, sigmoid, self.several)
+        return GatedNormOptions(self.x, self.weight, self.norm, gate, self.sizes, bias, sigmoid, self.several)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -111,19 +111,19 @@ class Options:
 
 
 GROUPS = (
-    Options("bf16", "bf16", "rms", "after", (65, 128)),
-    Options("bf16", "bf16", "rms", "before", (129, 256), several=True),
-    Options("bf16", "fp32", "layer", "none", (1025, 2048), bias=True),
-    Options("bf16", "bf16", "layer", "after", (129, 256), bias=True),
-    Options("bf16", "bf16", "rms", "before", (4097, 8192)),
-    Options("fp16", "fp16", "rms", "after", (33, 64), sigmoid=True),
-    Options("fp16", "fp16", "layer", "before", (17, 32), bias=True, several=True),
-    Options("fp16", "fp16", "rms", "none", (513, 1024)),
-    Options("fp16", "fp32", "rms", "after", (129, 256), several=True),
-    Options("fp32", "fp32", "layer", "none", (1025, 2048)),
-    Options("fp32", "fp32", "rms", "before", (257, 512)),
-    Options("fp32", "fp32", "layer", "before", (33, 64)),
-    Options("fp32", "fp32", "layer", "after", (1, 16), bias=True, sigmoid=True),
+    GatedNormOptions("bf16", "bf16", "rms", "after", (65, 128)),
+    GatedNormOptions("bf16", "bf16", "rms", "before", (129, 256), several=True),
+    GatedNormOptions("bf16", "fp32", "layer", "none", (1025, 2048), bias=True),
+    GatedNormOptions("bf16", "bf16", "layer", "after", (129, 256), bias=True),
+    GatedNormOptions("bf16", "bf16", "rms", "before", (4097, 8192)),
+    GatedNormOptions("fp16", "fp16", "rms", "after", (33, 64), sigmoid=True),
+    GatedNormOptions("fp16", "fp16", "layer", "before", (17, 32), bias=True, several=True),
+    GatedNormOptions("fp16", "fp16", "rms", "none", (513, 1024)),
+    GatedNormOptions("fp16", "fp32", "rms", "after", (129, 256), several=True),
+    GatedNormOptions("fp32", "fp32", "layer", "none", (1025, 2048)),
+    GatedNormOptions("fp32", "fp32", "rms", "before", (257, 512)),
+    GatedNormOptions("fp32", "fp32", "layer", "before", (33, 64)),
+    GatedNormOptions("fp32", "fp32", "layer", "after", (1, 16), bias=True, sigmoid=True),
 )
 
 _MOST_GROUPS = 6
@@ -140,13 +140,13 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     for options in dict.fromkeys(o for options in GROUPS if (o := options.without(accepts)) is not None):
         yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most))
     for dtype in ("bf16", "fp32"):
-        far = Options(dtype, dtype, "layer", "none", (513, 1024)).without(accepts)
+        far = GatedNormOptions(dtype, dtype, "layer", "none", (513, 1024)).without(accepts)
         if far is not None:
             choices = {**_choices(far, most), "x regime": ("offset",)}
             yield Group(f"{dtype}-far-from-zero", partial(_cases, far, most), choices=choices)
 
 
-def _choices(options: Options, most: int) -> Choices:
+def _choices(options: GatedNormOptions, most: int) -> Choices:
     """Map the tensors and parameters of a group to their options, where x has about `most` elements at most."""
     layouts, vectors = options.layouts(most), layouts_like(64)
     return {
@@ -160,7 +160,7 @@ def _choices(options: Options, most: int) -> Choices:
 
 
 @st.composite
-def shape_of(draw: st.DrawFn, options: Options, most: int, chosen: Chosen) -> tuple[tuple[int, ...], int]:
+def shape_of(draw: st.DrawFn, options: GatedNormOptions, most: int, chosen: Chosen) -> tuple[tuple[int, ...], int]:
     """Draw the shape of x, of about `most` elements at most, and the number of groups of columns."""
     residue = chosen.get("x columns % 64")
     size = draw(widths(*options.sizes) if residue is None else widths_with(residue, *options.sizes))
@@ -169,7 +169,7 @@ def shape_of(draw: st.DrawFn, options: Options, most: int, chosen: Chosen) -> tu
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: Options, most: int, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, options: GatedNormOptions, most: int, chosen: Chosen) -> Case:
     shape, count = draw(shape_of(options, most, chosen))
     tensors = [chosen_tensor("x", chosen, shape), chosen_tensor("weight", chosen, shape[-1:])]
     if options.bias:
@@ -192,7 +192,7 @@ def _real_shapes(accepts: frozenset[str], *, most: int | None) -> Iterator[Case]
     for seed, shape in enumerate(SHAPES):
         norm, gate = "rms" if shape["rms"] else "layer", "after" if shape["before"] else "before"
         several = "group" in shape
-        options = Options("bf16", "bf16", norm, gate, (1, 1), several=several).without(accepts)
+        options = GatedNormOptions("bf16", "bf16", norm, gate, (1, 1), several=several).without(accepts)
         if options is None:
             continue
         rows = shape["rows"] if most is None else cut_rows(shape["rows"], shape["width"], most)

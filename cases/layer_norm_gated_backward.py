@@ -23,7 +23,7 @@ from lastbit import (
 )
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
-from lastbit.cases.layer_norm_gated import SHAPES, Options, shape_of
+from lastbit.cases.layer_norm_gated import SHAPES, GatedNormOptions, shape_of
 
 Regimes = dict[str, tuple[str, ...]]
 
@@ -60,27 +60,27 @@ ONE_SIGN: Mapping[str, Regimes] = {
 """Where the gate is → regimes with which all terms of dw, db, c1 and c2 have one sign, as the gate has that of z."""
 
 _GROUPS = (
-    Options("bf16", "bf16", "rms", "after", (65, 128)),
-    Options("bf16", "bf16", "rms", "before", (65, 128), several=True),
-    Options("bf16", "fp32", "layer", "none", (257, 512), bias=True),
-    Options("bf16", "bf16", "layer", "after", (1025, 2048), bias=True),
-    Options("bf16", "bf16", "rms", "none", (4097, 8192)),
-    Options("fp16", "fp16", "layer", "after", (33, 64), bias=True, sigmoid=True),
-    Options("fp16", "fp16", "layer", "before", (17, 32), bias=True, several=True),
-    Options("fp16", "fp16", "rms", "none", (513, 1024)),
-    Options("fp32", "fp32", "layer", "before", (33, 64), bias=True),
+    GatedNormOptions("bf16", "bf16", "rms", "after", (65, 128)),
+    GatedNormOptions("bf16", "bf16", "rms", "before", (65, 128), several=True),
+    GatedNormOptions("bf16", "fp32", "layer", "none", (257, 512), bias=True),
+    GatedNormOptions("bf16", "bf16", "layer", "after", (1025, 2048), bias=True),
+    GatedNormOptions("bf16", "bf16", "rms", "none", (4097, 8192)),
+    GatedNormOptions("fp16", "fp16", "layer", "after", (33, 64), bias=True, sigmoid=True),
+    GatedNormOptions("fp16", "fp16", "layer", "before", (17, 32), bias=True, several=True),
+    GatedNormOptions("fp16", "fp16", "rms", "none", (513, 1024)),
+    GatedNormOptions("fp32", "fp32", "layer", "before", (33, 64), bias=True),
 )
 _EXACT_GROUPS = (
-    Options("bf16", "fp32", "rms", "after", (65, 128)),
-    Options("fp32", "fp32", "layer", "after", (129, 256), bias=True),
-    Options("fp32", "fp32", "rms", "none", (1025, 2048)),
-    Options("fp32", "fp32", "layer", "before", (17, 32), bias=True, several=True),
-    Options("fp32", "fp32", "layer", "none", (1, 16), bias=True),
+    GatedNormOptions("bf16", "fp32", "rms", "after", (65, 128)),
+    GatedNormOptions("fp32", "fp32", "layer", "after", (129, 256), bias=True),
+    GatedNormOptions("fp32", "fp32", "rms", "none", (1025, 2048)),
+    GatedNormOptions("fp32", "fp32", "layer", "before", (17, 32), bias=True, several=True),
+    GatedNormOptions("fp32", "fp32", "layer", "none", (1, 16), bias=True),
 )
 _ONE_SIGN_GROUPS = (
-    Options("bf16", "bf16", "rms", "after", (65, 128)),
-    Options("bf16", "bf16", "layer", "none", (257, 512), bias=True),
-    Options("fp16", "fp16", "rms", "before", (513, 1024)),
+    GatedNormOptions("bf16", "bf16", "rms", "after", (65, 128)),
+    GatedNormOptions("bf16", "bf16", "layer", "none", (257, 512), bias=True),
+    GatedNormOptions("fp16", "fp16", "rms", "before", (513, 1024)),
 )
 
 _VECTORS = ("weight", "bias")
@@ -105,7 +105,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 
 
 def _groups(
-    prefix: str, table: Sequence[Options], regimes: Mapping[str, Regimes], accepts: frozenset[str], most: int
+    prefix: str, table: Sequence[GatedNormOptions], regimes: Mapping[str, Regimes], accepts: frozenset[str], most: int
 ) -> Iterator[Group]:
     """Yield a group for each options that are left; `regimes` are those for each place of the gate."""
     for options in dict.fromkeys(o for options in table if (o := _without(options, accepts)) is not None):
@@ -114,7 +114,7 @@ def _groups(
         yield Group(f"{prefix}{options}", partial(_cases, options, most), choices=choices)
 
 
-def _without(options: Options, accepts: frozenset[str]) -> Options | None:
+def _without(options: GatedNormOptions, accepts: frozenset[str]) -> GatedNormOptions | None:
     """Reduce the options to those of the gradients, whose kernels learn norm and groups from the statistics."""
     if options.norm == "layer" and "mean" not in accepts:
         return None
@@ -122,7 +122,7 @@ def _without(options: Options, accepts: frozenset[str]) -> Options | None:
     return left and replace(left, bias=left.bias and "bias" in accepts)
 
 
-def _choices(options: Options, most: int, regimes: Regimes, *, recompute: bool) -> Choices:
+def _choices(options: GatedNormOptions, most: int, regimes: Regimes, *, recompute: bool) -> Choices:
     """Map the tensors and parameters of a group to their options, where x has about `most` elements at most."""
     names = {"x": options.x, "dy": options.x, "weight": options.weight, "rstd": "fp32"}
     names |= {"mean": "fp32"} if options.norm == "layer" else {}
@@ -136,7 +136,7 @@ def _choices(options: Options, most: int, regimes: Regimes, *, recompute: bool) 
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: Options, most: int, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, options: GatedNormOptions, most: int, chosen: Chosen) -> Case:
     shape, count = draw(shape_of(options, most, chosen))
     tensors = [chosen_tensor(name, chosen, shape) for name in ("x", "dy")]
     tensors.append(chosen_tensor("weight", chosen, shape[-1:]))
@@ -178,7 +178,7 @@ def _real_shapes(accepts: frozenset[str], *, most: int | None) -> Iterator[Case]
     """
     for seed, shape in enumerate(SHAPES):
         norm, gate = "rms" if shape["rms"] else "layer", "after" if shape["before"] else "before"
-        options = _without(Options("bf16", "bf16", norm, gate, (1, 1)), accepts)
+        options = _without(GatedNormOptions("bf16", "bf16", norm, gate, (1, 1)), accepts)
         if options is None:
             continue
         random = {**_REAL, "x": _ACTIVATIONS[seed % len(_ACTIVATIONS) :]}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lastbit import Case, Choices, Chosen, chosen_tensor
 from lastbit.cases._expert_groups import SCALINGS, ExpertCases
-from lastbit.cases._expert_variants import Variant
+from lastbit.cases._expert_variants import LayerVariant
 from lastbit.cases._experts import BALANCED, EXACT, ONE_SIGN, choices, chosen_params, routing, sizes, weights
 
 _LIMITS = {"exact": (96.0,), "balanced": (7.0, 0.5), "one_sign": ()}
@@ -15,13 +15,13 @@ _LIMITS = {"exact": (96.0,), "balanced": (7.0, 0.5), "one_sign": ()}
 _REGIMES = {"exact": EXACT, "balanced": BALANCED, "one_sign": ONE_SIGN}
 
 
-def _choices(variant: Variant, accepts: frozenset[str]) -> Choices:
+def _choices(variant: LayerVariant, accepts: frozenset[str]) -> Choices:
     limits = _LIMITS[variant.kind] if "swiglu_limit" in accepts else ()
     return choices(variant, _REGIMES[variant.kind], SCALINGS[variant.kind], limits)
 
 
 @st.composite
-def _cases(draw: st.DrawFn, variant: Variant, small: bool, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, variant: LayerVariant, small: bool, chosen: Chosen) -> Case:
     size = draw(sizes(variant, chosen, small=small))
     x = chosen_tensor("x", chosen, (size.tokens, size.hidden))
     pairs, params = routing(size, chosen)

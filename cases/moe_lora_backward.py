@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from hypothesis import strategies as st
 
 from lastbit import Case, Choices, Chosen, TensorSpec, chosen_tensor, layouts_like, tensor_choices
-from lastbit.cases._expert_edges import Edge
+from lastbit.cases._expert_edges import LayerEdge
 from lastbit.cases._expert_groups import SCALINGS, ExpertCases
-from lastbit.cases._expert_variants import Variant
+from lastbit.cases._expert_variants import LayerVariant
 from lastbit.cases._experts import (
     BALANCED,
     EXACT,
@@ -56,7 +56,7 @@ _REGIMES: dict[str, Regimes] = {
 }
 
 
-def _choices(variant: Variant, accepts: frozenset[str]) -> Choices:
+def _choices(variant: LayerVariant, accepts: frozenset[str]) -> Choices:
     """Map tensors and parameters to their options; previous gradients have one regime, or there are none."""
     regimes, dtype = _REGIMES[variant.kind], variant.dtype
     limits = _LIMITS[variant.kind] if "swiglu_limit" in accepts else ()
@@ -70,7 +70,7 @@ def _choices(variant: Variant, accepts: frozenset[str]) -> Choices:
 
 
 @st.composite
-def _cases(draw: st.DrawFn, variant: Variant, small: bool, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, variant: LayerVariant, small: bool, chosen: Chosen) -> Case:
     size = draw(sizes(variant, chosen, small=small))
     x, grad_output = (chosen_tensor(name, chosen, (size.tokens, size.hidden)) for name in ("x", "grad_output"))
     pairs, params = routing(size, chosen)
@@ -99,7 +99,7 @@ def _old(size: Sizes, dtype: str, regimes: Regimes, before: str) -> Iterator[Ten
         yield TensorSpec(f"old_{name}", dtype, shape, regime=regimes[f"old_{name}"][kind])
 
 
-def _beside(edge: Edge, accepts: frozenset[str]) -> Iterator[TensorSpec]:
+def _beside(edge: LayerEdge, accepts: frozenset[str]) -> Iterator[TensorSpec]:
     regimes = _REGIMES[edge.kind]
     if edge.old and _FIRST_OLD in accepts:
         yield from _old(edge.size, edge.dtype, regimes, regimes[_FIRST_OLD][0])

@@ -20,7 +20,7 @@ _NORMED = ("Llama", "Qwen3-32B", "GLM")  # heads as Qwen3-8B, Qwen3-32B and GLM-
 
 
 @dataclass(frozen=True)
-class _Options:
+class _QkNormOptions:
     """The fixed facts of a group: dtypes of x, weight and tables, how pairs lie, and the range of R / 2."""
 
     x: str
@@ -38,10 +38,10 @@ class _Options:
 
 
 _GROUPS = (
-    _Options("bf16", "bf16", "fp32", False, 33, 64),
-    _Options("bf16", "bf16", "bf16", True, 17, 32),
-    _Options("fp16", "fp16", "fp16", False, 17, 32),
-    _Options("bf16", None, "fp32", False, 1, 16),
+    _QkNormOptions("bf16", "bf16", "fp32", False, 33, 64),
+    _QkNormOptions("bf16", "bf16", "bf16", True, 17, 32),
+    _QkNormOptions("fp16", "fp16", "fp16", False, 17, 32),
+    _QkNormOptions("bf16", None, "fp32", False, 1, 16),
 )
 
 
@@ -57,7 +57,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
             yield Group(str(options), strategy, choices=_choices(options, accepts, most // 64))
 
 
-def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
+def _choices(options: _QkNormOptions, accepts: frozenset[str], rows: int) -> Choices:
     found = tensor_choices("x", (options.x,), HEADS, row_layouts(rows))
     if options.weight is not None:
         found |= tensor_choices("weight", (options.weight,), ("normal", "near_one", "signs"), layouts_like(64))
@@ -66,7 +66,7 @@ def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: _Options, accepts: frozenset[str], most: int, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, options: _QkNormOptions, accepts: frozenset[str], most: int, chosen: Chosen) -> Case:
     drawn = draw(heads(chosen, options.narrow, options.wide, most))
     tensors = [chosen_tensor("x", chosen, drawn.shape), *drawn.tables]
     if options.weight is not None:

@@ -49,7 +49,7 @@ _LARGE_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
-class _Options:
+class _QuantizeOptions:
     """The fixed facts of a group: dtypes of x and codes, and what shares a scale: a tensor, a row, or some columns."""
 
     x: str
@@ -74,11 +74,11 @@ class _Options:
 
 
 _GROUPS = (
-    _Options("bf16", ("e4m3",), "row", 65, 512),
-    _Options("bf16", ("e4m3",), 128, 1, 6),
-    _Options("fp16", ("e4m3", "int8"), "tensor", 17, 128),
-    _Options("fp32", ("e5m2",), "row", 33, 300),
-    _Options("fp16", ("int8",), 32, 1, 10),
+    _QuantizeOptions("bf16", ("e4m3",), "row", 65, 512),
+    _QuantizeOptions("bf16", ("e4m3",), 128, 1, 6),
+    _QuantizeOptions("fp16", ("e4m3", "int8"), "tensor", 17, 128),
+    _QuantizeOptions("fp32", ("e5m2",), "row", 33, 300),
+    _QuantizeOptions("fp16", ("int8",), 32, 1, 10),
 )
 
 
@@ -96,7 +96,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
             )
 
 
-def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
+def _choices(options: _QuantizeOptions, accepts: frozenset[str], rows: int) -> Choices:
     """Map the tensors and parameters of a group to their options, where x may have that many rows."""
     found: dict[str, tuple[Option, ...]] = tensor_choices("x", (options.x,), _ACTIVATIONS, row_layouts(rows))
     found |= {"dtype": options.dtypes}
@@ -110,7 +110,7 @@ def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, options: _QuantizeOptions, most: int, chosen: Chosen) -> Case:
     columns = st.integers(options.narrow, options.wide).map(lambda count: count * options.group)
     if options.group == 1:
         columns = widths_with(chosen["x columns % 16"], options.narrow, options.wide, 16)

@@ -64,7 +64,7 @@ _EPS = (1e-6, 1e-5, 1e-12, 1e-3)
 
 
 @dataclass(frozen=True)
-class _Options:
+class _NormOptions:
     """The fixed facts of a group: dtypes of x and weight, residual or not, quantisation, and the range of N."""
 
     x: str
@@ -74,12 +74,12 @@ class _Options:
     narrow: int
     wide: int
 
-    def without(self, accepts: frozenset[str]) -> _Options | None:
+    def without(self, accepts: frozenset[str]) -> _NormOptions | None:
         """Reduce the options to those of a kernel with these parameters; None if it lacks a weight that they need."""
         if self.weight is not None and "weight" not in accepts:
             return None
         quant = self.quant if "quant" in accepts else None
-        return _Options(self.x, self.weight, self.residual and "residual" in accepts, quant, self.narrow, self.wide)
+        return _NormOptions(self.x, self.weight, self.residual and "residual" in accepts, quant, self.narrow, self.wide)
 
     def __str__(self) -> str:
         words = [self.x, f"weight_{self.weight}" if self.weight != self.x else "", "residual" if self.residual else ""]
@@ -87,20 +87,20 @@ class _Options:
 
 
 _GROUPS = (
-    _Options("bf16", "bf16", False, None, 65, 128),
-    _Options("bf16", "bf16", True, None, 1025, 2048),
-    _Options("bf16", "bf16", True, "static", 1025, 2048),
-    _Options("bf16", "fp32", False, "dynamic", 129, 256),
-    _Options("bf16", None, True, None, 1, 16),
-    _Options("bf16", "bf16", False, None, 4097, 8192),
-    _Options("fp16", "fp16", False, None, 513, 1024),
-    _Options("fp16", "fp16", True, "static", 33, 64),
-    _Options("fp16", "fp16", True, "dynamic", 1025, 2048),
-    _Options("fp16", "fp16", True, None, 2049, 4096),
-    _Options("fp16", "fp32", False, None, 17, 32),
-    _Options("fp32", "fp32", True, None, 1025, 2048),
-    _Options("fp32", "fp32", False, "static", 17, 32),
-    _Options("fp32", "fp32", False, None, 8193, 16384),
+    _NormOptions("bf16", "bf16", False, None, 65, 128),
+    _NormOptions("bf16", "bf16", True, None, 1025, 2048),
+    _NormOptions("bf16", "bf16", True, "static", 1025, 2048),
+    _NormOptions("bf16", "fp32", False, "dynamic", 129, 256),
+    _NormOptions("bf16", None, True, None, 1, 16),
+    _NormOptions("bf16", "bf16", False, None, 4097, 8192),
+    _NormOptions("fp16", "fp16", False, None, 513, 1024),
+    _NormOptions("fp16", "fp16", True, "static", 33, 64),
+    _NormOptions("fp16", "fp16", True, "dynamic", 1025, 2048),
+    _NormOptions("fp16", "fp16", True, None, 2049, 4096),
+    _NormOptions("fp16", "fp32", False, None, 17, 32),
+    _NormOptions("fp32", "fp32", True, None, 1025, 2048),
+    _NormOptions("fp32", "fp32", False, "static", 17, 32),
+    _NormOptions("fp32", "fp32", False, None, 8193, 16384),
 )
 
 _SMALL_ELEMENTS = 1 << 14  # of x where a CPU takes part: a few dozen Triton programs
@@ -119,7 +119,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
         yield Group(str(options), strategy, choices=_choices(options, accepts, most // options.wide))
 
 
-def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
+def _choices(options: _NormOptions, accepts: frozenset[str], rows: int) -> Choices:
     """Map the tensors and parameters of a group to their options, where x may have that many rows."""
     layouts = row_layouts(rows)
     found: dict[str, tuple[Option, ...]] = tensor_choices("x", (options.x,), _ACTIVATIONS, layouts)
@@ -138,7 +138,7 @@ def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, options: _NormOptions, most: int, chosen: Chosen) -> Case:
     width = draw(widths_with(chosen["x columns % 64"], options.narrow, options.wide))
     shape = (*draw(leading_dims(max(1, most // width), least_rows(chosen))), width)
     tensors = [chosen_tensor("x", chosen, shape)]

@@ -30,7 +30,7 @@ _LARGE_ELEMENTS = 1 << 21
 
 
 @dataclass(frozen=True)
-class _Options:
+class _NormQuantizeOptions:
     """The fixed facts of a group: dtypes of x and weight, residual or not, and the extent of a scale."""
 
     x: str
@@ -59,9 +59,9 @@ class _Options:
 
 
 _GROUPS = (
-    _Options("bf16", "bf16", True, "row"),
-    _Options("bf16", "fp32", True, 64),
-    _Options("fp16", "fp16", False, "tensor"),
+    _NormQuantizeOptions("bf16", "bf16", True, "row"),
+    _NormQuantizeOptions("bf16", "fp32", True, 64),
+    _NormQuantizeOptions("fp16", "fp16", False, "tensor"),
 )
 
 
@@ -74,7 +74,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
             yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most // 64))
 
 
-def _choices(options: _Options, rows: int) -> Choices:
+def _choices(options: _NormQuantizeOptions, rows: int) -> Choices:
     found = tensor_choices("x", (options.x,), _REGIMES, row_layouts(rows))
     found |= tensor_choices("weight", (options.weight,), ("normal", "near_one", "signs"), layouts_like(64))
     if options.residual:
@@ -85,7 +85,7 @@ def _choices(options: _Options, rows: int) -> Choices:
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, options: _NormQuantizeOptions, most: int, chosen: Chosen) -> Case:
     group = options.scale if isinstance(options.scale, int) else 1
     width = group * draw(st.integers(1, most // 8 // group))
     shape = (*draw(leading_dims(most // width, least_rows(chosen))), width)

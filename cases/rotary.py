@@ -22,7 +22,7 @@ _LARGE_ELEMENTS = 1 << 21
 
 
 @dataclass(frozen=True)
-class _Options:
+class _RotaryOptions:
     """The fixed facts of a group: dtypes of q and the tables, k or not, how pairs lie, and the range of R / 2."""
 
     q: str
@@ -40,11 +40,11 @@ class _Options:
 
 
 _GROUPS = (
-    _Options("bf16", "fp32", True, False, 33, 64),
-    _Options("bf16", "bf16", True, True, 17, 32),
-    _Options("fp16", "fp16", True, False, 33, 64),
-    _Options("fp16", "fp32", False, True, 1, 16),
-    _Options("fp32", "fp32", True, False, 17, 32),
+    _RotaryOptions("bf16", "fp32", True, False, 33, 64),
+    _RotaryOptions("bf16", "bf16", True, True, 17, 32),
+    _RotaryOptions("fp16", "fp16", True, False, 33, 64),
+    _RotaryOptions("fp16", "fp32", False, True, 1, 16),
+    _RotaryOptions("fp32", "fp32", True, False, 17, 32),
 )
 
 
@@ -59,11 +59,11 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
             yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most // 64))
 
 
-def _needed(options: _Options) -> set[str]:
+def _needed(options: _RotaryOptions) -> set[str]:
     return {"interleaved"} if options.interleaved else {"k"} if options.k else set()
 
 
-def _choices(options: _Options, rows: int) -> Choices:
+def _choices(options: _RotaryOptions, rows: int) -> Choices:
     """Map the tensors of a group to their options, where q may have that many rows."""
     found = tensor_choices("q", (options.q,), HEADS, row_layouts(rows))
     found |= tensor_choices("k", (options.q,), HEADS, row_layouts(rows)) if options.k else {}
@@ -71,7 +71,7 @@ def _choices(options: _Options, rows: int) -> Choices:
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, options: _RotaryOptions, most: int, chosen: Chosen) -> Case:
     drawn = draw(heads(chosen, options.narrow, options.wide, most))
     *tokens, count, width = drawn.shape
     tensors = [chosen_tensor("q", chosen, drawn.shape), *drawn.tables]

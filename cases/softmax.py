@@ -53,7 +53,7 @@ _SCALES = (1.0, 0.125, 0.08838834764831845, 3.0)  # of heads of 64 and 128 colum
 
 
 @dataclass(frozen=True)
-class _Options:
+class _SoftmaxOptions:
     """The fixed facts of a group: the dtype of x and of the mask, masks or not, and the range of N."""
 
     x: str
@@ -72,12 +72,12 @@ class _Options:
 
 
 _GROUPS = (
-    _Options("bf16", False, False, 65, 256),
-    _Options("fp16", False, False, 1025, 4096),
-    _Options("fp32", False, False, 257, 1024),
-    _Options("bf16", True, False, 257, 1024),
-    _Options("fp16", True, True, 65, 256),
-    _Options("fp32", False, True, 1, 64),
+    _SoftmaxOptions("bf16", False, False, 65, 256),
+    _SoftmaxOptions("fp16", False, False, 1025, 4096),
+    _SoftmaxOptions("fp32", False, False, 257, 1024),
+    _SoftmaxOptions("bf16", True, False, 257, 1024),
+    _SoftmaxOptions("fp16", True, True, 65, 256),
+    _SoftmaxOptions("fp32", False, True, 1, 64),
 )
 
 _SMALL_ELEMENTS = 1 << 12  # of x where a CPU takes part: a dozen Triton programs
@@ -95,7 +95,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
         yield Group(str(options), strategy, choices=_choices(options, accepts, most // options.wide))
 
 
-def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
+def _choices(options: _SoftmaxOptions, accepts: frozenset[str], rows: int) -> Choices:
     """Map the tensors and parameters of a group to their options, where x may have that many rows."""
     layouts = row_layouts(rows)
     found: dict[str, tuple[Option, ...]] = tensor_choices("x", (options.x,), _SCORES, layouts)
@@ -109,7 +109,7 @@ def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, options: _SoftmaxOptions, most: int, chosen: Chosen) -> Case:
     width = draw(widths_with(chosen["x columns % 16"], options.narrow, options.wide, 16))
     shape = (*draw(leading_dims(max(1, most // width), least_rows(chosen))), width)
     tensors = [chosen_tensor(name, chosen, shape) for name in ("x", "mask", "keep") if f"{name} dtype" in chosen]

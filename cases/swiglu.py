@@ -49,7 +49,7 @@ _PARAMETERS: dict[str, tuple[Option, ...]] = {
 
 
 @dataclass(frozen=True)
-class Options:
+class SwigluOptions:
     """The fixed facts of a group: dtype, how gate and up are held, the range of I, and parameters left out or not."""
 
     dtype: str
@@ -64,10 +64,10 @@ class Options:
 
 
 _GROUPS = (
-    Options("bf16", "halves", 65, 128),
-    Options("bf16", "interleaved", 129, 256, plain=False),
-    Options("fp16", "two", 33, 64, plain=False),
-    Options("fp32", "two", 1, 16, plain=False),
+    SwigluOptions("bf16", "halves", 65, 128),
+    SwigluOptions("bf16", "interleaved", 129, 256, plain=False),
+    SwigluOptions("fp16", "two", 33, 64, plain=False),
+    SwigluOptions("fp32", "two", 1, 16, plain=False),
 )
 _VECTOR = 16
 _TAIL = f"x columns % {_VECTOR}"
@@ -97,7 +97,7 @@ def _taken(form: str, accepts: frozenset[str]) -> bool:
     return {"two": "up", "interleaved": "interleaved", "halves": "x"}[form] in accepts
 
 
-def _choices(op: str, options: Options, accepts: frozenset[str], most: int) -> Choices:
+def _choices(op: str, options: SwigluOptions, accepts: frozenset[str], most: int) -> Choices:
     """Map the tensors and parameters of a group to their options, where a tensor may have about `most` elements."""
     exact = options.dtype == "fp32"
     layouts = row_layouts(most // options.wide)[: _FEW if exact else None]
@@ -116,7 +116,7 @@ def _choices(op: str, options: Options, accepts: frozenset[str], most: int) -> C
 
 
 @st.composite
-def _cases(draw: st.DrawFn, op: str, options: Options, most: int, chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, op: str, options: SwigluOptions, most: int, chosen: Chosen) -> Case:
     held = 1 if options.form == "two" else 2
     narrow, wide = options.narrow * held, options.wide * held
     columns = draw(widths_with(chosen[_TAIL], narrow, wide, _VECTOR))

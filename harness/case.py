@@ -87,7 +87,7 @@ class TensorSpec:
 
     @property
     def repeats(self) -> bool:
-        """Whether several elements share memory, along a stride of 0."""
+        """Return whether several elements share memory, along a stride of 0."""
         return self.strides is not None and any(n > 1 and not s for n, s in zip(self.shape, self.strides, strict=True))
 
     @property
@@ -299,9 +299,13 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
 
 
+# Three lines of 100 characters: more hides what is wrong with the line.
 _SHOWN = 300
+# A number of 18 digits is below 2⁶³.
 _MOST_DIGITS = 18
+# Torch counts bytes of a storage in int64; half of that leaves room for a sum.
 _MOST_BYTES = 1 << 62
+# As torch has at most.
 _MOST_DIMENSIONS = 64
 
 

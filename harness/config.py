@@ -13,9 +13,11 @@ from lastbit.devices import DevicePlan
 from lastbit.errors import UsageError, unknown
 from lastbit.kernel import check_path
 
+# Arbitrary: smoke shows that everything runs, ci is for each change, nightly for the night of an accelerator.
 PROFILES: Mapping[str, int] = {"smoke": 2, "ci": 6, "nightly": 200}
 """Profile → cases that are designed or drawn per kernel and group, on average; a design may need more."""
 
+# Arbitrary below where clocks overflow; whoever wants none is served by it.
 LONGEST_TIMEOUT = 10_000_000
 """Seconds, almost four months; a clock of the system overflows beyond 292 years."""
 
@@ -96,12 +98,12 @@ class Config:
 
     @property
     def races(self) -> bool:
-        """Whether interpreted kernels are watched for races between programs."""
+        """Return whether interpreted kernels are watched for races between programs."""
         return self.sanitize or self.profile == "nightly"
 
     @property
     def shares(self) -> bool:
-        """Whether kernels that are one function under several contracts share the cases of a group.
+        """Return whether kernels that are one function under several contracts share the cases of a group.
 
         Not where a reader says how many cases there are, where revisions are compared case by case, nor where kernels
         are not trusted, which would choose what is shared.

@@ -55,6 +55,7 @@ def wrong_kind(name: str, what: str, actual: object, expected: object) -> Kernel
     return KernelError(f"result {name!r} has {what} {actual}, but the op requires {expected}{advice}")
 
 
+# Arbitrary: about three lines of a terminal.
 MOST_NAMES = 20
 """Known names that are told to somebody who gave an unknown one."""
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class PropertyOutcome(StrEnum):
-    """Whether calls that a property relates gave equal bits; errored if the kernel raised in one of them."""
+    """The bits of calls that a property relates, equal or not; errored if the kernel raised in one of them."""
 
     HOLDS = "holds"
     BROKEN = "broken"

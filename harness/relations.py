@@ -145,6 +145,7 @@ def poison_of(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) - 1
 
 
+# Arbitrary: the nearest powers, and farther ones that leave the neighbours' binades.
 _POWERS = (1, -1, 5, -5)
 _LARGEST_POWER = 100  # of two, below 2^127 where fp32 ends: sums of up to 2^24 terms stay within
 

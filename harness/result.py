@@ -50,7 +50,7 @@ class Worst:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether the contract allows the element."""
+        """Return whether the contract allows the element."""
         return self.lo <= self.actual <= self.hi or (math.isnan(self.actual) and math.isnan(self.lo))
 
 

@@ -11,7 +11,7 @@ from lastbit.result import BAD, TURNED_DOWN, CaseResult, StageResult, Verdict
 
 @dataclass(frozen=True)
 class Power:
-    """Whether a run could tell a kernel's contract from an alternative, for one set of dtypes.
+    """The power of a run to tell a kernel's contract from an alternative, for one set of dtypes.
 
     Attributes:
         cases: cases in which the alternative is a different computation and was asked about.
@@ -33,9 +33,11 @@ class Power:
         return self.separable and self.ruled_out == 0
 
 
+# Arbitrary: of fewer than half, the verdict would be on another kernel than the one that was declared.
 LEAST_JUDGED = 0.5
 """Share of the cases that a kernel takes by its declaration and must not decline, or nobody can say that it passed."""
 
+# Arbitrary: fp32 sums of many terms decide next to nothing, and that is to be told from little.
 LEAST_DECIDED = 0.01
 """Share of the elements of a result that a run must have decided, or nobody can say that the kernel passed."""
 

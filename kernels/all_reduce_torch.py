@@ -16,7 +16,7 @@ from lastbit import kernel
 
 
 @dataclass(frozen=True)
-class Peers:
+class PeerTensors:
     """The tensors of the other ranks."""
 
     peer_1: Tensor
@@ -41,12 +41,12 @@ def fp32_sum(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @kernel("all_reduce", contract="fp32_sum", name="eager[all_reduce]")
-def one_shot(x: Tensor, peers: Peers) -> Tensor:
+def one_shot(x: Tensor, peers: PeerTensors) -> Tensor:
     return fp32_sum(peers.with_own(x)).to(x.dtype)
 
 
 @kernel("all_reduce", contract="rounded_hops", name="eager[all_reduce+rounded_hops]")
-def ring(x: Tensor, peers: Peers) -> Tensor:
+def ring(x: Tensor, peers: PeerTensors) -> Tensor:
     """Add in the order of ranks and round after each addition, as happens to a chunk that goes around a ring."""
     first, *others = peers.with_own(x)
     found = first.clone()
@@ -58,7 +58,7 @@ def ring(x: Tensor, peers: Peers) -> Tensor:
 @kernel("all_reduce_rms_norm", contract="native_multiply", stages=("reduced",), name="eager[all_reduce_rms_norm]")
 def unfused(
     x: Tensor,
-    peers: Peers,
+    peers: PeerTensors,
     weight: Tensor | None = None,
     residual: Tensor | None = None,
     *,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from cross_entropy_arguments import FORWARD_STAGES, check_options, check_tensors
 from cross_entropy_rows import columns_of, logits_at, summation_depth, tile
-from described import Described, Launch, current, described
+from described import Described, PlannedLaunch, current, described
 from torch import Tensor
 
 from lastbit import kernel
@@ -182,7 +182,7 @@ def forward(
 def _launch(
     logits: Described, labels: Described, ignore_index: int, label_smoothing: float, logit_scale: float,
     softcap: float | None, z_loss: float, stored: torch.dtype | None, alone: bool,
-) -> Launch | None:  # fmt: skip
+) -> PlannedLaunch | None:  # fmt: skip
     """Prepare the launch; the dtype of losses, and whether largest logits are stored, choose the compiled variant."""
     check_tensors(logits, labels)
     count, n = logits.shape
@@ -196,7 +196,7 @@ def _launch(
         "ALIGNED": cut.aligned,
     }  # fmt: skip
     programs = triton.cdiv(count, cut.rows)
-    launch = Launch(_cross_entropy_kernel, programs, parameters, num_warps=cut.num_warps, enable_fp_fusion=False)
+    launch = PlannedLaunch(_cross_entropy_kernel, programs, parameters, num_warps=cut.num_warps, enable_fp_fusion=False)
     return launch if count else None
 
 

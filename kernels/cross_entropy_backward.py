@@ -14,7 +14,7 @@ import triton.language as tl
 from cross_entropy import forward
 from cross_entropy_arguments import BACKWARD_STAGES, check_options, check_tensors
 from cross_entropy_rows import columns_of, logits_at, summation_depth, tile
-from described import Described, Launch, current, described
+from described import Described, PlannedLaunch, current, described
 from torch import Tensor
 
 from lastbit import kernel
@@ -148,7 +148,7 @@ def _launch(
     logits: Described, labels: Described, grad: Described, lse: Described, ignore_index: int, label_smoothing: float,
     logit_scale: float, softcap: float | None, z_loss: float, count: int | None, rounded_gradient: bool,
     left_out: tuple[bool, ...],
-) -> Launch | None:  # fmt: skip
+) -> PlannedLaunch | None:  # fmt: skip
     """Prepare the launch for tensors like these, None for those left out; return None where there are no rows."""
     rows, n = logits.shape
     cut = tile(logits)
@@ -163,7 +163,7 @@ def _launch(
     }  # fmt: skip
     programs = triton.cdiv(rows, cut.rows) * parts
     # With x · scale - largest in one FMA, exp overflows where the largest logit was rounded down.
-    launch = Launch(_gradient_kernel, programs, parameters, num_warps=cut.num_warps, enable_fp_fusion=False)
+    launch = PlannedLaunch(_gradient_kernel, programs, parameters, num_warps=cut.num_warps, enable_fp_fusion=False)
     return launch if rows else None
 
 

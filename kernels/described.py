@@ -54,7 +54,7 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return torch.accelerator.device_index(device.index)
 
 
-class Launch:
+class PlannedLaunch:
     """A kernel with its grid and its last parameters, which a plan holds and calls with the first ones.
 
     The variant compiled for the first call runs in all of them, so that Triton need not inspect the arguments again.
@@ -83,3 +83,15 @@ class Launch:
             self.compiled = self.kernel[self.grid](*arguments, **self.parameters, **self.options)
         else:
             self.compiled[self.grid](*arguments, *self.values)
+
+
+class CallPlan(NamedTuple):
+    """The plan of a call whose tensors are copied all or none.
+
+    Attributes:
+        launch: takes the tensors of the call and its numbers; None where there is nothing to do.
+        copied: whether the tensors are to be copied to contiguous memory.
+    """
+
+    launch: PlannedLaunch | None
+    copied: bool

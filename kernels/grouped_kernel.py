@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from arithmetic import rounded
 from grouped_epilogue import Adapter, Outputs, adapted, store, store_swiglu
-from grouped_tile import Rows, Table, Weight, add_products, pairs_of, place
+from grouped_tile import PairTable, RowOperand, Weight, add_products, pairs_of, place
 
 
 class Work(NamedTuple):
@@ -61,7 +61,10 @@ def grouped_linear_kernel(
     """Compute tiles of the pairs of one expert by BLOCK_N columns, or by two such blocks."""
     BLOCK_M: tl.constexpr = VARIANT.block_m
     BLOCK_N: tl.constexpr = VARIANT.block_n
-    rows_0, rows_1 = Rows(rows_0_ptr, rows_0_slots, rows_0_stride), Rows(rows_1_ptr, rows_1_slots, rows_1_stride)
+    rows_0, rows_1 = (
+        RowOperand(rows_0_ptr, rows_0_slots, rows_0_stride),
+        RowOperand(rows_1_ptr, rows_1_slots, rows_1_stride),
+    )
     weight_0 = Weight(
         weight_0, weight_0_expert_stride, weight_0_n_stride, weight_0_k_stride,
         scale_0_ptr, zero_0_ptr, scale_0_expert_stride, scale_0_n_stride, scale_0_group_stride,
@@ -75,7 +78,7 @@ def grouped_linear_kernel(
     outputs = Outputs(
         result_ptr, second_result_ptr, base_ptr, second_base_ptr, saved_gate_ptr, saved_up_ptr, intermediate_ptr
     )
-    table = Table(order_ptr, offsets_ptr, block_experts_ptr, block_starts_ptr, experts)
+    table = PairTable(order_ptr, offsets_ptr, block_experts_ptr, block_starts_ptr, experts)
     work = Work(table, rows_0, weight_0, adapter_0, rows_1, weight_1, adapter_1, n_size, k_size, outputs, limit)
     # A program has one tile, so that this loop runs once: without it ptxas spills the sums (2 to 3 times the time).
     for turn in range(0, tl.cdiv(blocks * columns - tl.program_id(0), tl.num_programs(0))):

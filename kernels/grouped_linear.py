@@ -15,7 +15,7 @@ import triton
 from described import Described, current, described
 from grouped_epilogue import Outputs
 from grouped_kernel import grouped_linear_kernel
-from grouped_plan import LARGEST_BLOCK_K, Blocks, Coded, gapless, plan
+from grouped_plan import LARGEST_BLOCK_K, Coded, WeightTiles, gapless, plan
 from moe_lora_routing import Routing
 from moe_lora_rows import flat_rows
 from quantized_weights import QuantizedWeight, scale_arguments
@@ -150,7 +150,7 @@ def _row_arguments(flat: Sequence[Tensor], rows: Sequence[Tensor], slots: int) -
     return arguments
 
 
-def _weight_arguments(weights: Sequence[Tensor | QuantizedWeight], blocks: Blocks | None) -> dict[str, Any]:
+def _weight_arguments(weights: Sequence[Tensor | QuantizedWeight], blocks: WeightTiles | None) -> dict[str, Any]:
     """Return the arguments of the kernel that describe the weights, or their codes."""
     arguments: dict[str, Any] = {}
     for i in (0, 1):
@@ -163,7 +163,7 @@ def _weight_arguments(weights: Sequence[Tensor | QuantizedWeight], blocks: Block
     return arguments
 
 
-def _descriptor(weight: Tensor, blocks: Blocks) -> TensorDescriptor:
+def _descriptor(weight: Tensor, blocks: WeightTiles) -> TensorDescriptor:
     """Return the tensor descriptor of a weight, which is seen so that its last dimension has no gaps."""
     seen = weight.transpose(1, 2) if blocks.turned else weight
     return TensorDescriptor(seen, list(seen.shape), list(seen.stride()), list(blocks.shape))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from described import VECTOR_BYTES, Described
-from grouped_tile import Variant
+from grouped_tile import TileVariant
 from moe_lora_routing import BLOCK_ROWS
 from quantized_weights import NUMBERS, Codes
 
@@ -30,14 +30,14 @@ class Coded(NamedTuple):
     turned: bool
 
 
-class Blocks(NamedTuple):
+class WeightTiles(NamedTuple):
     """The tiles of weights that have descriptors; turned ones are seen as [E, K, N]."""
 
     shape: tuple[int, int, int]
     turned: bool
 
 
-class Plan(NamedTuple):
+class TilePlan(NamedTuple):
     """The plan of one launch.
 
     Attributes:
@@ -47,8 +47,8 @@ class Plan(NamedTuple):
         warps, stages: of a program, and of its pipeline.
     """
 
-    variant: Variant
-    blocks: Blocks | None
+    variant: TileVariant
+    blocks: WeightTiles | None
     columns: int
     warps: int
     stages: int
@@ -66,7 +66,7 @@ def plan(
     round_base: bool = False,
     round_lora: bool = False,
     round_swiglu: bool = False,
-) -> Plan:
+) -> TilePlan:
     """Plan a launch for rows [R, K], weights [E, N, K], and weights [E, N, r] of adapters, which are without gaps.
 
     With `paired` the rows are multiplied by both weights, otherwise the products of two factors are added.
@@ -81,7 +81,7 @@ def plan(
     layout = _layout(weights)
     turned = bool(lora) and not all(gapless(b, turned=False) for b in lora)
     vectors = n % 8 == 0
-    variant = Variant(
+    variant = TileVariant(
         second=second, epilogue=epilogue,
         round_base=round_base, round_lora=round_lora, round_swiglu=round_swiglu,
         layout=layout, row_vectors=all(_in_vectors(r.shape, r.strides, r) for r in rows), vectors=vectors,
@@ -90,12 +90,12 @@ def plan(
         block_m=block_m, block_n=block_n, block_k=block_k,
         block_r=block_r, rank_steps=-(-rank // block_r),
     )  # fmt: skip
-    blocks = {"k": Blocks((1, block_n, block_k), False), "n": Blocks((1, block_k, block_n), True)}.get(layout)
+    blocks = {"k": WeightTiles((1, block_n, block_k), False), "n": WeightTiles((1, block_k, block_n), True)}.get(layout)
     sums = 1 if second == "none" else 2
     columns = -(-n // (2 * block_n if second == "columns" else block_n))
     bytes_per_stage = 2 * block_k * (block_m + sums * block_n)
     stages = _stages(rows[0].device, bytes_per_stage) if numbers else 2
-    return Plan(variant, blocks, columns, 8 if large else 4, stages)
+    return TilePlan(variant, blocks, columns, 8 if large else 4, stages)
 
 
 def gapless(weight: Described, *, turned: bool) -> bool:

@@ -13,7 +13,7 @@ import triton.language as tl
 from quantized_weights import Codes, load_quantized
 
 
-class Variant(NamedTuple):
+class TileVariant(NamedTuple):
     """A compiled variant of the grouped matmul.
 
     Attributes:
@@ -48,7 +48,7 @@ class Variant(NamedTuple):
     rank_steps: int
 
 
-class Rows(NamedTuple):
+class RowOperand(NamedTuple):
     """The left operand [R, K]; row pair // slots is that of a pair. Elements of a row have no gaps."""
 
     ptr: Any
@@ -75,7 +75,7 @@ class Weight(NamedTuple):
     scale_group_stride: Any
 
 
-class Table(NamedTuple):
+class PairTable(NamedTuple):
     """The pairs in the order of their experts, and the blocks of it: see `Routing`."""
 
     order_ptr: Any
@@ -85,7 +85,7 @@ class Table(NamedTuple):
     experts: Any
 
 
-class Pairs(NamedTuple):
+class TilePairs(NamedTuple):
     """The pairs of a tile [BLOCK_M], which of them there are, and their expert; whether it is one of those here."""
 
     pair: Any
@@ -109,7 +109,7 @@ def pairs_of(table, block, expert, BLOCK_M: tl.constexpr):
     position = tl.load(table.block_starts_ptr + block) + tl.arange(0, BLOCK_M)
     live = position < tl.load(table.offsets_ptr + expert + 1)
     pair = tl.load(table.order_ptr + position, mask=live, other=0).to(tl.int32)
-    return Pairs(pair, live, expert, expert < table.experts)
+    return TilePairs(pair, live, expert, expert < table.experts)
 
 
 @triton.jit

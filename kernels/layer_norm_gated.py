@@ -12,10 +12,10 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from arithmetic import inverse_root, quotient, sigmoid_of
-from described import Described, Launch, current, described
+from described import Described, PlannedLaunch, current, described
 from layer_norm_gated_arguments import STAGES, check_forward, check_stepwise
 from layer_norm_gated_launch import (
-    Options,
+    GatedNormParameters,
     depth,
     load,
     numbers_of,
@@ -168,7 +168,7 @@ def layer_norm_gated(
         UnsupportedCase: a group of more than 64 KiB, or rows of more than 2³⁰ elements.
     """
     tensors = moved({"weight": weight, "bias": bias, "z": z}, x.device)
-    options = Options(group_size, norm_before_gate, is_rms_norm, activation, stepwise=False)
+    options = GatedNormParameters(group_size, norm_before_gate, is_rms_norm, activation, stepwise=False)
     return _run(x, **tensors, eps=eps, options=options, stages=tuple(stages))
 
 
@@ -202,7 +202,7 @@ def layer_norm_gated_stepwise(
         UnsupportedCase: a case that no such module has; otherwise as `layer_norm_gated`.
     """
     tensors = moved({"weight": weight, "z": z}, x.device)
-    options = Options(group_size, norm_before_gate, is_rms_norm, "silu", stepwise=True)
+    options = GatedNormParameters(group_size, norm_before_gate, is_rms_norm, "silu", stepwise=True)
     return _run(x, **tensors, bias=None, eps=eps, options=options, stages=tuple(stages))
 
 
@@ -213,7 +213,7 @@ def _run(
     bias: Tensor | None,
     z: Tensor | None,
     eps: float,
-    options: Options,
+    options: GatedNormParameters,
     stages: tuple[str, ...],
 ) -> Tensor | dict[str, Tensor]:
     weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
@@ -227,7 +227,7 @@ def _run(
     return returned_stages(x, stored, stages) | {"output": output} if stages else output
 
 
-class Plan(NamedTuple):
+class GatedNormPlan(NamedTuple):
     """The plan of a call.
 
     Attributes:
@@ -237,7 +237,7 @@ class Plan(NamedTuple):
         groups: of columns, in a row.
     """
 
-    launch: Launch | None
+    launch: PlannedLaunch | None
     copied: tuple[str, ...]
     stored: tuple[str, ...]
     groups: int
@@ -249,9 +249,9 @@ def _plan(
     weight: Described,
     bias: Described | None,
     z: Described | None,
-    options: Options,
+    options: GatedNormParameters,
     stages: tuple[str, ...],
-) -> Plan:
+) -> GatedNormPlan:
     size = check_forward(x, weight, bias, z, options.group_size, options.activation, stages)
     if options.stepwise:
         check_stepwise(x, weight, is_rms_norm=options.is_rms_norm)
@@ -268,7 +268,7 @@ def _plan(
         "FLAT": aligned and x_rows.sizes[:-1] == z_rows.sizes[:-1] == (1, 1),
     }  # fmt: skip
     programs = triton.cdiv(x_rows.rows, rows) * groups
-    launch = Launch(_layer_norm_gated_kernel, programs, parameters, num_warps=warps, enable_fp_fusion=False)
+    launch = PlannedLaunch(_layer_norm_gated_kernel, programs, parameters, num_warps=warps, enable_fp_fusion=False)
     copied = tuple(name for name, layout in (("x", x_rows), ("z", z_rows)) if layout.copied)
     stored = stages_to_store(stages, gated=z is not None, norm_first=norm_first, is_rms_norm=options.is_rms_norm)
-    return Plan(launch if programs else None, copied, stored, groups)
+    return GatedNormPlan(launch if programs else None, copied, stored, groups)

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from arithmetic import sigmoid_of
-from described import Described, Launch, contiguous, current, described
+from described import Described, PlannedLaunch, contiguous, current, described
 from layer_norm_gated_arguments import BACKWARD_STAGES, check_backward
 from layer_norm_gated_backward_launch import (
     depth,
@@ -44,7 +44,7 @@ OF_ROWS = ("rows", "permutation", "padding", "fp fusion")
 OF_SUMS = ("shards", "scaling", "run to run")
 
 
-class Options(NamedTuple):
+class GradientParameters(NamedTuple):
     """The parameters of a call, and the way it adds the parts of dw and db."""
 
     norm_before_gate: bool
@@ -185,7 +185,7 @@ def _layer_norm_gated_backward_kernel(
             store(db_ptr, part_row, lanes, db_total, inside, ALIGNED)
 
 
-class Plan(NamedTuple):
+class GradientPlan(NamedTuple):
     """The plan of a call.
 
     Attributes:
@@ -203,12 +203,12 @@ class Plan(NamedTuple):
     stages: tuple[str, ...]
     groups: int
     parts: tuple[int, int]
-    gradients: Launch
-    totals: Launch
+    gradients: PlannedLaunch
+    totals: PlannedLaunch
 
 
 @lru_cache(maxsize=1024)
-def _plan(tensors: tuple[Described | None, ...], options: Options, stages: tuple[str, ...]) -> Plan:
+def _plan(tensors: tuple[Described | None, ...], options: GradientParameters, stages: tuple[str, ...]) -> GradientPlan:
     x, dy, weight, rstd, mean, bias, z = tensors
     size = check_backward(x, dy, weight, rstd, mean, bias, z, options.activation, stages)
     given = {name: tensor for name, tensor in zip(TENSORS, tensors, strict=True) if tensor is not None}
@@ -224,18 +224,22 @@ def _plan(tensors: tuple[Described | None, ...], options: Options, stages: tuple
         "NORM_FIRST": norm_first, "SILU": options.activation == "silu", "ATOMIC": options.atomic,
         "ROWS": rows, "BLOCK": block, "IN_FLIGHT": in_flight(rows * block * x.dtype.itemsize, x.device),
     }  # fmt: skip
-    return Plan(
+    return GradientPlan(
         copied,
         {name: source for name, source in SOURCES.items() if source in given and (recompute or name != "output")},
         stages_of(given, norm_first=norm_first, recompute_output=recompute),
         groups,
         (kept, columns),
-        Launch(_layer_norm_gated_backward_kernel, parts * groups, parameters, num_warps=warps, enable_fp_fusion=False),
+        PlannedLaunch(
+            _layer_norm_gated_backward_kernel, parts * groups, parameters, num_warps=warps, enable_fp_fusion=False
+        ),
         launch_of_totals(kept, columns),
     )
 
 
-def _run(x: Tensor, others: dict[str, Tensor | None], options: Options, stages: tuple[str, ...]) -> dict[str, Tensor]:
+def _run(
+    x: Tensor, others: dict[str, Tensor | None], options: GradientParameters, stages: tuple[str, ...]
+) -> dict[str, Tensor]:
     """Return the results and stages of a call; `others` are the tensors but x, in the order of `TENSORS`."""
     plan = _plan((described(x), *map(described, others.values())), options, stages)
     given = {"x": x, **others}
@@ -291,7 +295,12 @@ def _declare(name: str, depth: Callable[[int], int], *, atomic: bool) -> Callabl
             UnsupportedCase: a group of more than 64 KiB, or rows of more than 2³⁰ elements.
         """
         tensors = moved({"dy": dy, "weight": weight, "rstd": rstd, "mean": mean, "bias": bias, "z": z}, x.device)
-        return _run(x, tensors, Options(norm_before_gate, activation, recompute_output, atomic), tuple(stages))
+        return _run(
+            x,
+            tensors,
+            GradientParameters(norm_before_gate, activation, recompute_output, atomic),
+            tuple(stages),
+        )
 
     return gradients
 

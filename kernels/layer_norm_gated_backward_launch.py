@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from described import VECTOR_BYTES, Described, Launch
+from described import VECTOR_BYTES, Described, PlannedLaunch
 from layer_norm_gated_arguments import BACKWARD_STAGES
 from row_layout import VECTOR_LANES, address, merged_dims
 
@@ -187,8 +187,8 @@ def tree_sum(pointers, parts, columns, inside, LEVELS: tl.constexpr):
     return tl.reshape(values, [COLUMNS])
 
 
-def launch_of_totals(parts: int, columns: int) -> Launch:
+def launch_of_totals(parts: int, columns: int) -> PlannedLaunch:
     """Prepare the launch that adds parts; it takes the parts of dw and db, then dw and db."""
     levels = next(levels for levels in LEVELS if 2**levels >= parts)
     parameters = {"parts": parts, "columns": columns, "LEVELS": levels, "COLUMNS": COLUMNS}
-    return Launch(totals_kernel, triton.cdiv(columns, COLUMNS), parameters, num_warps=8)
+    return PlannedLaunch(totals_kernel, triton.cdiv(columns, COLUMNS), parameters, num_warps=8)

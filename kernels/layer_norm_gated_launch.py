@@ -34,7 +34,7 @@ LEADING_DIMS = 3
 NO_ROWS = RowLayout(rows=0, sizes=(1, 1, 1), strides=((0, 0, 0),))
 
 
-class Options(NamedTuple):
+class GatedNormParameters(NamedTuple):
     """The parameters of a call, but eps, and whether it rounds after every step."""
 
     group_size: int | None

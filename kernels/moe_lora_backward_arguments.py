@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from moe_lora_arguments import check_forward, check_tensors
-from moe_lora_shards import Part, part_of, shard
+from moe_lora_shards import ShardPart, part_of, shard
 from moe_lora_weights import ADAPTERS as LORA
 from moe_lora_weights import WEIGHTS
 from quantized_weights import QuantizedWeight
@@ -14,7 +14,7 @@ from torch import Tensor
 
 SAVED = ("saved_gate", "saved_up", "intermediate")
 OLD = tuple(f"old_{name}" for name in LORA)
-ADDED = tuple(name for name in LORA if part_of(f"grad_{name}") is Part.ADDED)
+ADDED = tuple(name for name in LORA if part_of(f"grad_{name}") is ShardPart.ADDED)
 """Adapters whose gradients are sums over the shards."""
 
 STAGES = (

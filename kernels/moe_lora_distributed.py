@@ -26,7 +26,7 @@ from moe_lora_arguments import check_forward
 from moe_lora_backward import Backward, backward_shard
 from moe_lora_backward_arguments import ADDED, check_backward
 from moe_lora_routing import route
-from moe_lora_shards import DIMS, Part, add, check_term, merge, part_of, shard
+from moe_lora_shards import DIMS, ShardPart, add, check_term, merge, part_of, shard
 from moe_lora_weights import WEIGHTS, of_layer
 from torch import Tensor
 
@@ -98,7 +98,7 @@ def backward(
     routing = route(given["expert_ids"], len(given["gate_proj"]), first_expert)
     step = Backward(routing, scaling, x.dtype, eager=False, swiglu_limit=swiglu_limit)
     found = backward_shard(step, given, partial=True)
-    for name in (n for n in found if part_of(n) is Part.ADDED):
+    for name in (n for n in found if part_of(n) is ShardPart.ADDED):
         total = _added(name, found[name], group)
         total = total if old.get(name) is None else add(old[name].float(), total)
         found[name] = total if name == "grad_routing_weights" else total.to(x.dtype)

@@ -14,7 +14,7 @@ from quantized_weights import QuantizedWeight
 from torch import Tensor
 
 
-class Part(Enum):
+class ShardPart(Enum):
     """The part of a tensor that a shard has."""
 
     ROWS = "a part of dimension 1: of each expert a contiguous block"
@@ -24,34 +24,34 @@ class Part(Enum):
     OWN = "one of its own; together they have the shards in a last dimension"
 
 
-DIMS = {Part.ROWS: 1, Part.COLUMNS: 2}
+DIMS = {ShardPart.ROWS: 1, ShardPart.COLUMNS: 2}
 """The dimension that is cut."""
 
-PARAMETERS: Mapping[str, Part] = {
-    **dict.fromkeys(("gate_proj", "up_proj", "gate_lora_b", "up_lora_b"), Part.ROWS),
-    **dict.fromkeys(("down_proj", "down_lora_a"), Part.COLUMNS),
-    **dict.fromkeys(("gate_lora_a", "up_lora_a", "down_lora_b"), Part.SAME),
-    **dict.fromkeys(("gate_scale", "up_scale", "gate_zero", "up_zero"), Part.ROWS),
-    **dict.fromkeys(("down_scale", "down_zero"), Part.COLUMNS),
+PARAMETERS: Mapping[str, ShardPart] = {
+    **dict.fromkeys(("gate_proj", "up_proj", "gate_lora_b", "up_lora_b"), ShardPart.ROWS),
+    **dict.fromkeys(("down_proj", "down_lora_a"), ShardPart.COLUMNS),
+    **dict.fromkeys(("gate_lora_a", "up_lora_a", "down_lora_b"), ShardPart.SAME),
+    **dict.fromkeys(("gate_scale", "up_scale", "gate_zero", "up_zero"), ShardPart.ROWS),
+    **dict.fromkeys(("down_scale", "down_zero"), ShardPart.COLUMNS),
 }
 
-PARTS: Mapping[str, Part] = {
+PARTS: Mapping[str, ShardPart] = {
     **PARAMETERS,
     **{f"old_{name}": part for name, part in PARAMETERS.items() if "lora" in name},
-    **{f"grad_{n}": Part.ADDED if p is Part.SAME else p for n, p in PARAMETERS.items() if "lora" in n},
-    **dict.fromkeys(("x", "expert_ids", "routing_weights", "grad_output"), Part.SAME),
-    **dict.fromkeys(("output", "grad_input", "grad_routing_weights"), Part.ADDED),
-    **dict.fromkeys(("saved_gate", "saved_up", "intermediate"), Part.COLUMNS),
-    **dict.fromkeys(("gate_base", "up_base", "gate", "up"), Part.COLUMNS),
-    **dict.fromkeys(("grad_intermediate", "grad_gate", "grad_up"), Part.COLUMNS),
-    **dict.fromkeys(("gate_lora_mid", "up_lora_mid", "grad_expert_output", "grad_down_mid"), Part.SAME),
-    **dict.fromkeys(("down_lora_mid", "expert_output"), Part.OWN),
-    **dict.fromkeys(("grad_gate_mid", "grad_up_mid", "grad_expert_input"), Part.OWN),
+    **{f"grad_{n}": ShardPart.ADDED if p is ShardPart.SAME else p for n, p in PARAMETERS.items() if "lora" in n},
+    **dict.fromkeys(("x", "expert_ids", "routing_weights", "grad_output"), ShardPart.SAME),
+    **dict.fromkeys(("output", "grad_input", "grad_routing_weights"), ShardPart.ADDED),
+    **dict.fromkeys(("saved_gate", "saved_up", "intermediate"), ShardPart.COLUMNS),
+    **dict.fromkeys(("gate_base", "up_base", "gate", "up"), ShardPart.COLUMNS),
+    **dict.fromkeys(("grad_intermediate", "grad_gate", "grad_up"), ShardPart.COLUMNS),
+    **dict.fromkeys(("gate_lora_mid", "up_lora_mid", "grad_expert_output", "grad_down_mid"), ShardPart.SAME),
+    **dict.fromkeys(("down_lora_mid", "expert_output"), ShardPart.OWN),
+    **dict.fromkeys(("grad_gate_mid", "grad_up_mid", "grad_expert_input"), ShardPart.OWN),
 }
 """Every tensor, result and stage of `moe_lora` and `moe_lora_backward`."""
 
 
-def part_of(name: str) -> Part:
+def part_of(name: str) -> ShardPart:
     """Return the part that a shard has of the tensor; ValueError for a name that neither op has."""
     if name not in PARTS:
         raise ValueError(f"{name!r} is no tensor of moe_lora or moe_lora_backward; known are {', '.join(PARTS)}")
@@ -106,11 +106,11 @@ def check_term(name: str, term: Tensor) -> None:
 
 def _cut(name: str, tensor: Tensor | QuantizedWeight, part: int, parts: int) -> Tensor | QuantizedWeight:
     kind = part_of(name)
-    if kind is Part.ADDED:
+    if kind is ShardPart.ADDED:
         raise ValueError(f"{name} is a sum over the shards, of which there are no parts")
-    if parts == 1 or kind is Part.SAME:
+    if parts == 1 or kind is ShardPart.SAME:
         return tensor
-    if kind is Part.OWN:
+    if kind is ShardPart.OWN:
         return tensor.unbind(-1)[part]
     dim = DIMS[kind]
     if tensor.dim() == dim:  # scales of whole rows have no columns
@@ -125,7 +125,7 @@ def _cut(name: str, tensor: Tensor | QuantizedWeight, part: int, parts: int) -> 
 
 def _unit(name: str, tensor: Tensor | QuantizedWeight, dim: int) -> str:
     """Name the units that dimension `dim` counts."""
-    if dim == DIMS[Part.ROWS]:
+    if dim == DIMS[ShardPart.ROWS]:
         return "rows"
     if name.endswith(("_scale", "_zero")):
         return "groups of columns"
@@ -134,12 +134,12 @@ def _unit(name: str, tensor: Tensor | QuantizedWeight, dim: int) -> str:
 
 def _whole(name: str, parts: list[Tensor], dtype: torch.dtype | None) -> Tensor:
     kind = part_of(name)
-    if kind is Part.ADDED:
+    if kind is ShardPart.ADDED:
         if len(parts) > 1:
             for term in parts:
                 check_term(name, term)
         total = reduce(add, parts)
         return total if dtype is None else total.to(dtype)
-    if len(parts) == 1 or kind is Part.SAME or parts[0].dim() <= DIMS.get(kind, 0):
+    if len(parts) == 1 or kind is ShardPart.SAME or parts[0].dim() <= DIMS.get(kind, 0):
         return parts[0]
-    return torch.stack(parts, -1) if kind is Part.OWN else torch.cat(parts, DIMS[kind])
+    return torch.stack(parts, -1) if kind is ShardPart.OWN else torch.cat(parts, DIMS[kind])

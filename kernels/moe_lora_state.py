@@ -41,7 +41,7 @@ class Parameters(LayerWeights):
 
 
 @dataclass(frozen=True)
-class Mark:
+class WriteMark:
     """A mark that tells whether a tensor was written to: its address, and torch's count of the writes.
 
     Torch does not count what is written through `tensor.data`, or by a kernel that it does not know.
@@ -71,7 +71,7 @@ class State:
     intermediate: Tensor
     parameters: Parameters
     shards: int
-    marks: Mapping[str, Mark]
+    marks: Mapping[str, WriteMark]
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,17 +160,17 @@ class _MoeLora(torch.autograd.Function):
         return gradients.x, None, gradients.routing_weights, None, None, *gradients.lora.values()
 
 
-def _marks(kept: Mapping[str, Tensor], parameters: Parameters) -> dict[str, Mark]:
+def _marks(kept: Mapping[str, Tensor], parameters: Parameters) -> dict[str, WriteMark]:
     return {name: _mark(name, tensor) for name, tensor in (kept | named(parameters)).items()}
 
 
-def _mark(name: str, tensor: Tensor) -> Mark:
+def _mark(name: str, tensor: Tensor) -> WriteMark:
     if tensor.is_inference():
         raise ValueError(
             f"{name} was made under torch.inference_mode, where torch does not count changes; "
             "make it under torch.no_grad, or call moe_lora, which keeps no state"
         )
-    return Mark(tensor.data_ptr(), tensor._version)
+    return WriteMark(tensor.data_ptr(), tensor._version)
 
 
 def _check_unchanged(state: State) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from described import Described, Launch, current, described
+from described import Described, PlannedLaunch, current, described
 from rotary import load_pairs, load_row, store_pairs, turned
 from rotary_arguments import aligned, check_heads, rows_of, sizes_of, table_of
 from row_layout import address, contiguous_like, row_start
@@ -133,7 +133,7 @@ def qk_norm_rope(
     return out
 
 
-class Plan(NamedTuple):
+class QkNormPlan(NamedTuple):
     """The plan of a call.
 
     Attributes:
@@ -141,7 +141,7 @@ class Plan(NamedTuple):
         copied: whether x, cos and sin are to be copied to contiguous memory.
     """
 
-    launch: Launch | None
+    launch: PlannedLaunch | None
     copied: tuple[bool, bool, bool]
 
 
@@ -149,7 +149,7 @@ class Plan(NamedTuple):
 def _plan(
     x: Described, cos: Described, sin: Described, positions: Described, weight: Described | None,
     weight_offset: float, interleaved: bool, native_multiply: bool, rounded_output: bool, rounded_products: bool,
-) -> Plan:  # fmt: skip
+) -> QkNormPlan:  # fmt: skip
     check_heads(x, positions, cos=cos, sin=sin, weight=weight)
     width = x.shape[-1]
     if weight is not None and weight.shape != (width,):
@@ -171,8 +171,8 @@ def _plan(
         "INTERLEAVED": interleaved, "ROWS": rows, "HALF": half_block, "REST": rest_block, "ALIGNED": vectors,
     }  # fmt: skip
     programs = triton.cdiv(layout.rows, rows)
-    launch = Launch(_qk_norm_rope_kernel, programs, parameters, num_warps=4, enable_fp_fusion=False)
-    return Plan(launch if programs else None, (layout.copied, *table.copied))
+    launch = PlannedLaunch(_qk_norm_rope_kernel, programs, parameters, num_warps=4, enable_fp_fusion=False)
+    return QkNormPlan(launch if programs else None, (layout.copied, *table.copied))
 
 
 _HELD = ("run to run",)

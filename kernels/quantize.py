@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
-from described import Described, Launch, current, described
+from described import Described, PlannedLaunch, current, described
 from quantize_arguments import CODES, LARGEST, STAGES, check_arguments
 from rms_norm_launch import tile
 from row_layout import address, contiguous_like, layout_of, row_start, whole_vectors
@@ -179,7 +179,7 @@ def quantize(
     return found | {name: tensor for name, tensor in shown.items() if name in stages and tensor is not None}
 
 
-class Plan(NamedTuple):
+class QuantizePlan(NamedTuple):
     """The plan of a call.
 
     Attributes:
@@ -188,7 +188,7 @@ class Plan(NamedTuple):
         scales: of a row.
     """
 
-    launch: Launch | None
+    launch: PlannedLaunch | None
     copied: bool
     scales: int
 
@@ -198,7 +198,7 @@ def _plan(
     x: Described, scale: Described | None, dtype: str, group_size: int | None, ue8m0: bool,
     least_amax: float, least_scale: float, codes: str, scale_rule: str, integers: str,
     staged: bool,
-) -> Plan:  # fmt: skip
+) -> QuantizePlan:  # fmt: skip
     """Plan a call; `staged` chooses the compiled variant, and changes nothing else here."""
     check_arguments(x, scale, dtype, group_size, ue8m0, least_amax, least_scale)
     n = group_size or x.shape[-1]
@@ -218,8 +218,8 @@ def _plan(
         "ROWS": rows, "BLOCK": block, "LOOP": n > block,
         "FLAT": aligned and layout.sizes[:-1] == (1, 1), "ALIGNED": aligned,  # few variants: no plain rows unaligned
     }  # fmt: skip
-    launch = Launch(_quantize_kernel, triton.cdiv(units, rows), parameters, num_warps=num_warps)
-    return Plan(launch if units else None, layout.copied, scales)
+    launch = PlannedLaunch(_quantize_kernel, triton.cdiv(units, rows), parameters, num_warps=num_warps)
+    return QuantizePlan(launch if units else None, layout.copied, scales)
 
 
 def _declare(contract: str, **rules: str) -> None:

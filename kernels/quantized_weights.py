@@ -23,7 +23,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
-class Scheme:
+class WeightScheme:
     """One way to store weights.
 
     Attributes:
@@ -44,10 +44,10 @@ class Scheme:
 
 
 SCHEMES = {
-    "int8": Scheme(torch.int8, 1, None, (FP32,), group_size=None),
-    "int4_symmetric": Scheme(torch.int32, 8, tuple(range(-8, 8)), (BF16,)),
-    "int4_asymmetric": Scheme(torch.int32, 8, tuple(range(16)), (FP16, BF16), has_zero=True),
-    "mxfp4": Scheme(torch.uint8, 2, (*E2M1, *(-level for level in E2M1)), (torch.uint8, BF16), group_size=32),
+    "int8": WeightScheme(torch.int8, 1, None, (FP32,), group_size=None),
+    "int4_symmetric": WeightScheme(torch.int32, 8, tuple(range(-8, 8)), (BF16,)),
+    "int4_asymmetric": WeightScheme(torch.int32, 8, tuple(range(16)), (FP16, BF16), has_zero=True),
+    "mxfp4": WeightScheme(torch.uint8, 2, (*E2M1, *(-level for level in E2M1)), (torch.uint8, BF16), group_size=32),
 }
 
 

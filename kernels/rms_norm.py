@@ -11,11 +11,10 @@ Arithmetic is fp32; the contract says which numbers are rounded to a narrower fo
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from described import Described, Launch, current, described
+from described import CallPlan, Described, PlannedLaunch, current, described
 from rms_norm_arguments import RESIDUAL_RULES, STAGES, WEIGHT_RULES, check_options, check_tensors
 from rms_norm_launch import NO_STAGES, allocate_results, allocate_stages, summation_depth, tile
 from row_layout import address, layout_of, row_start, whole_vectors
@@ -226,24 +225,12 @@ def rms_norm(
     return mapping if stages or len(mapping) > 1 else next(iter(mapping.values()))
 
 
-class Plan(NamedTuple):
-    """The plan of a call.
-
-    Attributes:
-        launch: takes the tensors and eps; None where there is nothing to do.
-        copied: whether x and the residual are to be copied to contiguous memory.
-    """
-
-    launch: Launch | None
-    copied: bool
-
-
 @functools.lru_cache(maxsize=1024)
 def _plan(
     x: Described, weight: Described | None, residual: Described | None, scale: Described | None,
     variance_size: int | None, weight_offset: float, quant: str | None,
     weight_rule: str, residual_rule: str, stages: tuple[str, ...],
-) -> Plan:  # fmt: skip
+) -> CallPlan:  # fmt: skip
     check_options(scale, weight_offset, quant, weight_rule, residual_rule, stages)
     check_tensors(x, weight, residual, scale, variance_size)
     n = x.shape[-1]
@@ -263,8 +250,8 @@ def _plan(
         "QUANT": quant or "none", "ROWS": rows, "BLOCK": block, "LOOP": n > block,
         "FLAT": aligned and layout.sizes[:-1] == (1, 1), "ALIGNED": aligned,  # few variants: no plain rows unaligned
     }  # fmt: skip
-    launch = Launch(_rms_norm_kernel, triton.cdiv(layout.rows, rows), parameters, num_warps=num_warps)
-    return Plan(launch if layout.rows else None, layout.copied)
+    launch = PlannedLaunch(_rms_norm_kernel, triton.cdiv(layout.rows, rows), parameters, num_warps=num_warps)
+    return CallPlan(launch if layout.rows else None, layout.copied)
 
 
 def _declare(weight_rule: str, residual_rule: str):

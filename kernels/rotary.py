@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from described import Described, Launch, current, described
+from described import Described, PlannedLaunch, current, described
 from rotary_arguments import aligned, check_heads, check_k, rows_of, sizes_of, table_of
 from row_layout import address, contiguous_like, row_start
 from torch import Tensor
@@ -186,7 +186,7 @@ def rotary(
     return results
 
 
-class Plan(NamedTuple):
+class RotaryPlan(NamedTuple):
     """The plan of a call.
 
     Attributes:
@@ -194,7 +194,7 @@ class Plan(NamedTuple):
         copied: whether q, k, cos and sin are to be copied to contiguous memory.
     """
 
-    launch: Launch | None
+    launch: PlannedLaunch | None
     copied: tuple[bool, bool, bool, bool]
 
 
@@ -202,7 +202,7 @@ class Plan(NamedTuple):
 def _plan(
     q: Described, k: Described | None, cos: Described, sin: Described, positions: Described,
     interleaved: bool, rounded_products: bool, rounded_table: bool,
-) -> Plan:  # fmt: skip
+) -> RotaryPlan:  # fmt: skip
     check_heads(q, positions, cos=cos, sin=sin, k=k)
     check_k(q, k)
     width = q.shape[-1]
@@ -221,8 +221,10 @@ def _plan(
         "PARTIAL": width > 2 * table.half, "ROWS": rows, "HALF": half_block,
         "ALIGNED": aligned(heads, (cos, sin), table),
     }  # fmt: skip
-    launch = Launch(_rotary_kernel, programs, parameters, num_warps=4, enable_fp_fusion=False)
-    return Plan(launch if programs and width else None, (q_rows.copied, k is not None and k_rows.copied, *table.copied))
+    launch = PlannedLaunch(_rotary_kernel, programs, parameters, num_warps=4, enable_fp_fusion=False)
+    return RotaryPlan(
+        launch if programs and width else None, (q_rows.copied, k is not None and k_rows.copied, *table.copied)
+    )
 
 
 def _declare(contract: str) -> None:

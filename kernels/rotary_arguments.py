@@ -16,7 +16,7 @@ MOST_PAIRS = 1 << 14
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class Table(NamedTuple):
+class RotaryTable(NamedTuple):
     """The number of columns of heads that are rotated, and whether the tables must be copied.
 
     Attributes:
@@ -55,7 +55,7 @@ def check_k(q: Described, k: Described | None) -> None:
         raise TypeError(f"k is {k.dtype}; it must be {q.dtype}, as q is")
 
 
-def table_of(width: int, cos: Described, sin: Described) -> Table:
+def table_of(width: int, cos: Described, sin: Described) -> RotaryTable:
     """Check the tables against heads of that width, and describe them.
 
     Raises:
@@ -74,7 +74,7 @@ def table_of(width: int, cos: Described, sin: Described) -> Table:
         raise UnsupportedCase(f"{half} pairs of columns; a program takes {MOST_PAIRS}")
     copied = tuple(half > 1 and table.strides[1] != 1 for table in (cos, sin))
     strides = tuple(half if copy else t.strides[0] for copy, t in zip(copied, (cos, sin), strict=True))
-    return Table(half, copied, strides)  # type: ignore[arg-type]
+    return RotaryTable(half, copied, strides)  # type: ignore[arg-type]
 
 
 def rows_of(heads: Described) -> RowLayout:
@@ -82,7 +82,7 @@ def rows_of(heads: Described) -> RowLayout:
     return layout_of([heads], dims=LEADING_DIMS)
 
 
-def aligned(heads: Sequence[tuple[Described, RowLayout]], tables: Sequence[Described], table: Table) -> bool:
+def aligned(heads: Sequence[tuple[Described, RowLayout]], tables: Sequence[Described], table: RotaryTable) -> bool:
     """Check whether both halves of every head, and the rows of the tables, can be read in whole 16-byte vectors."""
     width = heads[0][0].shape[-1]
     if not all(whole_vectors(width, [x], layout) and whole_vectors(table.half, [x], layout) for x, layout in heads):

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from described import Described, Launch, current, described
+from described import CallPlan, Described, PlannedLaunch, current, described
 from row_layout import address, contiguous_like, layout_of, row_start, whole_vectors
 from softmax_arguments import STAGES, check_arguments
 from torch import Tensor
@@ -149,24 +148,12 @@ def _softmax_kernel(
         tl.store(address(output_ptr, out_row, columns, ALIGNED), output.to(output_ptr.dtype.element_ty), mask=inside)
 
 
-class Plan(NamedTuple):
-    """The plan of a call.
-
-    Attributes:
-        launch: takes the tensors and the scale; None where there is nothing to do.
-        copied: whether the tensors are to be copied to contiguous memory.
-    """
-
-    launch: Launch | None
-    copied: bool
-
-
 @functools.lru_cache(maxsize=1024)
 def _plan(
     x: Described, mask: Described | None, keep: Described | None, scaled: bool, rounded: bool, base2: bool,
     zero_rows: bool, fp32_output: bool, blocks: tuple[int, ...], stages: tuple[str, ...],
-) -> Plan:  # fmt: skip
-    """Plan a call; `fp32_output` chooses the compiled variant, and changes nothing else here."""
+) -> CallPlan:  # fmt: skip
+    """CallPlan a call; `fp32_output` chooses the compiled variant, and changes nothing else here."""
     check_arguments(x, mask, keep, stages)
     n = x.shape[-1]
     layout = layout_of([t for t in (x, mask, keep) if t is not None], dims=LEADING_DIMS)
@@ -186,8 +173,8 @@ def _plan(
     warps = max(1, rows * block // (32 * ELEMENTS_PER_THREAD))
     programs = triton.cdiv(layout.rows, rows)
     # With x · scale - shift in one FMA, exp overflows where the largest score was rounded down, by up to 10³⁰ of 10³⁷.
-    launch = Launch(_softmax_kernel, programs, parameters, num_warps=warps, enable_fp_fusion=False)
-    return Plan(launch if layout.rows else None, layout.copied)
+    launch = PlannedLaunch(_softmax_kernel, programs, parameters, num_warps=warps, enable_fp_fusion=False)
+    return CallPlan(launch if layout.rows else None, layout.copied)
 
 
 def softmax(

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import inf
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from described import Described, Launch, current, described
+from described import CallPlan, Described, PlannedLaunch, current, described
 from row_layout import address, contiguous_like, row_start
-from swiglu_arguments import STAGES, Options, check_arguments, gate_and_up
+from swiglu_arguments import STAGES, SwigluParameters, check_arguments, gate_and_up
 from swiglu_limit import limited
 from swiglu_tile import OF_ELEMENTS, WARPS, activated, as_given, launch_of, load, load_pairs, shifted, tile
 from torch import Tensor
@@ -65,31 +64,19 @@ def _swiglu_kernel(
         tl.store(silu_ptr + row * n + columns, silu, mask=mask)
 
 
-class Plan(NamedTuple):
-    """The plan of a call.
-
-    Attributes:
-        launch: takes gate, up, the output and the stage; None where there is no element.
-        copied: whether gate and up are to be copied to contiguous memory.
-    """
-
-    launch: Launch | None
-    copied: bool
-
-
 @lru_cache(maxsize=1024)
-def _plan(gate: Described, up: Described, options: Options, silu: str, stages: tuple[str, ...]) -> Plan:
+def _plan(gate: Described, up: Described, options: SwigluParameters, silu: str, stages: tuple[str, ...]) -> CallPlan:
     check_arguments({"gate": gate, "up": up}, options, stages)
     given, copied = as_given({"gate": gate, "up": up})
     programs, parameters = launch_of(given, options)
     parameters |= {"SILU": silu}
     ordered = {name: parameters[name] for name in _swiglu_kernel.arg_names if name in parameters}
-    launch = Launch(_swiglu_kernel, programs, ordered, num_warps=WARPS, enable_fp_fusion=False)
-    return Plan(launch if programs else None, copied)
+    launch = PlannedLaunch(_swiglu_kernel, programs, ordered, num_warps=WARPS, enable_fp_fusion=False)
+    return CallPlan(launch if programs else None, copied)
 
 
 def swiglu(
-    x: Tensor, up: Tensor | None, options: Options, silu: str, stages: tuple[str, ...]
+    x: Tensor, up: Tensor | None, options: SwigluParameters, silu: str, stages: tuple[str, ...]
 ) -> Tensor | dict[str, Tensor]:
     """Run the kernels of this file; `silu` is `fp32_silu`, `rounded_silu` or `rounded_sigmoid`."""
     up = moved({"up": up}, x.device)["up"]
@@ -140,7 +127,7 @@ def _declare(contract: str, silu: str) -> None:
             ValueError, TypeError: arguments that do not fit together.
             UnsupportedCase: rows of more than 2³⁰ columns.
         """
-        return swiglu(x, up, Options(interleaved, swiglu_limit, alpha, up_offset), silu, tuple(stages))
+        return swiglu(x, up, SwigluParameters(interleaved, swiglu_limit, alpha, up_offset), silu, tuple(stages))
 
 
 _declare("fp32_silu", "fp32_silu")

@@ -19,7 +19,7 @@ BACKWARD_STAGES = ("silu", "grad_silu")
 LARGEST_ROW = 2**30  # column numbers are 32-bit
 
 
-class Options(NamedTuple):
+class SwigluParameters(NamedTuple):
     """The parameters of a call."""
 
     interleaved: bool = False
@@ -46,7 +46,7 @@ def gate_and_up(x: Tensor, up: Tensor | None, *, interleaved: bool) -> tuple[Ten
 
 def check_arguments(
     tensors: Mapping[str, Tensor] | Mapping[str, Described],
-    options: Options,
+    options: SwigluParameters,
     stages: Collection[str] = (),
     known: Collection[str] = STAGES,
 ) -> None:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import inf
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from arithmetic import rounded
-from described import Described, Launch, current, described
+from described import CallPlan, Described, PlannedLaunch, current, described
 from row_layout import address, contiguous_like, row_start
-from swiglu_arguments import BACKWARD_STAGES, Options, check_arguments, gate_and_up
+from swiglu_arguments import BACKWARD_STAGES, SwigluParameters, check_arguments, gate_and_up
 from swiglu_limit import limited, through_limit
 from swiglu_tile import OF_ELEMENTS, WARPS, activated, as_given, launch_of, load, load_pairs, shifted, tile
 from torch import Tensor
@@ -96,33 +95,27 @@ def _swiglu_backward_kernel(
         tl.store(grad_silu_ptr + row * n + columns, grad_silu, mask=mask)
 
 
-class Plan(NamedTuple):
-    """The plan of a call.
-
-    Attributes:
-        launch: takes gate, up and dy, the gradients of gate and up, and the stages; None where there is no element.
-        copied: whether gate, up and dy are to be copied to contiguous memory.
-    """
-
-    launch: Launch | None
-    copied: bool
-
-
 @lru_cache(maxsize=1024)
 def _plan(
-    gate: Described, up: Described, dy: Described, options: Options, silu: str, stages: tuple[str, ...], held: int
-) -> Plan:
+    gate: Described,
+    up: Described,
+    dy: Described,
+    options: SwigluParameters,
+    silu: str,
+    stages: tuple[str, ...],
+    held: int,
+) -> CallPlan:
     check_arguments({"gate": gate, "up": up, "dy": dy}, options, stages, BACKWARD_STAGES)
     given, copied = as_given({"gate": gate, "up": up, "dy": dy})
     programs, parameters = launch_of(given, options)
     parameters |= {"SILU": silu, "out_stride": held * gate.shape[-1]}
     ordered = {name: parameters[name] for name in _swiglu_backward_kernel.arg_names if name in parameters}
-    launch = Launch(_swiglu_backward_kernel, programs, ordered, num_warps=WARPS, enable_fp_fusion=False)
-    return Plan(launch if programs else None, copied)
+    launch = PlannedLaunch(_swiglu_backward_kernel, programs, ordered, num_warps=WARPS, enable_fp_fusion=False)
+    return CallPlan(launch if programs else None, copied)
 
 
 def swiglu_backward(
-    x: Tensor, dy: Tensor, up: Tensor | None, options: Options, silu: str, stages: tuple[str, ...]
+    x: Tensor, dy: Tensor, up: Tensor | None, options: SwigluParameters, silu: str, stages: tuple[str, ...]
 ) -> dict[str, Tensor]:
     """Run the kernels of this file; `silu` is `fp32_silu`, `rounded_silu` or `rounded_sigmoid`."""
     there = moved({"dy": dy, "up": up}, x.device)
@@ -176,7 +169,9 @@ def _declare(contract: str, silu: str) -> None:
             ValueError, TypeError: arguments that do not fit together.
             UnsupportedCase: rows of more than 2³⁰ columns.
         """
-        return swiglu_backward(x, dy, up, Options(interleaved, swiglu_limit, alpha, up_offset), silu, tuple(stages))
+        return swiglu_backward(
+            x, dy, up, SwigluParameters(interleaved, swiglu_limit, alpha, up_offset), silu, tuple(stages)
+        )
 
 
 _declare("fp32_silu+fp32_product", "fp32_silu")

@@ -11,7 +11,7 @@ import triton.language as tl
 from arithmetic import rounded, sigmoid_of
 from described import Described, contiguous
 from row_layout import RowLayout, address, merged_dims, whole_vectors
-from swiglu_arguments import Options
+from swiglu_arguments import SwigluParameters
 from swiglu_limit import argument
 
 # Few sizes, so that there are few compiled variants. A thread of 4 warps has 16 elements of a tile, in whole vectors.
@@ -31,7 +31,7 @@ def as_given(tensors: Mapping[str, Described]) -> tuple[dict[str, Described], bo
     return {name: contiguous(tensor) for name, tensor in tensors.items()}, True
 
 
-def launch_of(given: Mapping[str, Described], options: Options) -> tuple[int, dict[str, Any]]:
+def launch_of(given: Mapping[str, Described], options: SwigluParameters) -> tuple[int, dict[str, Any]]:
     """Return the number of programs, and the kernel's arguments for the options and its tensors, all [..., I].
 
     PAIRS: gate and up alternate in memory without gaps, and are read together. ALIGNED: every row of every tensor can

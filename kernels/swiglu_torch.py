@@ -9,7 +9,7 @@ from math import inf
 
 import torch
 import torch.nn.functional as F
-from swiglu_arguments import Options, check_arguments, gate_and_up
+from swiglu_arguments import SwigluParameters, check_arguments, gate_and_up
 from swiglu_limit import limited_in_torch
 from torch import Tensor
 
@@ -18,14 +18,14 @@ from lastbit import kernel
 OF_ELEMENTS = ("rows", "permutation", "padding", "run to run")
 
 
-def checked(x: Tensor, up: Tensor | None, options: Options, **others: Tensor) -> tuple[Tensor, Tensor]:
+def checked(x: Tensor, up: Tensor | None, options: SwigluParameters, **others: Tensor) -> tuple[Tensor, Tensor]:
     """Return gate and up; raise unless they and the others fit together."""
     gate, up = gate_and_up(x, up, interleaved=options.interleaved)
     check_arguments({"gate": gate, "up": up, **others}, options)
     return gate, up
 
 
-def forward(x: Tensor, up: Tensor | None, options: Options, silu: str, *, rounded_shift: bool) -> Tensor:
+def forward(x: Tensor, up: Tensor | None, options: SwigluParameters, silu: str, *, rounded_shift: bool) -> Tensor:
     """Compute the output, of x's dtype."""
     values = checked(x, up, options)
     gate, up = limited_in_torch(*values, options.swiglu_limit)
@@ -46,14 +46,14 @@ def forward(x: Tensor, up: Tensor | None, options: Options, silu: str, *, rounde
 @kernel("swiglu", contract="fp32_silu", name="eager[swiglu+fp32_silu]", invariant=OF_ELEMENTS)
 def fp32_silu(x, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
     """Compute as FlashInfer and the Triton kernels of gpt-oss do."""
-    options = Options(interleaved, swiglu_limit, alpha, up_offset)
+    options = SwigluParameters(interleaved, swiglu_limit, alpha, up_offset)
     return forward(x, up, options, "fp32_silu", rounded_shift=False)
 
 
 @kernel("swiglu", contract="rounded_silu", name="eager[swiglu+rounded_silu]", invariant=OF_ELEMENTS)
 def rounded_silu(x, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
     """Compute as `F.silu(gate) * up` and vLLM's CUDA kernel do."""
-    options = Options(interleaved, swiglu_limit, alpha, up_offset)
+    options = SwigluParameters(interleaved, swiglu_limit, alpha, up_offset)
     return forward(x, up, options, "rounded_silu", rounded_shift=False)
 
 
@@ -63,7 +63,7 @@ def rounded_silu(x, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, 
 )  # fmt: skip
 def rounded_sigmoid(x, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
     """Compute as the experts of gpt-oss in Transformers do."""
-    options = Options(interleaved, swiglu_limit, alpha, up_offset)
+    options = SwigluParameters(interleaved, swiglu_limit, alpha, up_offset)
     return forward(x, up, options, "rounded_sigmoid", rounded_shift=True)
 
 
@@ -87,7 +87,7 @@ def gradients(x: Tensor, up: Tensor | None, gate: Tensor, of_up: Tensor, *, inte
 )
 def backward_fp32(x, dy, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
     """Differentiate as Liger does, where it has the options."""
-    options = Options(interleaved, swiglu_limit, alpha, up_offset)
+    options = SwigluParameters(interleaved, swiglu_limit, alpha, up_offset)
     values = [t.float() for t in checked(x, up, options, dy=dy)]
     gate, factor = limited_in_torch(*values, swiglu_limit)
     scaled = gate * alpha
@@ -98,7 +98,7 @@ def backward_fp32(x, dy, up=None, *, interleaved=False, swiglu_limit=inf, alpha=
 
 
 def autograd(
-    x: Tensor, dy: Tensor, up: Tensor | None, options: Options, silu: str, **rounding: bool
+    x: Tensor, dy: Tensor, up: Tensor | None, options: SwigluParameters, silu: str, **rounding: bool
 ) -> dict[str, Tensor]:
     """Differentiate the eager forward pass by autograd."""
     leaves = [t.detach().requires_grad_() for t in checked(x, up, options, dy=dy)]
@@ -114,7 +114,7 @@ def autograd(
 )  # fmt: skip
 def backward_rounded_silu(x, dy, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
     """Differentiate `F.silu(gate) * up` by autograd."""
-    options = Options(interleaved, swiglu_limit, alpha, up_offset)
+    options = SwigluParameters(interleaved, swiglu_limit, alpha, up_offset)
     return autograd(x, dy, up, options, "rounded_silu", rounded_shift=False)
 
 
@@ -124,7 +124,7 @@ def backward_rounded_silu(x, dy, up=None, *, interleaved=False, swiglu_limit=inf
 )  # fmt: skip
 def backward_rounded_sigmoid(x, dy, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
     """Differentiate as autograd of gpt-oss's experts, but the sigmoid's slope rounds once in fp16 on a CPU, too."""
-    options = Options(interleaved, swiglu_limit, alpha, up_offset)
+    options = SwigluParameters(interleaved, swiglu_limit, alpha, up_offset)
     values = checked(x, up, options, dy=dy)
     gate, factor = limited_in_torch(*values, swiglu_limit)
     s = torch.sigmoid(gate if alpha == 1.0 else gate * alpha)

@@ -22,7 +22,7 @@ from lastbit.numerics import (
     remembered,
     stack,
 )
-from lastbit.references._layer_weights import Kind, LayerWeights, Projection
+from lastbit.references._layer_weights import Kind, OpWeights, Projection
 
 ALL = slice(None)
 
@@ -131,7 +131,7 @@ class Layer:
     def of(
         cls,
         expert_ids: Tensor,
-        weights: LayerWeights,
+        weights: OpWeights,
         *,
         first_expert: int,
         shards: int,

@@ -72,7 +72,7 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class LayerWeights:
+class OpWeights:
     """Base weights, which may be codes with scales and zero points, and the adapters: six matrices or none.
 
     Raises:
@@ -125,5 +125,5 @@ class LayerWeights:
         return {part: getattr(self, f"{name}_{suffix}") for part, suffix in names.items()}
 
 
-WEIGHTS = tuple(field.name for field in fields(LayerWeights))
+WEIGHTS = tuple(field.name for field in fields(OpWeights))
 ADAPTERS = tuple(name for name in WEIGHTS if "_lora_" in name)

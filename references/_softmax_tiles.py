@@ -49,7 +49,7 @@ class Tiles:
 
     @property
     def hollow(self) -> Tensor:
-        """Whether all scores that were seen after some tile may be -inf, [..., 1]: 0 or NaN may follow."""
+        """Return whether all scores that were seen after some tile may be -inf, [..., 1]: 0 or NaN may follow."""
         infinite = (seen & largest.lo.isneginf() for seen, largest in zip(self.seen, self.maxima, strict=True))
         return reduce(or_, infinite)
 

@@ -14,7 +14,7 @@ from lastbit.references._expert_relations import RELATIONS, SCALING, TOKENS
 from lastbit.references._expert_sums import EXPERT_SUMS
 from lastbit.references._experts import Layer, adapter_axes, check_limit, limited, rounded
 from lastbit.references._flops import forward_flops
-from lastbit.references._layer_weights import WEIGHTS, LayerWeights, Projection
+from lastbit.references._layer_weights import WEIGHTS, OpWeights, Projection
 from lastbit.references._shapes import check_shapes
 
 
@@ -49,7 +49,7 @@ def moe_lora(
     x: Enclosure,
     expert_ids: Tensor,
     routing_weights: Enclosure,
-    weights: LayerWeights,
+    weights: OpWeights,
     *,
     scaling: float = 1.0,
     first_expert: int = 0,
@@ -110,7 +110,7 @@ def moe_lora(
 
 
 def check_layer(
-    x: Enclosure, expert_ids: Tensor, routing_weights: Enclosure, weights: LayerWeights, fmt: Format
+    x: Enclosure, expert_ids: Tensor, routing_weights: Enclosure, weights: OpWeights, fmt: Format
 ) -> tuple[Projection, Projection, Projection]:
     """Return gate, up and down of a layer, with activations in a format; ValueError unless its tensors fit together."""
     rows = {"x": tuple(x.shape), "expert_ids": tuple(expert_ids.shape)}

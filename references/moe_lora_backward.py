@@ -30,7 +30,7 @@ from lastbit.numerics import (
 from lastbit.references._expert_relations import RELATIONS, SCALING_BACKWARD, TOKENS_BACKWARD
 from lastbit.references._experts import ALL, Layer, adapter_axes, check_limit, limited, rounded, through_limits
 from lastbit.references._flops import backward_flops
-from lastbit.references._layer_weights import ADAPTERS, WEIGHTS, LayerWeights, Projection
+from lastbit.references._layer_weights import ADAPTERS, WEIGHTS, OpWeights, Projection
 from lastbit.references._shapes import check_shapes
 from lastbit.references.layer_norm_gated_backward import times_slope
 from lastbit.references.moe_lora import check_layer
@@ -39,7 +39,7 @@ _PRODUCTS = ("grad_intermediate", "grad_input_gate", "grad_input_up", "down")
 
 
 @dataclass(frozen=True)
-class OldGradients:
+class PreviousGradients:
     """The previous gradients of the adapters, to which the new ones are added."""
 
     old_gate_lora_a: Enclosure | None = None
@@ -87,8 +87,8 @@ def moe_lora_backward(
     saved_gate: Enclosure,
     saved_up: Enclosure,
     intermediate: Enclosure,
-    weights: LayerWeights,
-    old: OldGradients,
+    weights: OpWeights,
+    old: PreviousGradients,
     *,
     scaling: float = 1.0,
     first_expert: int = 0,
@@ -154,7 +154,7 @@ def moe_lora_backward(
     stage("grad_routing_weights", products.reshape(*expert_ids.shape), result=True)
 
 
-def _before(old: OldGradients, adapters: Mapping[str, Tensor]) -> dict[str, Enclosure | None]:
+def _before(old: PreviousGradients, adapters: Mapping[str, Tensor]) -> dict[str, Enclosure | None]:
     """Return the previous gradients by adapter; ValueError for one that does not have its adapter's shape."""
     before = {name: getattr(old, f"old_{name}") for name in ADAPTERS}
     if given := [name for name, tensor in before.items() if tensor is not None and name not in adapters]:

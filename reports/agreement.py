@@ -148,6 +148,7 @@ VERSION = 1
 """Of the JSON; it grows when a field goes or means something else."""
 
 _HEADERS = ("stage", "elements that differ", "cases", "ulp", "farthest apart")
+# What fits into a line; the JSON has all.
 _MOST_NAMES = 3
 
 

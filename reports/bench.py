@@ -212,7 +212,7 @@ MEANINGS: Mapping[str, str] = {
 
 
 class Costs(Bench):
-    """What verifying costs."""
+    """The costs of verifying."""
 
     @property
     def page(self) -> str:
@@ -347,7 +347,7 @@ _HOW = {
 
 
 class Speeds(Bench):
-    """How fast kernels are."""
+    """The speeds of kernels."""
 
     @property
     def page(self) -> str:
@@ -485,7 +485,7 @@ _BOUNDS = (
 
 
 class Bounds(Bench):
-    """How fast kernels are that nobody trusts, and those beside them."""
+    """The speeds of kernels that nobody trusts, and of those beside them."""
 
     @property
     def page(self) -> str:

@@ -177,6 +177,7 @@ class Bisection:
         return tuple(step for step in self.steps if step.mark is Mark.SKIPPED)
 
 
+# Two pages of a terminal: a longer difference is better read with git.
 MOST_LINES = 80
 """Lines of a difference that are shown."""
 

@@ -18,6 +18,7 @@ from lastbit.reports.stage_summary import StageSummary, stage_order, summary_of
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.run import DeviceAgreement, Power, Run, Undecidable
 
+# Arbitrary: lower names what another seed does, higher misses what one rounding more does; --drift sets it.
 DRIFT = 1.3
 """Factor beyond which a figure has drifted, unless the reader says otherwise."""
 
@@ -43,6 +44,7 @@ class Fate(StrEnum):
 NEGLIGIBLE_BIAS = 0.05
 """Difference of two biases, in ulp, that is no drift: the mean of a hundred rounding errors varies by about that."""
 
+# By chance one of 370 comparisons, if errors are independent.
 DEVIATIONS = 3
 """Standard deviations by which counts of mismatched elements must differ to have drifted."""
 
@@ -93,7 +95,7 @@ class StageChange:
 
     @property
     def unchanged(self) -> bool:
-        """Whether both runs have the stage, with equal bits in every tensor and nothing else to tell."""
+        """Return whether both runs have the stage, with equal bits in every tensor and nothing else to tell."""
         both = self.before is not None and self.after is not None
         return both and self.tensors == self.equal and not self.outside_grew and not self.drifts
 
@@ -111,7 +113,7 @@ class PropertyChange:
 
     @property
     def worse(self) -> bool:
-        """Whether the loss counts: the kernel declares or declared the property, or the new bits are not legal."""
+        """Return whether the loss counts: the kernel declares or declared the property, or the bits are not legal."""
         return self.lost and (self.after.fails or self.before.declared)
 
 
@@ -217,7 +219,7 @@ class KernelChange:
 
     @property
     def telling(self) -> bool:
-        """Whether there is more to tell of the kernel than that it is new, gone or unchanged."""
+        """Return whether there is more to tell of the kernel than that it is new, gone or unchanged."""
         return self.worse or self.change not in (Fate.NEW, Fate.GONE, Fate.UNCHANGED)
 
 

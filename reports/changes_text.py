@@ -31,6 +31,7 @@ from lastbit.result import CaseResult, Verdict
 HEADERS = ("stage", "dtype", "cases", "same bits", "outside", "mismatch", "rel. error", "contract", "bias", "ulp")
 """Columns of `cells`."""
 
+# What fits into a line of 100 characters, as everywhere in reports.
 MOST_NAMES = 4
 
 
@@ -214,6 +215,7 @@ def _percent(value: float) -> str:
 
 # On a console
 
+# A page of a terminal; the files of a run have all.
 MOST_KERNELS = 30
 
 STYLES: Mapping[Fate, str] = {

@@ -58,6 +58,7 @@ ULP_NAMES = (
     f">{ULP_BINS[-1]}",
 )
 
+# Finer bins show noise of the seeds, coarser ones hide a factor of two.
 ERROR_STEPS = 4
 """Bins of an error per factor of ten."""
 

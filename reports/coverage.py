@@ -17,6 +17,7 @@ MEANING = (
     "takes them and did not fail, of how many there are"
 )
 
+# As in changes_text.py.
 _MOST_NAMES = 4
 _COLUMNS = {"regime": 0, "layout": 1}
 _VALUES = 2

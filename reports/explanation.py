@@ -22,19 +22,24 @@ from lastbit.reports.wording import allowed_by, problem_fields
 from lastbit.result import told
 from lastbit.run import Run
 
+# Arbitrary: `explain` prints all.
 MOST_DIAGNOSES = 2
 """Sentences of diagnosis in the lines for a report."""
+# What fits into the line.
 MOST_OTHERS = 2
 """Candidates that are named beside the likeliest."""
 
 NO_TEST = "none: an assertion on the result does not see what is wrong; `lastbit verify` on the case shows it"
 """What is said where tensors are shown without a test."""
 
+# Of more, none is a hint.
 MOST_LINES = 3
 """Lines of which one may be wrong, where none is named."""
+# What fits into two lines.
 MOST_FILES = 3
 """Files whose lines are named where the one that is wrong was not found."""
 
+# What fits into one line of numbers.
 MOST_INPUTS = 8
 """Elements of inputs that are shown."""
 
@@ -287,12 +292,14 @@ def as_json(found: Sequence[Explanation]) -> str:
 
 # Explanations of the problems of a run: the same words and places in every form of a report
 
+# As a unified difference shows.
 AROUND = 3
 """Lines of source that are shown above and below the one that is wrong."""
 
 _FIGURES = frozenset({"first wrong", "statistics", "explained by", "cases", "source"})
 """Labels of what no reader needs who has the line."""
 
+# Arbitrary: about a page; --format json has all.
 MOST_STEPS = 30
 """Steps of the way of an element that a report shows: the last ones."""
 

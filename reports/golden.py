@@ -109,7 +109,7 @@ class Change:
 
     @property
     def same_bits(self) -> bool:
-        """Whether no bit differs, but only the declaration of the stage."""
+        """Return whether no bit differs, but only the declaration of the stage."""
         return self.before == self.after and not self.changed and not self.blocks[0]
 
 
@@ -198,7 +198,9 @@ class GoldenReport:
         return 0 if statuses <= set(fine) else 1
 
 
+# Arbitrary: other cases of one change mostly say the same.
 MOST_CASES = 2
+# What fits into a line.
 MOST_SPANS = 4
 
 STYLES: Mapping[Status, str] = {

@@ -23,9 +23,11 @@ from lastbit.reports.why import Explanation, Step
 from lastbit.result import OF_VALUES, Verdict
 from lastbit.run import Run
 
+# They are folded away; more make the page large, and the records have them.
 MOST_CASES = 20
 """Commands of one finding, besides that of its smallest case."""
 
+# Arbitrary: the others unfold.
 MOST_SENTENCES = 2
 """Sentences of a finding that no line explains, before the others are behind it."""
 

@@ -176,11 +176,7 @@ def stages(op: str, found: Iterable[Standing]) -> Table:
 
 def _stage(one: Standing, stage: StageSummary) -> Row:
     total = stage.total
-    cells = {
-        "kernel": Cell(one.kernel, kind="name"),
-        "device": Cell(one.device),
-        "stage": Cell(stage.shown_name, kind="name"),
-        "dtype": Cell(stage.dtype),
+    figures = {
         "values": verdict(stage.verdict),
         "cases": count(stage.cases),
         "extreme": count(len(stage.extreme)),
@@ -191,8 +187,9 @@ def _stage(one: Standing, stage: StageSummary) -> Row:
         "outside": count(stage.outside, "bad"),
         "bias": number(signed(stage.typical_bias), stage.typical_bias),
     }
-    about = {**_about(one), "dtype": stage.dtype, "verdict": stage.verdict.value}
-    return Row(cells, about, stage_anchor(*one.subject, stage.name, stage.dtype))
+    row = _stage_row(one, Cell(stage.shown_name, kind="name"), stage.dtype, figures)
+    anchor = stage_anchor(*one.subject, stage.name, stage.dtype)
+    return replace(row, about={**row.about, "verdict": stage.verdict.value}, anchor=anchor)
 
 
 def stage_anchor(kernel: str, device: str, stage: str, dtype: str) -> str:
@@ -204,15 +201,16 @@ def _traced(one: Standing, stage: TracedStage) -> Row:
     """Make the row of a stage that was seen in a kernel; it decides nothing, so it has no verdict."""
     texts = dict(zip(STAGE_HEADERS, traced_cells(stage), strict=True))
     figures: dict[str, float] = {"cases": stage.cases, "rel. error": stage.error, "contract": stage.contract_error}
-    cells = {
-        "kernel": Cell(one.kernel, kind="name"),
-        "device": Cell(one.device),
-        "stage": Cell(texts.pop("stage"), kind="name", detail=stage.code),
-        "dtype": Cell(texts.pop("dtype")),
-        "values": Cell(texts.pop("values")),
-        **{name: number(text, figures.get(name, math.nan)) for name, text in texts.items()},
-    }
-    return Row(cells, {**_about(one), "dtype": stage.dtype})
+    name, dtype = Cell(texts.pop("stage"), kind="name", detail=stage.code), texts.pop("dtype")
+    cells = {"values": Cell(texts.pop("values"))}
+    cells |= {name: number(text, figures.get(name, math.nan)) for name, text in texts.items()}
+    return _stage_row(one, name, dtype, cells)
+
+
+def _stage_row(one: Standing, name: Cell, dtype: str, figures: Mapping[str, Cell]) -> Row:
+    """Make a row of the table of stages, whose columns after the dtype are `figures`."""
+    cells = {"kernel": Cell(one.kernel, kind="name"), "device": Cell(one.device), "stage": name, "dtype": Cell(dtype)}
+    return Row({**cells, **figures}, {**_about(one), "dtype": dtype})
 
 
 def power(entries: Sequence[Power], ops: Mapping[str, str]) -> Table:

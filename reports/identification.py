@@ -64,7 +64,7 @@ class ContractTally:
 
     @property
     def of_another_formula(self) -> bool:
-        """Whether the kernel's formula alone rules out the contract."""
+        """Return whether the kernel's formula alone rules out the contract."""
         return self.differing > 0 and not self.outside and not self.unexplained and not self.undefined
 
     def __add__(self, other: ContractTally) -> ContractTally:
@@ -195,8 +195,11 @@ class Identification:
         return 3 if not self.cases else int(not self.settled)
 
 
+# Arbitrary: a page with their lines.
 MOST_CANDIDATES = 8
+# What fits into a cell.
 MOST_NAMES = 3
+# Arbitrary: cases that are against a contract mostly say the same.
 MOST_LINES = 6
 
 Row = tuple[Text, ...]

@@ -31,8 +31,8 @@ LIMIT = 60 * 1024
 _CODE = frozenset({"line", "smallest", "see more"})
 """Labels of lines of source and of commands."""
 
+# Arbitrary: what is seen of a comment without scrolling; the others unfold.
 MOST_OPEN = 3
-MOST_LINES = 12
 
 SYMBOLS: Mapping[Verdict, str] = {
     Verdict.PASSED: "✅",

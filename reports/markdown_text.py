@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from lastbit.reports.characters import visible
 from lastbit.reports.summary import plural
 
+# Arbitrary: some fifteen lines of a comment.
 MOST_CHARACTERS = 1500
 """Longest text that is not clipped; the message of an exception can hold the source of a kernel."""
 
+# Above the longest such sentence, which names a number and the report.
 _TAIL = 500  # bytes for the sentence that says what was left out
 _LAYOUT = "\n\t"  # control characters that only lay text out
 _NOTHING = "\u200b"  # of no width; keeps a name after @ from being notified and a number after # from becoming a link

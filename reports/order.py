@@ -180,8 +180,11 @@ class Order:
 SCHEMA = 1
 """Version of the JSON."""
 
+# With its head half a page; a tree that is longer is described by its form.
 _LINES = 14
+# Arbitrary: deeper than any line of 160 characters is.
 _MOST_LEVELS = 16
+# A line and a half of a terminal.
 _LONGEST = 160
 
 

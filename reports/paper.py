@@ -25,9 +25,11 @@ STYLES: Mapping[Verdict, str] = {
     Verdict.ERRORED: "bold magenta",
 }
 
+# Arbitrary: CI shows that much on most screens, and tables of 80 would wrap.
 LOG_WIDTH = 100
 """Width of a console that is no terminal and says nothing about its width, such as the log of a CI job."""
 
+# Arbitrary: narrower columns break most words.
 LEAST_WIDTH = 8
 """Characters that a column of a table keeps, however narrow the console is."""
 

@@ -110,6 +110,7 @@ def _start_of(line: bytes) -> str:
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r} and {len(text) - _SHOWN:,} more characters"
 
 
+# Two lines of a terminal: it stands in an error beside what is wrong with it.
 _SHOWN = 200
 _MALFORMED = (ValueError, TypeError, RecursionError)  # the last of JSON that is nested too deeply
 

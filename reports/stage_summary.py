@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Pair = tuple[CaseResult, StageResult]
 
+# What fits into a cell of the table.
 MOST_REGIMES = 4
 
 

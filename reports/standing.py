@@ -62,7 +62,7 @@ class Standing:
 
     @cached_property
     def decided(self) -> tuple[Decided, ...]:
-        """What the run decided of each result."""
+        """Return what the run decided of each result."""
         return self.run.decided(*self.subject)
 
     @property
@@ -100,7 +100,7 @@ class Standing:
 
     @cached_property
     def short(self) -> str:
-        """How little of a kernel that PASSED was judged or decided, as `on 2 of 122 cases`; empty if it was enough."""
+        """Return how little of a kernel that PASSED was judged, as `on 2 of 122 cases`; empty if it was enough."""
         if self.verdict is not Verdict.PASSED:
             return ""
         judged, planned = self.run.judged(*self.subject)

@@ -38,16 +38,21 @@ from lastbit.run import Run
 
 __all__ = ["RunProgress", "make_console", "print_run"]
 
+# Five lines each: two pages. Of more, the HTML report is the better place.
 MOST_FINDINGS = 10
+# One line beside the name of the kernel.
 MOST_OF_THE_REST = 120
 """Characters that each finding beyond those has for what it says."""
 
+# More numbers than that are copied, not read.
 MOST_CASE_LINES = 3
 """Lines of the terminal that the smallest tensors of a finding take; of longer ones the values are left out."""
 
+# Arbitrary: -v has all.
 MOST_REASONS = 8
 """Lines of what was not run, without -v."""
 
+# Arbitrary: the first ones name the stage and the worst element.
 MOST_SENTENCES = (2, 5)
 """Sentences of a finding without -v and with it."""
 

@@ -16,6 +16,7 @@ from lastbit.reports.summary import shown_path
 from lastbit.reports.why import Element, KernelTrace, Source, StageMatch, Step
 from lastbit.result import Worst, told
 
+# Beside place and value it leaves a step one line of 100 characters.
 MOST_TEXT = 40
 """Characters of an expression that are shown."""
 INPUT = "input"

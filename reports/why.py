@@ -285,7 +285,7 @@ class Explanation:
 
     @property
     def testable(self) -> bool:
-        """Whether a test can show the failure: the kernel raises, or values are wrong and no side effect comes first.
+        """Return whether a test can show the failure: the kernel raises, or values are wrong before any side effect.
 
         The smallest tensors fail for the first finding. A trace on the same device knows all that are not of values.
         """

@@ -11,9 +11,13 @@ from lastbit.reports.summary import KernelFailure, listed, plural, share, shown_
 from lastbit.result import BAD, CaseResult, StageResult, Verdict, idle_in, simplest, told
 from lastbit.run import LEAST_DECIDED, LEAST_JUDGED, Run
 
+# As in changes_text.py.
 MOST_NAMES = 4
+# What fits into a line with their dtypes.
 MOST_PAIRS = 2
+# Arbitrary: half a page of a terminal.
 MOST_LINES = 12
+# What rounds to 0 % says nothing.
 LEAST_SHARE = 0.01
 """Of the time of a run, below which a part of it is not named."""
 

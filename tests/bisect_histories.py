@@ -18,7 +18,7 @@ FAILS = Criterion("", "output")
 
 
 def result(*, failed: bool, kernel: str = "norm", **figures: float) -> CaseResult:
-    """A result with one stage of the given figures, as in `Comparison`."""
+    """Make a result with one stage of the given figures, as in `Comparison`."""
     seen = Comparison(**{"numel": 1000, "squared_exact": 1.0, **figures})  # type: ignore[arg-type]
     stage = StageResult("output", "bf16", True, seen, seen)
     verdict = Verdict.FAILED if failed else Verdict.PASSED
@@ -56,12 +56,12 @@ class History:
 
 
 def line_of(count: int) -> list[list[int]]:
-    """The parents of each commit of a history without merges."""
+    """Draw the parents of each commit of a history without merges."""
     return [[i - 1] if i else [] for i in range(count)]
 
 
 def with_merges(seed: int, count: int) -> list[list[int]]:
-    """The parents of each commit of a history that branches of up to three commits leave and come back to."""
+    """Draw the parents of each commit of a history that branches of up to three commits leave and come back to."""
     draw = random.Random(seed)
     parents: list[list[int]] = [[]]
     tip = 0
@@ -79,7 +79,7 @@ def with_merges(seed: int, count: int) -> list[list[int]]:
 
 
 def random_history(seed: int, names: list[str], shape: list[list[int]]) -> History:
-    """A culprit anywhere, and a tenth of the others that do not build, none of them next to it or an end."""
+    """Draw a culprit, and a tenth of the others that do not build, none of them next to it or an end."""
     draw = random.Random(seed)
     culprit = draw.randrange(1, len(names))
     near = {culprit, 0, len(names) - 1, *shape[culprit], *(i for i, own in enumerate(shape) if culprit in own)}

@@ -47,7 +47,7 @@ def normalized(value: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) ->
 
 
 def finish(total: Tensor, weight: Tensor, residual: Tensor | None, eps: float, dtype: torch.dtype) -> Results:
-    """What follows the sum over the ranks, which is of fp32 or holds numbers of `dtype`."""
+    """Return what follows the sum over the ranks, which is of fp32 or holds numbers of `dtype`."""
     if residual is None:
         return {"output": normalized(total.float(), weight, eps, dtype)}
     residual_sum = (total.float() + residual.float()).to(dtype)
@@ -55,7 +55,7 @@ def finish(total: Tensor, weight: Tensor, residual: Tensor | None, eps: float, d
 
 
 def summed(own: Tensor) -> Tensor:
-    """The fp32 sum of the tensors of all ranks, by rank, as a kernel has it that reads those of its peers."""
+    """Add the tensors of all ranks in fp32, by rank, as a kernel does that reads those of its peers."""
     tensors = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(tensors, own)
     total = tensors[0].float()
@@ -85,7 +85,7 @@ WAYS: dict[str, Callable[..., Results]] = {"unfused": unfused, "fused": fused, "
 
 
 def run(number: int, ranks: int, backend: str, lines: Sequence[str], folder: str) -> None:
-    """The process of a rank: each way on each case, and the results in a file of the folder."""
+    """Run as the process of a rank: each way on each case, with the results in a file of the folder."""
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", number)
     if device.type == "cuda":
@@ -104,7 +104,7 @@ def run(number: int, ranks: int, backend: str, lines: Sequence[str], folder: str
 
 
 def results_of(ranks: int, backend: str, lines: Sequence[str], folder: Path) -> list[dict[str, list[Results]]]:
-    """What every rank gave: way → the results of each case, in the memory of the host.
+    """Return what every rank gave: way → the results of each case, in the memory of the host.
 
     Raises:
         ProcessRaisedException: a rank has failed.
@@ -114,18 +114,18 @@ def results_of(ranks: int, backend: str, lines: Sequence[str], folder: Path) -> 
 
 
 def problem_of(line: str, device: torch.device) -> Problem:
-    """What a rank on a device has to compute; it is evaluated on the host, within the error bounds of the device."""
+    """Evaluate what a rank on a device has to compute: on the host, within the error bounds of the device."""
     case, op = parse_case(line), all_reduce_rms_norm
     return Problem(op, op.contract(CLAIM), build(case, CPU).tensors, dict(case.params), load_premises(device))
 
 
 def judged(line: str, results: Results, device: torch.device) -> Judgement:
-    """The results of a rank, held to the unfused chain."""
+    """Judge the results of a rank by the unfused chain."""
     return judge(problem_of(line, device), results)
 
 
 def contracts_of(lines: Sequence[str], every: Sequence[Results], device: torch.device) -> Identification:
-    """The contracts that allow all results of a rank."""
+    """Return the contracts that allow all results of a rank."""
     samples = []
     for line, results in zip(lines, every, strict=True):
         samples.append(TrialSample(parse_case(line), Observation.of(problem_of(line, device), results)))

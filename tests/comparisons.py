@@ -48,5 +48,5 @@ def _pick(pool: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> T
 
 
 def _turned(x: Tensor, turned: bool) -> Tensor:
-    """The same with its last two dimensions exchanged in memory."""
+    """Exchange the last two dimensions in memory."""
     return x.transpose(-1, -2).contiguous().transpose(-1, -2) if turned and x.ndim > 1 else x

@@ -33,7 +33,7 @@ class Process:
     _read: bytes = b""
 
     def line(self) -> str:
-        """The next line that it writes; empty once all that can write have ended. Fails where that takes too long."""
+        """Return the next line; empty once all that can write have ended. Fails where that takes too long."""
         limit = time.monotonic() + PATIENCE
         while b"\n" not in self._read:
             assert select.select([self.pipe], [], [], max(0, limit - time.monotonic()))[0], "it says nothing"
@@ -44,11 +44,11 @@ class Process:
         return line.decode()
 
     def answer(self) -> Any:
-        """What the function returned, or `{"raised": …}`."""
+        """Return what the function returned, or `{"raised": …}`."""
         return json.loads(self.line())
 
     def ended(self) -> int:
-        """The exit code of the guardian, below 0 for a signal."""
+        """Return the exit code of the guardian, below 0 for a signal."""
         return os.waitstatus_to_exitcode(os.waitpid(self.guardian, 0)[1])
 
 
@@ -123,7 +123,7 @@ def _end(guardian: int) -> None:
 
 
 def outcome(folder: Path, function: Callable[[int], Any], *needs: str, **options: Any) -> Any:
-    """What a function returns in a confined process; skips the test where the system lacks what it needs."""
+    """Call a function in a confined process; skips the test where the system lacks what it needs."""
     with confined(folder, function, options.pop("limits", SMALL), **options) as process:
         for name in needs:
             if not process.confinement.has(name):
@@ -132,11 +132,11 @@ def outcome(folder: Path, function: Callable[[int], Any], *needs: str, **options
 
 
 def raised(answer: Any) -> str:
-    """The name of the exception that a function ended with."""
+    """Return the name of the exception that a function ended with."""
     assert isinstance(answer, dict) and "raised" in answer, f"nothing kept it from: {answer}"
     return str(answer["raised"])
 
 
 def limited(**changes: int) -> Limits:
-    """The small limits, but for these."""
+    """Return the small limits, but for these."""
     return replace(SMALL, **changes)

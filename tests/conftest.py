@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def why_no_gpu() -> str:
-    """Why tests marked gpu cannot run here; empty if they can."""
+    """Return why tests marked gpu cannot run here; empty if they can."""
     if not torch.cuda.is_available():
         return "no CUDA device"
     if os.environ["TRITON_INTERPRET"] != "0":
@@ -85,7 +85,7 @@ def forked_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def forked_lastbit(forked_runs: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[int, str]]:
-    """Runs a command line in a folder, in a fork of this process: its exit code, and what it prints."""
+    """Run a command line in a folder, in a fork of this process: its exit code, and what it prints."""
 
     def call(words: Sequence[str], folder: Path, **environ: str) -> tuple[int, str]:
         def run(_: int) -> None:

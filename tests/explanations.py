@@ -32,7 +32,7 @@ def step(file: Path | str, line: int, text: str, value: str, match: StageMatch |
 
 
 def explained(result: CaseResult, file: Path | str, **changes: object) -> Explanation:
-    """Why a result failed: line 3 of the file does not round."""
+    """Return why a result failed: line 3 of the file does not round."""
     match = StageMatch("normalized", 0.149, 0.1484375, 0.1484375, 300, 300, expected=0.1484375, format="bf16")
     fine = StageMatch("inv_rms", 0.64, 0.64, 0.64, 0, 4, format="fp32")
     steps = (

@@ -40,7 +40,7 @@ FP32_MULTIPLY = (
 
 
 def lastbit(*words: object) -> int:
-    """The exit code of `lastbit golden WORDS`, whose kernels run in this process."""
+    """Run `lastbit golden WORDS`, with kernels in this process, and return its exit code."""
     parser = argparse.ArgumentParser()
     golden.add_golden(parser)
     options = parser.parse_args([*map(str, words)])
@@ -56,7 +56,7 @@ class Bench:
         self.lines.write_text(LINES)
 
     def kernels(self, old: str = "", new: str = "") -> Path:
-        """The kernels with `old` replaced by `new`."""
+        """Replace `old` by `new` in the kernels."""
         made = self.folder / f"kernels_{len(list(self.folder.iterdir()))}"
         made.mkdir()
         if self.kernel == TRITON:
@@ -72,7 +72,7 @@ class Bench:
         return lastbit(action, kernels, *chosen, "--folder", self.folder / "goldens", *words)
 
     def record(self) -> Path:
-        """The golden of the unchanged kernel."""
+        """Record the golden of the unchanged kernel."""
         assert self("record", self.kernels(), "--cases", self.lines) == 0
         return self.file
 
@@ -83,5 +83,5 @@ class Bench:
 
 
 def output(capsys: pytest.CaptureFixture[str]) -> str:
-    """What was printed since the last time, on one line, so that it does not matter where lines were broken."""
+    """Return what was printed since the last time, on one line, so that it does not matter where lines were broken."""
     return " ".join(capsys.readouterr().out.split())

@@ -57,7 +57,7 @@ class Hostile:
 
 
 def planted(hostile: Hostile, folder: Path, run: Path | str = "") -> Path:
-    """A folder of kernels with this one, which knows where the run keeps its records."""
+    """Make a folder of kernels with this one, which knows where the run keeps its records."""
     folder.mkdir(parents=True)
     text = hostile.file.read_text().replace('_RUN = ""', f"_RUN = {str(run)!r}")
     how = {"contract": hostile.contract, "name": hostile.name, "unordered": ("output",) * hostile.unordered}

@@ -329,7 +329,7 @@ def _float_bits() -> np.ndarray:
 
 
 def values(dtype: str, shift: int = 0) -> torch.Tensor:
-    """The inputs of every question, as `dtype`: the fp32 patterns rounded or reinterpreted, rotated by `shift`."""
+    """Make the inputs of every question, as `dtype`: fp32 patterns rounded or reinterpreted, rotated by `shift`."""
     bits = np.roll(_float_bits(), shift)
     if dtype == "fp64":
         rng = np.random.Generator(np.random.Philox(11))
@@ -529,7 +529,7 @@ def _atomics() -> Iterator[Question]:
 
 
 def dot_left(dtype: str, m: int) -> torch.Tensor:
-    """A finite left operand with full significands, so that a product with the identity shows operand rounding."""
+    """Make a finite left operand with full significands, so that a product with the identity shows its rounding."""
     rng = np.random.Generator(np.random.Philox(19))
     x = torch.from_numpy(rng.uniform(-9, 9, (m, m)).astype(np.float32))
     return x.to(DTYPES[dtype])

@@ -19,7 +19,7 @@ Way = Callable[[], AbstractContextManager[Any]]
 
 
 def case_differences(kernel: Kernel, case: Case, *, turned: bool = False) -> tuple[list[str], bool]:
-    """What a kernel does otherwise than one by one, a line for each direction, and whether it raised an error.
+    """Describe what a kernel does otherwise than one by one, for each direction, and whether it raised an error.
 
     It stores its stages in the descending direction; in the ascending one if `turned`.
     """
@@ -35,7 +35,7 @@ def case_differences(kernel: Kernel, case: Case, *, turned: bool = False) -> tup
 
 
 def left_behind(kernel: Kernel, case: Case, ways: tuple[Way, ...], asked: dict[str, Any]) -> dict[str, bytes]:
-    """The bytes of all inputs, of what the kernel allocated, and of what it returned; the error if it raised one."""
+    """Return the bytes of all inputs, of what the kernel allocated and returned; the error if it raised one."""
     inputs = build(case, "cpu")
     handed, returned = inputs.hand_out(), dict[str, Any]()
     with guarded_allocations(0) as allocations:
@@ -59,7 +59,7 @@ def _within(ways: tuple[Way, ...], call: Callable[[], Any]) -> Any:
 
 
 def _memory(guarded: Guarded) -> bytes:
-    """The bytes of a tensor, what lies between its rows, and the canaries around it: from its first element on."""
+    """Return the bytes of a tensor, between its rows, and of the canaries around it: from its first element on."""
     everything: bytes = guarded.words.numpy().tobytes()
     start = guarded.start * guarded.tensor.element_size()
     return everything[start:] + everything[:start]

@@ -143,7 +143,7 @@ def gradients(
 
 
 def assert_near(actual: Tensor, expected: Tensor, name: str, *, relative: float) -> None:
-    """Same shape, and no element further off than `relative` times the largest magnitude."""
+    """Check for the same shape, and no element further off than `relative` times the largest magnitude."""
     assert actual.shape == expected.shape, name
     if actual.numel():
         error = (actual.double() - expected).abs().max().item()
@@ -151,7 +151,7 @@ def assert_near(actual: Tensor, expected: Tensor, name: str, *, relative: float)
 
 
 def scaled_groups(*shape: int, groups: int, dtype: torch.dtype = FLOAT, seed: int = 0) -> Tensor:
-    """Normal values around 2 whose groups of columns have very different scales."""
+    """Draw normal values around 2 whose groups of columns have very different scales."""
     scale = torch.logspace(-1, 1, groups, device=DEVICE).repeat_interleave(shape[-1] // groups)
     return ((normals(*shape, seed=seed) + 2) * scale).to(dtype)
 

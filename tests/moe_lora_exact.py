@@ -63,7 +63,7 @@ def limited(x: Tensor, low: float, high: float) -> Tensor:
 def gradients(
     t: dict[str, Tensor], *, scaling: float, first_expert: int = 0, swiglu_limit: float = inf
 ) -> dict[str, Tensor]:
-    """What torch makes of the forward pass for `grad_output`, added to the old gradients where there are any."""
+    """Let torch differentiate the forward pass for `grad_output`; add old gradients where there are any."""
     names = ("x", "routing_weights", *(name for name in ADAPTERS if name in t))
     leaves = {name: t[name].clone().requires_grad_() for name in names}
     options = {"scaling": scaling, "first_expert": first_expert, "swiglu_limit": swiglu_limit}
@@ -85,7 +85,7 @@ def adapted(
 
 
 def weight(t: dict[str, Tensor], name: str) -> Tensor:
-    """The base weight [E, N, K] in fp64, whatever it is stored as."""
+    """Return the base weight [E, N, K] in fp64, whatever it is stored as."""
     codes, scale, zero = (t.get(f"{name}_{part}") for part in ("proj", "scale", "zero"))
     assert codes is not None
     if scale is None:
@@ -108,7 +108,7 @@ def problem(
     tokens: int = 5, slots: int = 3, experts: int = 3, hidden: int = 32, width: int = 32, rank: int = 4, *,
     first_expert: int = 0, dtype: torch.dtype = torch.float64, storage: str = "", seed: int = 0,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Normal numbers of fp32, and ids below, among and above those of the experts; the first row has one id only.
+    """Draw normal numbers of fp32, and ids below, among and above those of the experts; the first row has one id only.
 
     With `storage` the base weights are quantised as `STORED` says.
     """
@@ -162,14 +162,14 @@ def whole_numbers(
 
 
 def without_adapters(t: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same layer as a plain mixture of experts."""
+    """Build the layer as a plain mixture of experts."""
     return {name: tensor for name, tensor in t.items() if "lora" not in name}
 
 
 def with_gradient(
     t: dict[str, Tensor], saved: dict[str, Tensor], *, old: bool = False, seed: int = 1
 ) -> dict[str, Tensor]:
-    """What the backward pass takes: the inputs, what was saved of the forward pass, and a gradient of the output."""
+    """Return what the backward pass takes: inputs, what the forward pass saved, and a gradient of the output."""
     draw = torch.Generator().manual_seed(seed)
 
     def like(x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ NAN = float("nan")
 
 
 def every_stage(one: Kernel) -> dict[str, Any]:
-    """The argument that asks for all stages that a kernel can store."""
+    """Return the argument that asks for all stages that a kernel can store."""
     return {"stages": one.stages} if one.stages else {}
 
 
@@ -63,7 +63,7 @@ def lattice(tokens: int, dtype: torch.dtype = BF16, *, ids: Tensor | None = None
 
 
 def ordinary(tokens: int, dtype: torch.dtype = BF16) -> dict[str, Any]:
-    """Normal values, of which matrices have about unit gain, at a rank that is no power of two."""
+    """Draw normal values, of which matrices have about unit gain, at a rank that is no power of two."""
     shapes = {name: t.shape for name, t in lattice(tokens).items() if isinstance(t, Tensor)}
     shapes = {name: tuple(7 if n == R else n for n in shape) for name, shape in shapes.items()}
     made = {

@@ -40,7 +40,7 @@ class Sizes:
 
 
 def problem(sizes: Sizes, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Tensor]]:
-    """Inputs, whole parameters, and two gradients of the output: the same on every rank and device.
+    """Draw inputs, whole parameters, and two gradients of the output: the same on every rank and device.
 
     Matrices have about unit gain, and some ids are those of no expert.
     """
@@ -119,7 +119,7 @@ STALE = "the step is not seen"
 
 
 def run(number: int, ranks: int, backend: str, sizes: Sizes, folder: str, faults: bool) -> None:
-    """The process of a rank: a training for each way to add, and its records in a file of the folder."""
+    """Run as the process of a rank: train in each way to add, and write the records to a file of the folder."""
     load_kernels(FOLDER)
     api = next(module for name, module in reversed(sys.modules.items()) if name.endswith(".moe_lora_distributed"))
     device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", number)
@@ -139,7 +139,7 @@ def run(number: int, ranks: int, backend: str, sizes: Sizes, folder: str, faults
 
 
 def trained(ranks: int, backend: str, sizes: Sizes, folder: Path, *, faults: bool) -> list[dict[str, list[Record]]]:
-    """What every rank recorded, by the way in which terms were added, on one device.
+    """Train on every rank, and return what was recorded, by the way in which terms were added, on one device.
 
     Raises:
         ProcessRaisedException: a rank has failed.

@@ -85,7 +85,7 @@ class Step:
 
 
 def mean_squared_error(output: Tensor, target: Tensor) -> tuple[float, Tensor]:
-    """The loss in fp64, and its gradient: computed in fp32 at least, in the dtype of the output."""
+    """Compute the loss in fp64, and its gradient: in fp32 at least, in the dtype of the output."""
     difference = output.to(torch.promote_types(output.dtype, FLOAT)) - target
     gradient = (2 / difference.numel() * difference).to(output.dtype)
     return float(F.mse_loss(output.double(), target.double())), gradient
@@ -120,7 +120,7 @@ def train(api: Any, start: Problem, *, shards: int = 1, steps: int = STEPS) -> I
 
 
 def train_exactly(start: Problem, *, steps: int = STEPS) -> Iterator[Step]:
-    """The same training in fp64, with gradients by automatic differentiation of `layer`."""
+    """Train in fp64, with gradients by automatic differentiation of `layer`."""
     weights = {name: weight.double() for name, weight in start.weights.items()}
     masters = {name: weights[name].requires_grad_() for name in LORA}
     optimizer = torch.optim.AdamW(masters.values(), lr=LEARNING_RATE)
@@ -135,7 +135,7 @@ def train_exactly(start: Problem, *, steps: int = STEPS) -> Iterator[Step]:
 
 
 def layer(x: Tensor, expert_ids: Tensor, routing_weights: Tensor, *, weights: Mapping[str, Tensor]) -> Tensor:
-    """The output in fp64: every expert computes every token, and those that a token has not chosen weigh zero."""
+    """Compute the output in fp64: every expert computes every token, and those that it has not chosen weigh zero."""
     weight = {
         side: weights[f"{side}_proj"] + SCALING * weights[f"{side}_lora_b"] @ weights[f"{side}_lora_a"]
         for side in ("gate", "up", "down")
@@ -176,7 +176,7 @@ def api_of_last_load() -> Any:
 
 @contextmanager
 def without_adapter_in_gradient() -> Iterator[Any]:
-    """The API of kernels with the fault."""
+    """Yield the API of kernels with the fault."""
     with planted(NO_ADAPTER_IN_GRADIENT):
         yield api_of_last_load()
 

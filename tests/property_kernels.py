@@ -16,28 +16,28 @@ CONTRACTS = {"rms_norm": "fp32_multiply"}
 
 
 def subject_of(function, line, invariant, **declared):
-    """A function as a kernel on the CPU, and the case of a line."""
+    """Make a function a kernel on the CPU, and a line a case."""
     case = parse_case(line)
     kernel = Kernel("planted", case.op, CONTRACTS.get(case.op, ""), function, invariant=invariant, **declared)
     return Subject(kernel, PROJECT.op(case.op), CPU), case
 
 
 def found_on(function, line, name, *, thorough=True, invariant=None, **declared):
-    """What is found of the property `name`, which the kernel declares unless `invariant` says otherwise."""
+    """Check the property `name`, which the kernel declares unless `invariant` says otherwise."""
     subject, case = subject_of(function, line, (name,) if invariant is None else invariant, **declared)
     [found] = properties_on(subject, case, [name], thorough=thorough)
     return found
 
 
 def found_in(function, rows, name="rows", *, width=16, layout="", **options):
-    """The same on a case of that many rows, or of leading dimensions and width."""
+    """Check the property on a case of that many rows, or of leading dimensions and width."""
     shape = rows if isinstance(rows, str) else f"{rows},{width}"
     line = f"rms_norm x=fp32[{shape}]{layout} weight=fp32[{width}] eps=1e-06 seed=3"
     return found_on(function, line, name, **options)
 
 
 def rms_norm(x, weight, *, eps):
-    """The sum of a row is added column by column: nothing depends on how many rows there are."""
+    """Add a row column by column: nothing depends on how many rows there are."""
     squares = x.square()
     total = torch.zeros(x.shape[:-1])
     for column in range(x.shape[-1]):
@@ -46,12 +46,12 @@ def rms_norm(x, weight, *, eps):
 
 
 def ahead(output):
-    """The next numbers."""
+    """Return the next numbers."""
     return torch.nextafter(output, torch.tensor(torch.inf))
 
 
 def nudged(changes):
-    """A kernel that gives the next number in the first element of the rows that `changes` picks, by x."""
+    """Make a kernel that gives the next number in the first element of the rows that `changes` picks, by x."""
 
     def kernel(x, weight, *, eps):
         if x.ndim != 2:

@@ -36,7 +36,7 @@ def stored(storage: str, weight: Tensor) -> Quantized:
 
 
 def value(quantized: Quantized, fmt: Format = BF16) -> Tensor:
-    """The contract's value of a weight, which leaves no freedom."""
+    """Compute the contract's value of a weight, which leaves no freedom."""
     enclosure = dequantized(*quantized, fmt=fmt)
     assert torch.equal(enclosure.lo.nan_to_num(), enclosure.hi.nan_to_num())
     return enclosure.value

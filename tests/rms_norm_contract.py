@@ -93,7 +93,7 @@ def expected(
     quant: str | None = None,
     inv_rms_error: float = 0.0,
 ) -> dict[str, Tensor]:
-    """The contract's results and stages, in fp64 with a rounding after every operation, cast to their dtypes.
+    """Compute the contract's results and stages, in fp64 with a rounding after every operation, cast to their dtypes.
 
     `inv_rms_error` is relative, and moves the inverse rms off its correctly rounded value.
     """
@@ -141,7 +141,7 @@ def encoded(y: Tensor, quant: str | None, scale: Tensor | None) -> dict[str, Ten
 
 
 def assert_bits(actual: Tensor, wanted: Tensor, name: str) -> None:
-    """Same shape, dtype and bits; NaN by class."""
+    """Check for the same shape, dtype and bits; NaN by class."""
     assert (actual.shape, actual.dtype) == (wanted.shape, wanted.dtype), name
     integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[actual.element_size()]
     nan = wanted.float().isnan()
@@ -152,7 +152,7 @@ def assert_bits(actual: Tensor, wanted: Tensor, name: str) -> None:
 
 
 def keeps(contract: str, output: Tensor, *tensors: Tensor | None) -> bool:
-    """Whether every element is legal with sums that are exact and a mean and rsqrt wrong by 2**-21 together."""
+    """Return whether every element is legal with sums that are exact and a mean and rsqrt wrong by 2**-21 together."""
     low, high = (
         expected(contract, *tensors, inv_rms_error=e)["output"].double()  # type: ignore[arg-type]
         for e in (-(2.0**-21), 2.0**-21)

@@ -292,7 +292,7 @@ def copy_kernel(x_ptr, y_ptr, n, N: tl.constexpr, FORM: tl.constexpr):
 
 
 def copied(x: Tensor, w: Tensor, form: str) -> Tensor:
-    """The norm of x, copied."""
+    """Copy the norm of x."""
     y = norm(x, w)
     z = torch.empty_like(y)
     copy_kernel[(1,)](y, z, y.numel(), triton.next_power_of_2(y.numel()), form)

@@ -80,7 +80,7 @@ class Expressions:
     # Values.
 
     def value(self, dtype: str, shape: Shape, depth: int = 2) -> str:
-        """An expression of this dtype and shape."""
+        """Write an expression of this dtype and shape."""
         dtype = "int1" if dtype == "bool" else dtype
         options = self.leaves(dtype, shape)
         if depth > 0:
@@ -157,7 +157,7 @@ class Expressions:
         return f"({self.pick(COMPARISONS).format(x, y)})"
 
     def condition(self) -> str:
-        """A scalar that decides."""
+        """Write a scalar that decides."""
         compared = f"{self.value('int32', (), 1)} {self.pick(('>', '==', '<='))} {self.pick(('1', '0', 'n', '3'))}"
         return self.pick((compared, f"{self.value('int1', (), 2)}", f"not {self.value('int1', (), 1)}"))
 
@@ -200,7 +200,7 @@ class Expressions:
         return [*made, *self.running(dtype, shape, depth), *self.special(dtype, shape, depth)]
 
     def running(self, dtype: str, shape: Shape, depth: int) -> list[Callable[[], str]]:
-        """Scans along the last axis, and what is sorted there."""
+        """Scan along the last axis, and sort there."""
         if dtype == "int1":
             return []
         axis, back = len(shape) - 1, self.pick(("", ", reverse=True"))

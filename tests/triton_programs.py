@@ -102,7 +102,7 @@ class Outcome:
     printed: str
 
     def differs_from(self, other: Outcome) -> str:
-        """What is not the same, in one line; empty if nothing."""
+        """Describe in one line what is not the same; empty if nothing."""
         if self.error != other.error:
             return f"raises {self.error or 'nothing'}, not {other.error or 'nothing'}"
         if self.printed != other.printed:
@@ -118,7 +118,7 @@ _numbers = itertools.count()
 
 @contextlib.contextmanager
 def loaded(text: str) -> Iterator[Any]:
-    """The function `kernel` of a source text, which `inspect` finds as it finds that of a file."""
+    """Load the function `kernel` of a source text, which `inspect` finds as it finds that of a file."""
     name = f"<kernel {next(_numbers)}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     namespace: dict[str, Any] = {"triton": triton, "tl": tl, "__name__": name}
@@ -150,7 +150,7 @@ def _direction(given: Launch) -> contextlib.AbstractContextManager[Any]:
 
 
 def differences(program: Program, seen: Callable[[Launch, Outcome], None] = lambda *_: None) -> list[str]:
-    """What the launches do otherwise than one by one, a line each; `seen` gets what each does one by one.
+    """Describe what the launches do otherwise than one by one, a line each; `seen` gets what each does one by one.
 
     All launches run the default way first, one after the other, so that later ones find what earlier ones left.
     """

@@ -33,7 +33,7 @@ class Writer(Expressions):
         self.lines.append(self.margin + line)
 
     def more(self, mean: int = 3) -> bool:
-        """Whether another statement follows."""
+        """Return whether another statement follows."""
         self.left -= 1
         return self.left > 0 and self.draw(st.integers(0, mean)) != 0
 
@@ -133,7 +133,7 @@ class Writer(Expressions):
         self.write(f"    {counter.text} = {counter.text} - 1")
 
     def leave(self) -> None:
-        """An early return."""
+        """Write an early return."""
         self.write(f"if {self.condition()}:")
         value = f" {self.value(self.returns.dtype, self.returns.shape, 1)}" if self.returns else ""
         self.write(f"    return{value}")
@@ -169,14 +169,14 @@ class Writer(Expressions):
         self.write(self.pick((f"tl.device_print('value', {value})", f"print({value})")))
 
     def fail(self) -> None:
-        """An error, in some programs only."""
+        """Write an error, in some programs only."""
         self.write(f"if {self.condition()}:")
         self.write(f"    {self.pick(BAD)}")
 
     # Functions.
 
     def call(self, dtype: str, shape: tuple[int, ...], depth: int) -> str:
-        """A call of a function of the kernel's own, which may do whatever a kernel does."""
+        """Write a call of a function of the kernel's own, which may do whatever a kernel does."""
         result = Name(f"f{len(self.functions)}", dtype, shape)
         given = [self.type() for _ in range(self.draw(st.integers(0, 2)))]
         values = [self.value(*each, min(depth, 1)) for each in given]
@@ -195,7 +195,7 @@ class Writer(Expressions):
         return f"{result.text}({parameters}, K{''.join(f', {x}' for x in values)})"
 
     def kernel(self) -> str:
-        """The text of all functions."""
+        """Return the text of all functions."""
         self.statement()
         while self.more(7):
             self.statement()
@@ -228,7 +228,7 @@ GRIDS = {1: ((2,), (1,), (5,), (8,), (19,)), 2: ((2, 1), (1, 3), (3, 2), (4, 4))
 
 @st.composite
 def launches(draw: st.DrawFn, axes: int) -> tuple[Launch, ...]:
-    """The same twice, then with other values, and the same in the other direction."""
+    """Launch twice, then with other values, and each in the other direction."""
     down = draw(st.booleans())
 
     def launch() -> Launch:
@@ -243,7 +243,7 @@ def launches(draw: st.DrawFn, axes: int) -> tuple[Launch, ...]:
 
 @st.composite
 def programs(draw: st.DrawFn, statements: int = 60) -> Program:
-    """Launches of 1 to 19 programs, with blocks of up to 32 by 8 and about so many statements at most."""
+    """Draw launches of 1 to 19 programs, with blocks of up to 32 by 8 and about so many statements at most."""
     axes = draw(st.sampled_from((1, 1, 2, 3)))
     some = draw(tensors())
     widths = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from((2, 4, 8, 1)))

@@ -18,7 +18,7 @@ EXPECTED = "eager[native_multiply+rounded_sum]"
 
 
 def verdict(actual: torch.Tensor, expected: torch.Tensor) -> str:
-    """`passes` or `fails`, with the share of elements that differ."""
+    """Return `passes` or `fails`, with the share of elements that differ."""
     share = (actual != expected).double().mean().item()
     try:
         torch.testing.assert_close(actual, expected)

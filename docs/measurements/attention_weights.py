@@ -23,7 +23,7 @@ UNSEEN = -2000.0
 
 
 def fast_exp(x: Tensor) -> Tensor:
-    """2^(x log2 e) in fp32 by a polynomial of degree 3 in the fraction, with its fused multiply-adds."""
+    """Compute 2^(x log2 e) in fp32 by a polynomial of degree 3 in the fraction, with its fused multiply-adds."""
     scaled = x.float() * torch.tensor(math.log2(math.e))
     fraction = scaled - scaled.floor()
     constants = torch.tensor([0.00010703434948458272, 0.30354260500649682, -0.22433836478672356, -0.079204240219773236])
@@ -34,7 +34,7 @@ def fast_exp(x: Tensor) -> Tensor:
 
 
 def off_by_one(scores: Tensor) -> Tensor:
-    """[SCORES], bool: torch's weight is not the nearest number of the dtype."""
+    """Return [SCORES], bool: torch's weight is not the nearest number of the dtype."""
     query = torch.zeros(SCORES, 1, 1, WIDTH, dtype=scores.dtype)
     key = torch.zeros(SCORES, 1, KEYS, WIDTH, dtype=scores.dtype)
     value = torch.zeros_like(key)

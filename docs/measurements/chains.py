@@ -27,7 +27,7 @@ WIDTHS = {"cuda": ((1, 7168), (8, 4096)), "cpu": ((1, 2048), (8, 1024))}
 
 
 def lines_of(device: torch.device) -> list[str]:
-    """Each size with a residual, and the last one without."""
+    """Spell a case of each size with a residual, and of the last one without."""
     found = []
     for seed, (rows, width) in enumerate(WIDTHS[device.type]):
         x = f"all_reduce_rms_norm x=bf16[{rows},{width}] peer_1=bf16[{rows},{width}] weight=bf16[{width}]"
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def said(ranks: list[dict[str, list[Results]]], device: torch.device, backend: str) -> Iterator[str]:
-    """A few lines for each way: the verdict on each case, elements outside by stage, and what it keeps."""
+    """Yield a few lines for each way: the verdict on each case, elements outside by stage, and what it keeps."""
     lines = lines_of(device)
     name = torch.cuda.get_device_name(0) if device.type == "cuda" else "CPU"
     yield f"2 ranks, {backend}, {name}, torch {torch.__version__}"

@@ -108,7 +108,7 @@ def verdicts(run: Run) -> str:
 
 
 def measured(config: Config, *, cores: int, gpus: int) -> tuple[Measured, Run]:
-    """A run on a cluster of its own, and its figures."""
+    """Run on a cluster of its own, and return the figures."""
     with tempfile.TemporaryDirectory(prefix="run") as folder, cluster(cores, gpus) as address:
         began = time.monotonic()
         with on_cluster(replace(config, folder=folder), address, "cuda" if gpus else "cpu", None) as connected:
@@ -119,7 +119,7 @@ def measured(config: Config, *, cores: int, gpus: int) -> tuple[Measured, Run]:
 
 
 def followed(connected: Cluster) -> tuple[list[tuple[float, float]], TeamsWork]:
-    """What was done on a cluster, and for each result when it came and the CPU that was taken by then."""
+    """Return what was done on a cluster, and for each result when it came and the CPU that was taken by then."""
     times: list[tuple[float, float]] = []
     looked = [-_LOOK, 0.0]
 
@@ -137,7 +137,7 @@ def followed(connected: Cluster) -> tuple[list[tuple[float, float]], TeamsWork]:
 
 @contextmanager
 def cluster(cores: int, gpus: int) -> Iterator[str]:
-    """A cluster of this machine, and its address."""
+    """Start a cluster of this machine, yield its address, and stop it."""
     from ray.cluster_utils import Cluster as RayCluster
 
     head = {"num_cpus": cores, "num_gpus": gpus, "include_dashboard": False, "object_store_memory": 100 << 20}
@@ -151,7 +151,7 @@ def cluster(cores: int, gpus: int) -> Iterator[str]:
 
 
 def cpu_below(root: int) -> float:
-    """Seconds of CPU, of users and system, that the processes below one took, those that ended included."""
+    """Add the seconds of CPU, of users and system, that the processes below one took, those that ended included."""
     ticks: dict[int, int] = {}
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -27,7 +27,7 @@ SHAPES = ((16384, 7168), (8192, 4096), (64, 256))
 
 
 def milliseconds(call: Callable[[], object], count: int) -> float:
-    """The median, from idle device to idle device."""
+    """Return the median, from idle device to idle device."""
     for _ in range(3):
         call()
     times = []
@@ -41,7 +41,7 @@ def milliseconds(call: Callable[[], object], count: int) -> float:
 
 
 def problem(shape: tuple[int, int], parts: int, share: float) -> tuple[Tensor, Enclosure]:
-    """A bf16 tensor of which a share differs from the contract's value, and an enclosure of 1, 2 or 4 parts."""
+    """Return a bf16 tensor of which a share differs from the contract's value, and an enclosure of 1, 2 or 4 parts."""
     generator = torch.Generator(device=DEVICE).manual_seed(1)
     exact = torch.randn(shape, generator=generator, dtype=torch.float64, device=DEVICE)
     value = exact.to(torch.bfloat16)

@@ -38,8 +38,8 @@ Faults whose finding is not of values have no wrong element, and stand apart.
 
 
 @dataclass(frozen=True)
-class Row:
-    """What became of a fault.
+class CulpritRow:
+    """The fate of a fault.
 
     Attributes:
         fault: its name with its op.
@@ -69,7 +69,7 @@ class Row:
 
 
 def failing_case(fault: Any, kernel: Any) -> str:
-    """The first case that the kernel fails, as a line; empty if there is none."""
+    """Return the first case that the kernel fails, as a line; empty if there is none."""
     import torch
 
     from tests.faults import hunt
@@ -79,7 +79,7 @@ def failing_case(fault: Any, kernel: Any) -> str:
     return seen.result.case if seen else ""
 
 
-def measure(fault: Any, cases: dict[str, str]) -> Row:
+def measure(fault: Any, cases: dict[str, str]) -> CulpritRow:
     """Trace the first case that fails."""
     import torch
 
@@ -97,7 +97,7 @@ def measure(fault: Any, cases: dict[str, str]) -> Row:
         if name not in cases:
             cases[name] = failing_case(fault, kernel)
         if not cases[name]:
-            return Row(name, "", "no case fails")
+            return CulpritRow(name, "", "no case fails")
         subject, case = hunt.subject_of(kernel, torch.device("cpu")), parse_case(cases[name])
         kind = _kind(verify_case(subject, case, repeat=False))
         begin = time.perf_counter()
@@ -111,12 +111,12 @@ def measure(fault: Any, cases: dict[str, str]) -> Row:
     among = next(filter(None, ranked[: 3 + bool(trace.blamed)]), "")
     if trace.blamed is None:
         told = "; ".join(map(_shown, trace.mended))
-        return Row(name, cases[name], trace.reason or kind, "", among, "", spent, lines, told)
-    return Row(name, cases[name], trace.reason or kind, ranked[0], among, _shown(trace.blamed), spent, lines)
+        return CulpritRow(name, cases[name], trace.reason or kind, "", among, "", spent, lines, told)
+    return CulpritRow(name, cases[name], trace.reason or kind, ranked[0], among, _shown(trace.blamed), spent, lines)
 
 
 def _kind(result: Any) -> str:
-    """`OF_VALUES`, or the first finding where no element of a result is wrong."""
+    """Return `OF_VALUES`, or the first finding where no element of a result is wrong."""
     from lastbit.result import OF_STAGES
 
     of_values = result.failing_stage is not None or any(f.kind in OF_STAGES for f in result.findings)
@@ -143,13 +143,13 @@ def _shown(step: Any) -> str:
     return f"{Path(step.file).name}:{step.line} `{step.text[:60]}`{mend}"
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[CulpritRow]) -> str:
     """Return a line per op, and one of all."""
     lines = [_counted(op, [r for r in rows if r.op == op]) for op in dict.fromkeys(r.op for r in rows)]
     return "".join([*lines, _counted("all", rows)])
 
 
-def _counted(op: str, rows: list[Row]) -> str:
+def _counted(op: str, rows: list[CulpritRow]) -> str:
     traced = [r for r in rows if r.kind == OF_VALUES]
     named = [r for r in traced if r.named]
     right = sum(bool(r.rank) for r in named)
@@ -159,7 +159,7 @@ def _counted(op: str, rows: list[Row]) -> str:
     return f"| {' | '.join(map(str, cells))} |\n"
 
 
-def misses(rows: list[Row]) -> str:
+def misses(rows: list[CulpritRow]) -> str:
     """Return what was named in place of the planted line, and what is said of faults without a wrong element."""
     text = "\n## Not named, or another line\n\n| fault | planted | named |\n|---|---|---|\n"
     for row in (r for r in rows if r.kind == OF_VALUES and not r.rank):
@@ -169,7 +169,7 @@ def misses(rows: list[Row]) -> str:
 
 
 def chosen(options: argparse.Namespace) -> list[Any]:
-    """The faults that were asked for, all that some input can show if none were."""
+    """Return the faults that were asked for, or all that some input can show."""
     from tests.faults.catalogue import FAULTS
     from tests.faults.held_out import HELD_OUT
 
@@ -183,8 +183,8 @@ def chosen(options: argparse.Namespace) -> list[Any]:
     return found[: options.limit] if options.limit else found
 
 
-def rows_of(options: argparse.Namespace) -> list[Row]:
-    """A row per fault, in order, as many as the time allows."""
+def rows_of(options: argparse.Namespace) -> list[CulpritRow]:
+    """Return a row per fault, in order, as many as the time allows."""
     cases, kept = _read(options.cases), {} if options.rows is None else _read(options.rows)
     begin, rows, before = time.monotonic(), [], dict(cases)
     for fault in chosen(options):
@@ -197,7 +197,7 @@ def rows_of(options: argparse.Namespace) -> list[Row]:
             if cases != before:
                 _write(options.cases, cases)
             _write(options.rows, kept)
-        row = Row(**kept[name])
+        row = CulpritRow(**kept[name])
         if options.show:
             print(f"{row.rank or '-'} {row.seconds:.1f}s {row.fault}\n    {row.case}\n    at {row.planted}")
             print(f"    {row.named or row.kind} {row.told}", flush=True)

@@ -26,7 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def measured(x: Tensor, weight: Tensor, depth: int | None) -> str:
-    """Share of elements with one legal value, and share decided when rows count."""
+    """Return the share of elements with one legal value, and the share decided when rows count."""
     y = rms_norm(x, weight)
     judgement = assert_contract("rms_norm", y, x=x, weight=weight, eps=EPS, contract="fp32_multiply", depth=depth)
     found = judgement.stages[0].cumulative

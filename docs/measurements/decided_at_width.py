@@ -31,7 +31,7 @@ SCALING = {"random": 0.7, "one sign": 0.7, "exact": 0.75}
 
 
 def layer(op: str, kind: str, sizes: Any, dtype: str, *, seed: int = 1, hostile: bool = False) -> Any:
-    """A case of a layer. A hostile one has gaps between rows, experts elsewhere, old gradients, and NaN if random."""
+    """Make a case of a layer. A hostile one has rows with gaps, experts elsewhere, old gradients, and NaN if random."""
     from lastbit.case import Case, TensorSpec
     from lastbit.cases._experts import BALANCED, EXACT, ONE_SIGN
     from lastbit.cases.moe_lora_backward import _REGIMES, _saved
@@ -58,7 +58,7 @@ def layer(op: str, kind: str, sizes: Any, dtype: str, *, seed: int = 1, hostile:
 
 
 def padded(spec: Any) -> Any:
-    """The tensor with a gap behind every row, where the op takes it in any layout."""
+    """Put a gap behind every row of the tensor, where the op takes it in any layout."""
     if "lora" in spec.name:
         return spec
     strides = [1, spec.shape[-1] + 16]
@@ -68,7 +68,7 @@ def padded(spec: Any) -> Any:
 
 
 def norm(kind: str, shape: Mapping[str, Any], dtype: str, weight: str, *, gate: str = "") -> Any:
-    """A case of the gradients of a gated norm with a shape of the table."""
+    """Make a case of the gradients of a gated norm with a shape of the table."""
     from lastbit.case import Case, TensorSpec
     from lastbit.cases import layer_norm_gated_backward as cases
 
@@ -88,7 +88,7 @@ def norm(kind: str, shape: Mapping[str, Any], dtype: str, weight: str, *, gate: 
 
 
 def cases_of(fault: Any, kind: str) -> list[Any]:
-    """What a fault is hunted with."""
+    """Return the cases that a fault is hunted with."""
     from lastbit.cases._experts import Sizes
 
     if fault.op == "layer_norm_gated_backward":
@@ -104,7 +104,7 @@ def cases_of(fault: Any, kind: str) -> list[Any]:
 
 
 def hunted_norm(fault: Any, kind: str) -> Any:
-    """Many rows with gaps between them, and the options that the fault needs."""
+    """Spell a case of many rows with gaps between them, with the options that the fault needs."""
     gate = {"after": "after", "before": "before", "exact gated": "after"}.get(fault.options, "none")
     rms = fault.options in ("after", "before", "plain")
     weight = "fp32" if fault.options.startswith("exact") else fault.dtypes[0]
@@ -115,7 +115,7 @@ def hunted_norm(fault: Any, kind: str) -> Any:
 
 
 def measured(case: Any, device: Any) -> dict[str, tuple[str, int, int, int]]:
-    """Result → format, elements, those decided seen from the inputs, and those outside, of PyTorch's kernel."""
+    """Return result → format, elements, those decided seen from the inputs, those outside, of PyTorch's kernel."""
     from lastbit.judging.verdict import judge
 
     kernel, problem = problem_of(case, device)
@@ -127,7 +127,7 @@ def measured(case: Any, device: Any) -> dict[str, tuple[str, int, int, int]]:
 
 
 def followed(case: Any, device: Any) -> dict[str, tuple[str, int, int, int]]:
-    """Result → format, elements, those that residues decide, and those that they find of another formula."""
+    """Return result → format, elements, those that residues decide, those that they find of another formula."""
     from lastbit.judging.formula import compare_formulas
     from lastbit.shadows.following import follow
 
@@ -140,7 +140,7 @@ def followed(case: Any, device: Any) -> dict[str, tuple[str, int, int, int]]:
 
 
 def problem_of(case: Any, device: Any) -> tuple[Any, Any]:
-    """PyTorch's kernel of the op, and what it is to compute in a case."""
+    """Return PyTorch's kernel of the op, and what it is to compute in a case."""
     from lastbit.calibrate import load_premises
     from lastbit.inputs import build
     from lastbit.judging.problem import Problem
@@ -156,7 +156,7 @@ def _fused(kernel: Any) -> bool:
 
 
 def layers(tokens: int) -> Iterator[tuple[str, Any]]:
-    """The layers of the table with two experts."""
+    """Yield the layers of the table with two experts."""
     from lastbit.cases._experts import SHAPES, Sizes
 
     for shape in SHAPES:
@@ -169,7 +169,7 @@ def layers(tokens: int) -> Iterator[tuple[str, Any]]:
 
 
 def problems(tokens: int, ops: tuple[str, ...], wanted: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Op, what is measured, and a case of each kind."""
+    """Yield the op, what is measured, and a case of each kind."""
     from lastbit.cases.layer_norm_gated import SHAPES
 
     for name, sizes in layers(tokens):
@@ -190,7 +190,7 @@ RESIDUES: dict[str, tuple[str, Any]] = {"random": ("random", measured), "random,
 def shares_of(
     device: str, columns: dict[str, tuple[str, Any]], what: tuple[str, str, dict[str, Any]]
 ) -> tuple[str, str, dict[str, Any]]:
-    """Op, what is measured, and what was found, by column; or the error."""
+    """Return the op, what is measured, and what was found, by column; or the error."""
     import torch
 
     op, where, cases = what
@@ -206,7 +206,7 @@ def shares_of(
 
 
 def shares(device: str, options: argparse.Namespace) -> Iterator[str]:
-    """The table of shares, line by line, and of all layers together."""
+    """Yield the table of shares, line by line, and of all layers together."""
     columns = RESIDUES if options.residues else COLUMNS
     yield f"| op, result | layer | dtype | {' | '.join(columns)} |"
     yield "|---|---|---|" + "---|" * len(columns)
@@ -233,7 +233,7 @@ def shares(device: str, options: argparse.Namespace) -> Iterator[str]:
 
 
 def seen(name: str, device_name: str) -> tuple[str, dict[str, bool]]:
-    """Which kinds of input show a fault at real width, the kernel's results alone being judged."""
+    """Return which kinds of input show a fault at real width, the kernel's results alone being judged."""
     import torch
 
     from lastbit.calibrate import load_premises
@@ -260,7 +260,7 @@ def seen(name: str, device_name: str) -> tuple[str, dict[str, bool]]:
 
 
 def faults(device: str, workers: int, ops: tuple[str, ...], part: str, only: list[str]) -> Iterator[str]:
-    """The table of faults that some kind misses, and how many each misses."""
+    """Yield the table of faults that some kind misses, and how many each misses."""
     from tests.faults.catalogue import FAULTS
 
     chosen = [f for f in FAULTS if f.op in ops and not f.equivalent and (f.op not in LAYERS or f.options in PLAIN)]

@@ -18,7 +18,7 @@ Key = tuple[str, str, str, str]
 
 
 def shares(folder: Path) -> dict[Key, float]:
-    """Op, kernels' family, result and dtype → share decided, over all counted cases."""
+    """Map op, kernels' family, result and dtype to the share decided, over all counted cases."""
     numel, decided = defaultdict[Key, int](int), defaultdict[Key, int](int)
     for result in records.read(folder).results:
         for stage in result.stages:

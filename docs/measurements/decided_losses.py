@@ -30,7 +30,7 @@ def height(terms: int) -> int:
 
 
 def decided(logits: Tensor, labels: Tensor) -> list[str]:
-    """Share of the gradient's elements with one legal value, for sums in any order and of that height."""
+    """Return the share of the gradient with one legal value, for sums in any order and of that height."""
     grad_output = torch.randn(ROWS, generator=torch.Generator().manual_seed(1))
     probs = torch.exp(logits.float() - torch.logsumexp(logits.double(), -1, keepdim=True).float())
     onehot = torch.arange(logits.shape[1]) == labels[:, None]
@@ -41,7 +41,7 @@ def decided(logits: Tensor, labels: Tensor) -> list[str]:
 
 
 def widths(logits: Tensor, labels: Tensor) -> list[str]:
-    """Median width of the enclosures of the losses, in ulp."""
+    """Return the median width of the enclosures of the losses, in ulp."""
     op = load_file(ROOT / "references" / "cross_entropy.py").cross_entropy
     found = []
     for depth in (None, height):

@@ -69,13 +69,13 @@ CONTEXT = gmpy2.context(
 
 
 def each(function: Callable[..., Any], count: int = 1) -> Callable[..., Digits]:
-    """A function of `count` numbers as one of `Digits`."""
+    """Turn a function of `count` numbers into one of `Digits`."""
     on_arrays = np.frompyfunc(function, count, 1)
     return lambda *operands: Digits(on_arrays(*map(raw, operands)))
 
 
 def raw(operand: Any) -> Any:
-    """The numbers of an operand; a Python number reaches a kernel as fp32."""
+    """Return the numbers of an operand; a Python number reaches a kernel as fp32."""
     return operand.numbers if isinstance(operand, Digits) else gmpy2.mpfr(ctypes.c_float(operand).value)
 
 
@@ -216,7 +216,7 @@ def log_sum_exp(x: Digits, folded: bool = False) -> Digits:
 
 
 def log_softmax(x: Digits, folded: bool = False) -> Digits:
-    """Without cancellation, for 60 decimals are too few for some."""
+    """Compute without cancellation, for 60 decimals are too few for some."""
     at = x.numbers.argmax(-1)[..., None]
     top = Digits(np.take_along_axis(x.numbers, at, -1))
     others = exp(x - top).numbers
@@ -230,7 +230,7 @@ def softmax(x: Digits, folded: bool = False, empty: str = "nan") -> Digits:
 
 
 class Shares:
-    """What `softmax` of the references asks of `exponentials`, divided by the largest one."""
+    """The exponentials that `softmax` of the references asks for, divided by the largest one."""
 
     def __init__(self, x: Digits, folded: bool = False) -> None:
         terms = exp(x - largest(x))
@@ -240,7 +240,7 @@ class Shares:
         return x if empty is None else where(self.hollow, empty, x)
 
 
-class Factor:
+class DigitsFactor:
     """The right side of a dot, which is its numbers."""
 
     @staticmethod
@@ -249,7 +249,7 @@ class Factor:
 
 
 def without_cancellation(computed: Digits, formula: Callable[[], Digits]) -> Digits:
-    """By a formula where a difference is so small that it may have lost digits."""
+    """Compute by a formula where a difference is so small that it may have lost digits."""
     return where(absolute(computed) > 1e-15, computed, formula())
 
 
@@ -262,7 +262,7 @@ def gather(x: Digits, index: torch.Tensor, dim: int = -1) -> Digits:
 
 
 def power_of_two(x: Any, *, above: bool) -> Any:
-    """The power of two next to a number, of those that fp32 has as normal numbers."""
+    """Return the power of two next to a number, of those that fp32 has as normal numbers."""
     if not 0 < x < gmpy2.inf():
         return x if x >= 0 else gmpy2.nan()
     exponent, significand = gmpy2.frexp(x)
@@ -275,7 +275,7 @@ exp, log, log1p, absolute = each(gmpy2.exp), each(gmpy2.log), each(gmpy2.log1p),
 divide = each(lambda a, b: a / b, 2)
 FUNCTIONS: dict[str, Any] = {
     "Enclosure": Digits,
-    "Factor": Factor,
+    "Factor": DigitsFactor,
     "amax": largest,
     "at_least": each(lambda x, low: max(x, low), 2),
     "ceil": each(gmpy2.rint_ceil),
@@ -333,7 +333,7 @@ FUNCTIONS: dict[str, Any] = {
 }
 
 
-class Recorder:
+class DigitsRecorder:
     """Keeps the stages of a reference that runs on `Digits`."""
 
     def __init__(self, problem: Problem) -> None:
@@ -349,7 +349,7 @@ class Recorder:
 
 @cache
 def replaced() -> list[tuple[dict[str, Any], str, Any, Any]]:
-    """The names of modules of references that stand for functions of numerics; what they stand for, before and then."""
+    """Return names in references that stand for functions of numerics: each with the function and its stand-in."""
     files = str(ROOT / "references")
     modules = [m for m in list(sys.modules.values()) if (getattr(m, "__file__", None) or "").startswith(files)]
     ours = {id(getattr(numerics, name)): function for name, function in FUNCTIONS.items()}
@@ -359,7 +359,7 @@ def replaced() -> list[tuple[dict[str, Any], str, Any, Any]]:
 
 @contextmanager
 def on_digits() -> Iterator[None]:
-    """References compute with `Digits`."""
+    """Let references compute with `Digits`."""
     try:
         for names, name, _, ours in replaced():
             names[name] = ours
@@ -370,8 +370,8 @@ def on_digits() -> Iterator[None]:
 
 
 def digits_of(problem: Problem) -> dict[str, Any]:
-    """The stages of a problem in 60 decimals."""
-    op, recorder = problem.op, Recorder(problem)
+    """Return the stages of a problem in 60 decimals."""
+    op, recorder = problem.op, DigitsRecorder(problem)
     inputs = [problem._operand(name) for name in op.inputs]
     inputs = [Digits.point(i.value) if isinstance(i, Enclosure) else i for i in inputs]
     with on_digits():
@@ -381,7 +381,7 @@ def digits_of(problem: Problem) -> dict[str, Any]:
 
 @dataclass
 class Seen:
-    """What was counted of an op; `+=` joins it with that of other cases.
+    """The counts of an op; `+=` joins them with those of other cases.
 
     Attributes:
         counts: cases, elements, those that are known, and those of them that are off.
@@ -420,7 +420,7 @@ class Seen:
             self.off.append(f"off: {place}: {float(exact[at])!r} for {truth[at]:.20g}")
 
     def row(self, op: str) -> str:
-        """The row of the table."""
+        """Return the row of the table."""
         counts = self.counts
         share = f"{counts['known'] / max(1, counts['elements']):.2%}"
         figures = f"{counts['cases']:,} | {len(self.cases):,} | {counts['elements']:,} | {share} | {counts['off']}"
@@ -428,7 +428,7 @@ class Seen:
 
 
 def bits(distance: float | None) -> str:
-    """A relative distance as a power of two."""
+    """Format a relative distance as a power of two."""
     return "none" if distance is None else "0" if not distance else f"2^{math.log2(distance):.1f}"
 
 
@@ -453,7 +453,7 @@ def project() -> Project:
 
 
 def cases_of(op: Op, seed: int) -> Iterator[Case]:
-    """Cases of an op without end, group by group."""
+    """Draw cases of an op without end, group by group."""
     groups = [g for g in project().groups(op.name, frozenset((*op.inputs, *op.params)), small=True) if g.choices]
     while True:
         drawn: list[list[Case]] = []
@@ -465,7 +465,7 @@ def cases_of(op: Op, seed: int) -> Iterator[Case]:
 
 
 def first_rows(op: Op, case: Case) -> dict[str, torch.Tensor] | None:
-    """The tensors of a case, cut to the first row; None if they are large all the same."""
+    """Make the tensors of a case, cut to the first row; None if they are large all the same."""
     leading = next(len(spec.shape) - 1 for spec in case.tensors if spec.name == op.inputs[0])
     first = (slice(0, 1),) * leading
     sizes = [math.prod(s.shape[leading:] if s.name in op.rows else s.shape) for s in case.tensors]
@@ -476,7 +476,7 @@ def first_rows(op: Op, case: Case) -> dict[str, torch.Tensor] | None:
 
 
 def judged(name: str, count: int, seed: int, until: float) -> Seen:
-    """What was counted in so many cases of an op, or in those before a time."""
+    """Count in so many cases of an op, or in those before a time."""
     torch.set_num_threads(1)
     np.seterr(all="ignore")
     gmpy2.set_context(CONTEXT)

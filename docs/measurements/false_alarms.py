@@ -46,8 +46,8 @@ while it shrinks a failure does not count, nor does the same case of the same ke
 
 
 @dataclass(frozen=True)
-class Tally:
-    """What came of the cases of one family of kernels."""
+class FamilyTally:
+    """The outcomes of the cases of one family of kernels."""
 
     cases: int
     wide: int
@@ -55,7 +55,7 @@ class Tally:
 
 
 def verify(folder: Path, ops: list[str], count: int, seed: int, only: str, workers: int) -> Any:
-    """One run of `lastbit verify`; returns the run."""
+    """Run `lastbit verify` once, and return the run."""
     from lastbit.reports import records
 
     folders = [str(ROOT / name) for name in FOLDERS]
@@ -68,7 +68,7 @@ def verify(folder: Path, ops: list[str], count: int, seed: int, only: str, worke
 
 
 def kernel_names(ops: list[str]) -> list[str]:
-    """Every kernel of the ops in the folders but the compiled one."""
+    """Name every kernel of the ops in the folders but the compiled one."""
     from lastbit.kernel import load_kernels
 
     kernels = [k for folder in FOLDERS for k in load_kernels(ROOT / folder) if k.name != LEFT_OUT]
@@ -81,9 +81,9 @@ def width(result: Any) -> int:
     return int(parse_case(result.case).tensors[0].shape[-1])
 
 
-def tally(results: Iterable[Any]) -> Tally:
+def tally(results: Iterable[Any]) -> FamilyTally:
     found = list(results)
-    return Tally(
+    return FamilyTally(
         len(found),
         sum(width(r) >= WIDE for r in found),
         Counter(r.verdict.value for r in found),
@@ -91,7 +91,7 @@ def tally(results: Iterable[Any]) -> Tally:
 
 
 def table(results: list[Any]) -> str:
-    """One line per family of kernels, and one for all."""
+    """Yield one line per family of kernels, and one for all."""
     verdicts = list(dict.fromkeys(r.verdict.value for r in sorted(results, key=lambda r: r.verdict != "PASSED")))
     groups = {title: [r for r in results if r.kernel.split("[")[0] == key] for key, title in FAMILIES.items()}
     lines = [("kernels", "cases", f"with N ≥ {WIDE}", *verdicts, "passed")]
@@ -106,7 +106,7 @@ def table(results: list[Any]) -> str:
 
 
 def left_inconclusive(results: list[Any]) -> list[str]:
-    """Kernels of which some other contract was never ruled out by all of these results together."""
+    """List the kernels of which some other contract was never ruled out by all of these results together."""
     from lastbit.config import Config
     from lastbit.run import Run
     from lastbit.verify.power import power_of
@@ -117,7 +117,7 @@ def left_inconclusive(results: list[Any]) -> list[str]:
 
 
 def remarks(results: list[Any]) -> str:
-    """Kernels that were left inconclusive, and every case that was not passed."""
+    """List the kernels that were left inconclusive, and every case that was not passed."""
     text = f"\nKernels left INCONCLUSIVE: {', '.join(left_inconclusive(results)) or 'none'}.\n"
     kernels = len({r.kernel for r in results})
     text += f"{kernels} kernels; {len({r.case for r in results}):,} different case lines.\n"
@@ -133,7 +133,7 @@ def remarks(results: list[Any]) -> str:
 
 
 def distinct(runs: Iterable[Any]) -> list[Any]:
-    """One result per kernel and case line; what was tried while a failure was shrunk does not count."""
+    """Keep one result per kernel and case line; what was tried while a failure was shrunk does not count."""
     return list({(r.kernel, r.case): r for run in runs for r in run.results if r.counted}.values())
 
 

@@ -41,7 +41,7 @@ GROUPS += ((64, 8), (100, 1), (128, 2), (256, 1), (257, 1), (512, 4), (1000, 1),
 
 
 @dataclass(frozen=True)
-class Form:
+class GradientForm:
     """The choices of one kernel."""
 
     rng: random.Random
@@ -50,7 +50,7 @@ class Form:
         return self.rng.choice(options)
 
     def product(self, *factors: Tensor) -> Tensor:
-        """The factors multiplied in some order, from the left."""
+        """Multiply the factors in some order, from the left."""
         return reduce(mul, self.rng.sample(factors, len(factors)))
 
     def multiply_add(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -58,21 +58,23 @@ class Form:
 
 
 def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """a · b + c, rounded once."""
+    """Compute a · b + c, rounded once."""
     a, b, c = torch.broadcast_tensors(a.double(), b.double(), c.double())
     return sum_to_odd(a * b, c).float()
 
 
 def fused_total(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of a · b, one FMA after the other."""
+    """Add the products a · b, one FMA after the other."""
     total = torch.zeros_like(a[..., :1])
     for i in range(a.shape[-1]):
         total = fma(a[..., i : i + 1], b[..., i : i + 1], total)
     return total
 
 
-def gradients(form: Form, total, scaled: bool, x, dy, weight, rstd, mean=None, bias=None, z=None, *, norm_before_gate):
-    """Correct gradients, whatever `form` chooses; sums by `total`."""
+def gradients(
+    form: GradientForm, total, scaled: bool, x, dy, weight, rstd, mean=None, bias=None, z=None, *, norm_before_gate
+):
+    """Compute correct gradients, whatever `form` chooses; sums by `total`."""
     groups, size = rstd.shape[-1], x.shape[-1] // rstd.shape[-1]
     gating, slope = [], []
     if z is not None:
@@ -170,7 +172,7 @@ def main() -> None:
             statistics["rstd"] = torch.rsqrt((x - mean[..., None]).square().mean(-1) + 1e-5)
             statistics |= {"mean": mean} if layer else {}
         tensors |= statistics
-        actual = gradients(Form(rng), total, scaled, **tensors, **case.params)
+        actual = gradients(GradientForm(rng), total, scaled, **tensors, **case.params)
         contract = op.contract("scaled_sums" if scaled else "")
         premises = Premises(depth=None)
         judgement = judge(Problem(op, contract, tensors, case.params, premises), actual, alternatives=False)

@@ -37,7 +37,7 @@ requestAnimationFrame(() => setTimeout(() => {
 
 
 def grown(run: Run, count: int) -> Run:
-    """The run with `count` results."""
+    """Make a run with `count` results."""
     draw = random.Random(0)
     return replace(run, results=tuple(_varied(draw.choice(run.results), draw) for _ in range(count)))
 
@@ -54,7 +54,7 @@ def _varied_stage(stage: StageResult, draw: random.Random) -> StageResult:
 
 
 def loads(page: Path) -> list[tuple[float, float]]:
-    """Seconds to the load event and to the frame after it, of every load."""
+    """Time every load: seconds to the load event, and to the frame after it."""
     options, service = webdriver.ChromeOptions(), webdriver.ChromeService(shutil.which("chromedriver"))
     options.binary_location = shutil.which("chromium") or ""
     for argument in ("--headless=new", "--no-sandbox"):

@@ -19,7 +19,7 @@ COUNT = 1 << 20
 
 
 def measure(faithful: bool) -> dict[str, object]:
-    """Shares of wrong results on 2^20 inputs, and seconds per launch, in this process."""
+    """Measure shares of wrong results on 2^20 inputs, and seconds per launch, in this process."""
     sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     if faithful:
         from lastbit.interpret import install

@@ -95,7 +95,7 @@ def generated(examples: int, seed: int) -> int:
 
 
 def counting_together() -> Counter[str]:
-    """What counts the programs that run together from now on: done, or taken back."""
+    """Count the programs that run together from now on: done, or taken back."""
     from lastbit.interpret.launch import Launch
 
     counted = Counter[str]()
@@ -174,7 +174,7 @@ ENOUGH = 4
 
 
 def counting_programs() -> Counter[str]:
-    """What counts the programs of every launch from now on."""
+    """Count the programs of every launch from now on."""
     from lastbit.interpret.builder import Builder
 
     counted = Counter[str]()

@@ -56,7 +56,7 @@ NAMES = {
 
 
 def seconds(name: str) -> float:
-    """The quickest of three launches after a first one."""
+    """Time the quickest of three launches after a first one."""
     x, w = torch.ones(PROGRAMS * WIDTH, dtype=torch.bfloat16), torch.ones(WIDTH, dtype=torch.bfloat16)
     out = torch.empty(PROGRAMS * WIDTH)
     taken = []

@@ -36,7 +36,7 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """x [..., D] with its halves turned by angles [..., D / 2]."""
+    """Turn the halves of x [..., D] by angles [..., D / 2]."""
     a, b = x.float().chunk(2, -1)
     return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
 
@@ -47,7 +47,7 @@ QUERY = normal(6, 4, 64)
 
 
 def filled(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Callable[[Callable[[torch.Tensor], Any]], torch.Tensor]:
-    """The output tensor that a call fills."""
+    """Return the output tensor that a call fills."""
 
     def call(launch: Callable[[torch.Tensor], Any]) -> torch.Tensor:
         out = torch.empty(shape, dtype=dtype)
@@ -58,20 +58,20 @@ def filled(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Callable[[Callab
 
 
 def by_groups(quantised: tuple[torch.Tensor, ...], x: torch.Tensor) -> Result:
-    """Numbers restored from codes and scales, against those that were quantised."""
+    """Restore numbers from codes and scales, and compare them with those that were quantised."""
     codes, scales = quantised[0].float(), quantised[1].float().reshape(x.shape[0], -1)
     return codes * scales.repeat_interleave(x.shape[1] // scales.shape[1], 1), x.float()
 
 
 def cloned(call: Callable[..., Any], *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """What `call` makes of copies of tensors that it changes."""
+    """Return what `call` makes of copies of tensors that it changes."""
     copies = [x.clone() for x in tensors]
     call(*copies)
     return copies
 
 
 def tries() -> Iterator[Try]:
-    """Folder of a package and module, what is tried, and how."""
+    """Map the folder of a package and module to what is tried, and how."""
     cuda, dim = "lmdeploy/lmdeploy.pytorch.kernels.cuda", (6, 256)
     yield f"{cuda}.rms_norm", "rms_norm", lambda m: (m.rms_norm(X, W, EPS), rms(X, W))
     yield f"{cuda}.rms_norm", "with residual", lambda m: (m.rms_norm(X, W, EPS, Y)[0], rms(X + Y, W))

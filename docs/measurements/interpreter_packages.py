@@ -28,7 +28,7 @@ WHOLE = ("fla_core",)
 
 
 def imported(sources: Path, place: str) -> ModuleType:
-    """A module by `folder/package.module`, its parents empty, except in packages that hold what modules ask for."""
+    """Import a module by `folder/package.module`, its parents empty but where they hold what modules ask for."""
     folder, name = place.split("/")
     parts = name.split(".")
     if folder in WHOLE:

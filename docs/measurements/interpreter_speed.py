@@ -34,7 +34,7 @@ SAVED = "grad_output=bf16[{t},{h}] saved_gate=bf16[{t},2,{i}] saved_up=bf16[{t},
 
 
 def experts(op: str, t: int, e: int, h: int, i: int) -> str:
-    """A case of `t` tokens, `e` experts, hidden size `h`, intermediate size `i`."""
+    """Spell a case of `t` tokens, `e` experts, hidden size `h`, intermediate size `i`."""
     more = SAVED.format(t=t, h=h, i=i) if op == "moe_lora_backward" else ""
     return f"{op} {EXPERTS.format(t=t, e=e, h=h, i=i, more=more)}"
 
@@ -59,7 +59,7 @@ def _norms() -> dict[str, list[str]]:
 
 
 def _experts() -> dict[str, list[str]]:
-    """Many experts that are narrow, as `verify` draws them, and few that are wide."""
+    """Spell cases of many experts that are narrow, as `verify` draws them, and of few that are wide."""
     return {
         "triton[moe_lora+fused]": [experts("moe_lora", 128, 64, 64, 64), experts("moe_lora", 2048, 1024, 64, 64)],
         "triton[moe_lora+fused] wide": [experts("moe_lora", 64, 8, 512, 512), experts("moe_lora", 256, 128, 128, 1024)],
@@ -121,7 +121,7 @@ def answer(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
-class Worker:
+class WayProcess:
     """A process that runs kernels in one way, with the sources under `root`."""
 
     def __init__(self, way: str, root: Path) -> None:
@@ -132,7 +132,7 @@ class Worker:
         self._answer()
 
     def ask(self, kernel: str, line: str) -> Any:
-        """Seconds, programs and the largest launch, or what was raised."""
+        """Return seconds, programs and the largest launch, or what was raised."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([kernel, line]) + "\n")
         self.process.stdin.flush()
@@ -165,8 +165,10 @@ class Times:
         return self.per_program(self.seconds[0]) if self.seconds else None
 
 
-def measure(workers: dict[str, Worker], kernel: str, lines: Sequence[str], repeats: int, longest: float) -> list[Any]:
-    """Of every case, way → times."""
+def measure(
+    workers: dict[str, WayProcess], kernel: str, lines: Sequence[str], repeats: int, longest: float
+) -> list[Any]:
+    """Map every case to way → times."""
     rows: list[dict[str, Times]] = []
     for line in lines:
         times = {way: Times() for way in workers}
@@ -191,7 +193,7 @@ def measure(workers: dict[str, Worker], kernel: str, lines: Sequence[str], repea
 
 
 def show(kernel: str, times: dict[str, Times]) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     here, base, stock = times["here"], times.get("base", Times()), times["stock"]
     name, _, word = kernel.partition(" ")
     cells = [f"`{name}` {word}".strip(), f"{here.largest:,}", f"{here.programs:,}"]
@@ -222,7 +224,7 @@ def main() -> None:
         work(given.work)
         return
     roots = {"stock": ROOT, "base": given.base, "here": ROOT}
-    workers = {way: Worker(way, root) for way, root in roots.items() if root}
+    workers = {way: WayProcess(way, root) for way, root in roots.items() if root}
     print(
         "| kernel | largest launch | programs | stock "
         "| base, first | here, first | ratio | base | here | ratio | stock ÷ here |"

@@ -42,7 +42,7 @@ Results = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Change:
+class BitChange:
     """Bits that differ between launches of two numbers of rows."""
 
     before: int
@@ -57,7 +57,7 @@ class Change:
 
 
 def inputs(kernel: Kernel, rows: int, width: int, dtype: torch.dtype, device: str) -> Results:
-    """Normal x and residual, and a weight near one, from a fixed seed on the device."""
+    """Draw a normal x and residual, and a weight near one, from a fixed seed on the device."""
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -68,7 +68,7 @@ def inputs(kernel: Kernel, rows: int, width: int, dtype: torch.dtype, device: st
 
 
 def in_launches(kernel: Kernel, given: Results, rows: int, launches: int) -> Results:
-    """The results of the first rows, from launches of `rows` of them; the inputs stay as they are."""
+    """Launch `rows` rows at a time, and return the results of the first ones; the inputs stay as they are."""
     total = min(given["x"].shape[0], rows * launches)
     found: Results = {}
     for first in range(0, total, rows):
@@ -83,17 +83,17 @@ def in_launches(kernel: Kernel, given: Results, rows: int, launches: int) -> Res
     return found
 
 
-def change(before: int, after: int, one: Results, other: Results) -> Change | None:
-    """What differs in the bits of two runs of 16-bit results, None if nothing does."""
+def change(before: int, after: int, one: Results, other: Results) -> BitChange | None:
+    """Describe what differs in the bits of two runs of 16-bit results, None if nothing does."""
     compared = min(len(tensor) for run in (one, other) for tensor in run.values())
     differing = [one[name][:compared].view(torch.int16) != other[name][:compared].view(torch.int16) for name in one]
     elements = sum(int(d.sum()) for d in differing)
     rows = int(torch.stack([d.flatten(1).any(1) for d in differing]).any(0).sum())
-    return Change(before, after, elements, rows, compared) if elements else None
+    return BitChange(before, after, elements, rows, compared) if elements else None
 
 
-def bisected(run: Callable[[int], Results], before: int, after: int) -> Change:
-    """The neighbouring numbers of rows between which bits change first, where those of `before` and `after` differ."""
+def bisected(run: Callable[[int], Results], before: int, after: int) -> BitChange:
+    """Find neighbouring numbers of rows between which bits change first, where `before` and `after` differ."""
     first, last = run(before), run(after)
     while after - before > 1:
         middle = (before + after) // 2
@@ -108,8 +108,8 @@ def bisected(run: Callable[[int], Results], before: int, after: int) -> Change:
     return found
 
 
-def changes(run: Callable[[int], Results], sizes: Sequence[int]) -> Iterator[Change]:
-    """The changes along the list of sizes, in order; behind a change the rest is asked again."""
+def changes(run: Callable[[int], Results], sizes: Sequence[int]) -> Iterator[BitChange]:
+    """Find the changes along the list of sizes, in order; behind a change the rest is asked again."""
     for before, after in itertools.pairwise(sizes):
         while change(before, after, run(before), run(after)) is not None:
             yield (found := bisected(run, before, after))
@@ -117,14 +117,14 @@ def changes(run: Callable[[int], Results], sizes: Sequence[int]) -> Iterator[Cha
 
 
 def unlike_the_largest(run: Callable[[int], Results], sizes: Sequence[int]) -> str:
-    """How many of the other sizes give other bits than the largest one."""
+    """Count the other sizes that give other bits than the largest one."""
     largest = run(sizes[-1])
     differing = [size for size in sizes[:-1] if change(size, sizes[-1], run(size), largest) is not None]
     return f"{len(differing)} of {len(sizes) - 1} sizes differ from {sizes[-1]}: {differing}"
 
 
 def answer(kernel: Kernel, sizes: Sequence[int], given: Results, launches: int) -> str:
-    """What is printed for one kernel, width and dtype."""
+    """Phrase what is printed for one kernel, width and dtype."""
 
     @functools.lru_cache(maxsize=2)
     def run(rows: int) -> Results:
@@ -137,7 +137,7 @@ def answer(kernel: Kernel, sizes: Sequence[int], given: Results, launches: int) 
 
 
 def asked(kernel: Kernel, options: argparse.Namespace) -> Iterator[tuple[int, str]]:
-    """Widths and dtypes for a kernel."""
+    """Return widths and dtypes for a kernel."""
     widths = options.width or (WIDTHS if kernel.name not in COMPILED_PER_SIZE else (ONE_WIDTH,))
     for width in widths:
         for dtype in options.dtype or DTYPES:
@@ -145,7 +145,7 @@ def asked(kernel: Kernel, options: argparse.Namespace) -> Iterator[tuple[int, st
 
 
 def reported(kernel: Kernel, options: argparse.Namespace) -> Iterator[str]:
-    """A line for each width and dtype; what a kernel cannot do, or raises, is a line as well."""
+    """Yield a line for each width and dtype; what a kernel cannot do, or raises, is a line as well."""
     sizes = [size for size in ROWS if size <= options.rows]
     for width, dtype in asked(kernel, options):
         began = time.monotonic()
@@ -162,7 +162,7 @@ def reported(kernel: Kernel, options: argparse.Namespace) -> Iterator[str]:
 
 
 def chosen(options: argparse.Namespace) -> list[Kernel]:
-    """Kernels of rms_norm that need nothing beside x, a weight and a residual, and run on the device."""
+    """Choose kernels of rms_norm that need nothing beside x, a weight and a residual, and run on the device."""
     found = [k for folder in options.kernels for k in load_kernels(folder) if k.op == "rms_norm"]
     able = [k for k in found if k.requires <= {"x", "weight", "residual", "eps"}]
     able = [k for k in able if not k.devices or options.device in k.devices]

@@ -125,7 +125,7 @@ HOSTILES = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class KnownFile:
     """A file, what is asked of it, and the verdicts that are right."""
 
     kind: str
@@ -135,25 +135,25 @@ class Asked:
     question: dict[str, Any] = field(default_factory=dict)
 
 
-def right(folder: Path) -> Iterator[Asked]:
+def right(folder: Path) -> Iterator[KnownFile]:
     for contract, output in OUTPUTS.items():
         for name, mean in MEANS.items():
             path = written(folder / f"{name} {contract}", PLAIN.format(mean=mean, output=output))
-            yield Asked("right", f"{name}, {contract}", path, (PASSED,), {"op": "rms_norm", "contract": contract})
+            yield KnownFile("right", f"{name}, {contract}", path, (PASSED,), {"op": "rms_norm", "contract": contract})
     path = written(folder / "triton", TRITON)
-    yield Asked("right", "triton", path, (PASSED,), {"op": "rms_norm", "contract": "fp32_multiply"})
+    yield KnownFile("right", "triton", path, (PASSED,), {"op": "rms_norm", "contract": "fp32_multiply"})
     for file, op, function, contract in sorted(OWN):
         question = {"op": op, "contract": contract, "function": function}
-        yield Asked("right", f"kernels/{file} {function}", FOLDER / file, (PASSED,), question)
+        yield KnownFile("right", f"kernels/{file} {function}", FOLDER / file, (PASSED,), question)
 
 
-def wrong(folder: Path) -> Iterator[Asked]:
+def wrong(folder: Path) -> Iterator[KnownFile]:
     plain = PLAIN.format(mean=MEANS["mean"], output=NATIVE)
     for name, (old, new) in SLIPS.items():
         assert old in plain, name
         path = written(folder / name, plain.replace(old, new))
         question = {"op": "rms_norm", "contract": "native_multiply"}
-        yield Asked("wrong", name, path, (FAILED, "ERRORED"), question)
+        yield KnownFile("wrong", name, path, (FAILED, "ERRORED"), question)
     sources = read_sources()
     for fault in (fault for fault in FAULTS if fault.op == "rms_norm" and fault.name in PLANTED):
         copy = folder / fault.name.replace(" ", "_")
@@ -161,17 +161,17 @@ def wrong(folder: Path) -> Iterator[Asked]:
         for file, text in {**sources, **mutated(fault, sources)}.items():
             (copy / file).write_text(text)
         question = {"op": "rms_norm", "contract": fault.variant, "function": f"triton[{fault.variant}]"}
-        yield Asked("wrong", fault.name, copy / "rms_norm.py", (FAILED,), question)
+        yield KnownFile("wrong", fault.name, copy / "rms_norm.py", (FAILED,), question)
 
 
-def hostile(folder: Path) -> Iterator[Asked]:
-    """They multiply in the format of x; what they do beside that is in the way of the verdict."""
+def hostile(folder: Path) -> Iterator[KnownFile]:
+    """Yield kernels that multiply in the format of x; what they do beside that is in the way of the verdict."""
     for one in (one for one in HOSTILE if one.name in HOSTILES):
         text = one.file.read_text().replace("return y * weight", "return (y * weight).to(x.dtype)")
         path = written(folder / one.name, text)
         shutil.copy(HOSTILE_FILES / "known_inputs.txt", path.parent)
         question = {"op": "rms_norm", "contract": "input_multiply", "timeout": 5.0, "memory": 3 << 29}
-        yield Asked("hostile", one.name, path, (FAILED, "ERRORED"), question)
+        yield KnownFile("hostile", one.name, path, (FAILED, "ERRORED"), question)
 
 
 def written(folder: Path, text: str) -> Path:
@@ -181,8 +181,8 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def judged(files: Sequence[Asked], arguments: argparse.Namespace) -> Iterator[tuple[Asked, FileVerdict]]:
-    """The files with their verdicts, in their order, as far as the time allows."""
+def judged(files: Sequence[KnownFile], arguments: argparse.Namespace) -> Iterator[tuple[KnownFile, FileVerdict]]:
+    """Judge the files in their order, as far as the time allows, and yield them with their verdicts."""
     latest = time.monotonic() + arguments.seconds
     asked = {"device": arguments.device, "profile": arguments.profile, "fail_fast": True, **USUAL}
     with suppress(TimeoutError), lastbit.Judges(arguments.judges, **asked) as judges:
@@ -190,13 +190,13 @@ def judged(files: Sequence[Asked], arguments: argparse.Namespace) -> Iterator[tu
             yield one, future.result(max(latest - time.monotonic(), 0))
 
 
-def line(one: Asked, seen: FileVerdict) -> str:
+def line(one: KnownFile, seen: FileVerdict) -> str:
     ran = sum(seen.cases.values())
     told = f"{seen.seconds:7.2f} s {seen.verdict:12} {ran:4}/{seen.planned:<4} {one.kind}: {one.name}"
     return f"{told}  {seen.reason[:150]}".rstrip()
 
 
-def show(found: Sequence[tuple[Asked, FileVerdict]]) -> None:
+def show(found: Sequence[tuple[KnownFile, FileVerdict]]) -> None:
     print("| files | verdicts | not as expected | median (s) | p95 (s) | longest (s) |\n|---|---|---|---|---|---|")
     for kind in dict.fromkeys([*(one.kind for one, _ in found), ""]):
         pairs = [(one, seen) for one, seen in found if kind in (one.kind, "")]
@@ -227,7 +227,7 @@ def main() -> None:
     show(found)
 
 
-def written_files(folder: Path, kinds: Sequence[str]) -> Iterator[Asked]:
+def written_files(folder: Path, kinds: Sequence[str]) -> Iterator[KnownFile]:
     for make in (right, wrong, hostile):
         if make.__name__ in kinds:
             (folder / make.__name__).mkdir()

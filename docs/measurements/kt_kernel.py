@@ -78,7 +78,7 @@ EDGES = """
 
 
 @dataclass(frozen=True)
-class Subject:
+class KtClass:
     """A class in a build of kt-kernel."""
 
     build: str
@@ -93,7 +93,7 @@ class Subject:
         return f"kt-kernel[{self.name},{WIDE[0] if self.build in WIDE else self.build}]"
 
     def run(self, program: str, *arguments: str) -> str:
-        """What a program saw; how it ended, if it saw nothing."""
+        """Return what a program saw; how it ended, if it saw nothing."""
         command = [sys.executable, str(HERE / program), self.name, *arguments]
         environment = {**os.environ, "KT_KERNEL_CPU_VARIANT": self.build, "OMP_NUM_THREADS": "1"}
         try:
@@ -108,15 +108,15 @@ class Subject:
         return f"{end}: {said[-1]}" if said else end
 
 
-def subjects() -> list[Subject]:
-    """The AVX2 build's class, and the classes of the best build for this CPU."""
+def subjects() -> list[KtClass]:
+    """Return the AVX2 build's class, and the classes of the best build for this CPU."""
     program = "import kt_kernel; print(kt_kernel.__cpu_variant__)"
     printed = subprocess.run(
         [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
     ).stdout.split()
     best = next(word for word in printed if word in (*WIDE, "avx2") or word.startswith("avx512"))
-    narrow = [Subject("avx2", "MXFP4_SFT_MOE")] if "KT_KERNEL_CPU_VARIANT" not in os.environ or best == "avx2" else []
-    return narrow + [Subject(best, name) for name in CLASSES if best in WIDE]
+    narrow = [KtClass("avx2", "MXFP4_SFT_MOE")] if "KT_KERNEL_CPU_VARIANT" not in os.environ or best == "avx2" else []
+    return narrow + [KtClass(best, name) for name in CLASSES if best in WIDE]
 
 
 def table(header: list[str], rows: Iterator[list[str]]) -> Iterator[str]:
@@ -124,15 +124,15 @@ def table(header: list[str], rows: Iterator[list[str]]) -> Iterator[str]:
         yield f"| {' | '.join(row)} |"
 
 
-def errors(found: dict[Subject, dict[str, float]]) -> Iterator[str]:
-    """A row per result, a column per subject."""
+def errors(found: dict[KtClass, dict[str, float]]) -> Iterator[str]:
+    """Yield a row per result, a column per subject."""
     results = next(iter(found.values()))
     rows = ([result, *(f"{numbers[result]:.1e}" for numbers in found.values())] for result in results)
     yield from table(["", *map(str, found)], rows)
 
 
-def rounding(subject: Subject, report: dict[str, Any]) -> Iterator[str]:
-    """What explains each result of a subject."""
+def rounding(subject: KtClass, report: dict[str, Any]) -> Iterator[str]:
+    """Yield what explains each result of a subject."""
     yield f"\n### {subject}\n"
     presets = ("fused", "eager", "per_matrix")
 
@@ -152,8 +152,8 @@ def rounding(subject: Subject, report: dict[str, Any]) -> Iterator[str]:
     yield f"elements differ from those of one shard, {halves} from the sum of two halves that were rounded to bf16."
 
 
-def gradients(subject: Subject) -> Iterator[str]:
-    """What of each result is outside, and the share that was decided."""
+def gradients(subject: KtClass) -> Iterator[str]:
+    """Yield what of each result is outside, and the share that was decided."""
     report = json.loads(subject.run("gradients.py", subject.kernel, str(CASES)))["results"]
 
     def cell(counts: dict[str, int] | None) -> str:
@@ -166,25 +166,28 @@ def gradients(subject: Subject) -> Iterator[str]:
         yield f"| {subject} | {name} | {cell(report[name])} | {cell(report.get(f'{name} of shards'))} |"
 
 
-def quantized(subject: Subject) -> str:
+def quantized(subject: KtClass) -> str:
     found = json.loads(subject.run("quantized.py", subject.name))
     return f"| {subject} | {found['elements']} | {found['differ']} | {found['error']:.1e} |"
 
 
-def forward_of(subject: Subject) -> str:
+def forward_of(subject: KtClass) -> str:
     return "`per_matrix`" if subject.build in WIDE else "`fused+fp32_middle`"
 
 
 def probes() -> dict[str, str]:
-    """Name → what it does, of all probes: read, not imported, so that this process stays without kt-kernel."""
+    """Map all probes to what they look at: read, not imported, so that this process stays without kt-kernel."""
     tree = ast.parse((HERE / "edges.py").read_text())
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
-    takes_name = [f for f in functions if f.args.args and f.args.args[0].arg == "name"]
-    return {f.name: ast.get_docstring(f) or "" for f in takes_name if f.name != "relative_errors"}
+    declared = {ast.unparse(node.target): node.value for node in tree.body if isinstance(node, ast.AnnAssign)}
+    titles = declared["TITLES"]
+    assert isinstance(titles, ast.Dict)
+    return {
+        ast.unparse(key): ast.literal_eval(value) for key, value in zip(titles.keys, titles.values, strict=True) if key
+    }
 
 
-def edges(those: list[Subject]) -> Iterator[str]:
-    """A row for each thing that a probe saw, with all subjects in which it did."""
+def edges(those: list[KtClass]) -> Iterator[str]:
+    """Yield a row for each thing that a probe saw, with all subjects in which it did."""
     for probe, title in probes().items():
         seen: dict[str, list[str]] = {}
         for subject in those:

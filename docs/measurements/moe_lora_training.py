@@ -42,7 +42,7 @@ def relative(error: float, size: float) -> str:
 
 
 def errors(step: Any, exact: Any, start: Any) -> list[str]:
-    """Of loss, output and adapters, relative to the exact ones; of the adapters also relative to the way they went."""
+    """Compute relative errors of loss, output and adapters; of adapters also relative to the way they went."""
     from tests.moe_lora_training import distance
 
     apart = distance(step.masters, exact.masters)
@@ -58,7 +58,7 @@ def errors(step: Any, exact: Any, start: Any) -> list[str]:
 
 
 def refused(steps: Sequence[Any]) -> str:
-    """The first step that breaks the contract, and how many do."""
+    """Find the first step that breaks the contract, and how many do."""
     from tests.moe_lora_training import verdict
 
     found = {number: verdict(step) for number, step in enumerate(steps)}

@@ -44,7 +44,7 @@ def problem(offset: int, dtype: Any, device: Any) -> dict[str, Any]:
 
 
 def row(kernel: Any, eager: Any, offset: int, dtype: str, device: Any) -> list[str]:
-    """Cells of one line of the table."""
+    """Return the cells of one line of the table."""
     import torch
 
     from lastbit.dtypes import DTYPES as TORCH

@@ -91,14 +91,14 @@ def _dot_kernel(a_ptr, b_ptr, c_ptr, K, M: tl.constexpr, N: tl.constexpr, BLOCK:
 
 
 def walked(a: Tensor, b: Tensor, block: int, *, alone: bool = False) -> Tensor:
-    """a [M, K] @ b [K, N] in fp32 by one program, `block` terms at a time, each block alone or into the sum."""
+    """Compute a [M, K] @ b [K, N] in fp32 by one program, `block` terms at a time, each alone or into the sum."""
     c = torch.empty(a.shape[0], b.shape[1], device=a.device)
     _dot_kernel[(1,)](a, b, c, a.shape[1], M=a.shape[0], N=b.shape[1], BLOCK=block, ALONE=alone)
     return c
 
 
 def data(m: int, k: int, n: int, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Random numbers, of one sign and of many scales; and such as a walk loses most of."""
+    """Draw numbers, of one sign and of many scales; and such as a walk loses most of."""
     generator = torch.Generator().manual_seed(k)
     a, b = torch.randn(m, k, generator=generator), torch.randn(k, n, generator=generator)
     yield "normal", a.to(dtype), b.to(dtype)
@@ -157,7 +157,7 @@ def dots() -> None:
 
 
 def layer(hidden: int, width: int, tokens: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Tensors of a layer of four experts with two slots per token, and of its gradient."""
+    """Draw tensors of a layer of four experts with two slots per token, and of its gradient."""
     generator = torch.Generator().manual_seed(hidden)
     experts, slots, rank = 4, 2, 16
 
@@ -175,7 +175,7 @@ def layer(hidden: int, width: int, tokens: int, dtype: torch.dtype) -> dict[str,
 
 
 def judged(kernel: Kernel, actual: dict[str, Tensor], arguments: dict[str, object], rule: str) -> dict[str, float]:
-    """Result → share decided, and the seconds of judging the second time."""
+    """Return result → share decided, and the seconds of judging the second time."""
     own = {"any order": {}, "depth": {"depth": kernel.depth}, "order": {"depth": kernel.depth, "order": kernel.order}}
     clock = time.perf_counter if CUDA else time.process_time
     for _ in range(2 if CUDA else 1):

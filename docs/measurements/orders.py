@@ -43,7 +43,7 @@ FEW_ROWS = 16
 
 
 def kernels(device: str, columns: tuple[int, ...], rows: int) -> Iterator[Order]:
-    """The kernels of this project and of torch."""
+    """Yield the kernels of this project and of torch."""
     names = tuple(dict.fromkeys(name for name, _, _ in KERNELS))
     config = Config(folder="", device_plan=plan_devices(device), kernels=names)
     place = open_orders(config, lambda case: nullcontext(), lambda result: None)
@@ -55,7 +55,7 @@ def kernels(device: str, columns: tuple[int, ...], rows: int) -> Iterator[Order]
 
 
 def functions(device: str, terms: tuple[int, ...], rows: int) -> Iterator[Order]:
-    """A product with a weight of ones in bf16, of many rows and of few, and torch.sum over rows and columns in fp32."""
+    """Yield products with a weight of ones in bf16, of many rows and of few, and torch.sum over either axis in fp32."""
     for number, count in [*product(terms, (rows,)), (terms[1], FEW_ROWS)]:
         weight = torch.ones(number, OUTPUTS, dtype=torch.bfloat16, device=device)
         yield revealed(f"x @ W, {OUTPUTS} outputs", weight.__rmatmul__, number, count, torch.bfloat16, device)

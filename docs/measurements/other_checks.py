@@ -69,7 +69,7 @@ the fault.
 
 
 def chosen() -> list[tuple[str, Any]]:
-    """Kind and fault, those left out that only FP8 results can show or that change nothing."""
+    """Choose kinds and faults, leaving out what only FP8 results can show or what changes nothing."""
     from tests.faults import edges, rms_norm, rms_norm_memory
 
     modules = (rms_norm, rms_norm_memory, edges)
@@ -117,21 +117,21 @@ def _tensors(fault: Any, values: Callable[..., Any], shape: tuple[int, ...], dty
 
 
 def _apart(tensor: Any) -> Any:
-    """The same values with a gap after each."""
+    """Put a gap after each value."""
     import torch
 
     return torch.stack([tensor, torch.zeros_like(tensor)], -1)[..., 0]
 
 
 def outputs(kernel: Any, tensors: Tensors, params: dict[str, Any]) -> Tensors:
-    """Results by name; the kernel gets copies at the same strides."""
+    """Return results by name; the kernel gets copies at the same strides."""
     given = {name: _apart(t) if not t.is_contiguous() else t.clone() for name, t in tensors.items()}
     returned = kernel.call(**given, **params)
     return returned if isinstance(returned, dict) else {"output": returned}
 
 
 def formula(tensors: Tensors, params: dict[str, Any]) -> Tensors:
-    """RMSNorm in fp64, and the sum with the residual."""
+    """Compute RMSNorm in fp64, and the sum with the residual."""
     x, weight = tensors["x"].double(), tensors["weight"].double() + params.get("weight_offset", 0.0)
     total = x + tensors["residual"].double() if "residual" in tensors else x
     mean = total[..., : params.get("variance_size")].square().mean(-1, keepdim=True)
@@ -165,7 +165,7 @@ def within_threshold(actual: Tensors, wanted: Tensors) -> bool:
 
 
 def objects(check: str, kernel: Any, eager: Any, fault: Any, dtype: str, device: Any) -> bool:
-    """Whether a check objects to a kernel."""
+    """Return whether a check objects to a kernel."""
     from lastbit.dtypes import DTYPES as TORCH
     from lastbit.inputs import guarded_allocations
 
@@ -219,7 +219,7 @@ def seen(number: int, device_name: str) -> dict[str, tuple[bool, bool]]:
 
 
 def sanitized(number: int) -> bool:
-    """Whether memcheck or initcheck reports something in a process that calls the faulty kernel and no other."""
+    """Return whether memcheck or initcheck reports something in a process that calls the faulty kernel and no other."""
     from lastbit.sanitize.tool import Sanitizer, _found
 
     sanitizer: Sanitizer = _found(os.environ)

@@ -43,7 +43,7 @@ def without_following() -> None:
 
 
 def ran(job: Job, cores: Queue[int], seconds: float) -> dict[str, Any]:
-    """What one run says and uses, on a core of its own."""
+    """Start one run on a core of its own, and return what it says and uses."""
     op, chosen, followed = job
     core = cores.get()
     try:
@@ -69,7 +69,7 @@ def ran(job: Job, cores: Queue[int], seconds: float) -> dict[str, Any]:
 
 
 def jobs(ops: Sequence[str]) -> Iterable[Job]:
-    """The runs, those that take longest first."""
+    """Yield the runs, those that take longest first."""
     from lastbit.config import Config
     from lastbit.verify.project import open_project
 
@@ -80,7 +80,7 @@ def jobs(ops: Sequence[str]) -> Iterable[Job]:
 
 
 def table(found: Iterable[Mapping[str, Any]]) -> Iterable[str]:
-    """The lines of a table: seconds with and without, and the share of residues in the first."""
+    """Yield the lines of a table: seconds with and without, and the share of residues in the first."""
     seconds: dict[str, dict[bool, float]] = {}
     for one in found:
         if one["exit"] not in ((0, 3) if one["chosen"] else (0,)):  # 3: -k has left kernels out

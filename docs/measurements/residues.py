@@ -81,7 +81,7 @@ OF_FOLDERS = HEAD[: HEAD.index("## Planted faults")]
 
 
 def reason(opaque: str) -> str:
-    """An opaque operation with its reason, without the place in the kernel's text."""
+    """Phrase an opaque operation with its reason, without the place in the kernel's text."""
     return re.sub(r" at \S+:\d+( `.*`)?(?=: )", "", opaque).partition("\n")[0]
 
 
@@ -89,7 +89,7 @@ def reason(opaque: str) -> str:
 
 
 def cases_of(kernel: Any, count: int) -> Iterator[Any]:
-    """Cases of a kernel, at most two from a group at a time, none of which is too large."""
+    """Draw cases of a kernel, at most two from a group at a time, none of which is too large."""
     from lastbit.verify.drawing import drawing, free
     from lastbit.verify.narrowing import groups_of
     from tests.faults.hunt import project
@@ -108,7 +108,7 @@ def cases_of(kernel: Any, count: int) -> Iterator[Any]:
 
 
 def compared(subject: Any, case: Any) -> tuple[Counter[str], list[str]]:
-    """Counts of elements, and the opaque operations, of a kernel in a case; nothing if it turns the case down."""
+    """Count elements and opaque operations of a kernel in a case; nothing if it turns the case down."""
     from lastbit.errors import UnsupportedCase
     from lastbit.inputs import build
     from lastbit.judging.formula import compare_formulas
@@ -168,7 +168,7 @@ def cells(counts: Counter[str] | dict[str, int]) -> tuple[Any, ...]:
 
 
 def right_table(rows: dict[str, dict[str, Any]]) -> str:
-    """A line per kernel, another one of its cases in fp32, and one of all."""
+    """Yield a line per kernel, another one of its cases in fp32, and one of all."""
     lines = [("kernel", "cases", "elements", "equal", "open", "differing", "opaque, in cases")]
     text, every, fp32 = "", Counter[str](), Counter[str]()
     for name, row in sorted(rows.items(), key=lambda item: (item[1]["op"], item[0])):
@@ -237,7 +237,7 @@ def sight(row: dict[str, Any]) -> str:
 
 
 def why(row: dict[str, Any]) -> str:
-    """What the oracle that does not see a fault has to say of the results."""
+    """Say why the oracle that does not see a fault sees nothing in the results."""
     counts, opaque = Counter(row["counts"]), "; ".join(row["opaque"])
     if sight(row) == "residues alone":
         return f"enclosures decide {share(counts['decided'], counts['elements'])}"
@@ -250,7 +250,7 @@ def why(row: dict[str, Any]) -> str:
 
 
 def planted_tables(rows: dict[str, dict[str, Any]]) -> str:
-    """Counts by op, and the faults that not both oracles see."""
+    """Count by op, and list the faults that not both oracles see."""
     rows = dict(sorted(rows.items()))
     ops = [*dict.fromkeys(row["op"] for row in rows.values())]
     lines = [("op", "faults", *SIGHTS)]
@@ -269,7 +269,7 @@ def planted_tables(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def norm(*, eps_times: float = 1, fewer: int = 0, left_out: int = 0) -> Callable[..., Any]:
-    """A norm that is wrong in its eps, in the number that it divides by, or in the columns that it adds."""
+    """Compute a norm that is wrong in its eps, in the number that it divides by, or in the columns that it adds."""
     import torch
 
     def call(x: Any, weight: Any, eps: float) -> Any:
@@ -280,7 +280,7 @@ def norm(*, eps_times: float = 1, fewer: int = 0, left_out: int = 0) -> Callable
 
 
 def attention(*, keep: Callable[[Any, Any], Any] | None = None, width: int = WIDTH) -> Callable[..., Any]:
-    """Attention over the keys that `keep` leaves of those of q and k, with a scale of 1 / √width."""
+    """Attend to the keys that `keep` leaves of those of q and k, with a scale of 1 / √width."""
     import torch
 
     def call(q: Any, k: Any, v: Any, scale: float) -> Any:
@@ -294,7 +294,7 @@ def attention(*, keep: Callable[[Any, Any], Any] | None = None, width: int = WID
 
 
 def blind_table() -> str:
-    """Share of elements that either oracle decides and finds wrong, for kernels in fp32 with long sums."""
+    """Table the share of elements that either oracle decides and finds wrong, for fp32 kernels with long sums."""
     import torch
 
     from lastbit.judging.formula import compare_formulas
@@ -337,7 +337,7 @@ def blind_table() -> str:
 
 
 def least_missing(q: Any, k: Any) -> Any:
-    """Which keys there are but for the one of the least of the largest scores."""
+    """Return which keys there are but for the one of the least of the largest scores."""
     import torch
 
     scores = (q[0, :, 0] @ k[0, :, 0].T).amax(0)

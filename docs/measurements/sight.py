@@ -56,7 +56,7 @@ UPSTREAM_COLUMNS = ("upstream's test", "balanced")
 
 
 @dataclass(frozen=True)
-class Row:
+class SightRow:
     """One line of the table, and what the summary counts.
 
     Attributes:
@@ -77,7 +77,7 @@ class Row:
     unexpected: tuple[str, ...]
 
 
-def measure(name: str, dtype: str, device_name: str, count: int, compared: int) -> Row:
+def measure(name: str, dtype: str, device_name: str, count: int, compared: int) -> SightRow:
     """Hunt one fault with one dtype."""
     import torch
 
@@ -118,7 +118,7 @@ def measure(name: str, dtype: str, device_name: str, count: int, compared: int) 
     seen = sum(a is not None and b is not None for a, b in zip(exposed, hidden, strict=True))
     equivalent = bool(fault.equivalent and not effects.changed)
     passed = tuple(outcome.passes for outcome in outcomes)
-    return Row(name, cells, seen, named, effects.caught, passed, equivalent, tuple(sorted(names)))
+    return SightRow(name, cells, seen, named, effects.caught, passed, equivalent, tuple(sorted(names)))
 
 
 def _sightings(found: list[Any]) -> str:
@@ -142,8 +142,8 @@ def _percent(part: int, whole: int) -> str:
     return f"{share:.2g} %" if 0 < share < 10 else f"{share:.0f} %"
 
 
-def rows(options: argparse.Namespace) -> list[Row]:
-    """The lines of the table, in the order of the faults."""
+def rows(options: argparse.Namespace) -> list[SightRow]:
+    """Return the lines of the table, in the order of the faults."""
     from tests.faults.catalogue import FAULTS
 
     chosen = [f for f in FAULTS if not options.op or f.op in options.op]
@@ -154,8 +154,8 @@ def rows(options: argparse.Namespace) -> list[Row]:
         return [future.result() for future in futures]
 
 
-def table(found: list[Row]) -> str:
-    """The lines of the table; a fault is described where it first appears."""
+def table(found: list[SightRow]) -> str:
+    """Return the lines of the table; a fault is described where it first appears."""
     from tests.faults.catalogue import FAULTS
 
     words = {str(f): f"{f.op}: **{f.name}**: {f.description}" for f in FAULTS}
@@ -163,13 +163,13 @@ def table(found: list[Row]) -> str:
     return "".join(f"| {' | '.join((words.pop(r.fault, r.fault), *r.cells[:cells]))} |\n" for r in found)
 
 
-def has_upstream(found: list[Row]) -> bool:
-    """Whether any of the faults has a test upstream."""
+def has_upstream(found: list[SightRow]) -> bool:
+    """Return whether any of the faults has a test upstream."""
     return any(r.passed for r in found)
 
 
-def summary(found: list[Row]) -> str:
-    """What the table says, in numbers."""
+def summary(found: list[SightRow]) -> str:
+    """Phrase the table in numbers."""
     from tests.faults.catalogue import FAULTS
 
     real = [r for r in found if not r.equivalent]
@@ -187,7 +187,7 @@ def summary(found: list[Row]) -> str:
     return text + "".join(f"\n*{f}* changes nothing: {f.equivalent}.\n" for f in FAULTS if str(f) in same)
 
 
-def _naming(real: list[Row]) -> str:
+def _naming(real: list[SightRow]) -> str:
     with_stages, results_only = (sum(r.named[i] for r in real) for i in (0, 1))
     of = len(real) * len(SEEDS)
     return (
@@ -196,7 +196,7 @@ def _naming(real: list[Row]) -> str:
     )
 
 
-def _upstream(real: list[Row]) -> str:
+def _upstream(real: list[SightRow]) -> str:
     tested = [r.passed for r in real if r.passed]
     if not tested:
         return ""
@@ -204,7 +204,7 @@ def _upstream(real: list[Row]) -> str:
     return f"\nThe test from upstream passes {own} of {len(tested)} faults, and with balanced tensors {balanced}.\n"
 
 
-def _listed(title: str, found: list[Row]) -> str:
+def _listed(title: str, found: list[SightRow]) -> str:
     return f"\n{title}: {'; '.join(' '.join([r.fault, r.cells[0], *r.unexpected]) for r in found)}.\n" if found else ""
 
 

@@ -49,7 +49,7 @@ Found = Mapping[str, Any]
 
 
 def search(first: int, step: int, seconds: float, known: Iterable[str]) -> Iterator[Found]:
-    """What is found for the faults that can be seen: one of so many, from the first on."""
+    """Search smallest tensors for the faults that can be seen: for one of so many, from the first on."""
     from tests.faults.catalogue import FAULTS
 
     for fault in [fault for fault in FAULTS if not fault.equivalent][first::step]:
@@ -82,7 +82,7 @@ def found(fault: Any, seconds: float) -> Found:
 
 
 def again(one: Found) -> bool:
-    """Whether the case fails by itself, with all calls."""
+    """Return whether the case fails by itself, with all calls."""
     prepare(CPU)
     from tests.faults.catalogue import FAULTS
     from tests.faults.hunt import subject_of, without_stages

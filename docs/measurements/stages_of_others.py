@@ -32,7 +32,7 @@ against a contract that it does not keep: the line where it leaves that. The cas
 
 
 def page(name: str, kernel: Any) -> Iterator[str]:
-    """A section for a kernel."""
+    """Yield the section for a kernel."""
     import torch
 
     from lastbit.case import parse_case

@@ -37,7 +37,7 @@ def _dot_kernel(a_ptr, b_ptr, c_ptr, K, M: tl.constexpr, N: tl.constexpr, BLOCK:
 
 
 def dot(a: Tensor, b: Tensor, tile: tuple[int, int, int]) -> Tensor:
-    """a [M, K] @ b [K, N] in fp32 by one program."""
+    """Compute a [M, K] @ b [K, N] in fp32 by one program."""
     m, n, block = tile
     c = torch.empty(m, n, device=a.device)
     _dot_kernel[(1,)](a, b, c, a.shape[1], M=m, N=n, BLOCK=block)
@@ -45,7 +45,7 @@ def dot(a: Tensor, b: Tensor, tile: tuple[int, int, int]) -> Tensor:
 
 
 def cut_off(exponent: int, place: int, tile: tuple[int, int, int], dtype: torch.dtype) -> float:
-    """What 63 products 2**-exponent add to one of 1, in units of 2**-23."""
+    """Measure what 63 products 2**-exponent add to one of 1, in units of 2**-23."""
     a = torch.full((tile[0], 64), 2.0 ** -(exponent // 2), dtype=dtype, device="cuda")
     b = torch.full((64, tile[1]), 2.0 ** -(exponent - exponent // 2), dtype=dtype, device="cuda")
     a[:, place] = b[place] = 1.0
@@ -55,7 +55,7 @@ def cut_off(exponent: int, place: int, tile: tuple[int, int, int], dtype: torch.
 
 
 def beside(first: tuple[float, float], others: tuple[float, float], tile: tuple[int, int, int]) -> set[float]:
-    """What is left of each of 63 equal products of fp16 numbers beside a first product that is subtracted again."""
+    """Measure how much is left of each of 63 equal products of fp16 beside one that is subtracted again."""
     a = torch.full((tile[0], 64), others[0], dtype=torch.float16, device="cuda")
     b = torch.full((64, tile[1]), others[1], dtype=torch.float16, device="cuda")
     a[:, 0], b[0] = first
@@ -88,7 +88,7 @@ def one_large(m: int, k: int, n: int, draw: int) -> tuple[Tensor, Tensor]:
 
 
 def worst(make: Callable[[int, int, int, int], tuple[Tensor, Tensor]], length: int, dtype: torch.dtype) -> float:
-    """Largest error of a dot in units of u · Σ|a·b|."""
+    """Find the largest error of a dot in units of u · Σ|a·b|."""
     largest = 0.0
     for tile in TILES[:3]:
         for draw in range(DRAWS):

@@ -95,7 +95,7 @@ def text(x: float, y: float, said: str, kind: str, anchor: str = "start") -> str
 
 
 def neighbours(value: float, below: int, above: int) -> list[float]:
-    """bf16 numbers around one, in order."""
+    """List bf16 numbers around one, in order."""
     import torch
 
     near = torch.tensor(value, dtype=torch.bfloat16)

@@ -36,6 +36,7 @@ from lastbit.verify.check import Subject, unsupported, verify_case
 from lastbit.verify.device_memory import give_back
 from lastbit.verify.worker import Workplace
 
+# Small on purpose: what is timed is the launch, and not the copy.
 _ELEMENTS = 256
 
 
@@ -54,6 +55,7 @@ def bare_launch(device: torch.device) -> Callable[[], object]:
 
 Call = Callable[[], object]
 
+# Ten rounds in the time; fewer say less of how they vary, more are short.
 _SHARE = 0.1  # of the effort's seconds, as in `on_device`
 _FEWEST, _MOST = 5, 200  # replays
 _BURSTS, _BURST = 5, 50  # times that the host is looked at, and most calls then: fewer launches than a queue takes
@@ -115,12 +117,17 @@ def host_seconds(calls: Sequence[Call], device: torch.device, effort: Effort) ->
 Tensors = Mapping[str, Tensor]
 
 _JUDGED = "judged.txt"
+# Arbitrary: judging a larger one takes minutes, and needs many fp64 numbers for each element.
 _LARGEST = 1 << 30  # elements of a case that is judged itself
 _COPY, _COPY_ON_CPU = 1 << 30, 1 << 26  # bytes that are read, and as many written
 _SIDE, _SIDE_ON_CPU = 8192, 256  # of the matrices of a product
+# Arbitrary: of one call, the launch of the graph would be timed as well.
 _CALLS = 4  # that a graph has, at least
+# Arbitrary: more sets cost memory and time to fill; fewer fit the cache where tensors are tiny, as they do anyway.
 _MOST_SETS = 64
+# Arbitrary: of one filling, some may stay in a cache that is no perfect LRU; more costs memory and time.
 _TIMES = 3  # how often all sets of tensors fill the cache
+# Twice the 2 MiB of a core of Sapphire Rapids.
 _CACHE = 4 << 20  # bytes of a core's L2 cache, at most
 
 

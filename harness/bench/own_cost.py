@@ -226,6 +226,7 @@ def _parts(subject: Subject, case: Case) -> Iterator[Measurement]:
         yield Measurement(PARTS, str(case), part, "s", Sample.of([seconds[part]]), _WHOLE, total)
 
 
+# A width of the models in cases/shapes.toml.
 _WIDTH = 1 << 13
 _ROWS, _ROWS_ON_CPU = 512, 64  # 2^22 elements are a block of `judge`; both are more than the L2 cache holds
 _CLOSE = "assert_close"

@@ -18,6 +18,7 @@ from torch.utils.benchmark import Timer
 from lastbit.reports.bench import Sample
 from lastbit.verify.device_memory import give_back
 
+# Arbitrary: for tiny tensors, more copies cost time to make, and a loop over fewer stays in the cache all the same.
 _MOST_COPIES = 64
 _CACHE = 4 << 20  # bytes, more than the L2 cache of a core holds
 
@@ -38,6 +39,7 @@ class Effort:
     rounds: int = 3
 
 
+# Arbitrary: little enough to stand beside a verdict, as a judge's --speed does.
 QUICK = Effort(seconds=0.1, groups=1, cases=2, rounds=1)
 
 

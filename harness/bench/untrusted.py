@@ -35,10 +35,13 @@ from lastbit.verify.check import Subject
 Message = Mapping[str, Any]
 
 _FEWEST, _MOST = 24, 512  # calls that are timed
+# As that of kernel_speed.py.
 _SHARE = 0.1  # of the effort's seconds that each of its rounds takes, and one more
 _MEMORY, _MEMORY_ON_CPU = 16 << 30, 1 << 28  # bytes of a call, and of copies of all results
 _JUDGED, _JUDGED_ON_CPU = 1 << 32, 1 << 26  # elements of inputs whose results are judged
+# A bound on time: if one call in a hundred is wrong, one of so many is with 99 % (1 - 0.99^448).
 _MOST_JUDGED = 448  # calls that are judged
+# As _TIMES of kernel_speed.py.
 _FLUSH = 3  # times that the L2 cache is written over
 _POISON = -0x0101010101010102  # int64 of which each half and quarter is a NaN, or a number that nothing computes
 

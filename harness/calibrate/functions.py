@@ -21,7 +21,9 @@ from lastbit.numerics.premises import U
 
 EVERY = 1 << 32
 """Numbers of fp32, NaN and infinities among them."""
+# 128 MiB of fp64, of which several are held: fewer cost launches, more do not fit a small GPU.
 _TOGETHER = 1 << 24
+# A sample: an enclosure takes many operations, the function that it is compared with one.
 _SPECIALS = 1 << 16  # of what is together, whose enclosures are compared
 _NORMAL = 2.0**FP32.min_exponent
 _LARGEST = FP32.max * (1 - 2.0**-20)  # beyond it a result may be rounded to infinity

@@ -13,7 +13,9 @@ from lastbit.calibrate.functions import EVERY, functions
 from lastbit.calibrate.store import SUBNORMAL_PRODUCTS, MeasuredPremise, documented_premises
 from lastbit.numerics import DOCUMENTED, Enclosure, Premises, cast, dot, using
 
+# Arbitrary: more takes an interpreter longer, fewer meet fewer arguments that err much.
 _SAMPLE = {"cpu": 1 << 16}
+# Arbitrary: as many as torch holds some fp64 tensors of on any GPU.
 _SAMPLE_ELSEWHERE = 1 << 24
 
 

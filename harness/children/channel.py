@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _LENGTH = struct.Struct("!Q")
+# Arbitrary: a message brings a file for each block of shared memory, and not for each tensor.
 _MOST_FDS = 64
+# Arbitrary: less costs system calls, more memory of which a message mostly has no use.
 _PIECE = 1 << 20  # bytes that are read at once
 
 

@@ -20,10 +20,13 @@ from typing import IO, Any
 from lastbit.children.channel import Channel
 from lastbit.reports.characters import visible
 
+# Some 800 lines: more is memory for each process, and read by nobody.
 MOST = 1 << 16
 """Bytes of the output of a process that are kept."""
 
+# What a pipe of Linux holds by default: a larger read returns no more.
 _PIECE = 1 << 16
+# Arbitrary: shorter takes the CPU from what it waits for, longer is waited in vain.
 _PAUSE = 0.005  # seconds between two looks at whether a forked process has ended
 _HELD = 1 << 20  # bytes that a pipe holds at most, unless root makes it larger
 
@@ -106,12 +109,12 @@ class ChildProcess:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self._process.poll() is not None
 
     @property
     def silent(self) -> bool:
-        """Whether it has ended, and nothing that it said is left to be read; its children may keep the channel open."""
+        """Return whether it has ended and all that it said was read; its children may keep the channel open."""
         return self.over and not select.select([self.channel], [], [], 0)[0]
 
     def kill(self) -> None:

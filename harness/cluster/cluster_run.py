@@ -70,9 +70,11 @@ def _lacking(device: str, has: Sequence[DeviceKind], nodes: Sequence[ClusterNode
 LOG = "cluster.log"
 """The file of a run's folder that says what happened to actors."""
 
+# Arbitrary: sooner, it would be said of runs that are about to begin; later, a user waits without a word.
 _WAIT = 10.0
 """Seconds that actors may wait for a place before it is said."""
 
+# Arbitrary: shorter asks Ray more often for nothing, longer delays what is printed by that much.
 _PAUSE = 0.2  # seconds between two looks at actors that say nothing
 
 
@@ -87,7 +89,7 @@ class TeamsWork:
 
     @property
     def planned(self) -> bool:
-        """Whether the plan of every team is known."""
+        """Return whether the plan of every team is known."""
         return all(team.ledger or team.stuck for team in self.teams)
 
     @property

@@ -21,15 +21,19 @@ from lastbit.verify.schedule import UnitQueue, units
 TWICE = 2
 """Runs of an item that end in the same case before the kernel is what ends them."""
 
+# Arbitrary: each loss costs the start of an actor, and a node that goes away takes one run of an item at a time.
 MOST_LOST = 5
 """Runs of an item that lose their actors, in whatever cases, before it is given up."""
 
+# Arbitrary: a worker that still answers tells of its limit itself; this is time for that on a busy node.
 GRACE = 10.0
 """Seconds beyond its limit that a case has to be told of, before its actor is ended from outside."""
 
+# Arbitrary: longer than drawing the cases of a group may take; what hangs is found that much later.
 SILENCE = 600.0
 """Seconds beyond the limit of a case that an actor may say nothing between two cases: it draws, or waits for others."""
 
+# Arbitrary: sooner, most items are run twice for nothing; later, the end of a run waits for its slowest node.
 SLOW = 5.0
 """Seconds that an item runs before an actor without work runs it, too."""
 
@@ -56,7 +60,7 @@ class ItemAttempt:
 
     @property
     def bad(self) -> bool:
-        """Whether a case of the item failed."""
+        """Return whether a case of the item failed."""
         return any(result.verdict in BAD for result in self.results)
 
     @property
@@ -116,7 +120,7 @@ class Ledger:
 
     @property
     def done(self) -> bool:
-        """Whether every item has its outcome."""
+        """Return whether every item has its outcome."""
         return len(self.settled) == len(self.items)
 
     def next(self, actor: Hashable, now: float) -> int | None:

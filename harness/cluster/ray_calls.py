@@ -25,6 +25,7 @@ LOCAL = "local"
 
 _CLIENT = "ray://"
 _KNOCK = 5.0  # seconds until an address where nothing answers is given up: Ray tries for minutes
+# Arbitrary: the least of Ray is 75 MiB, and results of cases are some KB each.
 _STORE = 100 << 20  # bytes of shared memory for objects: results are small
 
 

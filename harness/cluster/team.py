@@ -25,9 +25,11 @@ from lastbit.verify.assemble import INTERRUPTED, Ended
 from lastbit.verify.isolating import limit_of
 from lastbit.verify.plan import Planned
 
+# One failure may be of the node or of its load; a second one on the same device is taken to be of the device.
 TRIES = 2
 """Starts of actors that fail on a device before the device is taken out."""
 
+# Importing torch may take minutes from a file system that many nodes read at once.
 START = 900.0
 """Seconds that an actor may take to import what it needs and to make its plan, once it has a process."""
 
@@ -103,7 +105,7 @@ class Team:
 
     @property
     def done(self) -> bool:
-        """Whether all items have run, or nobody is left who could run them."""
+        """Return whether all items have run, or nobody is left who could run them."""
         return (self.ledger is not None and self.ledger.done) or not self._members
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 from lastbit.command_line import read_words
 from lastbit.commands.options import KERNEL, add_device, add_timeout, add_words, config_of
 from lastbit.config import PROFILES, Config
-from lastbit.errors import UsageError
+from lastbit.errors import MOST_NAMES, UsageError
 from lastbit.history.revisions import kernels_at
 from lastbit.identifying.bitwise_agreement import agree_kernels
 from lastbit.kernel import REVISION_MARK
@@ -70,7 +70,8 @@ def _planned(worker: Worker) -> tuple[str, ...]:
 
 def _two(names: Sequence[str]) -> tuple[str, str]:
     if len(names) != 2:
-        raise UsageError(f"agree takes two kernels, not {', '.join(names[:20]) or 'none'}; name two: PATH::A PATH::B")
+        given = ", ".join(names[:MOST_NAMES]) or "none"
+        raise UsageError(f"agree takes two kernels, not {given}; name two: PATH::A PATH::B")
     first, second = names
     if first == second:
         raise UsageError(

@@ -36,6 +36,7 @@ OF_A_RUN, OF_A_KERNEL = 60.0, 15.0
 Named = tuple[str, str, str]
 """Kernel, device and case of a result."""
 
+# Arbitrary: an explanation takes seconds, and causes repeat among contracts and dtypes.
 MOST_CAUSES = 3
 """Of a kernel on a device that are explained."""
 
@@ -183,6 +184,7 @@ def unexplained(failure: CaseResult, reason: str) -> Explanation:
 
 # Stages of kernels that declare none, as they are seen in a case
 
+# Arbitrary: a reader waits that long for more than a run itself; what is left out is said, and `explain` shows it.
 SECONDS = 30.0
 """In which the stages of all kernels are looked for."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from lastbit.command_line import read_words
-from lastbit.commands.options import add_device, add_timeout, add_words, config_of
+from lastbit.commands.options import add_device, add_timeout, add_words, config_of, whole_number
 from lastbit.commands.running import NOTHING_RUN
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UsageError
@@ -67,20 +67,17 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         "cases", "for kernels without a golden; the others keep the cases of theirs"
     ).add_argument
     add("--cases", type=Path, metavar="FILE", help="hold the case lines of this file instead of chosen ones")
-    add("--cases-per-group", type=_from(0), metavar="N", default=1, help="generated cases per group (default: 1)")
+    add(
+        "--cases-per-group", type=whole_number(0), metavar="N", default=1, help="generated cases per group (default: 1)"
+    )
     add("--seed", type=int, metavar="N", default=0, help="seed of the generated cases")
-    add("--most-elements", type=_from(1), metavar="N", default=1 << 15, help="of all inputs of a case (default: 32768)")
-
-
-def _from(least: int) -> Callable[[str], int]:
-    """Make a parser of whole numbers from `least` on."""
-
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
-        return int(text)
-
-    return read
+    add(
+        "--most-elements",
+        type=whole_number(1),
+        metavar="N",
+        default=1 << 15,
+        help="of all inputs of a case (default: 32768)",
+    )
 
 
 def _record(options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lastbit.command_line import read_words
-from lastbit.commands.options import CASE, add_words
+from lastbit.commands.options import CASE, add_words, whole_number
 from lastbit.commands.running import worst_code
 from lastbit.config import PROFILES
 from lastbit.devices import plan_devices
@@ -74,15 +74,9 @@ def _add_effort(group: argparse._ArgumentGroup) -> None:
         "-n",
         dest="judges",
         metavar="N",
-        type=_judges,
+        type=whole_number(1),
         help="judges (default: one for each core, or device with --speed, or file)",
     )
-
-
-def _judges(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of judges from 1 on")
-    return int(text)
 
 
 def _judge(options: argparse.Namespace, rest: Sequence[str]) -> int:

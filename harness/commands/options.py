@@ -6,6 +6,7 @@ import argparse
 import re
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,17 @@ def seed(text: str) -> int | None:
     return None if text == "random" else int(text)
 
 
+def whole_number(least: int, other: str = "") -> Callable[[str], int]:
+    """Make a parser of whole numbers from `least` on; its error ends in what else the option takes."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on{other}")
+        return int(text)
+
+    return read
+
+
 def workers_of(options: argparse.Namespace) -> list[str]:
     """Return pytest's option -n, if it was given or the command has a default."""
     return [] if options.workers is None else ["-n", options.workers]
@@ -117,9 +129,7 @@ def workers_of(options: argparse.Namespace) -> list[str]:
 
 def _workers(text: str) -> str:
     """Parse the number of workers; even one is a process of its own, so that a kernel that ends it ends no run."""
-    if text not in ("auto", "logical") and not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of processes from 1 on nor auto")
-    return text
+    return text if text in ("auto", "logical") else str(whole_number(1, ", nor auto")(text))
 
 
 def config_of(options: argparse.Namespace, **changes: Any) -> Config:

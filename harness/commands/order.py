@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lastbit.command_line import read_words
-from lastbit.commands.options import add_device, add_timeout, add_words, config_of
+from lastbit.commands.options import add_device, add_timeout, add_words, config_of, whole_number
 from lastbit.commands.report import STANDARD_OUTPUT, write_text
 from lastbit.commands.running import worst_code
 from lastbit.errors import UsageError
@@ -43,7 +43,7 @@ def add_order(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--rows",
-        type=_number,
+        type=whole_number(1),
         metavar="N",
         help="sums in each call, on which the order may depend (default: 4096; on the cpu 256)",
     )
@@ -125,10 +125,4 @@ def _alike(a: Order, b: Order, first: Sequence[Order], second: Sequence[Order]) 
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(_number(word, least=3) for word in text.split(","))
-
-
-def _number(text: str, least: int = 1) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
-    return int(text)
+    return tuple(map(whole_number(3), text.split(",")))

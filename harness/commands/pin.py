@@ -16,7 +16,7 @@ from lastbit.command_line import kernel_words, read_words
 from lastbit.commands.options import add_device, add_timeout, add_words, config_of
 from lastbit.commands.running import NOTHING_RUN
 from lastbit.config import Config
-from lastbit.errors import UsageError, no_kernel
+from lastbit.errors import MOST_NAMES, UsageError, no_kernel
 from lastbit.files import BUILT_IN, PACKAGE
 from lastbit.inputs.values import check_regime
 from lastbit.kernel import Kernel
@@ -128,9 +128,8 @@ def _kernel(project: Project, names: Sequence[str], case: Case) -> tuple[Kernel,
     kernels = {kernel.name: kernel for kernel in project.kernels()}
     names = names or [name for name, kernel in kernels.items() if kernel.op == case.op]
     if len(names) != 1:
-        raise UsageError(
-            f"pin takes one kernel of {case.op}, not {', '.join(names[:20]) or 'none'}; name it: PATH::NAME"
-        )
+        given = ", ".join(names[:MOST_NAMES]) or "none"
+        raise UsageError(f"pin takes one kernel of {case.op}, not {given}; name it: PATH::NAME")
     [name] = names
     if name not in kernels:
         raise no_kernel(name, kernels)

@@ -27,12 +27,16 @@ from lastbit.verify.check import Subject
 from lastbit.verify.plan import Planned
 from lastbit.verify.worker import Watch, Worker, WorkerEnded, Workplace, planned, unwatched
 
+# As _MOST of handover.py: some twenty fp64 numbers for each element, 700 MB.
 MOST = 1 << 22
 """Elements of the op's first input up to which the reference is evaluated at once."""
+# Arbitrary: too low begins what does not end in time, too high leaves time unused; most take less.
 TIMES_JUDGED = 4.0
 """How many times as long as judging a case it takes to follow its worst element, at most as a rule."""
+# Arbitrary: the finding is there without them. smallest.md has medians: up to 2 s for norms, 20 s for experts.
 SHRINKING = 2.0
 """Seconds that are spent on smaller tensors, if there are so many."""
+# Arbitrary: less is over before tries tell anything.
 LEAST = 1.0
 """Seconds below which smaller tensors are not looked for."""
 

@@ -16,8 +16,10 @@ from lastbit.tracing import Event, Log
 from lastbit.tracing.of_torch import UNWRITTEN
 from lastbit.tracing.writes import Addresses, Write
 
+# Arbitrary: each cell is a number in every expression, and a wrong line is wrong in most cells of its row.
 MOST = 4096
 """Cells that are compared, but one row at least."""
+# Arbitrary: wider rows are of vocabularies, where 65,536 expressions of each line would be compared.
 WIDEST = 1 << 16
 """Columns of a row beyond which nothing is compared."""
 Shape = tuple[int, ...]

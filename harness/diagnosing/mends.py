@@ -36,14 +36,18 @@ from lastbit.tracing.kernel_frames import Places
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
 from lastbit.tracing.triton_lanes import MOVERS
 
+# Arbitrary: docs/measurements/culprits.md has the seconds of whole traces, of which mends are a part.
 SECONDS = 3.0
 """Of the processor, for which mends are tried; where that is not enough for all of them, no line is named."""
+# Arbitrary: nearer values are tried first, farther ones as well.
 LIKE = 0.5
 """Relative L2 error up to which another value of a stage is tried first."""
 COARSEST = 2.0**-4
-"""The same where the kernel has a right value, too, that is rounded once more: relative error of e4m3."""
+"""Error of that where the kernel has a right value, too, that is rounded once more: that of e4m3."""
+# Arbitrary: each is tried by doing the rest of the kernel again. Longer kernels repeat values in a loop.
 MOST_STAGES = 40
 """Values of the kernel's that are tried as stages."""
+# Arbitrary: of more, a loop in Python launches them, and a wrong line is wrong in all.
 MOST_LAUNCHES = 8
 """Launches of one kernel that are mended one by one."""
 LEAST = 8
@@ -99,7 +103,7 @@ class Mend:
 
     @property
     def of_arguments(self) -> bool:
-        """Whether the expression follows from the launch's arguments alone; lines that compute with it tell more."""
+        """Return whether the expression follows from the launch's arguments; lines that compute with it tell more."""
         return self.expression.events[-1].origin is not Origin.MEMORY
 
     @property

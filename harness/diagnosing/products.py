@@ -16,6 +16,7 @@ from lastbit.numerics import Enclosure, Premises, dot, format_of, using
 from lastbit.shadows.aten import UncompiledMode
 from lastbit.verify.check import Subject
 
+# Arbitrary: some tenths of a second of one core in fp64.
 MOST = 1 << 28
 """Multiplications of a product up to which it is looked at."""
 _PREMISES = Premises(flushes_subnormals=True)  # the loosest, as oneDNN's products by AMX are of numbers without these

@@ -19,6 +19,7 @@ from lastbit.tracing import Log
 from lastbit.tracing.cells import Ancestry, Expression, expressions
 from lastbit.tracing.writes import Addresses, Write
 
+# 8 MB of fp64 for each expression, of which a kernel has many.
 LARGEST = 1 << 20
 """Elements of the op's first input up to which a call is read: every expression has a value for each cell."""
 

@@ -17,6 +17,7 @@ from lastbit.tracing import Event, Log, Operand, Path
 from lastbit.tracing.follow import Visit, came_from, unique
 from lastbit.tracing.triton_lanes import MOVERS
 
+# What stands on one line beside the name of the operation.
 FIRST = 4
 """Elements that are shown of many."""
 INPUT = "input "

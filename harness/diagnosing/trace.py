@@ -33,6 +33,7 @@ from lastbit.verify.check import Subject, examine, first_line
 from lastbit.verify.formula_check import by_formula, follows
 from lastbit.verify.worker import Watch, Workplace, unwatched
 
+# Arbitrary: each is kept with all of its operations.
 MOST_PROGRAMS = 64
 """Programs of Triton kernels of which all operations are kept."""
 

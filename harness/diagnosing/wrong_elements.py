@@ -14,15 +14,19 @@ from lastbit.judging.observation import Observation
 from lastbit.numerics import remembering
 from lastbit.result import CaseResult
 
+# Arbitrary: each one is a comparison with the elements, and later ones are seldom meant.
 ALLOCATIONS = 32
 """Of a call, whose filling is looked for in elements that nothing wrote."""
 SEVERAL = 3
 """Elements that have something in common; two have it too often."""
 
 _DENSE = 0.75  # share of the indices of a pattern that have a wrong element: a right one among four is chance
+# Arbitrary: a larger part is not worth a sentence, as the rest is as easy to name.
 _PART = 0.9  # of an axis, the largest part that counts as one
+# Up to two warps any period; larger ones are of tiles, which are powers of two.
 _PERIODS = 65  # below, every period is tried, and from there on powers of two
 _CHANCE = 1e-3  # that as many wrong elements, thrown at random, keep to a region as small, in one of _PATTERNS
+# About how many patterns are tried of an axis, which makes chance likelier by that factor.
 _PATTERNS = 100
 
 

@@ -53,7 +53,7 @@ class Value:
 
     @property
     def named(self) -> bool:
-        """Whether it is a variable of the reference."""
+        """Return whether it is a variable of the reference."""
         return self.text.isidentifier()
 
     @property

@@ -24,6 +24,7 @@ from lastbit.numerics import Enclosure
 from lastbit.ops import Op
 from lastbit.verify.declarations import check_op
 
+# Arbitrary: a translation that is wrong is so for nearly all numbers.
 SEEDS = 3
 
 

@@ -17,6 +17,7 @@ from lastbit.from_torch.selection_rules import FORMULAS
 from lastbit.from_torch.tracing import Example, Traced
 from lastbit.from_torch.writing import Body, written_body
 
+# A line of 120 with a bracket or comma behind it.
 _WIDTH = 119
 _EXPORTED = frozenset(lastbit.numerics.__all__)
 
@@ -136,9 +137,8 @@ def _case_first(word: str) -> tuple[bool, str]:
 
 def _imports(names: Sequence[str]) -> str:
     line = f"from lastbit.numerics import {', '.join(names)}"
-    return (
-        line if len(line) <= 120 else "from lastbit.numerics import (\n" + "".join(f"    {n},\n" for n in names) + ")"
-    )
+    lines = ["from lastbit.numerics import (", *(f"    {name}," for name in names), ")"]
+    return line if len(line) <= _WIDTH + 1 else "\n".join(lines)
 
 
 def wrapped(line: str) -> list[str]:

@@ -142,7 +142,7 @@ _with_indices("min", "amin")
 
 @RULES("where")
 def where(condition: Value, x: Value, y: Value) -> Value:
-    """As a function; the method `x.where(condition, y)` is one of integers or is written in this order, too."""
+    """Write the function; the method `x.where(condition, y)` is one of integers or is written in this order, too."""
     if condition.kind == "integers" and {x.kind, y.kind} <= {"integers", "number"} and "integers" in (x.kind, y.kind):
         if x.kind == "integers":
             return Value(f"{x.within(ATOM)}.where({condition.text}, {y.text})", kind="integers", computed=True)

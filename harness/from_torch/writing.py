@@ -20,6 +20,7 @@ _WORDS = {
     "add": "sum", "sub": "difference", "rsub": "difference", "mul": "product", "div": "quotient", "truediv": "quotient",
     "pow": "power", "rsqrt": "inverse_root", "sqrt": "root", "matmul": "dot", "linear": "dot", "bmm": "dot",
 }  # fmt: skip
+# Arbitrary: with its name and an indentation such a line stays below 100 characters.
 _LONG = 72
 """Characters of an expression that gets a line of its own."""
 

@@ -9,6 +9,7 @@ from lastbit.errors import UsageError, unknown
 from lastbit.reports.bisection import METRICS, Criterion, stage_of
 from lastbit.result import CaseResult, Verdict
 
+# Arbitrary: drawn cases alone vary by some per cent.
 CLEARLY = 1.1
 """Factor by which the figures of both ends must differ. If they hardly do, being nearer to one of them says nothing."""
 

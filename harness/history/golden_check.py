@@ -76,6 +76,7 @@ def lines_for(subject: Subject, groups: Iterable[Group], *, drawn: int, seed: in
     return list(dict.fromkeys(lines))
 
 
+# Arbitrary: each is one more case to draw, none to run.
 _SPARE = 4  # the first cases that are generated are the simplest, and say the least
 
 
@@ -246,7 +247,7 @@ class Proposal:
 
     @property
     def open(self) -> bool:
-        """Whether there is something to approve: a change, and nothing that is wrong."""
+        """Return whether there is something to approve: a change, and nothing that is wrong."""
         return self.outcome.status not in REFUSED | {Status.SAME, Status.SKIPPED}
 
 

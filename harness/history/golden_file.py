@@ -74,7 +74,7 @@ def path_of(kernel: str, folder: Path) -> Path:
     """Return the file of a kernel in a folder of goldens: no two names share one, whatever characters they hold."""
     if _PLAIN.fullmatch(kernel):
         return folder / f"{kernel}{SUFFIX}"
-    readable = re.sub(r"[^a-z0-9_]+", "-", kernel.lower()).strip("-")[:80]
+    readable = re.sub(r"[^a-z0-9_]+", "-", kernel.lower()).strip("-")[:80]  # file systems take 255 bytes
     return folder / f"{readable}-{hashlib.sha256(kernel.encode()).hexdigest()[:8]}{SUFFIX}"
 
 

@@ -217,7 +217,7 @@ def _revision_of(files: Sequence[Path]) -> str:
 
 def _command(*words: str) -> str:
     """Return the output of a command; empty if it fails or does not exist."""
-    try:
+    try:  # a driver that hangs is to be told from a slow one: nvidia-smi takes seconds where nothing holds the GPU
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -18,10 +18,12 @@ from lastbit.inputs import fingerprint
 from lastbit.inputs.bits import bits_of, bits_with_one_nan, distance
 from lastbit.reports.golden import Change, Farthest, Index
 
+# 4 KB of fp32 for each stage of a case; where a larger one changed, its hashes tell.
 WHOLE = 1024
 """Elements up to which a tensor is stored whole."""
 
 _RUNS, _RUN = 16, 32  # a sample: so many stretches of so many consecutive elements
+# Arbitrary: about 1 KB of a file, by which a change is placed within a thirtieth of the tensor.
 _BLOCKS = 32  # hashes of a tensor that is not stored whole
 
 

@@ -91,7 +91,7 @@ class Versions:
     what = "version"
 
     def __init__(self, package: str, versions: Sequence[str], device_type: str) -> None:
-        """`versions` are in order, the ends included; `device_type` is that of the processes that import them."""
+        """Take `versions` in order, the ends included; `device_type` is that of the processes that import them."""
         self.package, self.versions, self.device_type = package, list(versions), device_type
         self.good, self.bad = self.versions[0], self.versions[-1]
         self._good, self._bad = 0, len(self.versions) - 1

@@ -24,7 +24,7 @@ from lastbit.verify.worker import Watch, Workplace, unwatched
 
 
 def identify_kernel(place: Workplace, name: str, *, most: int) -> Identification:
-    """`identify` a kernel on the lines of the configuration, or on generated cases, which are as large as for a CPU."""
+    """Ask `identify` about a kernel, on the configured lines or on cases that are as small as for a CPU."""
     subject = place.subjects[name]
     cases = cases_of(place, subject, small=True)
     return identify(subject, cases, most=most, watch=place.watch)

@@ -28,7 +28,9 @@ from lastbit.shadows.following import Followed
 FIXED = ("bf16", "fp16")
 """Formats that a stage may be rounded to, whatever the inputs have."""
 
+# Arbitrary: each is an evaluation of the reference for every case.
 _FEW = 30  # contracts that are all tried on every case
+# Arbitrary: one case may be a corner where a kernel errs; in three of the same dtypes it is another contract.
 _ENOUGH = 3  # cases of the same dtypes that rule out one of more contracts, after which it is left
 
 

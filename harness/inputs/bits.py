@@ -25,6 +25,7 @@ FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Element size in bytes → the integer dtype through which bits are compared."""
 
+# 32 MiB for the mask. Fewer cost launches, and a GPU is busy with a few million.
 _AT_ONCE = 1 << 25  # integers that are compared at a time: the mask of that many is all the memory that it takes
 
 NAN_BITS = {

@@ -14,6 +14,7 @@ from lastbit.inputs.lines import flat_lines
 from lastbit.trust import fuses, trusted
 
 _INDEX, _BITS = signed(0xD6E8FEB86659FD93), signed(0xA0761D6478BD642F)
+# Its arithmetic is of integers: where it is wrong, it is so in nearly every element.
 _SAMPLE = 1 << 14  # elements at most that a fused kernel is compared on
 
 

@@ -20,6 +20,7 @@ from lastbit.errors import UsageError
 from lastbit.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, signed
 from lastbit.numerics.formats import FP64, cast, format_of, round_to
 
+# A line of some 60 KB; a longer one is read by nobody, and a file of tensors holds more.
 MOST_GIVEN = 4096
 """Elements of a tensor whose values a line can hold."""
 
@@ -190,4 +191,5 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
 
+# Half a line of a terminal, beside the sentence that it stands in.
 _SHOWN = 60

@@ -15,7 +15,9 @@ from lastbit.inputs.draws import DrawnBlock
 Values = Callable[[DrawnBlock, torch.dtype], Tensor]
 
 _NUMBERED = re.compile(r"(?P<word>[a-z]+)_(?P<number>[1-9]\d*)$")
+# As many tokens as Mistral's Tekken has, 131,072; a larger vocabulary needs no other code.
 _VOCABULARY = 1 << 17
+# Half of the vocabulary above, so that other tokens are left; models have a handful.
 _MOST_ENDS = 1 << 16
 _LOADS = (0, 1, 16, 17, 32, 64, 128)  # nothing, one pair, and what fills one or several blocks of 16, 32, 64 or 128
 

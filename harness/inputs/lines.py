@@ -11,8 +11,10 @@ from torch import Tensor
 
 from lastbit.case import contiguous_strides
 
+# Kernels are compiled for so many; tensors of more dimensions are joined, or left to torch.
 _LEADING = 3
 _TILE, _NARROW_TILE = (1, 2048), (64, 32)
+# As LARGE of numerics/fused: a kernel of its own is worth its compilation from there on.
 _LARGE = 1 << 21  # elements
 _NARROW, _MANY = 128, 256  # columns and lines from which on most of a tile of one line would be idle
 
@@ -41,7 +43,7 @@ class Lines:
 
     @functools.cached_property
     def large(self) -> bool:
-        """Whether a kernel of their own is compiled for such lines; one serves all that are smaller."""
+        """Return whether a kernel of their own is compiled for such lines; one serves all that are smaller."""
         return self.count * self.size >= _LARGE
 
     @functools.cached_property

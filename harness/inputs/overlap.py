@@ -10,6 +10,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+# 1 GiB of bools. Overlaps of larger memory would be unknown.
 _LARGEST_MAP = 1 << 30
 
 

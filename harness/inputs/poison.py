@@ -22,6 +22,7 @@ from lastbit.inputs.bits import bits_of
 from lastbit.inputs.blocks import pieces
 from lastbit.inputs.guards import canary, integer_of
 
+# 4 MiB for each of the masks; fewer cost more operations.
 _AT_ONCE = 1 << 22  # elements that are counted at a time; there are several masks of them
 
 POISONS = (0, 1)

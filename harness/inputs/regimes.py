@@ -30,6 +30,7 @@ from lastbit.errors import UsageError
 from lastbit.inputs.draws import DrawnBlock
 from lastbit.inputs.integer_regimes import kept
 
+# Elements of a row that are kept, on average. Arbitrary: several, among many zeros.
 _FEW = 8
 
 
@@ -62,6 +63,7 @@ def sparse_signs(block: DrawnBlock) -> Tensor:
 
 _LABELS = r"(?:[A-Za-z_]\w*(?:\*[A-Za-z_]\w*)*)?"
 _CALL = re.compile(rf"(?P<word>\w+)\((?P<rows>{_LABELS}),(?P<columns>{_LABELS})\)$")
+# The mean of the magnitudes of `one_sign`: from 0.25 to 1.25.
 _MEAN = 0.75
 
 
@@ -130,7 +132,7 @@ def uniform(block: DrawnBlock) -> Tensor:
 def rows(block: DrawnBlock) -> Tensor:
     """Draw normal rows of scales from 2**-14 to 2**6; three in ten have a mean of two standard deviations."""
     scale = block.powers(block.rows, -14, 5) * (1 + block.uniform(block.rows, "mantissa"))
-    shifted = block.uniform(block.rows, "shifted") < 0.3
+    shifted = block.uniform(block.rows, "shifted") < 0.3  # a share that most cases have; other rows have no mean
     mean = torch.where(shifted, 2 * block.signs(block.rows), 0.0)
     return (block.normal(block.elements) + mean) * scale
 
@@ -202,7 +204,7 @@ def subnormal(block: DrawnBlock) -> Tensor:
 def huge(block: DrawnBlock) -> Tensor:
     """Draw rows up to the largest finite number: squares overflow fp32 (fp32, bf16) or their own format (fp16, fp8)."""
     top = math.frexp(block.fmt.max)[1] - 1
-    scale = block.powers(block.rows, top // 2 if top > 64 else top - 3, top)
+    scale = block.powers(block.rows, top // 2 if top > 64 else top - 3, top)  # 64: half of fp32's and bf16's 127
     magnitude = (1 + block.uniform(block.elements)) * scale
     return magnitude.clamp(max=block.fmt.max) * block.signs(block.elements)
 

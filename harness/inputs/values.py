@@ -115,6 +115,7 @@ def _check(spec: TensorSpec, source: str, dtype: str, shape: tuple[int, ...]) ->
 
 Regime = Callable[[DrawnBlock], Tensor]
 
+# Arbitrary: larger than that of a fingerprint, as values are fp64 and have rarer cases.
 _SAMPLE = 1 << 16  # elements at least that a fused kernel is compared on
 _FEW_USES = 256  # of a kernel for small tensors, which torch fills in less time than it takes to compile
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from lastbit.inputs.bits import INTEGER_OF_SIZE, numbers, unequal_flags
 from lastbit.inputs.guards import Guarded, canary, extent, integer_of, moving, separates
 
+# As _AT_ONCE of poison.py.
 _PIECE = 1 << 22  # places that are compared at a time where differences are looked for
 
 Region = Literal["before", "gap", "element", "after"]

@@ -71,6 +71,7 @@ class Launcher(GridExecutor):  # type: ignore[misc]
             builder.memory = before
 
 
+# Arbitrary, of the order of a cache: larger batches go through memory, smaller ones are more work of Python.
 BATCH_BYTES = 16 << 20
 """About how much memory the programs of a batch may take."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import triton.language as tl
 
+# Arbitrary: more is memory in every worker, fewer are made again more often.
 ENTRIES = 4096
 """How many are kept before all are forgotten."""
 

@@ -118,6 +118,7 @@ TOGETHER = frozenset(
 )
 """Operations that take what several programs have at once."""
 
+# Arbitrary: more is memory for a kernel that is run once, less records kernels of large tiles in vain.
 LARGEST = 64 << 20
 """Bytes of the results of one program beyond which it is not worth keeping them all, as a replay does."""
 

@@ -46,7 +46,7 @@ class _Region:
 
 @dataclass
 class Speculation:
-    """What a batch of programs has done so far.
+    """The work of a batch of programs so far.
 
     Attributes:
         programs: how many there are.

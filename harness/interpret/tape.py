@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 
 from lastbit.interpret.rewrite import Meaning
 
+# Arbitrary: as that of recorder.py.
 LARGEST = 64 << 20
 """Bytes beyond which a tape is given up: a kernel whose programs see ever new values has no use for one."""
+# A guess of what a step, its tuple of operands and its entries take in CPython.
 BYTES_OF_STEP = 500
 
 

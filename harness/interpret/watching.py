@@ -22,7 +22,7 @@ class Watcher(Protocol):
         """Return the context in which the programs of a launch run; `arguments` are the kernel's, as it sees them."""
 
     def chosen(self, programs: Array) -> Array:
-        """Those programs of a launch that run, of their indices [N, 3]."""
+        """Choose the programs of a launch that run, of their indices [N, 3]."""
 
     def operation(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return `function(*args, **kwargs)`, an operation of the language that is composed of several others."""
@@ -49,7 +49,7 @@ def watched_launch(function: Any, arguments: Callable[[], Mapping[str, Any]]) ->
 
 
 def chosen(programs: Array) -> Array:
-    """Those programs of a launch that run, of their indices [N, 3]."""
+    """Choose the programs of a launch that run, of their indices [N, 3]."""
     return programs if _watcher is None else _watcher.chosen(programs)
 
 

@@ -59,7 +59,7 @@ class Basis:
 
     @cached_property
     def allowed(self) -> bool:
-        """Whether the contract allows the results of the call itself."""
+        """Return whether the contract allows the results of the call itself."""
         return self.allows(self.inputs, self.results)
 
     @property
@@ -124,6 +124,7 @@ class BitDifference:
     ulp: float = 0.0
 
 
+# Of more, sentences name a range or a number; a result keeps these in its record.
 _MOST_ROWS = 256
 
 

@@ -15,6 +15,7 @@ from lastbit.invariance.launches import Launches, RowsCall, joined, picked
 from lastbit.invariance.property import Pairs, Property
 from lastbit.relations import Tensors, same
 
+# Arbitrary: two orders exchange most pairs of rows; each one is a call more.
 _ORDERS = 2  # drawn ones
 _ALIGNED = 16  # rows: at this multiple, tiles of rows and vector loads are whole
 

@@ -14,6 +14,7 @@ from lastbit.inputs.guards import ALIGNMENT
 from lastbit.invariance.basis import Basis
 from lastbit.relations import NotApplicable, Tensors
 
+# All six are of one kind by chance one time in 32.
 _TRIES = 6
 
 

@@ -18,8 +18,11 @@ from lastbit.invariance.direct import elsewhere, other_values, require_accelerat
 from lastbit.invariance.property import Pairs, Property
 from lastbit.relations import NotApplicable, Tensors, same
 
+# The first replay shows what was captured, the second what the first left behind.
 _REPLAYS = 2
+# Arbitrary: what the memory of others holds changes with each; a replay takes no longer than a call.
 _MANY_REPLAYS = 20
+# Arbitrary: so that what is allocated next lies elsewhere; 16 of them are the GB at which it starts over.
 _BLOCK = 64 << 20  # bytes that are in use elsewhere in later replays
 
 

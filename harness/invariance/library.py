@@ -27,6 +27,7 @@ from lastbit.relations import Tensors
 
 BYTES, ROWS = 64 << 20, 1 << 15
 """Of results that are compared, and how many; where a property takes more, no operation is named."""
+# Arbitrary: each costs calls of the kernel.
 _MOST = 4  # operations that are held, each in its turn
 _UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_")
 _DOTS = {"mm": ("self 0",), "addmm": ("mat1 0",), "bmm": ("self 0", "mat2 0")}  # operands with rows of the result

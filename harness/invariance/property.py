@@ -13,6 +13,7 @@ from lastbit.invariance.basis import Basis, BitDifference, difference
 from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.relations import Matched, NotApplicable, Related, Relation, Tensors
 
+# As _SHOWN of case.py.
 _SHOWN = 300  # characters of what a kernel raised
 _JUDGED, _JUDGED_QUICKLY = 8, 2  # pairs that differ of which the contract is asked, however small the difference is
 

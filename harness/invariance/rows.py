@@ -17,11 +17,15 @@ from lastbit.invariance.property import Pairs, Property
 from lastbit.invariance.thresholds import BitChanges, sizes_up_to
 from lastbit.relations import Tensors
 
+# Arbitrary: a bound on the time of `verify`; `lastbit invariance` has time for all rows.
 _LAUNCHES = 2  # of one size, in `lastbit verify`
 _MANY_LAUNCHES = 64  # they cover all of 4,096 rows from 64 rows on
 _PLACES, _MANY_PLACES = 2, 16  # at which each row is
+# Arbitrary: each row is room in a launch.
 _KNOWN = 64  # rows with a change that are launched together at further sizes
+# Arbitrary: a bound on the time for one number of a sentence.
 _TO_COUNT = 64  # launches in which the changed rows are counted, in `lastbit verify`
+# Arbitrary, as _TO_COUNT.
 _MANY_TO_COUNT = 1024
 
 

@@ -15,6 +15,7 @@ from lastbit.invariance.direct import called, elsewhere, require_accelerator, re
 from lastbit.invariance.property import Pairs, Property
 from lastbit.relations import same
 
+# Arbitrary: what depends on timing shows in some calls only; `verify` makes one.
 _MANY = 10  # calls beside each kind of work where calls may cost seconds
 
 

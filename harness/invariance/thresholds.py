@@ -33,11 +33,14 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 
+# Where two ways of summing agree in half of all rows, all sixteen agree one time in 65,536.
 ROWS = 16
 """Rows whose bits are followed from size to size: one row may have the same bits in two ways of summing."""
 
 _COPIED = 4  # of these, rows that are launched as copies
+# Arbitrary: each takes as many launches as the rows have bits.
 _FOUND = 4  # thresholds that are found by halving
+# Block sizes of kernels: powers of two up to the rows of the largest tile.
 _DIVISORS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 Bits = tuple[bytes, ...]

@@ -62,7 +62,9 @@ FOR_CPU: Mapping[str, int] = {
 
 FOR_ACCELERATORS: Mapping[str, int] = {PROCESSES: system.CLONE_NEWPID, "shared memory": system.CLONE_NEWIPC}
 
+# Arbitrary: queues take some KB, and data there would count against no other limit.
 _SHARED_MEMORY = 64 * MB  # locks and queues of multiprocessing; not for data
+# Arbitrary: Triton's cache has some eight files for a compiled variant; inodes are memory of the host.
 _MOST_FILES = 1 << 15  # in a folder of a kernel process
 
 

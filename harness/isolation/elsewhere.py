@@ -21,7 +21,9 @@ from lastbit.kernel import Kernel
 from lastbit.of_file import Role
 from lastbit.takes import of_text
 
+# Arbitrary: a package with compiled extensions may take half a minute; what hangs is found that much later.
 _LOADING = 120.0  # seconds that the files of a folder may take
+# More than any tensor has elements; what a foreign process answers must have some bound.
 _MOST_TERMS = 1 << 48
 _KINDS = {kind.name: kind for kind in inspect._ParameterKind}
 

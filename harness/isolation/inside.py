@@ -28,6 +28,7 @@ from lastbit.shadows.following import follow
 from lastbit.takes import as_text
 from lastbit.trees import imported, outermost
 
+# Arbitrary: reports name a few, and what a foreign process answers must have a bound.
 MOST_OPAQUE = 100
 """Operations without residues that are told."""
 

@@ -26,13 +26,17 @@ from lastbit.shadows.following import Followed
 from lastbit.timing import KERNEL, timed
 
 _RESULTS = 0  # key of the block for results among blocks whose keys are addresses
+# Arbitrary: 2³³ numbers of bf16; a process that nobody trusts could ask for all memory.
 MOST_RESULTS = 1 << 34
 """Bytes that a call may return, where they are not more than an eighth of the memory that there is."""
 
+# Arbitrary: more takes stack, and the limit of Python is 1,000.
 FRAMES = 100
 """Below fewer frames than that a call without guards is made, drawn anew each time: a model may have as many."""
 
+# Arbitrary: large enough for most cases; what does not fit is asked for again.
 _FIRST_RESULTS = 1 << 20
+# A call that has no time left is asked all the same, so that what it ends with is an answer of the kernel process.
 _SHORTEST = 0.001  # seconds
 
 
@@ -59,7 +63,7 @@ class ProcessPair:
 
     @property
     def over(self) -> bool:
-        """Whether one of them has ended, so that nothing more can be asked."""
+        """Return whether one of them has ended, so that nothing more can be asked."""
         return self.guarded.over or self.bare.over
 
     def begin(self) -> None:

@@ -97,7 +97,9 @@ def _end_first() -> None:
         pass  # a system without that file, or one that holds the score higher already
 
 
+# A process can fill about a GB meanwhile; a look is a few reads of /proc.
 _PAUSE = 0.2  # seconds between two looks
+# Walking a folder takes longer than reading /proc, and a tmpfs has a size of its own.
 _PAUSE_OF_FILES = 1.0  # seconds between two looks at its files
 _MOST_FILES, _DEEPEST = 1 << 15, 64
 _KB = 1024

@@ -24,11 +24,15 @@ from lastbit.isolation.limits import Limits, ProcessWatch
 from lastbit.isolation.privileges import shield
 from lastbit.isolation.server import MAIN, preparation
 
+# Arbitrary: tensors travel in shared memory, and text of megabytes is no answer.
 LONGEST_ANSWER = 1 << 22
 """Bytes of what a kernel process may answer."""
 
+# Arbitrary: a fork takes a fraction of a second, on a busy machine more.
 _GRACE = 20.0  # seconds for a process to come up
+# Importing torch takes seconds, and many times that from a cold file system.
 _PATIENCE = 60.0  # seconds for a server, which may have to import torch first, or to end a process
+# Arbitrary: an honest process ends in milliseconds, and a hostile one is ended by force.
 _PARTING = 1.0  # seconds that a process has to end itself when it has closed its socket
 
 
@@ -210,7 +214,7 @@ class KernelProcess:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self._over is not None
 
     def ask(self, message: Mapping[str, Any], timeout: float, fds: Sequence[int] = ()) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ _NAMESPACES = 0x7E020080
 """The flags of clone(2) for new namespaces, in which a process has rights that the filter was to keep from it."""
 
 _SINCE_424 = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 442, 443, 447, 457, 458, 467)
-"""The same on all architectures: io_uring, new mounts, pidfd_getfd, quotactl_fd, memfd_secret, statmount, listmount."""
+"""On all architectures: io_uring, new mounts, pidfd_getfd, quotactl_fd, memfd_secret, statmount, listmount."""
 
 _CLONE3 = 435  # its flags lie in memory, where no filter looks; libraries go back to clone
 

@@ -30,6 +30,7 @@ from lastbit.isolation.limits import Limits
 from lastbit.isolation.privileges import shield
 
 _PAUSE, _LONGEST_PAUSE = 0.0005, 0.02  # seconds between two looks at a process that is ending
+# Twice that of process.py, since the guardian ends what the process has started.
 _PARTING = 2.0  # seconds that a guardian has to end its kernel process
 
 MAIN = "import sys\nexec(sys.stdin.read())\nexec(*globals().pop('program'))\n"

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lastbit.isolation.runner import exported
 
+# Arbitrary: smaller blocks are each a file and a mapping for a few numbers.
 _LEAST = 1 << 18  # bytes of a block
 _numbers = itertools.count(1)
 
@@ -60,6 +61,7 @@ def fresh(device: torch.device, size: int) -> SharedBlock:
     return block
 
 
+# Above, a power of two would waste up to as much again of memory that counts.
 _FEW = 64 << 20  # bytes up to which blocks are powers of two, so that one serves many cases
 
 
@@ -141,4 +143,5 @@ class Blocks:
 
 
 _ROOM = 256  # bytes by which the start of a tensor is moved, so that its address is aligned as the judge's is
+# Arbitrary: higher holds large blocks for small tensors, lower makes a new block for nearly every case.
 _WASTE = 4

@@ -33,9 +33,11 @@ from lastbit.verify.worker import Workplace
 TORCH_OP = "torch_op"
 """The kind of a finding: the kernel calls torch's own operator for the whole op, where that is forbidden."""
 
+# Arbitrary: finer kinds ask for more cases of each, coarser ones take small cases for large ones.
 _BITS = 4
 """Cases of one kind differ in their number of elements by a factor of less than 2 to this power."""
 
+# Arbitrary: each is a call and a judgement more, and a kernel that relies on PyTorch's operators does so in all.
 _TRIED = 4  # cases in which torch's operators give other values
 
 _PACKAGES = ("lastbit", "torch", "triton")

@@ -24,6 +24,7 @@ LEAST_MEMORY = 1 << 29
 """Bytes of which a kernel process with torch and Triton has half before it does anything."""
 
 PROFILE = "ci"
+# Arbitrary: longer is waited by whoever judges many files, shorter explains fewer of them.
 EXPLAIN = 15.0
 """Seconds in which the failure of a kernel is explained, unless the caller says otherwise or wants the first one."""
 

@@ -25,6 +25,7 @@ from lastbit.result import Verdict
 from lastbit.verify.processes import workers_for
 from lastbit.verify.worker import Worker, WorkerEnded
 
+# A file that ends two judges is what ends them; a third would cost as much again.
 _TRIES = 2
 """How often a file is given to a judge: one that ends may have ended for another reason than the file."""
 

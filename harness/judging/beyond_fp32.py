@@ -26,6 +26,7 @@ from lastbit.judging.problem import Problem
 from lastbit.numerics import Enclosure, Format, round_to
 from lastbit.numerics.formats import from_ordinals, ordinals
 
+# A bound on the time for rows that fail anyhow.
 _MOST_CHECKS = 256  # row checks; rows that are not tried count as not explained, beside others that are not
 
 

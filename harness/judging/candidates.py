@@ -28,6 +28,7 @@ Range = tuple[Tensor, Tensor]
 """The lowest and the highest of something."""
 
 _AT_ONCE = {"cpu": 1 << 15}  # elements: below, the cost is in the number of operations, above, in their size
+# With fewer, a GPU takes less long for an operation than the host takes to start it, as in verdict.py.
 _AT_ONCE_ELSEWHERE = 1 << 22
 
 
@@ -156,9 +157,13 @@ class Searched:
         self.explained[rows], self.found[rows], self.open[rows] = other.explained, other.found, other.open
 
 
+# A bound on time: a box that does not get to a point by then is cut.
 _MOST_STEPS = 16  # times that a box shrinks on the way to a point
+# Arbitrary: cutting a box in two costs twice; one that loses a quarter is as small after three steps.
 _STALLED = 0.75  # share of a side from which on it counts as not shrunk
+# A bound on time: rows that end so count as not tried, and are said (docs/measurements/false_alarms_of_latents.md).
 _MOST_ROUNDS = 64  # cuts of boxes of a row, after which its search ends without an answer
+# Four units of 2⁻²⁴: some roundings of fp32 on the way to an element. More leaves boxes that hold nothing.
 _DOUBT = 2.0**-22  # relative to the largest end of an element: how far it may be from a straight line
 
 
@@ -209,7 +214,7 @@ class _Boxes:
 
     @property
     def single(self) -> Tensor:
-        """Whether a box is one point, [..., rows, groups]."""
+        """Return whether a box is one point, [..., rows, groups]."""
         return (self.low == self.high).all(-3)
 
 
@@ -419,6 +424,7 @@ def _position(values: Tensor) -> Tensor:
     return ordinals(values.to(torch.float32).to(torch.float64), FP32)
 
 
+# Arbitrary: more at once are fewer rounds, each with more elements; fewer, the other way round.
 _MOST_CANDIDATES = 31
 
 

@@ -89,6 +89,30 @@ def _position(x, dropped, least, shift, limit, signed_limit):
     return tl.where((x < 0) & (position < signed_limit), -position, position)
 
 
+@triton.jit
+def _distance(x, y, dropped, least, shift, limit, signed_limit):
+    """Return how many numbers of the format x and y lie apart, in fp64; infinite if only one of them is NaN."""
+    apart = _position(x, dropped, least, shift, limit, signed_limit) - _position(
+        y, dropped, least, shift, limit, signed_limit
+    )
+    return tl.where((x != x) != (y != y), float("inf"), tl.abs(apart).to(tl.float64))
+
+
+@triton.jit
+def _parts(e_at, there, contract, end, PARTS: tl.constexpr):
+    """Load the exact number, the contract's value and both ends."""
+    exact = tl.load(e_at, there, other=0.0)
+    value = exact
+    if PARTS > 1:
+        value = tl.load(e_at + contract, there, other=0.0)
+    lo = value
+    hi = value
+    if PARTS == 4:
+        lo = tl.load(e_at + contract + end, there, other=0.0)
+        hi = tl.load(e_at + contract + end + end, there, other=0.0)
+    return exact, value, lo, hi
+
+
 @triton.jit(do_not_specialize=(*SHAPE, *_FORMAT))
 def float_statistics(
     a_ptr, e_ptr, columns_ptr, contract: tl.int64, end: tl.int64, numel: tl.int64, blocks: tl.int32,
@@ -96,6 +120,11 @@ def float_statistics(
     dropped: tl.int32, least: tl.int32, shift: tl.int64, limit: tl.int64, signed_limit: tl.int64,
     PARTS: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Store what a program finds in its blocks, each figure to a column of its own: sums, maxima, the worst element.
+
+    Of each block are taken, in this order: how far elements are from the exact numbers; what the enclosure leaves open;
+    and, where any element differs from the contract's value or lies outside, how many do and how far they are.
+    """
     rows = tl.arange(0, BLOCK // 2)
     lanes = rows[:, None] * 2 + tl.arange(0, 2)[None, :]  # two neighbours in one thread: an accumulator for both
     undecided = tl.zeros([BLOCK // 2], tl.int32)
@@ -123,15 +152,7 @@ def float_statistics(
         a = as_fp64(tl.load(a_ptr + offsets(start, lanes, width, a_row, a_column, FLAT), there))
         a = tl.where(there, a, 0.0)
         e_at = e_ptr + offsets(start, lanes, width, e_row, e_column, FLAT)
-        exact = tl.load(e_at, there, other=0.0)
-        value = exact
-        if PARTS > 1:
-            value = tl.load(e_at + contract, there, other=0.0)
-        lo = value
-        hi = value
-        if PARTS == 4:
-            lo = tl.load(e_at + contract + end, there, other=0.0)
-            hi = tl.load(e_at + contract + end + end, there, other=0.0)
+        exact, value, lo, hi = _parts(e_at, there, contract, end, PARTS)
 
         known = (tl.abs(a) < float("inf")) & (tl.abs(exact) < float("inf"))
         finite = known & (tl.abs(value) < float("inf"))
@@ -150,7 +171,7 @@ def float_statistics(
         far += _count(~near)
 
         mismatched = (a != value) & ((a == a) | (value == value))
-        outside = mismatched
+        outside = mismatched  # where ends are the value
         if PARTS == 4:
             outside = is_outside(a, lo, hi)
             undecided += _count((lo != hi) & (lo == lo))
@@ -163,14 +184,12 @@ def float_statistics(
             if _any(free & more):
                 ratio = tl.max(tl.where(free, away / tl.where(free, radius, 1.0), 0.0))
                 max_ratio = tl.where(ratio > max_ratio, ratio, max_ratio)
+
         if _any(mismatched | outside):
             mismatches += _count(mismatched)
             outsides += _count(outside)
             specials += _count(outside & ~_same_class(a, lo) & _same_class(lo, hi))
-            apart = _position(a, dropped, least, shift, limit, signed_limit) - _position(
-                value, dropped, least, shift, limit, signed_limit
-            )
-            distance = tl.where((a != a) != (value != value), float("inf"), tl.abs(apart).to(tl.float64))
+            distance = _distance(a, value, dropped, least, shift, limit, signed_limit)
             beyond_0 += _count(distance > 0)
             beyond_1 += _count(distance > 1)
             beyond_2 += _count(distance > 2)
@@ -183,6 +202,7 @@ def float_statistics(
             first = tl.min(tl.where(severity == top[:, None], lanes, BLOCK), 1)
             worst_at = tl.where(top > worst, start + first, worst_at)
             worst = tl.where(top > worst, top, worst)
+
     into = columns_ptr + tl.program_id(0)
     step = tl.num_programs(0)
     tl.store(into, tl.sum(undecided, 0).to(tl.float64))

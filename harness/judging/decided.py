@@ -14,6 +14,7 @@ from lastbit.judging.problem import Problem
 from lastbit.numerics.formats import ordinals
 from lastbit.result import Judgement, StageResult
 
+# Arbitrary: of a million elements a share is known well enough; more is time.
 _MOST = 1 << 20  # elements of the main input of which the rows are asked how well their latent value is known
 
 

@@ -131,6 +131,7 @@ FLOATS = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 )
 INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+# Small tensors are read as if they had all parts, with steps of 0, so that one kernel serves them.
 _PARTS = 4
 
 
@@ -142,8 +143,11 @@ class LaunchShape(NamedTuple):
     warps: int
 
 
+# Programs: 64 for each of the 132 multiprocessors of an H200, of one warp as sums of a warp need no barrier.
 STATISTICS = LaunchShape(block=64, programs=8448, warps=1)
+# Programs: 16 for each of the 132 multiprocessors of an H200; it reads three numbers and counts.
 COUNT = LaunchShape(block=512, programs=2112, warps=8)
+# One program for each figure, which reads what all programs of the other kernels wrote.
 FINISH = LaunchShape(block=1024, programs=1, warps=4)
 
 
@@ -159,7 +163,7 @@ class Walk(NamedTuple):
 
     @property
     def flat(self) -> bool:
-        """Whether the elements of both follow each other in memory in that order."""
+        """Return whether the elements of both follow each other in memory in that order."""
         return self.width == self.numel and self.a_column == self.e_column == 1
 
 

@@ -150,6 +150,7 @@ def _mixed(local: Trace, trace: Trace, name: str, split: Tensor) -> Numbers:
 
 
 _NO_NEEDS = Needs()
+# Arbitrary: spread over the block, they stand for all in a sentence.
 _MOST_NEEDS = 64  # rows of a block that are searched for a value beyond the enclosure
 _LARGEST = int(ordinals(torch.tensor(FP32.max, dtype=torch.float64), FP32))
 _NORMAL = 1 << (FP32.precision - 1)  # position of the smallest normal number

@@ -18,6 +18,7 @@ from lastbit.ops import Contract
 from lastbit.result import Comparison
 from lastbit.row_check import RowCheck
 
+# Arbitrary: the search is for each sum by itself, and takes longer with every row.
 _MOST = 1 << 17  # elements of the main input in which the exact value of a sum over all rows is sought
 
 
@@ -46,7 +47,7 @@ class Observation:
 
     @property
     def whole(self) -> bool:
-        """Whether these are all rows, so that sums over rows are sums over these."""
+        """Return whether these are all rows, so that sums over rows are sums over these."""
         return not self.index and self.numbers is None
 
     @property
@@ -73,12 +74,12 @@ class Observation:
 
     @property
     def has_latent(self) -> bool:
-        """Whether there are elements that a value of the latent stage must explain."""
+        """Return whether there are elements that a value of the latent stage must explain."""
         return any(self.actual[name].numel() for name in self.through)
 
     @property
     def has_rows(self) -> bool:
-        """Whether every stage but the sums over rows has a row for each row of the inputs."""
+        """Return whether every stage but the sums over rows has a row for each row of the inputs."""
         leading = self.leading if self.numbers is None else tuple(self.numbers.shape)
         sums = self.problem.steps.sums
         return all(t.shape[: len(leading)] == leading for n, t in self.actual.items() if n not in sums)

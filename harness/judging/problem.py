@@ -149,7 +149,7 @@ class Problem:
 
     @property
     def _is_small(self) -> bool:
-        """Whether all rows are evaluated as fast as the first one."""
+        """Return whether all rows are evaluated as fast as the first one."""
         return not self.op.rows or self.main.numel() <= _FEW
 
     @cached_property
@@ -395,10 +395,14 @@ class _AskedContract:
         return self.contract.has(option)
 
 
+# Half a GB for each worker, of which there may be 8 on a device.
 _MOST_BYTES = 1 << 29
+# Arbitrary: kernels of one op come one after the other, and share the cases of a group.
 _MOST_CASES = 256
 _TOGETHER = 2  # problems that a case asks for before it is judged: its own, and that of other values
+# Arbitrary: one that is kept would push out many small ones, which are asked for more often.
 _LARGE = 1 << 20  # elements of a case beyond which it is not kept
+# As _FEW: rows that take longer to evaluate than the start of an operation are those of large cases.
 _LARGE_ROWS = 1 << 16  # elements of rows beyond which a case is not kept
 
 

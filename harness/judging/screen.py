@@ -43,7 +43,7 @@ class Tally:
 
     @property
     def failed(self) -> bool:
-        """Whether an element lies outside, or a row is not explained."""
+        """Return whether an element lies outside, or a row is not explained."""
         outside = any(c.outside for c in (*self.cumulative.values(), *self.isolated.values()))
         return outside or (self.rows is not None and self.rows.unexplained > 0)
 

@@ -69,6 +69,7 @@ def describe_rows(rows: RowCheck, contract: str) -> Finding:
     return Finding("rows", rows.stage, f"{said}.")
 
 
+# Arbitrary: below the factor 2 of two binades of bf16, above what a row's own roundings allow.
 _ALIKE = 1.25  # what differs by less than this factor is alike: a row in bf16 leaves its latent value some room
 
 
@@ -128,8 +129,10 @@ def _worst(comparison: Comparison) -> str:
     return f"worst at {list(worst.index)}: {worst.actual!r}, allowed {allowed}{exact}{distance}"
 
 
+# Blocks of rows that fit a cache: four fp64 tensors are 4 MiB. Smaller ones spend more on the start of operations.
 _BLOCK = {"cpu": 1 << 17}  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of them
 _BLOCK_ELSEWHERE = 1 << 22  # with fewer, a GPU takes less long for an operation than the host takes to start it
+# Arbitrary: more rules out more alternatives, each of which takes an evaluation of the reference.
 _OTHERS = 1 << 22  # elements in which the alternatives are tried
 
 

@@ -1,7 +1,7 @@
 """Dots: matrix products with fp32 accumulation in any order, tensor cores included.
 
 Ends by the midpoint-radius rule: |computed - mid_a mid_b| <= rad_a |b| + |mid_a| rad_b + eps (|a| |b|), where eps
-covers tensor cores, which cut off. On a lattice (see `accumulation`) the sum is exact and only the radii count.
+covers tensor cores, which cut off. On a lattice (see `sums.py`) the sum is exact and only the radii count.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from lastbit.numerics.remembered import remembered
 Matrices = Callable[[Tensor], Factor]
 """Numbers of G groups → their matrices, [G, …], as right factors."""
 
+# 64 MiB of fp64: fewer groups at once cost launches, more memory beside that of the enclosures.
 _BLOCK = 1 << 23  # elements of the operands of groups that are multiplied at once
 
 

@@ -24,7 +24,9 @@ from lastbit.numerics.premises import Premises, current
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Arbitrary: larger ones take longer to compare, and push out many small ones.
 _LARGE = 1 << 18  # elements of the operands of a call from which on it is not remembered
+# 64 MiB of fp64 in each worker.
 _MOST = 1 << 23  # elements of all operands and results that are kept
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

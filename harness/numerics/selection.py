@@ -38,22 +38,22 @@ class Truth:
 
     @property
     def exact(self) -> Tensor:
-        """Whether it is true in real arithmetic."""
+        """Return whether it is true in real arithmetic."""
         return self.parts[0]
 
     @property
     def value(self) -> Tensor:
-        """Whether it is true of the contract's values."""
+        """Return whether it is true of the contract's values."""
         return self.parts[1]
 
     @property
     def must(self) -> Tensor:
-        """Whether it is true of all numbers that a conforming kernel may have."""
+        """Return whether it is true of all numbers that a conforming kernel may have."""
         return self.parts[2]
 
     @property
     def may(self) -> Tensor:
-        """Whether it is true of some of them."""
+        """Return whether it is true of some of them."""
         return self.parts[3]
 
     @property

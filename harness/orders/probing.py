@@ -28,7 +28,9 @@ MOST_BITS = 11
 # In ulps of B², with room for what the fillers add. _LOST: h², which is lost alone and not twice, where sums are
 # rounded and where they are cut off. _SEEN: another square, which makes B² + ulp alone.
 _LOST = {False: (0.26, 0.48), True: (0.70, 0.95)}
+# Beyond the nearest half, so that the sum is rounded up by one ulp.
 _SEEN = (1.05, 1.40)
+# As much as _LOST keeps from a quarter of an ulp, below which h² would be lost twice.
 _FILLED = 0.01  # all fillers together, in ulps of B²
 _ULP = 2.0**-23
 

@@ -17,12 +17,14 @@ from lastbit.orders.tree import Indices, Truths, added, within
 from lastbit.orders.visible import signed_reading, squared_reading
 from lastbit.reports.order import SumTree
 
+# A tree that is wrong in one triple of a hundred passes with 8 of 100, but for late ones, which are asked as well.
 _CHECKED = 256
 """Triples that a tree is checked on which are drawn at random, and as many of terms that meet late."""
 
 _NONE_LOST = "no small term is ever lost: the sum is held in more bits than fp32 has, or added at once"
 _SHOWN, _ROWS = 3, 32
 _QUESTIONS = 20  # per term and bit of their number; chains, the dearest of those that were tried, take 2.5
+# Near the 24 bits of fp32: a sum then loses bits in nearly every step, and so depends on its order.
 _BINADES = 20  # over which random terms are spread, as sums of few bits are exact in every order
 _RATIOS = {2.0**20: "fewer bits than fp32 has", 2.0**30: "more bits than fp32 has"}
 """Large over small term: what a sum in fp32 keeps, and what it loses."""

@@ -29,13 +29,17 @@ from lastbit.orders.probing import (
 from lastbit.orders.tree import Indices
 
 _TRIES, _LEAST_ROWS = 96, 512
+# Arbitrary: each is one more chance to find a B of few bits that is large enough.
 _BINADES = 3  # of B: so many powers of two by which it may be larger than the root of the number of terms
+# Arbitrary: as fine as fp32 shows, beside a factor of 32.
 _FINEST = 1 << 20  # tunings are multiples of one of so many parts
 _WEIGHTED = (
     "this is no sum of the terms: a number and its negative, with zeros at all other columns, do not cancel; between "
     "additions something is divided or multiplied, as in a running mean (Welford's), or a term is not counted once"
 )
+# Arbitrary: more different fillers in a row say no more, and cost a draw each.
 _MIXED = 512  # different fillers in a row, at most
+# Arbitrary: a reading that depends on its columns is the same at twelve pairs by rare chance only.
 _PLACES = 12  # pairs of columns at which a reading must be the same
 
 

@@ -161,6 +161,7 @@ def _text(log: Path) -> str:
     return log.read_text(errors="replace") if log.is_file() else ""
 
 
+# Arbitrary: larger cases take minutes under the tool.
 MOST_ELEMENTS = 1 << 20
 """Elements of the inputs of the largest cases that are looked at: compute-sanitizer visits every access."""
 

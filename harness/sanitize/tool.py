@@ -25,12 +25,14 @@ TOOLS: Mapping[str, tuple[str, ...]] = {
 USUAL_PLACE = "/usr/local/cuda/bin"
 """Where the CUDA toolkit puts it."""
 
+# Arbitrary: a kernel that writes out of bounds reports every thread; the first ones name the line.
 MOST_REPORTS = 100
 """Reports of one process that are printed."""
 
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 """Without its cache, torch makes an allocation for every tensor, and compute-sanitizer knows where that ends."""
 
+# Arbitrary: importing torch and compiling takes many times longer under the tool.
 _START = 600  # seconds that a process may take until it uses the GPU
 
 

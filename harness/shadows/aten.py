@@ -317,7 +317,7 @@ class Following(UncompiledMode):
         return target
 
     def _seen_anew(self, func: OpOverload, out: Any, given: Sequence[Tensor]) -> None:
-        """Record constants, and views of bits under another dtype."""
+        """Record constants, such as a codebook of four bits with 16 numbers, and views of bits under another dtype."""
         if func.overloadpacket.__name__ == "lift_fresh" and out.is_floating_point() and 0 < out.numel() <= 16:
             written = out.double().flatten().tolist()
             self._constants.update(written)

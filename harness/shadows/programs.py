@@ -47,6 +47,7 @@ _FLOATS = {1: E4M3, 2: np.dtype(np.float16), 4: np.dtype(np.float32), 8: np.dtyp
 """Of formats of a size, the one with the most digits."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+# Powers by multiplication: kernels have squares and cubes. Beyond, an exponent is taken to be data.
 _MOST_FACTORS = 16
 
 Rule = Callable[..., Residues]

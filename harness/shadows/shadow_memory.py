@@ -36,7 +36,7 @@ class _Block:
 
     @property
     def is_kept(self) -> bool:
-        """Whether a storage of floats still holds the bytes that were copied."""
+        """Return whether a storage of floats still holds the bytes that were copied."""
         return not self.kind[1] or torch.equal(self.bits, bytes_of(self.storage))
 
     @property

@@ -17,6 +17,7 @@ from lastbit.inputs import bits_of, build
 from lastbit.inputs.given import MOST_GIVEN, given, is_given
 from lastbit.verify.shrink import Place, Places, in_shape, sizes_of
 
+# Up to bf16's 8 one by one where it matters to a reader; 12 is beyond fp16.
 _BITS = (1, 2, 3, 4, 6, 8, 12)  # of a significand
 
 

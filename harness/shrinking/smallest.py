@@ -25,14 +25,21 @@ from lastbit.verify.formula_check import by_formula
 from lastbit.verify.shrink import Place, Places, Sizes, shrink, together
 from lastbit.verify.worker import Watch, Workplace, unwatched
 
+# In smallest.md the medians of all ops are below half of it.
 MOST_TRIES = 300
 """Calls of the kernel on smaller tensors."""
 
+# Arbitrary: ops have up to a dozen inputs and parameters, of which some are tried twice.
 _LEAVING_OUT = 40  # of them, to find out which inputs and parameters can be left out
+# Arbitrary: later rounds seldom find something, and the tries are counted above.
 _MOST_ROUNDS = 4
+# Small first, for these are what is looked for; repeated, as the random choice of columns is another one each time.
 _AT_ONCE = (1, 1, 2, 2, 2, 3, 4, 8)  # columns, rows and so on that are tried of everything
+# Small first; from 64 on halving is as quick.
 _COUNTS = (2, 3, 4, 6, 8, 16, 32, 64)  # columns of which some are tried at random
+# Arbitrary: each is a try.
 _SAMPLES = 6  # of each count
+# Arbitrary: more take a try each, and nobody reads the numbers one by one.
 _MOST_PLAIN = 64  # elements of a tensor that are replaced one by one
 _COARSE = 16  # parts into which many columns are divided to find those that can be left out
 
@@ -92,7 +99,7 @@ class _Trial:
 
     @property
     def over(self) -> bool:
-        """Whether tries or time have run out."""
+        """Return whether tries or time have run out."""
         return self.tries >= MOST_TRIES or time.monotonic() > self._deadline
 
     def takes(self, case: Case) -> bool:

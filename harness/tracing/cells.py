@@ -21,6 +21,7 @@ from lastbit.tracing.log import Log
 
 INPUT = "input "
 """What the name of an event begins with that stands for a tensor of the case."""
+# 32 MiB of int64 for the lookup.
 _MOST = 1 << 22  # elements of an operand that are looked up at once
 
 

@@ -14,6 +14,7 @@ from lastbit.tracing.events import Event, Operand, Origin
 from lastbit.tracing.log import Log
 from lastbit.tracing.writes import Write
 
+# As in cells.py.
 _MOST = 1 << 22  # lanes looked at in one step
 
 

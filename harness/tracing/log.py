@@ -16,6 +16,7 @@ from lastbit.tracing.events import NOWHERE, Again, Event, Operand, Origin, Progr
 from lastbit.tracing.kernel_frames import Places, places
 from lastbit.tracing.writes import Write, Writes, finder
 
+# 2 GB beside the tensors: what a laptop has to spare. A kernel on the smallest case that fails takes some MB.
 LIMIT = 2 << 30
 """Bytes of values beyond which a trace is given up."""
 

@@ -36,6 +36,7 @@ NUMBERS = ("other", "exponent", "value", "min", "max")
 CHOOSING = ("condition", "mask", "index", "indices")
 """Arguments that say which elements are taken, and not what they are."""
 
+# Scalars and small vectors, as torch keeps eps and codebooks; more is a tensor that some operation made.
 FEW = 16
 """Elements of an operand that are kept with an operation: what made it may not have been seen."""
 

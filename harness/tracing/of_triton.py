@@ -32,6 +32,7 @@ from lastbit.tracing.nested_arguments import flat, swapped
 from lastbit.tracing.triton_lanes import BuilderCall, of_whole, sources_of
 from lastbit.tracing.writes import of_array
 
+# 64 units of 2⁻²⁴: approximate instructions err by four, polynomials and tables in fp32 by more.
 NEAR = 2.0**-18
 """Relative error up to which what stands for a primitive is one."""
 

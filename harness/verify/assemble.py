@@ -78,6 +78,7 @@ def _spelled(features: Iterable[Feature]) -> tuple[str, ...]:
     return tuple("none" if one.option is None else str(one.option) for one in features)
 
 
+# What fits into the line of a reason; all stand in the records.
 _MOST_GROUPS = 3
 Key = tuple[str, str, str]  # of an item: kernel, device, group
 

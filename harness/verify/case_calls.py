@@ -65,11 +65,11 @@ class Performer(Protocol):
 
     @property
     def parted(self) -> bool:
-        """Whether calls without guards on allocations run in another process than those with guards."""
+        """Return whether calls without guards on allocations run in another process than those with guards."""
 
     @property
     def over(self) -> bool:
-        """Whether no call can be performed any more."""
+        """Return whether no call can be performed any more."""
 
     def perform(self, inputs: Inputs, asked: CallRequest) -> Performed:
         """Call the kernel on inputs, whose memory it gets."""
@@ -158,7 +158,7 @@ class Caller:
 
     @property
     def parted(self) -> bool:
-        """Whether calls without guards on allocations run in another process than those with guards."""
+        """Return whether calls without guards on allocations run in another process than those with guards."""
         return self._performer.parted
 
     def last(self, inputs: Inputs) -> Call:

@@ -32,6 +32,7 @@ from lastbit.verify.device_memory import out_of_memory
 from lastbit.verify.placed import placement_findings
 
 _REST = "the other cases of its group did not run"
+# 256 MiB of fp32, and what is evaluated of them in fp64 takes many times that.
 _LARGE = 1 << 26  # elements of a case after which memory goes back to the device, which other processes share
 
 
@@ -71,12 +72,12 @@ class Subject:
 
     @property
     def takes_several(self) -> bool:
-        """Whether the kernel takes a tensor besides the op's first, whose device is the run's."""
+        """Return whether the kernel takes a tensor besides the op's first, whose device is the run's."""
         return not self.kernel.accepts.isdisjoint(self.op.inputs[1:])
 
     @property
     def is_lost(self) -> bool:
-        """Whether the process that performs its calls has ended."""
+        """Return whether the process that performs its calls has ended."""
         return self.performer is not None and self.performer.over
 
     def problem(self, inputs: Inputs) -> Problem:

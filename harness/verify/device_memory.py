@@ -105,7 +105,8 @@ def _asked(error: BaseException) -> str:
     asked, free = _ASKED.search(str(error)), _FREE.search(str(error))
     if asked and free:
         return f"asked for {asked[1]} with {free[2]} of {free[1]} free"
-    return f"asked for {asked[1]}" if asked else f"raised {kind}: {str(error)[:200]}".rstrip(": ")
+    said = str(error)[:200]  # two lines of a terminal
+    return f"asked for {asked[1]}" if asked else f"raised {kind}: {said}".rstrip(": ")
 
 
 Attempt = Callable[[], CaseResult]

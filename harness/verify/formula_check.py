@@ -38,11 +38,12 @@ _LARGEST = 1 << 17
 """Elements of all tensors of a case that is followed: an operation on residues takes some 100 ns an element."""
 
 _LARGEST_BESIDE = 1 << 23
-"""The same of a case on another device that nothing decides otherwise, memory between its rows included.
+"""Elements of a case on another device that nothing decides otherwise, memory between its rows included.
 
 Of 8.2 million, a cross entropy in PyTorch takes some 70 s, while other processes of the run share the cores.
 """
 
+# Arbitrary: programs are followed in Python and the reference evaluated by torch, which takes less.
 _SHARE = 0.7
 """Of the time for such a case, what goes into following programs; the rest is for the reference."""
 
@@ -53,6 +54,7 @@ _TOLD = "; its own process says that every element follows from the formula of t
 
 _BESIDE = "It was followed on the CPU, where it performs the same operations and programs."
 
+# Arbitrary: below a millisecond for each operation, at the 100 ns above.
 _SMALL = 1 << 13
 """Elements of a case that is followed for its kind alone."""
 

@@ -17,6 +17,7 @@ from lastbit.isolation.process import ForkServer
 from lastbit.verify.plan import Item
 from lastbit.verify.processes import caches_of
 
+# Arbitrary: longer than judging a case takes on a busy machine.
 _SLACK = 60.0  # seconds after which the judge of a kernel in another process is taken to hang itself
 
 

@@ -233,7 +233,7 @@ class Explorer:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the process in which the kernel is called has ended."""
+        """Return whether the process in which the kernel is called has ended."""
         return self.item.subject.is_lost
 
     def takes(self, case: Case) -> bool:

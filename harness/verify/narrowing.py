@@ -28,9 +28,11 @@ from lastbit.verify.check import unsupported
 from lastbit.verify.drawing import drawing, free
 from lastbit.verify.project import Project
 
+# A kernel that takes one case in ten is missed with 1 of 1,000 (0.9^64).
 _TRIES = 64
 """Cases that are drawn for one that the kernel takes."""
 
+# Of 80, a kernel that takes one case in twenty is missed with 2 of 100 (0.95^80).
 _PROBES = (3, 80)
 """Cases of a group, of which the kernel must take one for the group to be its: a few first, which nearly always do."""
 
@@ -156,6 +158,7 @@ _OF_LAYOUT: tuple[tuple[str, ...], ...] = (
 """Words for the layout of tensors that a kernel may declare, those that leave most to it first."""
 
 
+# Arbitrary: kernels that demand more demand a power of two, which is tried as well.
 _WIDTHS = 128
 """Columns of which a kernel may need a multiple."""
 

@@ -198,6 +198,7 @@ def make_plan(
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)
 
 
+# Arbitrary: fewer share less, more leave each kernel with too few cases to rule contracts out.
 _MOST_PARTS = 4
 """Kernels that divide the cases of a group among them: of more, some have the same part, a quarter."""
 

@@ -22,7 +22,9 @@ from lastbit.run import LEAST_DECIDED, DeviceAgreement, Power, Run, Undecidable
 from lastbit.timing import POWER, timed
 from lastbit.verify.project import Project
 
+# Arbitrary: two contracts that differ in one of four drawn cases can be told apart; each costs two evaluations.
 _PROBES = 4  # cases whose inputs are drawn anew to ask whether two contracts can be told apart at all
+# As _FEW of judging/problem.py: evaluated about as fast as a row.
 _PROBE_SIZE = 1 << 16
 """Elements of the first tensor of such a case; where its rows can be cut, more are cut off."""
 _LARGEST_TENSOR = 1 << 18

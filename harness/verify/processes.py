@@ -34,6 +34,7 @@ _OF_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOA
 
 _SUITE = Path(__file__).with_name("suite.py")
 
+# Arbitrary: each takes memory for torch, and they share the memory bus.
 MOST_ON_CPU = 8
 """Worker processes on a CPU, if it has as many cores: each of them uses one."""
 
@@ -43,7 +44,9 @@ PER_ACCELERATOR = 8
 On an H200 beside 16 cores, 8 of them verified 3.7 times as many cases as 2 (docs/measurements/bench_h200.md).
 """
 
+# Arbitrary: they have nothing to save, as records are written line by line.
 _GRACE = 1.0  # seconds that processes have to end themselves when they are told to
+# Arbitrary: longer is seen when a run ends, shorter takes CPU from the workers.
 _PAUSE = 0.1  # seconds between two looks at processes that run
 
 _PACKAGES = ("lastbit", "torch", "triton", "hypothesis", "numpy", "ml_dtypes")

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class _Loaded(Mapping[str, T]):
-    """What the Python files in folders of one name define, by the stems of these; the last folder's go first.
+    """The definitions in the Python files of folders of one name, by the stems of these; the last folder's go first.
 
     A file is loaded when it is first asked for: a case names one op, and others take as long as all the rest.
     """

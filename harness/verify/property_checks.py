@@ -34,6 +34,7 @@ NAME = "properties"
 """Name of the group that is made for such an op."""
 
 _ORDINARY = ("normal", "contiguous")  # a regime, a layout
+# Arbitrary: more are drawn for nothing, fewer may all have few rows.
 _DRAWN = 8  # cases of a group, among which one has many rows
 
 

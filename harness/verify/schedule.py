@@ -21,6 +21,7 @@ _CUTS: Sequence[tuple[str, ...]] = (
 )
 """What the items of a unit have in common, from large units to small ones."""
 
+# Arbitrary: larger units leave workers idle at the end, smaller ones evaluate references again.
 _PARTS = 4
 """A unit is at most this part of what a worker has to do, so that at the end none works alone for long."""
 
@@ -116,7 +117,7 @@ class Schedule:
 
     @property
     def tests_finished(self) -> bool:
-        """Whether no item is left to hand out; a worker runs the last item it knows when it is shut down."""
+        """Return whether no item is left to hand out; a worker runs the last item it knows when it is shut down."""
         nothing_left = self._queue is not None and not self._queue
         return nothing_left and all(len(told) < _AHEAD for told in self._told.values())
 

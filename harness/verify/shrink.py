@@ -22,9 +22,11 @@ from lastbit.inputs.given import is_given
 from lastbit.inputs.layouts import LAYOUTS, contiguous, padded
 from lastbit.ops import REQUIRED, Op
 
+# Arbitrary: a try takes as long as the case that failed, and each is smaller than the last.
 MOST_TRIES = 60
 """Cases that are run after a failure: a smaller one helps the reader, but not at any price."""
 
+# Arbitrary: asking takes a small part of what a try takes.
 _MOST_ASKED = 10 * MOST_TRIES
 """Cases of which is asked whether they mean anything: an op may evaluate its reference to say so."""
 

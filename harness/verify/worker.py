@@ -135,7 +135,9 @@ _PROGRAM = "import sys; from lastbit.verify.worker import serve; serve(int(sys.a
 _READ_AT_IMPORT = {"triton": "TRITON_INTERPRET", "numpy": "OPENBLAS_NUM_THREADS"}
 """Module → the variable of the environment that it reads when it is imported, and never again."""
 
+# Arbitrary: only what is said between two looks waits for it.
 _PAUSE = 0.5  # seconds between two looks at a process that says nothing
+# A worker stops a case at the limit itself; what takes longer is in a C function that does not return.
 _GRACE = 5.0  # seconds that a process has to end itself
 
 

@@ -17,7 +17,7 @@ WIDTHS = 8
 """What the sizes of matrices must be multiples of: rows begin at multiples of 16 bytes."""
 
 
-class Pairs:
+class SortedPairs:
     """Pairs of tokens and slots in the order of their experts; those of no expert here come last."""
 
     def __init__(self, expert_ids: Tensor, experts: int, first_expert: int):
@@ -88,7 +88,7 @@ def moe_lora(
     gate, up = (gate_proj, gate_lora_a, gate_lora_b), (up_proj, up_lora_a, up_lora_b)
     weights = by_name(gate, up, (down_proj, down_lora_a, down_lora_b))
     check(x, weights, expert_ids=expert_ids, routing_weights=routing_weights)
-    pairs = Pairs(expert_ids, len(gate_proj), first_expert)
+    pairs = SortedPairs(expert_ids, len(gate_proj), first_expert)
     rows = x[pairs.token]
     gate, up = (pairs.adapted(rows, weights, name, scaling)[0] for name in ("gate", "up"))
     intermediate = F.silu(gate) * up
@@ -117,7 +117,7 @@ def moe_lora_backward(
     gate, up = (gate_proj, gate_lora_a, gate_lora_b), (up_proj, up_lora_a, up_lora_b)
     weights = by_name(gate, up, (down_proj, down_lora_a, down_lora_b))
     check(x, weights, expert_ids=expert_ids, routing_weights=routing_weights, grad_output=grad_output)
-    pairs = Pairs(expert_ids, len(gate_proj), first_expert)
+    pairs = SortedPairs(expert_ids, len(gate_proj), first_expert)
     rows, upper = x[pairs.token], grad_output[pairs.token]
     own = [t.reshape(-1, t.shape[-1])[pairs.order] for t in (saved_gate, saved_up, intermediate)]
     grad = torch.where(pairs.here, (routing_weights.reshape(-1, 1)[pairs.order] * upper.float()).to(x.dtype), 0)

@@ -89,7 +89,7 @@ def alpha(scaling: float, rank: int) -> float:
 
 
 @dataclass(frozen=True)
-class Gradients:
+class KtGradients:
     """The gradients of one backward; `adapters` are the tensors that it was given to write into."""
 
     grad_input: Tensor
@@ -157,7 +157,7 @@ class Experts:
 
     def backward(
         self, grad_output: Tensor, adapters: Mapping[str, Tensor] | None = None, *, accumulate: bool = False
-    ) -> Gradients:
+    ) -> KtGradients:
         """Return the gradients of the last forward that saved; those of adapters go into `adapters`, added or not."""
         fresh = torch.zeros_like if self.adds else torch.empty_like
         written = adapters or {name: fresh(self.adapters[name]) for name in ADAPTERS}
@@ -172,7 +172,7 @@ class Experts:
             accumulate,
             1.0,
         )
-        return Gradients(grad_input, grad_weights, written)
+        return KtGradients(grad_input, grad_weights, written)
 
     def update_adapters(self) -> None:
         """Let kt-kernel read the adapters again after they were changed in place."""

@@ -33,7 +33,7 @@ GATE = 64.0
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
+class KtWeights:
     """The weights of a layer, all of which have adapters in these classes."""
 
     gate_proj: Tensor
@@ -51,7 +51,7 @@ class Weights:
 
 
 @dataclass(frozen=True, eq=False)
-class OldGradients:
+class KtOldGradients:
     """The gradients of the adapters to which new ones are added."""
 
     old_gate_lora_a: Tensor
@@ -135,7 +135,7 @@ class States:
     closer to a number of bf16 than to the next.
     """
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: KtLayer) -> None:
         self.layer, x, ids = layer, layer.x, layer.ids
         self.experts, self.width, self.rank = layer.adapters["gate_lora_b"].shape
         self.one = x.shape[-1]
@@ -199,7 +199,7 @@ class States:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class KtLayer:
     """A case as kt-kernel takes it: filled up to its tiles, in its layouts, with ids from 0 on.
 
     Attributes:
@@ -216,7 +216,7 @@ class Layer:
     numbers: Mapping[str, Any]
 
     @classmethod
-    def of(cls, name: str, builds: tuple[str, ...], t: Mapping[str, Any], first_expert: int, **numbers: Any) -> Layer:
+    def of(cls, name: str, builds: tuple[str, ...], t: Mapping[str, Any], first_expert: int, **numbers: Any) -> KtLayer:
         """Make the layer of a case with these tensors; raise UnsupportedCase if the class or build cannot take it."""
         check_build(builds)
         base = native(name, {k: t[k] for k in MATRICES}, {k: t[k] for k in SCALES})
@@ -234,12 +234,12 @@ class Layer:
         return Experts(self.name, self.base, self.adapters, **sizes, **self.numbers)
 
 
-def forward(layer: Layer, stages: Collection[str]) -> dict[str, Tensor]:
+def forward(layer: KtLayer, stages: Collection[str]) -> dict[str, Tensor]:
     output = layer.experts().forward(layer.x, layer.ids, layer.weights)
     return layer.room.cut({"output": output, **(States(layer).seen(stages) if stages else {})})
 
 
-def backward(layer: Layer, given: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def backward(layer: KtLayer, given: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the gradients; `given` holds the gradient of the output, and the state.
 
     The backward of kt-kernel reads what its own forward left, so that the state must be the same.
@@ -269,21 +269,21 @@ def declare(name: str, builds: tuple[str, ...], contract: str, contract_of_backw
 
     @kernel("moe_lora", contract=contract, name=f"kt-kernel[{name},{builds[0]}]", devices=devices, stages=SAVED)
     def forward_of_class(
-        x, expert_ids, routing_weights, weights: Weights, *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
+        x, expert_ids, routing_weights, weights: KtWeights, *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
         stages=(),
     ):  # fmt: skip
-        return forward(Layer.of(name, builds, **of_case(locals())), stages)
+        return forward(KtLayer.of(name, builds, **of_case(locals())), stages)
 
     named = f"kt-kernel[{name},{builds[0]}]_backward"
 
     @kernel("moe_lora_backward", contract=contract_of_backward, name=named, devices=devices)
     def backward_of_class(
-        x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate, weights: Weights,
-        old: OldGradients | None = None, *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
+        x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate, weights: KtWeights,
+        old: KtOldGradients | None = None, *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
     ):  # fmt: skip
         given = locals()
         before = {} if old is None else {key.removeprefix("old_"): tensor for key, tensor in vars(old).items()}
-        return backward(Layer.of(name, builds, **of_case(given)), given, before)
+        return backward(KtLayer.of(name, builds, **of_case(given)), given, before)
 
 
 def of_case(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Room:
 
     @property
     def wider(self) -> bool:
-        """Whether there is more room in the intermediate dimension than the layer takes."""
+        """Return whether there is more room in the intermediate dimension than the layer takes."""
         return bool(self.width // self.shards % self.step)
 
     def filled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -67,7 +67,7 @@ def project() -> Project:
 
 @pytest.fixture
 def place(project: Project) -> Workplace:
-    """A workplace with one quick kernel."""
+    """Make a workplace with one quick kernel."""
     return place_of(project, Kernel("toy", "completion_mask", "", toy_mask, source="toy.py:1"))
 
 

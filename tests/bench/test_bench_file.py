@@ -42,7 +42,7 @@ def kernel_of(name: str, contract: str = "") -> Kernel:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Path, list[str]]:
-    """A file, and which kernels were timed: no process is started, and nothing takes time."""
+    """Make a file, and note which kernels are timed: no process is started, and nothing takes time."""
     path, seen = tmp_path / "mine.py", list[str]()
     path.write_text("def rms_norm(x, weight, *, eps): ...\n")
 

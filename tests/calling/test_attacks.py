@@ -43,7 +43,7 @@ def server() -> Iterator[ForkServer]:
 
 
 def judged(server: ForkServer, folder: Path, text: str, timeout: float = 1.5) -> CaseResult:
-    """The result of the kernel of a file, in its own processes."""
+    """Judge the kernel of a file in its own processes."""
     (folder / "attacking.py").write_text(text)
     kernels = Kernels(server)
     (kernel,) = kernels.declared(folder)
@@ -93,7 +93,7 @@ ODD: tuple[Any, ...] = (
 
 
 def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where something stands in JSON, from the whole to its leaves."""
+    """Return where something stands in JSON, from the whole to its leaves."""
     yield path
     items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     for key, part in items:
@@ -101,7 +101,7 @@ def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def changed(path: tuple[Any, ...], odd: object) -> Any:
-    """The answer with something else at a place."""
+    """Return the answer with something else at a place."""
     answer = json.loads(json.dumps(ANSWER))
     if not path:
         return odd

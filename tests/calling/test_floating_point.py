@@ -46,7 +46,7 @@ def round_up() -> None:
 
 
 def flushed(x, weight, *, eps):
-    """A wrong kernel: it gives zero for a subnormal number."""
+    """Return zero for a subnormal number, as no kernel may."""
     y = norm(x, weight, eps=eps)
     return torch.where(y.abs() < torch.finfo(y.dtype).tiny, 0.0, y)
 
@@ -135,7 +135,7 @@ def test_a_result_is_judged_in_a_process_that_flushes() -> None:
 
 
 def fast_math(folder: Path) -> str:
-    """A line of Python that loads a library that was linked with -ffast-math, or does what loading it does."""
+    """Return a line of Python that loads a library linked with -ffast-math, or does what loading it does."""
     if shutil.which("gcc"):
         start = subprocess.check_output(["gcc", "-print-file-name=crtfastmath.o"], text=True).strip()
         (folder / "fast.c").write_text("int fast(void) { return 1; }\n")

@@ -28,7 +28,7 @@ SIZES = Sizes(tokens=2, slots=2, experts=2, hidden=2048, intermediate=128, rank=
 
 
 def layer(op: str, kind: str) -> Case:
-    """A layer of that kind of values, those of the forward pass being among those of the gradients."""
+    """Draw a layer of that kind of values, those of the forward pass being among those of the gradients."""
     regimes = _REGIMES[kind]
     shapes: dict[str, tuple[int, ...]] = {"x": (SIZES.tokens, SIZES.hidden), **SIZES.matrices(), **SIZES.adapters()}
     if op == "moe_lora_backward":
@@ -40,7 +40,7 @@ def layer(op: str, kind: str) -> Case:
 
 
 def judged(case: Case, run: Callable[..., Mapping[str, Tensor]] | None = None) -> Judgement:
-    """The judgement of PyTorch's kernel, or of another function of the inputs, under the contract of the former."""
+    """Judge PyTorch's kernel, or another function of the inputs, under the contract of the former."""
     kernel = next(k for k in clean_kernels() if k.op == case.op and k.name.startswith("eager["))
     op, tensors = op_of(case.op), build(case, "cpu").tensors
     problem = Problem(op, op.contract(kernel.contract), tensors, case.params, load_premises(CPU))
@@ -49,7 +49,7 @@ def judged(case: Case, run: Callable[..., Mapping[str, Tensor]] | None = None) -
 
 
 def shares(judgement: Judgement) -> dict[str, float]:
-    """Result of 16 bits → share of its elements that have one legal value, seen from the inputs."""
+    """Return result of 16 bits → share of its elements that have one legal value, seen from the inputs."""
     found = (stage for stage in judgement.stages if stage.result and stage.dtype == "bf16")
     return {stage.name: stage.cumulative.decided / stage.cumulative.numel for stage in found}
 
@@ -72,7 +72,7 @@ def test_half_of_the_results_are_negative() -> None:
 
 
 def gate_rounded(rows: Tensor, weight: Tensor, expert: dict[str, Tensor], *, scaling: float) -> tuple[Tensor, ...]:
-    """An expert that rounds gate and up before they are activated."""
+    """Compute an expert that rounds gate and up before they are activated."""
     torch_kernels = without_faults().modules["moe_lora_torch"]
     adapted = partial(torch_kernels._adapted, torch_kernels.adapted_fused, scaling=scaling, expert=expert)
     gate, up = (adapted(rows, name=name).to(rows.dtype) for name in ("gate", "up"))

@@ -348,7 +348,7 @@ def test_the_residual_added_to_the_unrounded_sum_is_named() -> None:
 
 
 def orders(terms: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """The sums of the terms in every order and bracketing, each addition rounded to a dtype."""
+    """Return the sums of the terms in every order and bracketing, each addition rounded to a dtype."""
     if len(terms) == 1:
         return [terms[0].to(dtype)]
     found = []

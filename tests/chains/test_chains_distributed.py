@@ -18,7 +18,7 @@ BACKENDS = [
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def ranks(request, tmp_path_factory):
-    """The results of both ranks, and the device that they are judged on."""
+    """Compute the results of both ranks, and name the device that they are judged on."""
     found = results_of(2, request.param, LINES, tmp_path_factory.mktemp("ranks"))
     return found, torch.device("cpu" if request.param == "gloo" else "cuda:0")
 

@@ -7,7 +7,7 @@ from lastbit.children.child import MOST, Output
 
 
 def printed(*pieces):
-    """What is kept of a process that prints these pieces."""
+    """Return what is kept of a process that prints these pieces."""
     read, write = os.pipe()
     output = Output(read)
     for piece in pieces:

@@ -40,7 +40,7 @@ LONGEST = 120.0  # seconds that anything may take here
 
 @pytest.fixture(scope="module")
 def settings() -> Iterator[Path]:
-    """A folder for what Ray keeps, with a short name because sockets lie in it, and no token of the user's."""
+    """Make a folder for what Ray keeps, whose name is short because sockets lie in it, and hide the user's token."""
     with tempfile.TemporaryDirectory(prefix="ray") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", folder)
         patch.setenv("RAY_AUTH_MODE", "disabled")
@@ -51,7 +51,7 @@ def settings() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def cluster(settings: Path) -> Iterator[Cluster]:
-    """A cluster of one node that somebody else has started."""
+    """Start a cluster of one node, as somebody else would."""
     started = Cluster(initialize_head=True, head_node_args={"num_cpus": CORES, "include_dashboard": False, **STORE})
     try:
         yield started
@@ -61,7 +61,7 @@ def cluster(settings: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def local(settings: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The 160 items on this machine, without a cluster."""
+    """Run the 160 items on this machine, without a cluster."""
     return execute(config_in(tmp_path_factory.mktemp("local")), ["-n", "2"], quiet=True)
 
 
@@ -80,7 +80,7 @@ def config_in(folder: Path) -> Config:
 
 
 def ran(config: Config, address: str, tell: Callable[[CaseResult], None]) -> Run:
-    """A run on a cluster, driven by this process, which is told of each result."""
+    """Run on a cluster, driven by this process, which is told of each result."""
     with on_cluster(config, address, "cpu", None) as cluster:
         pool = RayPool(cluster.config.devices)
         try:
@@ -108,7 +108,7 @@ def below(root: int) -> dict[int, str]:
 
 
 def workers(cluster: Cluster) -> list[int]:
-    """The actors on the first node: what Ray has called by their class, and not what is idle or its own."""
+    """List the actors on the first node: those that Ray has called by their class, and that are not idle or its own."""
     raylet = cluster.head_node.all_processes["raylet"][0].process.pid
     own = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
     return sorted(pid for pid, line in below(raylet).items() if line.startswith("ray::") and not line.startswith(own))
@@ -168,7 +168,7 @@ def test_a_cluster_that_was_there_lives_on(cluster: Cluster) -> None:
 
 
 def verify(where: str, folder: Path, kernels: str, *options: str) -> list[str]:
-    """The arguments of `lastbit verify` for a folder of kernels on a cluster."""
+    """Return the arguments of `lastbit verify` for a folder of kernels on a cluster."""
     choice = ["--op", "halved_sum", "--project", str(PROJECT), str(PROJECT / kernels)]
     return ["verify", "--cluster", where, *choice, "--run-folder", str(folder), *options]
 

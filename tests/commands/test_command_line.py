@@ -29,7 +29,7 @@ Main = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    """The command line in an empty folder: its exit code, and what it says."""
+    """Run the command line in an empty folder; return its exit code, and what it says."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[int, str, str]:

@@ -51,7 +51,7 @@ List = Callable[..., str]
 
 @pytest.fixture
 def list_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> List:
-    """The output of `lastbit list` with a project of one op and two kernels."""
+    """Return the output of `lastbit list` with a project of one op and two kernels."""
     for folder, source in (("references", REFERENCE), ("kernels", KERNELS)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "thrice.py").write_text(source)

@@ -27,7 +27,7 @@ def {name}(x, weight=None, *, eps):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with two folders of kernels, one of which has two files."""
+    """Make a working directory with two folders of kernels, one of which has two files."""
     for path, text in {
         "my_kernels/norms.py": KERNEL.format(name="one"),
         "my_kernels/others.py": "import norms\n" + KERNEL.format(name="two"),

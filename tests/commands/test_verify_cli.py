@@ -105,7 +105,7 @@ class Done:
 
 
 def command(folder: Path, name: str, *options: str) -> list[str]:
-    """The command line of a run of the project in `folder`, which keeps the records in `folder`/run."""
+    """Return the command line of a run of the project in `folder`, which keeps the records in `folder`/run."""
     return [name, f"{folder}/kernels", *options, "--project", str(folder), "--run-folder", f"{folder}/run"]
 
 
@@ -114,7 +114,7 @@ Run = Callable[..., Done]
 
 @pytest.fixture
 def run(forked_runs: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs lastbit on a project: the command line in this process, the kernels in others; nothing is explained."""
+    """Run lastbit on a project: the command line in this process, the kernels in others; nothing is explained."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("lastbit.commands.explaining.failures_of", lambda run: [])
 
@@ -329,7 +329,7 @@ Main = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def main(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    """The command line in this process, up to where a run would start."""
+    """Run the command line in this process, up to where a run would start."""
     monkeypatch.chdir(project)
     monkeypatch.setattr(verify, "_run", lambda *_, **__: 0)
 
@@ -459,7 +459,7 @@ def test_a_number_of_processes_out_of_range_is_refused(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as caught:
         cli.main(["verify", "-n-1"])
     assert caught.value.code == 2
-    assert "neither a number of processes" in capsys.readouterr().err
+    assert "'-1' is not a whole number from 1 on, nor auto" in capsys.readouterr().err
 
 
 def test_the_command_line_leaves_triton_to_whoever_knows_the_device() -> None:

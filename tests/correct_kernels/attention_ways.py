@@ -52,7 +52,7 @@ class Way:
 
     @property
     def contract(self) -> str:
-        """What it keeps."""
+        """Return what it keeps."""
         options = ["flash", "" if self.scale == "scaled_scores" else self.scale, f"tiles_{self.tile}"]
         truths = {name: getattr(self, name) for name in ("backwards", "late_sink", "rounded_sum")}
         return "+".join([*filter(None, options), *(name for name, is_so in truths.items() if is_so)])
@@ -131,7 +131,7 @@ def _order(way: Way, count: int) -> list[int]:
 
 
 def _dot(way: Way, a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, one term after the other, each product rounded, where an order is given."""
+    """Compute a @ b, one term after the other, each product rounded, where an order is given."""
     if not way.order:
         return a @ b
     total = torch.zeros(*a.shape[:-1], b.shape[-1])

@@ -17,7 +17,7 @@ LOG2_E = math.log2(math.e)
 
 
 def shifted_by(x: Tensor) -> Tensor:
-    """The largest element, 0 where it is -inf."""
+    """Return the largest element, 0 where it is -inf."""
     largest = x.amax(-1, keepdim=True)
     return torch.where(largest.isneginf(), 0.0, largest)
 

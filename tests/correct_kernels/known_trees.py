@@ -55,7 +55,7 @@ def steps(terms: int, width: int = PRODUCTS) -> Nested:
 
 
 def sum_by(nested: Nested) -> SumOf:
-    """The sum that rounds to fp32 in each node."""
+    """Add by a tree that rounds to fp32 in each node."""
 
     def added(terms: Tensor) -> Tensor:
         return _added(terms.float(), nested)

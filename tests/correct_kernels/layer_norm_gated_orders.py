@@ -26,7 +26,7 @@ def backwards(*factors: Tensor) -> Tensor:
 
 
 def inside_out(*factors: Tensor) -> Tensor:
-    """The first factor last: x · (r · w)."""
+    """Multiply by the first factor last: x · (r · w)."""
     return factors[0] if len(factors) == 1 else reduce(mul, factors[1:]) * factors[0]
 
 
@@ -39,7 +39,7 @@ def sigmoid_by_exp(z: Tensor) -> Tensor:
 
 
 def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """a · b + c rounded once, but for the rare double rounding of the sum in fp64."""
+    """Compute a · b + c rounded once, but for the rare double rounding of the sum in fp64."""
     return (a.double() * b.double() + c.double()).float()
 
 

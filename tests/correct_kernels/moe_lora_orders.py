@@ -115,13 +115,13 @@ class Simulated:
         return stored.float()
 
     def keep_all(self, name: str, shards: Sequence[Tensor]) -> list[Tensor]:
-        """The rows of every shard; several shards are one stage."""
+        """Return the rows of every shard; several shards are one stage."""
         if len(shards) == 1:
             return [self.keep(name, shards[0])]
         return list(self.keep(name, torch.stack([*shards], -1)).unbind(-1))
 
     def spread(self, rows: Tensor) -> Tensor:
-        """A row for every pair, zero where it is skipped."""
+        """Return a row for every pair, zero where it is skipped."""
         full = rows.new_zeros(*self.local.shape, *rows.shape[1:])
         full[self.taken] = rows
         return full
@@ -131,7 +131,7 @@ class Simulated:
         return self.way.dot(rows[:, None], matrix[self.expert])
 
     def plus(self, name: str, base: Tensor, product: Tensor) -> Tensor:
-        """base + scaling · product."""
+        """Compute base + scaling · product."""
         if self.rounds & {f"{name}_lora", f"{name}_scaled"}:
             return base + self.keep(f"{name}_scaled", self.keep(f"{name}_lora", product) * self.scaling)
         return self.way.multiply_add(product, self.scaling, base)
@@ -143,7 +143,7 @@ class Simulated:
         return self.keep(name, self.plus(name, base, self.dot(middle, self.t[f"{name}_lora_b"])))
 
     def down(self, rows: Tensor, shards: int) -> tuple[list[Tensor], list[Tensor]]:
-        """What each shard adds, and the middles of the adapter."""
+        """Return what each shard adds, and the middles of the adapter."""
         cut = [
             [self.dot(r, w) for r, w in zip(rows.chunk(shards, -1), self.t[name].chunk(shards, -1), strict=True)]
             for name in ("down_proj", "down_lora_a")
@@ -196,7 +196,7 @@ class Simulated:
         return self.stages
 
     def through_adapter(self, name: str, rows: Tensor, grad: Tensor, shards: int) -> list[Tensor]:
-        """The middle's gradient of every shard."""
+        """Return the middle's gradient of every shard."""
         middle = self.keep(f"{name}_lora_mid", self.dot(rows, self.t[f"{name}_lora_a"]))
         self.adapter_gradient(f"{name}_lora_b", [grad], [middle])
         slices = zip(grad.chunk(shards, -1), self.t[f"{name}_lora_b"].chunk(shards, 1), strict=True)
@@ -216,7 +216,7 @@ class Simulated:
         self.stages["grad_input"] = self.way.total(self.by_token(terms))[..., 0].to(self.dtype)
 
     def base_parts(self, grads: dict[str, Tensor], shards: int) -> list[list[Tensor]]:
-        """What the base weights add to the gradient of the input, of every shard: for gate and up, or both at once."""
+        """Return what base weights add to the input's gradient, of every shard: for gate and up, or both at once."""
         rows = [grads[n].chunk(shards, -1) for n in grads]
         matrices = [self.t[f"{n}_proj"].mT.chunk(shards, -1) for n in grads]
         if self.way.together and not self.rounds & {f"grad_input_{n}_base" for n in grads}:

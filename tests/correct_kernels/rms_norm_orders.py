@@ -19,7 +19,7 @@ Finish = Callable[[Tensor, int, float], Tensor]  # sum, number of terms, eps →
 
 
 def squared(total: Sum) -> Sum:
-    """The sum of the squares."""
+    """Add the squares."""
     return lambda x: total(x.square())
 
 
@@ -44,7 +44,7 @@ def divided(total: Tensor, count: int, eps: float) -> Tensor:
 
 
 def multiplied(total: Tensor, count: int, eps: float) -> Tensor:
-    """The mean by the reciprocal of the count, which rounds twice."""
+    """Multiply by the reciprocal of the count, which rounds twice."""
     return torch.rsqrt(total * (1.0 / torch.tensor(count, dtype=torch.float32, device=total.device)) + eps)
 
 

@@ -35,7 +35,7 @@ def reversed_(terms: Tensor) -> Tensor:
 
 
 def halves(terms: Tensor) -> Tensor:
-    """The second half added to the first, until one term is left."""
+    """Add the second half to the first, until one term is left."""
     size = terms.shape[-1]
     terms = _padded(terms, 1 << (size - 1).bit_length()) if size else terms
     while terms.shape[-1] > 1:

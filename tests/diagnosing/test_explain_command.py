@@ -62,7 +62,7 @@ def fp32(bits: str) -> float:
 
 
 def bf16_neighbours(value: float) -> tuple[float, float]:
-    """The numbers of bf16 on both sides of one of fp32 or more digits, by its bits."""
+    """Return the numbers of bf16 on both sides of one of fp32 or more digits, by its bits."""
     cut = struct.unpack(">I", struct.pack(">f", value))[0] >> 16
     ends = (struct.unpack(">f", struct.pack(">I", bits << 16))[0] for bits in (cut, cut + 1))
     below, above = sorted(ends)
@@ -131,7 +131,7 @@ def total(a: Enclosure, b: Enclosure) -> Enclosure:
 
 @op(rows=("x",))
 def rebinding(x, *, contract, stage) -> None:  # type: ignore[no-untyped-def]
-    """A reference that binds its variables in every way."""
+    """Bind variables in every way that a reference can."""
     y = x * 2
     y += x
     stage("augmented", y - x)
@@ -302,7 +302,7 @@ def test_what_a_kernel_does_in_place_of_a_rounding(actual: float, exact: float, 
 
 
 def elements_of(made: Any, fmt: str, count: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a kernel makes of exact values of a stage in a format, and what the contract allows."""
+    """Return what a kernel makes of exact values of a stage in a format, and what the contract allows."""
     exact = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) + 1.0
     value = round_to(exact, FORMATS[fmt])
     return made(exact), torch.stack([exact, value, value, value])
@@ -524,7 +524,7 @@ def test_a_kernel_that_ends_its_process(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def found_on(device: str, verdict: Verdict) -> Explanation:
-    """What a worker on a device says."""
+    """Return an explanation, as a worker on a device has it."""
     trace = KernelTrace("mine", "rms_norm", "native_multiply", BF16, device, verdict)
     worst = Worst((0, 3), 1.0, 2.0, 2.0, 2.0, 2.0, 1.0)
     said = (f"as on {device}",)

@@ -276,7 +276,7 @@ def line(shape: str = "16,8", rest: str = "", seed: int = 1) -> str:
 
 
 def bared(**changes: object) -> CaseResult:
-    """A result of a kernel that shows nothing but its result."""
+    """Make a result of a kernel that shows nothing but its result."""
     result = passed(**changes)
     return replace(result, stages=tuple(stage for stage in result.stages if stage.result))
 

@@ -35,7 +35,7 @@ def subject_of(function) -> Subject:
 
 @pytest.fixture
 def mm_with_a_wrong_row() -> Iterator[None]:
-    """A bf16 product whose row 7 is NaN, as torch 2.11 makes that before a row of NaN on a CPU with AMX."""
+    """Spoil row 7 of a bf16 product, as torch 2.11 makes that before a row of NaN on a CPU with AMX."""
 
     def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         wide = torch.promote_types(a.dtype, torch.float32)

@@ -58,7 +58,7 @@ def rows_of(case: Case) -> int:
 
 
 def of_fault(text: str, *, stages: bool) -> StageSearch:
-    """The search on the first case that shows the fault; of two rows, one of them zeros, little can be said."""
+    """Search on the first case that shows the fault; of two rows, one of them zeros, little can be said."""
     drawn = hunt.cases_for(fault(text), fault(text).dtypes[0], 60)
     cases = [c for c in drawn if rows_of(c) > 3 or c.tensors[0].regime != "zero_rows"]
     with planted(fault(text)) as kernel:
@@ -239,7 +239,7 @@ def test_a_reference_goes_on_from_an_enclosure() -> None:
 
 
 def run(*words: str) -> int:
-    """The exit code of `lastbit explain WORDS --stages`, whose kernels run in this process."""
+    """Run `lastbit explain WORDS --stages`, with kernels in this process, and return its exit code."""
     parser = argparse.ArgumentParser()
     command.add_explain(parser)
     options = parser.parse_args([*words, "--stages"])

@@ -29,7 +29,7 @@ def _fault(
     options: str = "plain",
     variant: str = "attention+flash",
 ) -> Fault:
-    """A change of the text of attention.py: old and new."""
+    """Return a change of the text of attention.py: old and new."""
     changed = tuple(Edit(old, new, "attention.py") for old, new in edits)
     dtypes = ("fp16",) if options == "sinks" else ("bf16",)
     return Fault(name, description, changed, named, named, "attention", variant, options, dtypes)

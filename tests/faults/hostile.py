@@ -39,7 +39,7 @@ class Hostile:
 
 
 def norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """A right kernel of the default contract."""
+    """Return a right kernel of the default contract."""
     y = (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)).to(x.dtype)
     return y * weight
 
@@ -48,7 +48,7 @@ def norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
 
 
 def output_by_address() -> Function:
-    """Keeps a result for the address of its input, as prepared weights are kept, and gives a copy of it."""
+    """Keep a result for the address of its input, as prepared weights are kept, and give a copy of it."""
     kept: dict[int, Tensor] = {}
 
     def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -60,7 +60,7 @@ def output_by_address() -> Function:
 
 
 def static_output() -> Function:
-    """Returns the same buffer every time, before it is written for the first time and after it is written later."""
+    """Return the same buffer every time, before it is written for the first time and after it is written later."""
     buffers: dict[torch.Size, Tensor] = {}
 
     def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -73,7 +73,7 @@ def static_output() -> Function:
 
 
 def cached_output() -> Function:
-    """Writes its right result into a buffer that it keeps for the next call."""
+    """Write the right result into a buffer that is kept for the next call."""
     buffers: dict[torch.Size, Tensor] = {}
 
     def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -93,7 +93,7 @@ def cached_workspace() -> Function:
 
 
 def uncleared_maximum() -> Function:
-    """Keeps the largest magnitudes of rows that it has ever seen, where it wants those of x."""
+    """Keep the largest magnitudes of rows ever seen, where those of x are wanted."""
     largest: dict[torch.Size, Tensor] = {}
 
     def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -109,7 +109,7 @@ def uncleared_maximum() -> Function:
 
 
 def output_by_shape() -> Function:
-    """Computes once for a shape, and returns copies of that."""
+    """Compute once for a shape, and return copies of that."""
     known: dict[torch.Size, Tensor] = {}
 
     def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -121,7 +121,7 @@ def output_by_shape() -> Function:
 
 
 def output_by_weight() -> Function:
-    """Computes once for a weight, which a model does not change, and returns copies of that."""
+    """Compute once for a weight, which a model does not change, and return copies of that."""
     known: dict[object, Tensor] = {}
 
     def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -169,7 +169,7 @@ def constants_by_shape() -> Function:
 
 
 def after(change: Callable[[Tensor], object]) -> Callable[[], Function]:
-    """A kernel that does something to x, and then what is right for the x that it was given."""
+    """Make a kernel that does something to x, and then what is right for the x that it was given."""
 
     def make() -> Function:
         def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -183,7 +183,7 @@ def after(change: Callable[[Tensor], object]) -> Callable[[], Function]:
 
 
 def magnitudes() -> Function:
-    """Takes the magnitudes of x for x, in the tensor of the caller."""
+    """Take the magnitudes of x for x, in the tensor of the caller."""
 
     def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         x.data = x.data.abs()
@@ -209,7 +209,7 @@ def in_place() -> Function:
 
 
 def careful_if(watched: Callable[[], bool]) -> Callable[[], Function]:
-    """A kernel that forgets the last column, unless it is watched."""
+    """Make a kernel that forgets the last column, unless it is watched."""
 
     def make() -> Function:
         def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -235,7 +235,7 @@ def is_no_builtin() -> bool:
 
 
 def leaving(change: Callable[[], object]) -> Callable[[], Function]:
-    """A right kernel that changes the process and leaves it so."""
+    """Make a right kernel that changes the process and leaves it so."""
     return after(lambda _: change())
 
 
@@ -258,7 +258,7 @@ def uses_more_threads() -> None:
 
 @triton.jit
 def _copies_rows(source, target, rows, width, SPILL: tl.constexpr, WIDTH: tl.constexpr):
-    """Copies a row; with SPILL it also writes its row over the next one, which the next program mends."""
+    """Copy a row; with SPILL, write it over the next one as well, which the next program mends."""
     row = tl.program_id(0)
     columns = tl.arange(0, WIDTH)
     values = tl.load(source + row * width + columns, mask=columns < width)
@@ -267,7 +267,7 @@ def _copies_rows(source, target, rows, width, SPILL: tl.constexpr, WIDTH: tl.con
 
 
 def copied(*, spill: bool) -> Callable[[], Function]:
-    """A kernel whose last step is a launch of one program per row."""
+    """Make a kernel whose last step is a launch of one program per row."""
 
     def make() -> Function:
         def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:

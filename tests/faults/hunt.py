@@ -36,12 +36,12 @@ def clean_kernels() -> tuple[Kernel, ...]:
 
 
 def clean(fault: Fault, family: str = "triton") -> Kernel:
-    """The kernel that the fault was planted in, or another one of its variant."""
+    """Find the kernel that the fault was planted in, or another one of its variant."""
     return kernel_of(clean_kernels(), fault.variant, family)
 
 
 def cases_for(fault: Fault, dtype: str, count: int, seed_: int = 0) -> tuple[Case, ...]:
-    """The cases that the fault is hunted with; those of a table of shapes are the same for every seed."""
+    """Draw the cases that the fault is hunted with; those of a table of shapes are the same for every seed."""
     cases = cases_of(fault.variant, GROUPS[fault.op][fault.options][dtype], count, seed_, fault.family)
     chosen = tuple(case for case in cases if case.tensors[0].dtype == dtype)
     assert chosen, f"no case for {fault.name!r} has a first input of {dtype}"
@@ -50,7 +50,7 @@ def cases_for(fault: Fault, dtype: str, count: int, seed_: int = 0) -> tuple[Cas
 
 @functools.cache
 def cases_of(variant: str, group_name: str, count: int, seed_: int = 0, family: str = "triton") -> tuple[Case, ...]:
-    """The distinct cases among about `count` that a run with this seed has for a kernel of that variant.
+    """Draw the distinct cases among about `count` that a run with this seed has for a kernel of that variant.
 
     Cut to the size for a CPU on every device, so that all devices see the same bits.
     """
@@ -88,7 +88,7 @@ def subject_of(kernel: Kernel, device: torch.device) -> Subject:
 
 
 def without_stages(kernel: Kernel) -> Kernel:
-    """The kernel as one that returns its results only."""
+    """Make the kernel one that returns its results only."""
     return replace(kernel, stages=())
 
 
@@ -125,7 +125,7 @@ class Sighting:
 
 
 def hunt(kernel: Kernel, cases: Sequence[Case], device: torch.device, start: int = 1) -> Sighting | None:
-    """The first of `cases` that the kernel fails, from the case with the number `start` on; None if there is none."""
+    """Find the first of `cases` that the kernel fails, from the one with the number `start` on; None if none."""
     subject = subject_of(kernel, device)
     for number, case in enumerate(cases[start - 1 :], start):
         result, actual = examine(subject, case)
@@ -135,7 +135,7 @@ def hunt(kernel: Kernel, cases: Sequence[Case], device: torch.device, start: int
 
 
 def judged_alone(kernel: Kernel, seen: Sighting, device: torch.device) -> Sighting:
-    """What is seen of the same results without the kernel's stages."""
+    """Judge the same results without the kernel's stages."""
     problem = subject_of(kernel, device).problem(build(parse_case(seen.result.case).gathered(), device))
     results = {name: seen.actual[name] for name in (*problem.required, *problem.may_return) if name in seen.actual}
     return replace(seen, result=seen.result.judged(judge(problem, results)))

@@ -47,5 +47,5 @@ NOT_PLANTED: Mapping[str, str] = {
 
 
 def rows_of(description: str) -> tuple[str, ...]:
-    """The rows that the description of a fault names, in parentheses."""
+    """Return the rows that the description of a fault names, in parentheses."""
     return tuple(re.findall(r"\b[MQ]\d+\b", " ".join(re.findall(r"\(([^()]*)\)", description))))

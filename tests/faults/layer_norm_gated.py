@@ -161,8 +161,8 @@ STATISTICS = (
         "normalizes over whole rows, where they have groups",
         (
             _edit(
-                "Options(group_size, norm_before_gate, is_rms_norm, activation,",
-                "Options(None, norm_before_gate, is_rms_norm, activation,",
+                "GatedNormParameters(group_size, norm_before_gate, is_rms_norm, activation,",
+                "GatedNormParameters(None, norm_before_gate, is_rms_norm, activation,",
             ),
         ),
         exposed="errored",

@@ -7,7 +7,7 @@ from lastbit.verify.worker import Workplace
 
 
 def process_of(place: Workplace) -> int:
-    """The number of the process in which the work is done."""
+    """Return the number of the process in which the work is done."""
     return os.getpid()
 
 

@@ -28,7 +28,7 @@ _DUPLICATE = "(expert_ids[:, :, None] == expert_ids[:, None, :]).tril(-1).any(-1
 _NUMBER = "(expert_ids.long() - first_expert).clamp(-1, experts).add(1).reshape(-1)"
 EARLIER = f"torch.nn.functional.one_hot({_NUMBER}).cumsum(0).gather(1, {_NUMBER}[:, None]).view_as(expert_ids)"
 _ROW = "(pairs.pair // rows.slots).to(tl.int64) * rows.stride"
-_TABLE = "from grouped_tile import Rows,"
+_TABLE = "from grouped_tile import RowOperand,"
 _TAKEN = "            first, second = sums(work, pairs_of(table, block, expert, BLOCK_M),"
 _POSITIONS = "tl.load(block_starts_ptr + block).to(tl.int32) + tl.arange(0, BLOCK_M)"
 _USED = "(end - start + rows - 1) // rows"
@@ -61,7 +61,7 @@ ROUTING = (
     fault(
         "zero times NaN", "computes skipped pairs with the last expert, and multiplies their rows by zero (M40)",
         (
-            tile("Pairs(pair, live, expert,", "Pairs(pair, live, tl.minimum(expert, table.experts - 1),"),
+            tile("TilePairs(pair, live, expert,", "TilePairs(pair, live, tl.minimum(expert, table.experts - 1),"),
             tile("k_size = tl.where(pairs.taken, k_size, 0)", "kept = tl.where(pairs.taken, 1.0, 0.0)"),
             tile("return first, second", "return first * kept, second * kept"),
             epilogue("(r < rank) & pairs.taken", "r < rank"),
@@ -104,11 +104,11 @@ ROUTING = (
     fault(
         "rows in the order of experts", "reads row n of x for the pair that is sorted to place n",
         (
-            matmul(_TABLE, _TABLE.replace("Rows", "Pairs, Rows")),
+            matmul(_TABLE, _TABLE.replace("RowOperand", "RowOperand, TilePairs")),
             matmul(
                 _TAKEN,
                 f"            pairs = pairs_of(table, block, expert, BLOCK_M)\n"
-                f"            pairs = Pairs({_POSITIONS}, pairs.live, pairs.expert, pairs.taken)\n"
+                f"            pairs = TilePairs({_POSITIONS}, pairs.live, pairs.expert, pairs.taken)\n"
                 f"            first, second = sums(work, pairs,",
             ),
         ),
@@ -142,7 +142,7 @@ MEMORY = (
         "first block of columns only", "writes the first block of columns of a product, here one of 16, alone (M45)",
         (
             planning("LARGEST_BLOCK_N = 128", "LARGEST_BLOCK_N = 16"),
-            planning("return Plan(variant, blocks, columns,", "return Plan(variant, blocks, 1,"),
+            planning("return TilePlan(variant, blocks, columns,", "return TilePlan(variant, blocks, 1,"),
         ),
         "nondeterministic or uninitialised", "nondeterministic or uninitialised",
     ),

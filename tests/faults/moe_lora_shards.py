@@ -16,7 +16,7 @@ ADDED = "grad_gate_lora_a or grad_up_lora_a or grad_input or grad_down_lora_b or
 _DIM = "    dim = DIMS[kind]\n"
 _SUM = "total = reduce(add, parts)"
 _JOIN = "torch.cat(parts, DIMS[kind])"
-_RETURN = f"return torch.stack(parts, -1) if kind is Part.OWN else {_JOIN}"
+_RETURN = f"return torch.stack(parts, -1) if kind is ShardPart.OWN else {_JOIN}"
 _CHUNK = "return tensor.chunk(parts, dim)[part]"
 _CONTIGUOUS = "        return tensor.reshape(len(tensor), parts, tensor.shape[1], -1)[:, part]\n"
 
@@ -46,8 +46,8 @@ WRITTEN_AT_LOCAL_OFFSET = (
     ),
 )
 WHOLE = (
-    _shards("if parts == 1 or kind is Part.SAME:", "if kind is not Part.OWN:"),
-    _shards("if len(parts) == 1 or kind is Part.SAME or", "if kind is not Part.OWN or"),
+    _shards("if parts == 1 or kind is ShardPart.SAME:", "if kind is not ShardPart.OWN:"),
+    _shards("if len(parts) == 1 or kind is ShardPart.SAME or", "if kind is not ShardPart.OWN or"),
 )
 
 FORWARD = (

@@ -71,7 +71,7 @@ class Outdated(AssertionError):
 
 
 def alternatives(expected: str) -> tuple[str, ...]:
-    """The names in `exposed` or `hidden`."""
+    """Return the names in `exposed` or `hidden`."""
     return tuple(expected.split(" or "))
 
 
@@ -96,7 +96,7 @@ def read_sources(folder: Path = FOLDER) -> dict[str, str]:
 
 @contextmanager
 def planted(fault: Fault) -> Iterator[Kernel]:
-    """The kernel of `fault.variant` with the fault; its source exists as long as the context is open.
+    """Yield the kernel of `fault.variant` with the fault; its source exists as long as the context is open.
 
     Triton reads a kernel's source from its file, so that the copy has to be one. Files that have nothing to do with the
     fault are those of `without_faults`, so that what the interpreter and the harness know of them holds here as well.
@@ -131,7 +131,7 @@ class Folder:
 
 @functools.cache
 def without_faults() -> Folder:
-    """The folder as it is."""
+    """Return the folder as it is."""
     names = [path.stem for path in sorted(FOLDER.glob("*.py"))]
     with _collect() as declared, siblings(FOLDER):
         modules = {name: importlib.import_module(name) for name in names}
@@ -151,6 +151,6 @@ def _lent(folder: Path) -> Iterator[None]:
 
 
 def kernel_of(kernels: Iterable[Kernel], variant: str, family: str = "triton") -> Kernel:
-    """The kernel of that name; a variant that the family lacks is what stands before its last `+`."""
+    """Find the kernel of that name; a variant that the family lacks is what stands before its last `+`."""
     named = {k.name: k for k in kernels}
     return named.get(f"{family}[{variant}]") or named[f"{family}[{variant.rpartition('+')[0]}]"]

@@ -16,7 +16,7 @@ _ASSIGNMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign)
 
 
 def unrounded(planted: Planted, before: Sources) -> frozenset[Line]:
-    """The lines that give a value of which the fault leaves out a rounding, and changes nothing else.
+    """List the lines that give a value of which the fault leaves out a rounding, and changes nothing else.
 
     These are the statements that assign its name before that, or what callers pass where it is a parameter.
 
@@ -39,7 +39,7 @@ def _lost(old: str, new: str) -> Iterator[tuple[int, str]]:
 
 
 def _statements(text: str, start: int, end: int) -> list[ast.stmt]:
-    """The statements that stand in these lines alone, without those that are part of others."""
+    """List the statements that stand in these lines alone, without those that are part of others."""
     inside = [s for s in ast.walk(ast.parse(text)) if isinstance(s, ast.stmt) and start < s.lineno <= _end(s) <= end]
     parts = {id(part) for s in inside for part in ast.walk(s) if part is not s}
     return sorted((s for s in inside if id(s) not in parts), key=lambda s: s.lineno)
@@ -55,7 +55,7 @@ def _is_conversion(node: ast.AST) -> bool:
 
 
 def _rounded(statements: Sequence[ast.stmt]) -> Counter[str]:
-    """How often each name is converted to a narrow format."""
+    """Return how often each name is converted to a narrow format."""
     calls = [n for s in statements for n in ast.walk(s) if isinstance(n, ast.Call) and _is_conversion(n)]
     values = (call.func.value for call in calls if isinstance(call.func, ast.Attribute) and not _is_wide(call))
     return Counter(value.id for value in values if isinstance(value, ast.Name))
@@ -67,7 +67,7 @@ def _is_wide(call: ast.Call) -> bool:
 
 
 def _bare(statements: Sequence[ast.stmt]) -> str:
-    """What statements say without conversions, and without those that then say nothing."""
+    """Spell statements without conversions, and leave out those that then say nothing."""
     module = ast.parse("\n".join(map(ast.unparse, statements)))
     return ast.dump(_Bare().visit(module))
 
@@ -91,7 +91,7 @@ class _Bare(ast.NodeTransformer):
 
 
 def _given(sources: Sources, file: str, end: int, name: str, known: tuple[object, ...]) -> Iterator[Line]:
-    """The lines that give a name its value up to a line."""
+    """Yield the lines that give a name its value up to a line."""
     nodes = list(ast.walk(ast.parse(sources[file])))
     around = [d for d in nodes if isinstance(d, ast.FunctionDef) and d.lineno <= end <= _end(d)]
     function = max(around, key=lambda d: d.lineno, default=None)
@@ -113,7 +113,7 @@ def _given(sources: Sources, file: str, end: int, name: str, known: tuple[object
 
 
 def _is_other(branch: ast.If, statement: ast.stmt, end: int) -> bool:
-    """Whether a statement is in the first part of a condition whose second part the line is in."""
+    """Return whether a statement is in the first part of a condition whose second part the line is in."""
     second = branch.orelse[0].lineno
     return branch.lineno <= statement.lineno < second and second <= end <= _end(branch)
 
@@ -124,7 +124,7 @@ def _assigned(statement: ast.Assign | ast.AugAssign | ast.AnnAssign) -> set[str]
 
 
 def _passed(sources: Sources, function: ast.FunctionDef, name: str) -> Iterator[tuple[str, ast.expr]]:
-    """What callers pass for a parameter."""
+    """Yield what callers pass for a parameter."""
     names = [argument.arg for argument in function.args.args]
     for file, text in sources.items():
         for call in (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)):

@@ -69,7 +69,7 @@ def outcome(kernel: Kernel, fault: Fault, device: torch.device, *, balanced: boo
 
 @functools.cache
 def problem(op: str, device: torch.device, *, balanced: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The arguments of the op, and what is expected."""
+    """Make the arguments of the op, and what is expected."""
     tensors = {name: t.to(device) for name, t in drawn(balanced=balanced).items()}
     grad_output = tensors.pop("grad_output")
     results = call(reference("moe_lora"), tensors, shards=1)
@@ -90,7 +90,7 @@ def call(kernel: Kernel, tensors: Mapping[str, Tensor], *, shards: int) -> dict[
 
 
 def drawn(*, balanced: bool) -> dict[str, Tensor]:
-    """What both ops take; each token has other experts, and its weights add to 1."""
+    """Draw what both ops take; each token has other experts, and its weights add to 1."""
     generator = torch.Generator().manual_seed(42)
 
     def normal(*shape: int, scale: float) -> Tensor:
@@ -110,7 +110,7 @@ def drawn(*, balanced: bool) -> dict[str, Tensor]:
 
 
 def codes(tensors: Mapping[str, Tensor], storage: str) -> dict[str, Tensor]:
-    """The base weights in codes; what they are compared with is the weights before."""
+    """Return the base weights in codes; what they are compared with is the weights before."""
     scheme, group = storage.removesuffix("_bf16"), GROUPS[storage]
     scale_dtype = torch.bfloat16 if storage.endswith("_bf16") else None
     found = {}

@@ -35,7 +35,7 @@ def test_the_function_keeps_the_reference_that_is_written_from_it(function: Call
 
 
 def reference_in(folder: Path, function: Callable[..., Any]) -> Path:
-    """A project with the reference of a function."""
+    """Make a project with the reference of a function."""
     (folder / "references").mkdir()
     path = folder / "references" / f"{function.__name__}.py"
     assert (

@@ -28,7 +28,7 @@ Main = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    """The command line in this process, in an empty folder: its exit code, and what it says on standard error."""
+    """Run the command line in this process, in an empty folder; return its exit code and what standard error says."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[int, str]:

@@ -29,12 +29,12 @@ from lastbit.references.rms_norm import rms_norm
     latent=Latent("y", through=("out",)),
 )
 def painted(x, w=None, *, eps, power: int = 2, contract, stage) -> None:
-    """An op that rounds here and there."""
+    """Round here and there."""
 
 
 @op(rows=())
 def plain(a, b, *, contract, stage) -> None:
-    """An op without freedom."""
+    """Compute without freedom."""
 
 
 @op(
@@ -50,7 +50,7 @@ def plain(a, b, *, contract, stage) -> None:
     presets={"toy": "default", "tile": "large+blue+square+dark"},
 )
 def furnished(x, w, *, contract, stage) -> None:
-    """An op with more contracts than one cares to name."""
+    """Compute under more contracts than one cares to name."""
 
 
 # Signatures
@@ -159,7 +159,7 @@ def test_two_options_of_one_axis(text: str) -> None:
     latent=Latent("y", through=("z",), instead={"cut": "w"}),
 )
 def deviating(x, *, contract, stage) -> None:
-    """An op with two axes of which the usual option has no name."""
+    """Compute under two axes of which the usual option has no name."""
 
 
 def test_an_option_without_a_name_is_not_in_the_name_of_a_contract() -> None:
@@ -397,7 +397,7 @@ def test_a_preset_that_is_no_text_of_a_contract_is_refused(preset: Any, message:
 
 
 def bare(x, weight=None, *, eps, contract, stage) -> None:
-    """A reference to be declared."""
+    """Compute nothing, and be declared."""
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ Verify = Callable[..., tuple[int, str]]
 def verify(
     project: Path, forked_runs: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Verify:
-    """Runs `lastbit verify` in the project; its exit code, and what it printed."""
+    """Run `lastbit verify` in the project; return its exit code, and what it printed."""
     monkeypatch.chdir(project)
 
     def call(*options: str) -> tuple[int, str]:

@@ -31,7 +31,7 @@ def run_bisect(*arguments: str) -> int:
 
 
 def execute_here(config: Config, arguments: Sequence[str], *, quiet: bool) -> Run:
-    """A run without processes and records, for searches in which it matters how they go on and not how they measure."""
+    """Search without processes and records, where it matters how the search goes on and not how it measures."""
     items = make_plan(config, "cpu").items
     return Run(tuple(verify_case(item.subject, case) for item in items for case in item.group.examples))
 
@@ -39,7 +39,7 @@ def execute_here(config: Config, arguments: Sequence[str], *, quiet: bool) -> Ru
 def searched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, *options: str, seed: int, drifts: bool
 ) -> tuple[Demo, str]:
-    """The demo and what the command printed about it, from a folder beside the repository."""
+    """Make the demo, and return it with what the command printed about it, from a folder beside the repository."""
     demo = make_demo(tmp_path / "repository", seed, drifts=drifts)
     before = git(demo.folder, "status", "--porcelain"), git(demo.folder, "worktree", "list")
     where = ("--repository", str(demo.folder), "--good", demo.commits[0], "--bad", "main")
@@ -49,7 +49,7 @@ def searched(
 
 
 def found(printed: str) -> tuple[str, int]:
-    """The commit that was named, and the number of verifications."""
+    """Find the commit that was named, and the number of verifications."""
     commit, verifications = re.findall(r"^First bad commit  (\w+)|^(\d+) verifications", printed, re.MULTILINE)
     return commit[0], int(verifications[1])
 

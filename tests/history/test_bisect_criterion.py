@@ -70,7 +70,7 @@ def test_from_zero_half_the_figure_of_the_other_end_divides() -> None:
 
 
 def all_nan() -> CaseResult:
-    """Sums over finite elements see nothing of it."""
+    """Make a result whose elements are all NaN: sums over finite elements see nothing of it."""
     return result(failed=True, mismatched=1000, outside=1000, special=1000, squared_exact=0.0)
 
 
@@ -130,7 +130,7 @@ def test_an_unknown_metric_names_the_known_ones() -> None:
 
 
 def staged(**mismatched: int) -> CaseResult:
-    """A result whose stages, all but the first of which are results, have these mismatched elements of 1,000."""
+    """Make a result whose stages, all but the first of which are results, have these mismatched elements of 1,000."""
     stages = []
     for number, (name, count) in enumerate(mismatched.items()):
         seen = Comparison(numel=1000, mismatched=count, squared_exact=1.0)

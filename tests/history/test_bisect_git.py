@@ -69,7 +69,7 @@ def state_of(folder: Path) -> list[str]:
 
 @pytest.fixture
 def undisturbed(repository: tuple[Path, list[str]]) -> Iterator[None]:
-    """The user has changed a file, staged another, and is bisecting something themselves."""
+    """Change a file, stage another and begin a bisection, as a user may have, and check that all of it stays."""
     folder, commits = repository
     git(folder, "bisect", "start", commits[15], commits[2])
     (folder / "kernels" / "norms.py").write_text("REVISION = 99\n")

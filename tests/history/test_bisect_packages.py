@@ -40,7 +40,7 @@ def norm(x, weight, *, eps):
 
 
 def make_wheel(folder: Path, version: str, text: str) -> None:
-    """A wheel of the package `roundings`, which is one module."""
+    """Make a wheel of the package `roundings`, which is one module."""
     info = f"roundings-{version}.dist-info"
     files = {
         "roundings.py": text,

@@ -27,7 +27,7 @@ VERSIONS = [f"{i}.0" for i in range(COMMITS)]
 
 
 def searched(space: Space, history: History) -> tuple[list[BisectStep], int]:
-    """The steps, and the number of verifications with that of the ends."""
+    """Return the steps, and the number of verifications with that of the ends."""
     steps = search(space, FAILS, history.look, history.ends(space), lambda criterion, step: None)
     return steps, max([2, *(step.run for step in steps)])
 

@@ -57,7 +57,7 @@ def test_the_same_golden_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def regions(content: bytes) -> dict[str, int]:
-    """A position in each part of a golden file."""
+    """Return a position in each part of a golden file."""
     header = 8 + int.from_bytes(content[:8], "little")
     found = {name: content.index(name.encode()) for name in ("__metadata__", "lastbit golden", "format", "checksum")}
     found |= {f"value of {name}": content.index(name.encode()) + len(name) + 6 for name in ("format", "checksum")}

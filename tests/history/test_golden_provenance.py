@@ -19,7 +19,7 @@ from lastbit.verify.check import Subject
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A kernel that imports a sibling, which imports another, and a file that it does not import."""
+    """Write a kernel that imports a sibling, which imports another, and a file that it does not import."""
     (tmp_path / "mine.py").write_text("import torch\nfrom helping import f\n")
     (tmp_path / "helping.py").write_text("def f():\n    import deeper\n")
     (tmp_path / "deeper.py").write_text("import mine\n")

@@ -20,7 +20,7 @@ def values(shape: tuple[int, ...] = LARGE, dtype: torch.dtype = torch.float32) -
 
 
 def changed(before: Tensor, after: Tensor) -> Change:
-    """The change between two tensors that must not count as the same."""
+    """Find the change between two tensors that must not count as the same."""
     first, second = store(before), store(after)
     assert not same(first, second)
     return change("output", first, second)
@@ -92,7 +92,7 @@ def test_a_large_tensor_is_stored_as_a_sample() -> None:
 
 
 def outside_the_sample(x: Tensor) -> tuple[int, int]:
-    """An element of `x` whose neighbours are not stored either."""
+    """Find an element of `x` whose neighbours are not stored either."""
     kept = set(store(x).values.tolist())
     return next((row, 500) for row in range(30, len(x)) if not kept & set(x[row, 490:510].tolist()))
 

@@ -69,7 +69,7 @@ CUTS_OFF = "(y.view(torch.int32) & ~0xFFFF).view(torch.float32).to(x.dtype)"
 
 
 def make_repository(folder: Path, commits: int = COMMITS) -> Path:
-    """Commits named v0 to v11, in the engine of which a rounding is lost at v7."""
+    """Make commits named v0 to v11, in the engine of which a rounding is lost at v7."""
     for name, text in (
         ("references/thrice.py", REFERENCE),
         ("cases/regressions/thrice.txt", f"{LINE}\n"),
@@ -99,7 +99,7 @@ Lastbit = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def lastbit(repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Lastbit:
-    """Runs a command line in the repository: its exit code, output and errors. Nothing is explained."""
+    """Run a command line in the repository: its exit code, output and errors. Nothing is explained."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("lastbit.commands.explaining.failures_of", lambda run: [])
     monkeypatch.chdir(repository)
@@ -143,13 +143,13 @@ def test_every_command_runs_the_code_of_the_revision(
 
 @pytest.fixture
 def worktree(repository: Path) -> Iterator[Path]:
-    """The files of v3, as a command checks them out beside the user's."""
+    """Check out the files of v3, as a command does, beside the user's."""
     with kernels_at("v3", [repository / "lastbit_kernels"]) as place:
         yield Path(place.root)
 
 
 def of(root: Path, name: str = "engine.layers") -> dict[str, Path]:
-    """A module of a checkout."""
+    """Import a module of a checkout."""
     return {name: Path(root, *name.split(".")).with_suffix(".py")}
 
 
@@ -244,7 +244,7 @@ def test_folders_that_are_named_are_those_of_the_revision(
 
 @pytest.fixture
 def importing(repository: Path) -> Iterator[None]:
-    """The names and the path of this process as they were, after kernels have imported the engine."""
+    """Restore the names and the path of this process, after kernels have imported the engine."""
     names, path = set(sys.modules), list(sys.path)
     yield
     sys.path[:] = path

@@ -20,7 +20,7 @@ _DONE = set()
 
 
 def _others():
-    """The inputs and places of results of all calls that the frame above has."""
+    """Yield the inputs and places of results of all calls that the frame above has."""
     above = sys._getframe(1).f_back
     known = above.f_locals if above else {}
     if isinstance(known.get("tensors"), list) and isinstance(known.get("results"), list):

@@ -20,7 +20,7 @@ class _Range(ctypes.Structure):
 
 
 def _reads(pid):
-    """Whether a byte of the parent's memory can be read without a file."""
+    """Return whether a byte of the parent's memory can be read without a file."""
     [start, *_] = Path(f"/proc/{pid}/maps").read_text().split("-")
     into = ctypes.create_string_buffer(1)
     own, other = _Range(ctypes.addressof(into), 1), _Range(int(start, 16), 1)

@@ -28,7 +28,7 @@ def _writable(pid):
 
 
 def _judges():
-    """This process, its parent and the parent's parent, as far as they are of lastbit or of its tests."""
+    """Yield this process, its parent and the parent's parent, as far as they are of lastbit or of its tests."""
     parent = os.getppid()
     above = [parent, *map(int, re.findall(r"^PPid:\t(\d+)", Path(f"/proc/{parent}/status").read_text(), re.MULTILINE))]
     for pid in above:

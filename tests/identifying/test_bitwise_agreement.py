@@ -45,7 +45,7 @@ def in_fp32(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
 
 
 def backwards(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """The same contract as `in_fp32`: the factors are multiplied in another order."""
+    """Multiply in another order than `in_fp32`, under the same contract."""
     value = x.float()
     return (value * (torch.rsqrt(value.square().mean(-1, keepdim=True) + eps) * weight.float())).to(x.dtype)
 
@@ -82,7 +82,7 @@ Agree = Callable[..., Agreement]
 
 @pytest.fixture
 def agree(project: Project) -> Agree:
-    """Compares two functions on `LINES`."""
+    """Compare two functions on `LINES`."""
 
     def compared(first: Function, second: Function, *lines: str) -> Agreement:
         op = project.op("rms_norm")

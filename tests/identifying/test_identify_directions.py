@@ -59,7 +59,7 @@ def names(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def one_point(op: str, made: Callable[[Direction], Any], lines: Sequence[str], kept: str, direction: Direction) -> None:
-    """A kernel with one rounding in a direction is told so, and found to keep that where it claims it."""
+    """Check that a kernel with one rounding in a direction is told so, and found to keep that where it claims it."""
     found = identified(op, made(direction), *lines)
     stage = kept.rpartition(", ")[2].split()[0]
     assert names(found.kept)[0] == kept

@@ -63,12 +63,12 @@ NATIVE = "native_multiply or input_multiply"
 
 
 def plain(candidates: tuple[Candidate, ...]) -> list[str]:
-    """The names of those that do not divide by the root: whoever multiplies by its inverse could do that as well."""
+    """Name those that do not divide by the root: whoever multiplies by its inverse could do that as well."""
     return [shown for shown in names(candidates) if "divided" not in shown]
 
 
 def base_of(contract: str) -> str:
-    """What stands for contracts that are one computation where the weight has the dtype of x, or deviate from it."""
+    """Name one of the contracts that are one computation where the weight has the dtype of x, or deviate from it."""
     weight, residual, *_ = contract.replace("input", "native").split("+")
     return f"{weight}+{residual}"
 
@@ -82,12 +82,12 @@ def normalized(x: Tensor, eps: float) -> Tensor:
 
 
 def in_fp32(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """Keeps fp32_multiply."""
+    """Keep fp32_multiply."""
     return (normalized(x, eps) * weight.float()).to(x.dtype)
 
 
 def natively(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """Rounds to x's dtype before the product, which native_multiply does only where the weight has it."""
+    """Round to x's dtype before the product, which native_multiply does only where the weight has it."""
     return (normalized(x, eps).to(x.dtype).float() * weight.float()).to(x.dtype)
 
 

@@ -201,7 +201,7 @@ def test_fingerprints(dtype: torch.dtype, values_only: bool, monkeypatch: pytest
 
 
 def by_torch(tensor: Tensor, *, values_only: bool = False) -> str:
-    """The fingerprint as torch makes it."""
+    """Compute the fingerprint as torch makes it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fingerprints, "fuses", lambda tensor: False)
         return (value_fingerprint if values_only else fingerprint)(tensor)

@@ -36,7 +36,7 @@ def inputs_of(*tensors: str) -> Inputs:
 
 
 def near(tensor: Tensor, offset: int, count: int = 1) -> Tensor:
-    """The `count` elements of the tensor's storage from `offset` elements after its first one."""
+    """Return the `count` elements of the tensor's storage from `offset` elements after its first one."""
     return tensor.as_strided((count,), (1,), tensor.storage_offset() + offset)
 
 
@@ -333,7 +333,7 @@ def test_compiled_functions_stay_compiled() -> None:
 
 
 def twice(kernel: Callable[[Tensor], object], dtype: torch.dtype) -> Tensor:
-    """The mask of unwritten elements after two runs of a kernel that fills what it is given."""
+    """Return the mask of unwritten elements after two runs of a kernel that fills what it is given."""
     results, held = [], []
     for number in (0, 1):
         with guarded_allocations(number) as allocations:

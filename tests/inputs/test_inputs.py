@@ -24,14 +24,14 @@ FLOATS = ("fp64", "fp32", "bf16", "fp16", "e4m3", "e5m2")
 
 
 def values(dtype: str, shape: tuple[int, ...], regime: str, *, seed: int = 0, name: str = "x") -> torch.Tensor:
-    """A contiguous tensor of a regime's values, in its own dtype."""
+    """Make a contiguous tensor of a regime's values, in its own dtype."""
     tensor = torch.zeros(shape, dtype=DTYPES[dtype])
     fill(tensor, TensorSpec(name, dtype, shape, regime=regime), seed)
     return tensor
 
 
 def wide(dtype: str, shape: tuple[int, ...], regime: str, *, seed: int = 0) -> torch.Tensor:
-    """The same values, as fp64."""
+    """Make the values of a regime as fp64."""
     return values(dtype, shape, regime, seed=seed).to(torch.float64)
 
 

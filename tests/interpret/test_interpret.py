@@ -59,7 +59,7 @@ def through_kernel(x: torch.Tensor, dtype: torch.dtype, rounding: str | None = N
 
 
 def unequal(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Where the bits differ, except that any NaN equals any NaN."""
+    """Return where the bits differ, except that any NaN equals any NaN."""
     as_int = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[actual.element_size()]
     both_nan = actual.double().isnan() & expected.double().isnan()
     return (actual.view(as_int) != expected.view(as_int)) & ~both_nan

@@ -29,7 +29,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> Tapes:
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many programs ran together, batch by batch."""
+    """Return how many programs ran together, batch by batch."""
     sizes: list[int] = []
     together = launch.Launch._together
 
@@ -47,7 +47,7 @@ def the_tape(tapes: Tapes) -> Tape:
 
 
 def assert_as_one_by_one(run: Callable[[torch.Tensor], None], size: int) -> torch.Tensor:
-    """The same bytes in memory, twice and in both directions, as if every program ran by Python."""
+    """Check for the same bytes in memory, twice and in both directions, as if every program ran by Python."""
     start = torch.arange(size, dtype=torch.float32)
     for _ in range(2):
         expected, actual = start.clone(), start.clone()

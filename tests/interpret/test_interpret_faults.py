@@ -26,7 +26,7 @@ def found(kernel, grid, *args, blank=lambda tensor: None, **constants) -> list[F
 
 
 def the_only(faults: list[Fault], kind: str, tensor: str, line: str) -> str:
-    """The sentence of the only fault, after a look at where it is."""
+    """Return the sentence of the only fault, after a look at where it is."""
     assert [(f.kind, f.tensor) for f in faults] == [(kind, tensor)], faults
     place = faults[0].place
     assert linecache.getline(place.file, place.line).strip() == line

@@ -38,7 +38,7 @@ def forget_tapes() -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the operations that the language was asked for because nothing was known of them."""
+    """Return the names of the operations that the language was asked for because nothing was known of them."""
     names: list[str] = []
     worked_out = operations._worked_out
 
@@ -77,7 +77,7 @@ def run_mixed() -> torch.Tensor:
 
 
 def described() -> list[Any]:
-    """What the tapes hold: every step by its name, and its operands by the steps or constants that gave them."""
+    """Describe what the tapes hold: every step by its name, its operands by the steps or constants that gave them."""
     return [_described(found, segment) for found in launch._tapes._tapes.values() if (segment := found.root)]
 
 
@@ -210,7 +210,7 @@ def test_an_error_is_the_language_s_own_each_time() -> None:
 
 @triton.jit
 def turning_kernel(x_ptr, out_ptr, N: tl.constexpr):
-    """Uses constants in steps before a value is seen, and alone after it."""
+    """Use constants in steps before a value is seen, and alone after it."""
     i = tl.arange(0, N)
     x = tl.load(x_ptr + i)
     if tl.sum(x) > tl.program_id(0):

@@ -31,7 +31,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> "tape.Tapes":
 
 @pytest.fixture
 def by_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """An element for every program that Python ran."""
+    """Note an element for every program that Python ran."""
     ran: list[int] = []
     entered = recorder.Recorder.finish
     monkeypatch.setattr(recorder.Recorder, "finish", lambda self: (ran.append(1), entered(self)))
@@ -107,7 +107,7 @@ def test_an_attribute_of_a_module_with_a_new_meaning_is_noticed(monkeypatch: pyt
 
 @triton.jit
 def branching_kernel(x_ptr, out_ptr, turn_ptr, limit, N: tl.constexpr):
-    """Stores before it branches, so that a store done twice, or an atomic update, would show."""
+    """Store before a branch, so that a store done twice, or an atomic update, would show."""
     p = tl.program_id(0)
     turn = tl.atomic_add(turn_ptr, 1)
     tl.store(out_ptr + 2 * p, turn)

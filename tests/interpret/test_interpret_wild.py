@@ -202,7 +202,7 @@ def test_the_question_whether_there_is_a_gpu_starts_no_driver(monkeypatch: pytes
 
 
 def second_copy(name: str) -> Callable[..., object]:
-    """A function of libdevice, of a module that is executed once more."""
+    """Find a function of libdevice, of a module that is executed once more."""
     spec = importlib.util.find_spec("triton.language.extra.libdevice")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -253,7 +253,7 @@ def test_other_errors_name_their_line_and_advise_nothing() -> None:
 
 
 def cut_off(exponent: int, place: int) -> float:
-    """What 63 products of 2^-exponent add to one of 1, in units of 2^-23."""
+    """Measure what 63 products of 2^-exponent add to one of 1, in units of 2^-23."""
     a = np.full((1, 64), 2.0 ** -(exponent // 2), np.float16)
     b = np.full((64, 1), 2.0 ** -(exponent - exponent // 2), np.float16)
     a[:, place] = b[place] = 1

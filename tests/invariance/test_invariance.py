@@ -23,7 +23,7 @@ THRESHOLD = 19
 
 
 def by_number_of_rows(x, weight, *, eps):
-    """Sums in halves from some number of rows on."""
+    """Sum in halves from some number of rows on."""
     squares = x.square()
     total = squares.sum(-1) if x.shape[0] < THRESHOLD else squares[:, ::2].sum(-1) + squares[:, 1::2].sum(-1)
     return x * torch.rsqrt(total / x.shape[-1] + eps)[:, None] * weight

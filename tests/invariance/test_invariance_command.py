@@ -52,7 +52,7 @@ def undeclared(x, weight, *, eps):
 
 
 def by_number_of_rows(x, weight, *, eps):
-    """Sums in halves from 19 rows on."""
+    """Sum in halves from 19 rows on."""
     squares = x.square()
     total = squares.sum(-1) if x.shape[0] < 19 else squares[:, ::2].sum(-1) + squares[:, 1::2].sum(-1)
     return x * torch.rsqrt(total / x.shape[-1] + eps)[:, None] * weight

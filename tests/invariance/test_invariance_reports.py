@@ -192,7 +192,7 @@ def today(function) -> Take:
 
 
 def checked(golden: Golden) -> KernelOutcome:
-    """What `golden check` says of the kernel that gives other bits from 19 rows on."""
+    """Return what `golden check` says of the kernel that gives other bits from 19 rows on."""
     return held(target(by_number_of_rows), golden, watch=unwatched, tick=lambda result: None).outcome
 
 

@@ -81,12 +81,12 @@ def test_values_near_the_ends_of_the_range_are_not_scaled():
 
 
 def flushing(x, dy, **inputs):
-    """Takes small gradients for zero."""
+    """Take small gradients for zero."""
     return gradients(x, torch.where(dy.abs() < 2**-5, 0.0, dy), **inputs)
 
 
 def scaling_of(function):
-    """The property of a planted kernel of an op that declares the relation."""
+    """Check the property of a planted kernel of an op that declares the relation."""
     subject, case = subject_of(function, GRADIENTS.format(rows=12), ("scaling",))
     return result_of(of_relation(SCALED), basis_of(subject, case))
 

@@ -39,12 +39,12 @@ RUN_TO_RUN, COMPILED, FP_FUSION = (BY_NAME[name] for name in ("run to run", "com
 
 
 def plain(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """Gives the same bits in every way of calling that traces but does not generate code."""
+    """Give the same bits in every way of calling that traces but does not generate code."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
 def halves(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """Adds in another order: other bits, which the contract allows as well."""
+    """Add in another order: other bits, which the contract allows as well."""
     squares = x.square()
     total = squares[:, ::2].sum(-1, keepdim=True) + squares[:, 1::2].sum(-1, keepdim=True)
     return x * torch.rsqrt(total / x.shape[-1] + eps) * weight
@@ -73,7 +73,7 @@ class ByAddress:
 
 
 def by_alignment(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """Takes another path at odd multiples of 256 bytes."""
+    """Take another path at odd multiples of 256 bytes."""
     return (halves if x.data_ptr() // 256 % 2 else plain)(x, weight, eps=eps)
 
 
@@ -357,7 +357,7 @@ def test_a_new_process_has_the_environment_that_was_asked_for(monkeypatch: pytes
 
 
 def on_the_default_stream(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """Launches on another stream than the current one, and waits for nobody."""
+    """Launch on another stream than the current one, and wait for nobody."""
     with torch.cuda.stream(torch.cuda.default_stream()):
         return plain(x, weight, eps=eps)
 

@@ -29,7 +29,7 @@ def found(function: Callable[..., torch.Tensor]) -> PropertyResult:
 
 @pytest.fixture
 def mm_that_leaks() -> Iterator[None]:
-    """A product as torch 2.11 makes it of bf16 on a CPU with AMX: the row before the first with a NaN is NaN, too."""
+    """Multiply bf16 as torch 2.11 does on a CPU with AMX: the row before the first with a NaN is NaN, too."""
 
     def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         made = (a.float()[:, :, None] * b.float()[None]).sum(1).to(a.dtype)

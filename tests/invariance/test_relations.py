@@ -68,7 +68,7 @@ def layer(
     up_lora_b=None, down_lora_a=None, down_lora_b=None, *, scaling=1.0, first_expert=0, shards=1, swiglu_limit=math.inf,
     halves: Halves,
 ):  # fmt: skip
-    """A pair after the other, each dot of its own; every dot of the gate in two halves where `halves` says so."""
+    """Compute pair by pair, each dot of its own; every dot of the gate in two halves where `halves` says so."""
     given = {name: t for name, t in locals().items() if isinstance(t, Tensor)}
     experts, width = gate_proj.shape[:2]
     output, gates = torch.zeros_like(x), x.new_zeros(*expert_ids.shape, width)
@@ -90,7 +90,7 @@ def found_of(function: Callable[..., Any], case: Case, project: Project, *names:
 
 
 def spoilt(given: dict[str, Tensor]) -> bool:
-    """A token that has an expert holds NaN."""
+    """Return whether a token that has an expert holds NaN."""
     ids = given["expert_ids"]
     return bool((given["x"].isnan().any(-1) & ((ids >= 0) & (ids < 5)).any(-1)).any())
 
@@ -167,7 +167,7 @@ def mask(ids, eos_ids, *, mask_truncated=False):
 
 
 def mask_to_the_last_column(ids, eos_ids, *, mask_truncated=False):
-    """Takes the last column for the end of a row that was not cut off."""
+    """Take the last column for the end of a row that was not cut off."""
     found = mask(ids, eos_ids, mask_truncated=mask_truncated)
     return found | (ids[:, -1:] == eos_ids[0]).int() if ids.shape[1] > 40 else found
 
@@ -230,7 +230,7 @@ def test_what_relations_are_made_of() -> None:
 
 
 def declared(project: Project) -> list[tuple[Kernel, Case]]:
-    """The kernels in PyTorch, each with its first case for properties."""
+    """Return the kernels in PyTorch, each with its first case for properties."""
     found = []
     for kernel in project.kernels():
         groups = [g for g in project.groups(kernel.op, kernel.accepts, small=True) if g.properties]

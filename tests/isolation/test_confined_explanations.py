@@ -57,7 +57,7 @@ def test_a_kernel_of_a_folder_is_explained_in_a_process_of_its_own(explainer: Co
 
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What another process answers."""
+    """Return what another process answers."""
     answer: dict[str, Any] = {}
 
     def run(self: Kernels, *args: object) -> Mapping[str, Any]:

@@ -213,7 +213,7 @@ def test_no_signal_reaches_others_without_a_namespace_either(folder, no_namespac
 
 
 def outlive(write):
-    """What a daemon does: a session of its own, and a parent that is gone."""
+    """Do what a daemon does: leave for a session of its own, and for a parent that is gone."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -278,7 +278,7 @@ def test_guardian_ends_as_the_kernel_process_did(folder, end, code):
 
 
 def refused(call, *arguments):
-    """The name of the error that a function of the C library gives; empty if it gives none."""
+    """Return the name of the error that a function of the C library gives; empty if it gives none."""
     if ctypes.CDLL(None, use_errno=True)[call](*arguments) != -1:
         return ""
     return errno.errorcode[ctypes.get_errno()]

@@ -19,7 +19,7 @@ from tests.reports.test_reports import failed, passed
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """The configurations of the runs that were asked for, none of which began."""
+    """Note the configurations of the runs that were asked for, none of which begins."""
     found: list[Config] = []
 
     def run(config: Config, *_: object, **__: object) -> int:

@@ -54,7 +54,7 @@ class Isolation:
     printed: list[str] = field(default_factory=list)
 
     def verify(self, name: str, *, races: bool = False, timeout: float = 60.0) -> CaseResult:
-        """The result of a kernel in its own processes."""
+        """Judge a kernel in its own processes."""
         with self.kernels.pair(self.there[name], timeout) as pair:
             return verify_case(
                 Subject(self.there[name], RMS_NORM, CPU, races=races, performer=Isolated(pair, CPU)), CASE
@@ -273,7 +273,7 @@ def replaced(case: Case, rows: int) -> Case:
 
 
 def ran(isolation: Isolation, name: str, rows: Sequence[int], **how: Any) -> tuple[list[CaseResult], list[int]]:
-    """The results of an item with cases of so many rows, and how many cases it left."""
+    """Run an item with cases of so many rows; return its results, and how many cases it left."""
     kernel, left, results = isolation.there[name], list[int](), list[CaseResult]()
     group = Group("mine", examples=tuple(replaced(CASE, n) for n in rows))
     item = Item(Subject(kernel, RMS_NORM, CPU), group, how.pop("asked", False))

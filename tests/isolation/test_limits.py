@@ -29,7 +29,7 @@ def in_children(write):
 
 
 def in_shared_pages(write):
-    """The limit on a process's data does not count these."""
+    """Fill pages that the limit on a process's data does not count."""
     held = mmap.mmap(-1, 200 * MB)
     for at in range(0, 200 * MB, mmap.PAGESIZE):
         held[at] = 1
@@ -45,7 +45,7 @@ def in_threads(write):
 
 
 def in_files(write):
-    """What a cache of compiled kernels is for; no limit is on all files together."""
+    """Write what a cache of compiled kernels is for; no limit is on all files together."""
     for number in range(3):
         os.makedirs(f"{number}/triton")
         with open(f"{number}/triton/compiled", "wb") as file:

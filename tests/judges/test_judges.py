@@ -62,7 +62,7 @@ def written(folder: Path, value: str = RIGHT, body: str = "pass") -> Path:
 
 
 def asked(judges: lastbit.Judges, path: Path, **question: Any) -> FileVerdict:
-    """The verdict on a file, whose document is as the schema says."""
+    """Judge a file, and check its document by the schema."""
     found = judges.judge(path, **question).result(120)
     jsonschema.validate(document(found), schema())
     return found

@@ -22,7 +22,7 @@ KEEP = torch.tensor([True, False, True, True])
 
 
 def op_of(reference: Callable[..., Enclosure], *, plain: tuple[str, ...] = ()) -> Op:
-    """An op with the result `output`: x [N], indices or a mask, and weights that may be plain."""
+    """Make an op with the result `output`: x [N], indices or a mask, and weights that may be plain."""
 
     @op(rows=(), integers=("chosen",), plain=plain)
     def made(x: Enclosure, chosen: Tensor, weight: Tensor, *, contract, stage) -> None:
@@ -85,7 +85,7 @@ def test_masked_probabilities() -> None:
 
 
 def loss(labels: list[int]) -> Judgement:
-    """The judgement on losses of which every one is computed from the first 448 of 512 classes."""
+    """Judge losses of which every one is computed from the first 448 of 512 classes."""
     logits = torch.randn(len(labels), 512, generator=torch.Generator().manual_seed(0))
     own = logits.gather(1, torch.tensor(labels).clamp(min=0)[:, None])[:, 0]
     actual = torch.where(torch.tensor(labels) < 0, 0.0, logits.logsumexp(-1) - own)

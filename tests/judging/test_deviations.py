@@ -127,7 +127,7 @@ def test_with_an_offset_the_weight_is_multiplied_in_fp32() -> None:
 def layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, outside: bool = False, correction: int = 0, columns: int = 0
 ) -> dict[str, Tensor]:
-    """What torch computes with Welford's moments; or with eps outside the root, over n - 1, without some columns."""
+    """Compute with torch's Welford moments; or with eps outside the root, over n - 1, without some columns."""
     seen = x.float()[..., : x.shape[-1] - columns]
     _, mean, rstd = torch.native_layer_norm(seen, seen.shape[-1:], None, None, 0.0 if outside else EPS)
     if outside:

@@ -40,7 +40,7 @@ def codes_of(x: Enclosure, *, contract: Contract, stage: StageRecorder) -> None:
 
 @op(rows=("x", "y"))
 def chosen(x: Enclosure, y: Enclosure, *, contract: Contract, stage: StageRecorder) -> None:
-    """What of y is where 2**x is largest."""
+    """Take from y what is where 2**x is largest."""
     index = stage("index", argmax(exp2(x)), result=True)
     stage("output", gather(y, index), result=True)
 
@@ -54,7 +54,7 @@ def masked_mean(x: Enclosure, kept: Enclosure, *, contract: Contract, stage: Sta
 
 @op(rows=("x",), rounds={"loss": "x"})
 def mean_of_all(x: Enclosure, *, contract: Contract, stage: StageRecorder) -> None:
-    """The mean of all elements, without a dimension."""
+    """Compute the mean of all elements, without a dimension."""
     sums = sum_of_rows(total(x))
     count = sum_of_rows(Enclosure.point(torch.full_like(x.value, 1.0)[..., :1] * x.shape[-1]))
     stage("loss", sums.then(lambda s, n: divide_rn(s, n).reshape(), count), result=True)

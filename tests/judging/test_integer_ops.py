@@ -18,7 +18,7 @@ BIG = 2**62
 
 @op(rows=("ids",), integers=("ids",), rounds={"scaled": "scale"})
 def routing(ids, scale=None, *, contract, stage) -> None:
-    """The larger of each id and 3, and with a scale also their product."""
+    """Compute the larger of each id and 3, and with a scale also their product."""
     chosen = stage("chosen", ids.clamp(min=3), result=True)
     stage("even", chosen % 2 == 0)
     if scale is not None:

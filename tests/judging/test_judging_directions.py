@@ -80,7 +80,7 @@ def test_either_neighbour_is_no_third_number() -> None:
 
 
 def gradients(direction: Direction) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Inputs of a gradient of LayerNorm in bf16, and its results, all of them rounded in a direction."""
+    """Draw inputs of a gradient of LayerNorm in bf16, and round all of its results in a direction."""
     x, dy, weight = (normals(seed, *shape).bfloat16() for seed, shape in enumerate([(8, 96), (8, 96), (96,)]))
     mean = x.float().mean(-1, keepdim=True)
     rstd = torch.rsqrt((x.float() - mean).square().mean(-1, keepdim=True) + 1e-5)

@@ -30,7 +30,7 @@ def inverse_rms(x: Tensor) -> Tensor:
 
 
 def normalized(x: Tensor, weight: Tensor | None = None, inv_rms: Tensor | None = None) -> Tensor:
-    """An RMSNorm that rounds to the dtype of `x` before and after it multiplies by the weight."""
+    """Compute an RMSNorm that rounds to the dtype of `x` before and after it multiplies by the weight."""
     y = (x.float() * (inverse_rms(x) if inv_rms is None else inv_rms)).to(x.dtype)
     return y if weight is None else y * weight
 
@@ -49,7 +49,7 @@ def counted(check: RowCheck) -> tuple[int, int]:
 
 
 def step(x: Tensor, where: tuple[int, ...], ulps: int = 1) -> Tensor:
-    """A copy with one element moved by `ulps` of its dtype."""
+    """Move one element of a copy by `ulps` of its dtype."""
     moved = x.clone()
     integer = {2: torch.int16, 4: torch.int32}[x.element_size()]
     moved.view(integer)[where] += ulps
@@ -320,7 +320,7 @@ GROUPS, SIZE = 4, 96
 
 
 def grouped(x: Tensor, *, group: int | None = None, error: float = 0.0, layer: bool = False) -> Tensor:
-    """A norm of groups in fp32, with the inverse deviation of one group off by a relative error."""
+    """Compute a norm of groups in fp32, with the inverse deviation of one group off by a relative error."""
     v = x.unflatten(-1, (-1, SIZE))
     v = v - v.mean(-1, keepdim=True) if layer else v
     rstd = torch.rsqrt(v.square().mean(-1, keepdim=True) + EPS)

@@ -29,7 +29,7 @@ def normals(*shape: int, seed: int = 0) -> Tensor:
 
 
 def problem(width: int, *, layer: bool = True, dtype: torch.dtype = torch.float32, groups: int = 1) -> Problem:
-    """Normal numbers; the statistics are those of x."""
+    """Draw normal numbers; the statistics are those of x."""
     x, dy = (normals(ROWS, width, seed=seed).to(dtype) for seed in (0, 1))
     tensors = {"x": x, "dy": dy, "weight": normals(width, seed=2).to(dtype)}
     parts = x.float().unflatten(-1, (groups, -1))

@@ -239,7 +239,7 @@ def first_wrong(judgement: Judgement) -> str:
 
 
 def broken(fault: Callable[[dict[str, Tensor]], None], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The stages of an RMSNorm in which `fault` replaces a stage, and what follows from it."""
+    """Return the stages of an RMSNorm in which `fault` replaces a stage, and what follows from it."""
     stages = eager(BASE, **tensors)
     fault(stages)
     value = stages["residual_sum"].float()
@@ -404,7 +404,7 @@ def test_an_empty_result_of_the_wrong_shape_or_dtype_is_an_error_all_the_same() 
 
 
 def without_bits(judgement: Judgement) -> Judgement:
-    """Sums in another order differ in their last bits."""
+    """Round figures off, since sums in another order differ in their last bits."""
     stages = tuple(
         replace(
             s,
@@ -463,7 +463,7 @@ def test_results_of_several_contracts_in_different_blocks_are_explained_by_none(
 
 @op(rows=())
 def column_sum(x: Enclosure, *, contract, stage) -> None:
-    """A sum over the rows: no dimension of x indexes independent rows."""
+    """Add the rows: no dimension of x indexes independent rows."""
     turned = Enclosure(x.parts.transpose(-1, -2))
     stage("sums", Enclosure(total(turned).parts.squeeze(-1)), result=True)
 

@@ -266,7 +266,7 @@ def test_example_cases_hold_every_kind_of_row() -> None:
 
 
 def mask_with_helpers(device: str) -> Kernel:
-    """A kernel as trainers had it: its helper tensors on one device, whichever one the ids are on."""
+    """Compute as trainers had it: helper tensors on one device, whichever one the ids are on."""
 
     def mask(ids: Tensor, eos_ids: Tensor) -> Tensor:
         is_eos = torch.isin(ids, eos_ids)

@@ -31,7 +31,7 @@ def normalized(x: torch.Tensor, weight: torch.Tensor, eps: float, *, rounds_firs
 
 
 def library(kernel: Kernel) -> SimpleNamespace:
-    """What a compiled library does, under the kernel's contract."""
+    """Stand for a compiled library, computing as the kernel's contract says."""
     first, unrounded = "input_multiply" in kernel.contract, "unrounded_sum" in kernel.contract
 
     def rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:

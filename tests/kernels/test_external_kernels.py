@@ -38,7 +38,7 @@ installed = pytest.mark.skipif(
 
 
 def run(*command: str, build: str = "avx2") -> subprocess.CompletedProcess[str]:
-    """A process with one build of kt-kernel, and 200 s."""
+    """Run a process with one build of kt-kernel, for 200 s at most."""
     environment = {**os.environ, "KT_KERNEL_CPU_VARIANT": build, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
     command = (sys.executable, *command)
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)

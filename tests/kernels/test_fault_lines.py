@@ -18,7 +18,7 @@ def kernel(x_ptr, y_ptr, n):
 
 
 def where(*edits: tuple[str, str]) -> set[int]:
-    """The planted lines of a fault."""
+    """Return the planted lines of a fault."""
     fault = Fault("f", "d", tuple(Edit(old, new, "k.py") for old, new in edits), "", "")
     return {line for _, line in planted_lines(fault, {"k.py": TEXT}).lines}
 

@@ -50,18 +50,18 @@ SEEN = [f for f in FAULTS if not f.equivalent]
 
 @functools.cache
 def verdict_without(variant: str, case: Case) -> Verdict:
-    """What becomes of the case when the kernel has no fault."""
+    """Judge the case when the kernel has no fault."""
     subject = hunt.subject_of(kernel_of(hunt.clean_kernels(), variant), CPU)
     return verify_case(subject, case, repeat=False).verdict
 
 
 def verdict_of(named: str) -> Verdict:
-    """A fault is FAILED, unless what the kernel returns cannot be judged."""
+    """Return FAILED for a fault, unless what the kernel returns cannot be judged."""
     return Verdict.ERRORED if named == "errored" else Verdict.FAILED
 
 
 def cases_for(fault: Fault) -> Iterator[Case]:
-    """Those of the second run are drawn where those of the first are not enough."""
+    """Draw cases; those of the second run where those of the first are not enough."""
     for seed in SEEDS:
         yield from hunt.cases_for(fault, fault.dtypes[0], COUNT, seed)
 
@@ -75,7 +75,7 @@ def shown(kernel: Kernel, fault: Fault, first: int) -> hunt.Sighting:
 
 
 def hidden_by(exposed: hunt.Sighting, kernel: Kernel) -> hunt.Sighting:
-    """What the same results show alone; what calls show is the same, and what a result itself shows is."""
+    """Judge the same results alone; what calls show stays, and what a result itself shows does, too."""
     stage = exposed.result.failing_stage
     if exposed.named != (stage and stage.name) or (stage.result and stage.cumulative.outside):
         return exposed

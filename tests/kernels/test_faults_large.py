@@ -20,7 +20,7 @@ from tests.rms_norm_contract import DEVICE  # installs the bit-faithful interpre
 
 
 def large_edges(fault: Fault) -> list[Case]:
-    """The edges for accelerators alone that the kernel of a fault can take."""
+    """Return the edges for accelerators alone that the kernel of a fault can take."""
     kernel = hunt.clean(fault)
     every, small = (
         next(g.examples for g in hunt.project().groups(kernel.op, kernel.accepts, small=small) if g.name == "edges")

@@ -41,7 +41,7 @@ class _Compiled:
 
 def test_what_was_compiled_runs_again_with_the_arguments_of_each_call():
     kernel = Kernel(compiles=True)
-    launch = module.Launch(kernel, 7, {"n": 3, "BLOCK": 128}, num_warps=2)
+    launch = module.PlannedLaunch(kernel, 7, {"n": 3, "BLOCK": 128}, num_warps=2)
     for eps in (0.5, 0.25, 0.125):
         launch("x", eps)
     assert kernel.asked == [((7, 1, 1), ("x", 0.5), {"n": 3, "BLOCK": 128, "num_warps": 2})]
@@ -50,7 +50,7 @@ def test_what_was_compiled_runs_again_with_the_arguments_of_each_call():
 
 def test_an_interpreted_kernel_is_launched_in_full_every_time():
     kernel = Kernel(compiles=False)
-    launch = module.Launch(kernel, 7, {"n": 3}, num_warps=2)
+    launch = module.PlannedLaunch(kernel, 7, {"n": 3}, num_warps=2)
     launch("x")
     launch("y")
     assert [arguments for _, arguments, _ in kernel.asked] == [("x",), ("y",)]
@@ -64,7 +64,7 @@ def test_an_interpreted_kernel_is_launched_in_full_every_time():
 def test_a_plan_that_serves_other_kinds_of_arguments_is_refused(first, second):
     kernel = Kernel(compiles=False)
     kernel.__name__ = "copy"
-    launch = module.Launch(kernel, 7, {"n": 3})
+    launch = module.PlannedLaunch(kernel, 7, {"n": 3})
     launch("x", first)
     with pytest.raises(TypeError, match=r"a plan of copy for .* was used for"):
         launch("x", second)

@@ -34,7 +34,7 @@ PLANTED = {  # name → case, direction, and whether residues follow it: Triton'
 
 
 def judged(kernel: Kernel, line: str, more: str = "") -> CaseResult:
-    """What comes of a kernel that claims a direction beside its contract, by both oracles."""
+    """Judge a kernel that claims a direction beside its contract, by both oracles."""
     subject = hunt.subject_of(replace(kernel, contract=f"{kernel.contract}{more}"), torch.device("cpu"))
     case = parse_case(line)
     return with_formula(subject, case, verify_case(subject, case, repeat=False))

@@ -50,7 +50,7 @@ with_options = pytest.mark.parametrize("options", OPTIONS, ids=option_id)
 
 
 def without_norm(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that the gradient takes: it learns the norm from the statistics."""
+    """Return the options that the gradient takes: it learns the norm from the statistics."""
     return {name: value for name, value in options.items() if name != "is_rms_norm"}
 
 
@@ -190,7 +190,7 @@ def test_every_block_is_that_of_a_case():
 def test_a_plan_has_the_parameters_of_the_kernels_in_their_order():
     x, statistic, weight = normals(3, 40), torch.ones(3, 1, device=DEVICE), normals(40)
     tensors = tuple(map(MODULE["described"], (x, x, weight, statistic, None, None, x)))
-    plan = MODULE["_plan"](tensors, MODULE["Options"](True, "silu", False, False), ())
+    plan = MODULE["_plan"](tensors, MODULE["GradientParameters"](True, "silu", False, False), ())
     pointers = [f"{name}_ptr" for name in MODULE["POINTERS"]]
     assert plan.gradients.kernel.arg_names == pointers + list(plan.gradients.parameters)
     assert plan.totals.kernel.arg_names[4:] == list(plan.totals.parameters)

@@ -80,7 +80,7 @@ def old_gradients(case: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def by_autograd(case: dict[str, Any], limit: float = math.inf) -> dict[str, Tensor]:
-    """The gradients of the exact forward in fp64; where it has saved a value, it goes on with this one."""
+    """Compute the gradients of the exact forward in fp64; where it has saved a value, go on with this one."""
     numbers = {n: t for n, t in case.items() if isinstance(t, Tensor) and n != "expert_ids"}
     leaves = {n: t.double().requires_grad_() for n, t in numbers.items()}
     local = case["expert_ids"] - case.get("first_expert", 0)
@@ -105,7 +105,7 @@ def by_autograd(case: dict[str, Any], limit: float = math.inf) -> dict[str, Tens
 
 
 def check_lattice(name: str, case: dict[str, Any], **more: Any) -> None:
-    """The results are those of `by_autograd`, plus old gradients, rounded once."""
+    """Check that the results are those of `by_autograd`, plus old gradients, rounded once."""
     results = KERNELS[name].call(**case, **more)
     assert results.keys() == set(RESULTS)
     for result, exact in by_autograd(case, more.get("swiglu_limit", math.inf)).items():
@@ -238,7 +238,7 @@ def test_no_tokens(name):
 
 
 def spread(tensor: Tensor) -> Tensor:
-    """The same values, with the last two dimensions swapped in memory, and gaps."""
+    """Swap the last two dimensions of the values in memory, with gaps."""
     wide = torch.full((*tensor.shape[:-2], tensor.shape[-1] + 1, 2 * tensor.shape[-2]), 99, dtype=tensor.dtype)
     view = wide.to(tensor.device).transpose(-1, -2)[..., ::2, 1:]
     return view.copy_(tensor)

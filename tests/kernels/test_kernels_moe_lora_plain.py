@@ -13,9 +13,9 @@ from torch import Tensor
 
 from lastbit import assert_contract
 from lastbit.kernel import load_kernels
-from lastbit.references._layer_weights import LayerWeights
+from lastbit.references._layer_weights import OpWeights
 from lastbit.references.moe_lora import moe_lora
-from lastbit.references.moe_lora_backward import OldGradients, moe_lora_backward
+from lastbit.references.moe_lora_backward import PreviousGradients, moe_lora_backward
 from tests.moe_lora_formula import lattice
 from tests.quantized_weights import stored
 from tests.rms_norm_contract import BF16, FOLDER, assert_bits, needs_device, normals
@@ -41,7 +41,7 @@ def case(name: str, tokens: int = 5) -> dict[str, Any]:
 
 
 def plain(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The same without adapters."""
+    """Take the adapters away."""
     return {name: value for name, value in arguments.items() if name not in (*ADAPTERS, "scaling")}
 
 
@@ -117,10 +117,10 @@ def test_states_of_layers_without_adapters() -> None:
 
 
 def test_kernels_and_references_describe_the_same_tensors() -> None:
-    names = [field.name for field in fields(LayerWeights)]
+    names = [field.name for field in fields(OpWeights)]
     assert [field.name for field in fields(FORWARD["LayerWeights"])] == names
     assert BACKWARD["LayerWeights"] is FORWARD["LayerWeights"]
-    old = [field.name for field in fields(OldGradients)]
+    old = [field.name for field in fields(PreviousGradients)]
     assert [field.name for field in fields(BACKWARD["OldGradients"])] == old == [f"old_{name}" for name in ADAPTERS]
     for op in (moe_lora, moe_lora_backward):
         for kernel in (k for k in KERNELS.values() if k.op == op.name):

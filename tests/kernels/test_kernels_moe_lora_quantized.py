@@ -45,7 +45,7 @@ def case(name: str, dtype: torch.dtype = BF16) -> dict[str, Any]:
 
 
 def codes(storage: str, seed: int = 0) -> dict[str, Tensor]:
-    """Base weights of one scheme, by the names of the op."""
+    """Draw base weights of one scheme, by the names of the op."""
     found = {}
     for at, (side, (n, k)) in enumerate(PROJECTIONS.items()):
         weight = torch.randn(EXPERTS, n, k, generator=torch.Generator().manual_seed(seed + at)) / k**0.5
@@ -56,7 +56,7 @@ def codes(storage: str, seed: int = 0) -> dict[str, Tensor]:
 
 
 def thinned(scheme: str, quantized: Quantized) -> Quantized:
-    """The same with the code of zero everywhere but in one place of each row and column, as far as there are both."""
+    """Put the code of zero everywhere but in one place of each row and column, as far as there are both."""
     one = SCHEMES[scheme]
     own = unpack(quantized.codes, one.bits)
     nothing = torch.tensor(8 if scheme == "int4_symmetric" else 0)
@@ -71,7 +71,7 @@ def thinned(scheme: str, quantized: Quantized) -> Quantized:
 
 
 def meant(coded: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights that codes stand for, in the dtype of the activations."""
+    """Return the weights that codes stand for, in the dtype of the activations."""
     found = {}
     for side in PROJECTIONS:
         parts = (coded.get(f"{side}_{part}") for part in ("proj", "scale", "zero"))

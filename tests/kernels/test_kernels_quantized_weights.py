@@ -44,7 +44,7 @@ def _tile_kernel(
 
 
 def tile(weight, expert: int, *, turned: bool = False) -> Tensor:
-    """What the loader makes of one expert, [N, K] or [K, N], with 16 × 128 lanes."""
+    """Load one expert, [N, K] or [K, N], with 16 × 128 lanes."""
     n, k = weight.shape[1:]
     out = torch.full((128, 16) if turned else (16, 128), 7.0, dtype=weight.dtype, device=DEVICE)
     codes, scale = weight.codes[expert], weight.scale

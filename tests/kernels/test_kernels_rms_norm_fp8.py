@@ -32,7 +32,7 @@ def _quotients(output_ptr, scale_ptr, quotient_ptr, n, BLOCK: tl.constexpr):
 
 
 def quotients(output: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The kernel's quotients, and the correctly rounded ones."""
+    """Return the kernel's quotients, and the correctly rounded ones."""
     output, scale = (a.astype(np.float32).ravel() for a in np.broadcast_arrays(output, scale))
     found = torch.empty(output.size, device=DEVICE)
     parts = (torch.from_numpy(a.copy()).to(DEVICE) for a in (output, scale))
@@ -42,7 +42,7 @@ def quotients(output: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def around(values: np.ndarray, steps: int) -> np.ndarray:
-    """The fp32 numbers up to that many steps from each value."""
+    """Return the fp32 numbers up to that many steps from each value."""
     bits = values.astype(np.float32).view(np.int32)[..., None] + np.arange(-steps, steps + 1, dtype=np.int32)
     return bits.view(np.float32)
 

@@ -28,7 +28,7 @@ def describe(spec: TensorSpec) -> Any:
 
 
 def switches(case: Case) -> tuple[bool, ...]:
-    """Whether rows are longer than a block, follow each other evenly, and are read in vectors."""
+    """Return whether rows are longer than a block, follow each other evenly, and are read in vectors."""
     x, weight, residual, scale = (
         describe(case[name]) if name in case.names else None for name in ("x", "weight", "residual", "scale")
     )

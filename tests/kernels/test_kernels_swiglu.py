@@ -29,7 +29,7 @@ FORWARD = [name for name, k in KERNELS.items() if k.op == "swiglu"]
 BACKWARD = [name for name, k in KERNELS.items() if k.op == "swiglu_backward"]
 TILES = without_faults().modules["swiglu_tile"]
 DESCRIBED = without_faults().modules["described"]
-OPTIONS = without_faults().modules["swiglu_arguments"].Options
+OPTIONS = without_faults().modules["swiglu_arguments"].SwigluParameters
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -73,7 +73,7 @@ def test_stages_are_returned_in_fp32_and_change_nothing(name: str) -> None:
 
 
 def told(*views: Tensor, interleaved: bool = False) -> tuple[dict[str, Any], bool]:
-    """What the kernel is told of gate and up, and whether they are copied."""
+    """Return what the kernel is told of gate and up, and whether they are copied."""
     given, copied = TILES.as_given(dict(zip(("gate", "up"), map(DESCRIBED.described, views), strict=True)))
     return TILES.launch_of(given, OPTIONS(interleaved=interleaved))[1], copied
 

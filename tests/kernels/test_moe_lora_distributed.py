@@ -24,7 +24,7 @@ BACKENDS = [
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def ranks(request, tmp_path_factory):
-    """The records of both ranks."""
+    """Train on both ranks, and return their records."""
     return trained(2, request.param, Sizes(), tmp_path_factory.mktemp("ranks"), faults=True)
 
 

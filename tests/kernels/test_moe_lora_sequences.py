@@ -58,7 +58,7 @@ def earlier_gradients(layer: Any) -> dict[str, Tensor]:
 
 
 def arguments(layer: Any) -> dict[str, Any]:
-    """The parameters by name, copied: what they were at this moment."""
+    """Copy the parameters by name: what they are at this moment."""
     values = {field.name: getattr(layer, field.name) for field in fields(layer)}
     return {name: v.clone() if isinstance(v, Tensor) else v for name, v in values.items()}
 
@@ -96,7 +96,7 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(target=done, layer=st.integers(0, 1), seed=seeds, shards=st.integers(1, 2), step=st.booleans())
     def run_forward(self, layer: int, seed: int, shards: int, step: bool) -> Done:
-        """A forward; often, as in training, it follows a step."""
+        """Run a forward; often, as in training, it follows a step."""
         if step:
             self.run_optimizer(layer)
         tensors = given(seed)
@@ -130,7 +130,7 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(layer=st.integers(0, 1))
     def run_optimizer(self, layer: int) -> None:
-        """A step in place, with what has been accumulated; it is bounded, so that values stay ordinary."""
+        """Take a step in place, with what has been accumulated; it is bounded, so that values stay ordinary."""
         for name, gradient in self.gradients[layer].items():
             getattr(self.layers[layer], name).sub_(gradient.clamp(-1, 1) / 2 + 0.25)
             gradient.zero_()

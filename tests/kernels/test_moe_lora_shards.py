@@ -31,9 +31,9 @@ KERNELS = {k.name: k for k in load_kernels(FOLDER) if k.op in ("moe_lora", "moe_
 OPS = {op: KERNELS[f"triton[{op}+fused]"] for op in ("moe_lora", "moe_lora_backward")}
 BY_NAME = unwrap(OPS["moe_lora"].call).__globals__
 shard, merge, LayerWeights = (BY_NAME[name] for name in ("shard", "merge", "LayerWeights"))
-add, Part, PARTS, DIMS = (merge.__globals__[name] for name in ("add", "Part", "PARTS", "DIMS"))
-WHOLE = [name for name, part in PARTS.items() if part is not Part.ADDED]
-SUMS = [name for name, part in PARTS.items() if part is Part.ADDED]
+add, ShardPart, PARTS, DIMS = (merge.__globals__[name] for name in ("add", "ShardPart", "PARTS", "DIMS"))
+WHOLE = [name for name, part in PARTS.items() if part is not ShardPart.ADDED]
+SUMS = [name for name, part in PARTS.items() if part is ShardPart.ADDED]
 TOKENS, SLOTS, EXPERTS, HIDDEN, WIDTH, RANK = 3, 2, 3, 8, 12, 2
 
 sizes = st.integers(1, 4)
@@ -46,10 +46,10 @@ def numbered(*shape: int) -> Tensor:
 
 @st.composite
 def whole_tensors(draw: st.DrawFn) -> tuple[str, Tensor, int]:
-    """The name of a tensor, a value of it with any strides, and a number of shards that divides it."""
+    """Draw the name of a tensor, a value of it with any strides, and a number of shards that divides it."""
     name, parts = draw(st.sampled_from(WHOLE)), draw(sizes)
     shape = [draw(sizes) for _ in range(3)]
-    if PARTS[name] is Part.OWN and parts > 1:
+    if PARTS[name] is ShardPart.OWN and parts > 1:
         shape.append(parts)
     if PARTS[name] in DIMS:
         shape[DIMS[PARTS[name]]] *= parts
@@ -74,14 +74,14 @@ def test_shards_are_views_and_no_two_have_an_element(drawn):
     for part, piece in enumerate(pieces(name, tensor, parts)):
         piece[name].fill_(-1 - part)
     counts = [int((tensor == -1 - part).sum()) for part in range(parts)]
-    shared = PARTS[name] is Part.SAME
+    shared = PARTS[name] is ShardPart.SAME
     assert counts == ([0] * (parts - 1) + [tensor.numel()] if shared else [tensor.numel() // parts] * parts)
 
 
 @pytest.mark.parametrize("name", [n for n in PARTS if PARTS[n] in DIMS])
 def test_rows_are_blocks_and_columns_are_slices_of_every_row(name):
     second = shard({name: numbered(2, 6, 6)}, 1, 3)[name][1]
-    by_kind = {Part.ROWS: ((2, 6), [48, 49, 50]), Part.COLUMNS: ((6, 2), [38, 39, 44])}
+    by_kind = {ShardPart.ROWS: ((2, 6), [48, 49, 50]), ShardPart.COLUMNS: ((6, 2), [38, 39, 44])}
     assert (second.shape, second.flatten()[:3].tolist()) == by_kind[PARTS[name]]
 
 
@@ -120,7 +120,7 @@ def test_a_shard_of_codes_stands_for_the_slice_of_the_weights(storage):
 
 
 def weights_of(raw: Mapping[str, Tensor], hidden: int) -> dict[str, Any]:
-    """The base weights of raw codes, as kernels read them."""
+    """Return the base weights of raw codes, as kernels read them."""
     x = torch.zeros(1, hidden, dtype=BF16)
     return LayerWeights(**raw).operands(x)
 
@@ -183,8 +183,8 @@ def test_the_reference_has_the_shards_where_the_table_has_them(op):
     )
     known = {name: PARTS[name] for name in one.keys() & PARTS.keys()}
     assert known.keys() >= set(OPS[op].stages)
-    assert {n for n in known if three[n] == (*one[n], 3)} == {n for n, part in known.items() if part is Part.OWN}
-    assert {n for n in known if three[n] == one[n]} == {n for n, part in known.items() if part is not Part.OWN}
+    assert {n for n in known if three[n] == (*one[n], 3)} == {n for n, part in known.items() if part is ShardPart.OWN}
+    assert {n for n in known if three[n] == one[n]} == {n for n, part in known.items() if part is not ShardPart.OWN}
 
 
 # Planted faults, with the numbers of the list of known bugs: each is found at the stage that it spoils
@@ -221,7 +221,7 @@ def in_the_wrong_order(parts: list[Tensor], right: Tensor) -> Tensor:
 
 
 def at_offsets_of_a_shard(parts: list[Tensor], right: Tensor) -> Tensor:
-    """The experts of a shard follow one another, as in a buffer of its own, from where its first one belongs."""
+    """Let the experts of a shard follow one another, as in a buffer of its own, from where its first one belongs."""
     buffer = torch.zeros_like(right).flatten(0, 1)
     for number, part in enumerate(parts):
         buffer[number * part.shape[1] :][: part.shape[0] * part.shape[1]] = part.flatten(0, 1)

@@ -37,7 +37,7 @@ def in_a_tree(x: Tensor) -> Tensor:
 
 
 def in_blocks(x: Tensor) -> Tensor:
-    """Scans of blocks of 16, to which the sum of what is before them is added."""
+    """Scan blocks of 16, to which the sum of what is before them is added."""
     before, blocks = torch.zeros_like(x[..., :1]), []
     for block in x.split(16, -1):
         own = in_a_tree(block)

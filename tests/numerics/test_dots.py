@@ -38,12 +38,12 @@ def normals(*shape: int, seed: int = 0) -> Tensor:
 
 
 def interval(lo: Tensor, hi: Tensor) -> Enclosure:
-    """What lies between the ends; where one of them is NaN, both must be."""
+    """Make the interval between two ends; where one of them is NaN, both must be."""
     return Enclosure(torch.stack([lo, lo, lo, hi]).double())
 
 
 def alike(one: Enclosure, other: Enclosure) -> bool:
-    """The same value and ends, NaN included."""
+    """Return whether value and ends are the same, NaN included."""
     a, b = one.full[1:], other.full[1:]
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
 
@@ -57,7 +57,7 @@ def holds(enclosure: Enclosure, result: float) -> bool:
 
 
 def fp32_dots(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    """a · b in every order, each product rounded or fused into the sum."""
+    """Compute a · b in every order, each product rounded or fused into the sum."""
     results = []
     with np.errstate(all="ignore"):
         for order in itertools.permutations(range(len(a))):

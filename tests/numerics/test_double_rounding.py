@@ -31,7 +31,7 @@ def rounded(exact: Fraction) -> float:
 
 
 def near_ties(count: int) -> list[Triple]:
-    """a, b, c of fp32 such that a · b + c lies so close to the middle of two fp32 numbers that in fp64 it is there."""
+    """Find a, b, c of fp32 such that a · b + c lies so close to the middle of two of fp32 that in fp64 it is there."""
     draw = random.Random(0)
     found: list[Triple] = []
     while len(found) < count:

@@ -36,7 +36,7 @@ def function(name: str) -> Callable[[Enclosure], Enclosure]:
 
 
 def inside(found: Tensor, e: Enclosure) -> Tensor:
-    """Which elements an enclosure allows."""
+    """Return which elements an enclosure allows."""
     found = found.double()
     unknown = torch.isneginf(e.lo) & torch.isposinf(e.hi)
     return ((found >= e.lo) & (found <= e.hi)) | (torch.isnan(found) & torch.isnan(e.lo)) | unknown

@@ -51,7 +51,7 @@ UNKNOWN = interval(-INF, INF, 0.0)
 
 
 def holds(enclosure: Enclosure, *results: float) -> bool:
-    """Whether a kernel may give every one of the results."""
+    """Return whether a kernel may give every one of the results."""
     lo, hi = enclosure.lo.reshape(-1), enclosure.hi.reshape(-1)
     for result in results:
         x = torch.tensor(float(result), dtype=torch.float64)
@@ -78,7 +78,7 @@ def f32(x: float) -> np.float32:
 
 
 def fma(a: float, b: float, c: float) -> float:
-    """a · b + c with one rounding to fp32, by exact rational arithmetic."""
+    """Compute a · b + c with one rounding to fp32, by exact rational arithmetic."""
     exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
     if exact == 0:
         return 0.0
@@ -265,7 +265,7 @@ def enclosed(tree: Tree) -> Enclosure:
 
 
 def computed(tree: Tree, fused: bool, order: int) -> float:
-    """What one fp32 implementation gives: with or without FMA, products in one of three orders."""
+    """Compute as one fp32 implementation: with or without FMA, products in one of three orders."""
     kind, *operands = tree
     if kind == "leaf":
         return operands[0]

@@ -95,7 +95,7 @@ numbers_of_fp32 = st.floats(width=32, allow_nan=True)
 
 @st.composite
 def elements_of(draw: st.DrawFn, parts: int) -> list[float]:
-    """The parts of one element: ends in order, NaN at both or neither."""
+    """Draw the parts of one element: ends in order, NaN at both or neither."""
     exact, value, *ends = (draw(special | numbers_of_fp32) for _ in range(4))
     if ends[0] != ends[0] or ends[1] != ends[1]:
         ends = [float("nan")] * 2

@@ -134,7 +134,7 @@ def adversarial(length: int, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tenso
 
 
 def crossing(length: int, block: int, term: float) -> tuple[Tensor, Tensor]:
-    """A large product; the first one of a block takes the sum beyond a power of two, the last of the next one back."""
+    """Let a block's first product take the sum beyond a power of two, and the last one of the next block back."""
     a = torch.full((1, length), term)
     a[0, :block] = 0.0
     a[0, 0] = 1.8515625 * 2.0**24
@@ -254,7 +254,7 @@ def test_most_long_dots_of_random_numbers_are_decided(cores: TensorCores | None,
 
 
 def small_then_large(length: int) -> tuple[Tensor, Tensor]:
-    """The last product is so large that each of the others, added to it alone, is lost."""
+    """Make the last product so large that each of the others, added to it alone, is lost."""
     a = torch.full((1, length), 1.5)
     a[0, -1] = 2.0**25
     return a.bfloat16(), torch.ones(1, length).bfloat16()

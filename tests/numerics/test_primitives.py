@@ -64,7 +64,7 @@ def holds(enclosure: Enclosure, result: float) -> bool:
 
 
 def high_precision(function: Callable[[Decimal], Decimal], x: float) -> float:
-    """A function of `x` by decimal arithmetic, independent of torch's."""
+    """Compute a function of `x` by decimal arithmetic, independent of torch's."""
     with localcontext() as context:
         context.prec = 40
         return float(function(Decimal(x)))

@@ -18,7 +18,7 @@ NUMPY = {FP32: np.float32, BF16: ml_dtypes.bfloat16, FP16: np.float16}
 
 
 def level(scheme: str, words: np.ndarray, column: int) -> float:
-    """What one element of a row of words means before its zero point and scale, byte by byte."""
+    """Decode one element of a row of words before its zero point and scale, byte by byte."""
     if scheme == "int8":
         return float(words[column])
     raw = words.astype(words.dtype.newbyteorder("<")).tobytes()
@@ -29,7 +29,7 @@ def level(scheme: str, words: np.ndarray, column: int) -> float:
 
 
 def slow_values(scheme: str, quantized: Quantized, columns: int, fmt: Format) -> list[list[float]]:
-    """The elements of a weight [N, K], one by one in numpy's fp32 and ml_dtypes' casts."""
+    """Decode the elements of a weight [N, K], one by one in numpy's fp32 and ml_dtypes' casts."""
     words, scale = quantized.codes.numpy(), quantized.scale
     powers = ml_dtypes.float8_e8m0fnu
     scales = (scale.numpy().view(powers) if scale.dtype == torch.uint8 else scale.float().numpy()).astype(np.float32)

@@ -19,13 +19,13 @@ Made = list[tuple[object, ...]]
 
 @pytest.fixture
 def made() -> Made:
-    """The arguments of all calls that were computed."""
+    """Note the arguments of all calls that are computed."""
     return []
 
 
 @pytest.fixture
 def function(made: Made) -> Iterator[Callable[..., Tensor]]:
-    """A remembered function, within `remembering`."""
+    """Yield a remembered function, within `remembering`."""
 
     @remembered
     def doubled(x: object, *others: object) -> Tensor:

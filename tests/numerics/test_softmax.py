@@ -27,7 +27,7 @@ ROWS = 8
 
 
 def fp32(x: Tensor) -> Tensor:
-    """Rounded to fp32, in fp64."""
+    """Round to fp32, in fp64."""
     return x.float().double()
 
 
@@ -65,7 +65,7 @@ class Way:
         return fp32(torch.exp2(power) * (1 + error))
 
     def rescale(self, old: Tensor, new: Tensor) -> Tensor:
-        """What brings results of an old shift to a new one: from the shifts as they were taken, or their difference."""
+        """Return what brings results of an old shift to a new one: from the shifts as taken, or their difference."""
         if self.form == "fused" and self.reciprocal:
             return self.exp(fp32(old - new), torch.zeros_like(new))
         return self.exp(old, new) if self.form != "fused" else replace(self, form="folded").exp(old, new)

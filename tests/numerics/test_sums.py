@@ -358,7 +358,7 @@ def test_a_partial_sum_that_overflows_against_an_infinity_leaves_the_sum_unknown
 
 
 def fp32_dots(a: Row, b: Row) -> list[Row]:
-    """a @ b with terms in several orders, products rounded or not."""
+    """Compute a @ b with terms in several orders, products rounded or not."""
     exact = a[..., :, :, None].astype(np.float64) * b[..., None, :, :].astype(np.float64)
     rounded = exact.astype(np.float32)
     results = [np.add.accumulate(rounded, axis=-2)[..., -1, :]]

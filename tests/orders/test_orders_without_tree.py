@@ -111,7 +111,7 @@ def test_search_of_what_is_no_tree_ends() -> None:
     search(256, lambda triples: random.random(len(triples)) < 0.5)
 
     def shuffled(x: Tensor) -> Tensor:
-        """The order is another one in each row."""
+        """Add in another order in each row."""
         order = torch.from_numpy(random.permuted(np.tile(np.arange(128), (len(x), 1)), axis=1))
         return sum_by(chain(range(128)))(x.gather(1, order))
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 
 def striped(values, lanes):
-    """The sum over the last dimension in fp32: lane l adds values l, l + lanes, … in order, then halves are added.
+    """Add the last dimension in fp32: lane l adds values l, l + lanes, … in order, then halves are added.
 
     `lanes` is a power of two.
     """

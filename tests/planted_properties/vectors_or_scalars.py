@@ -8,7 +8,7 @@ VECTOR = 8
 
 
 def in_vectors(x):
-    """Whether every row begins at a multiple of a vector, and has a whole number of them."""
+    """Return whether every row begins at a multiple of a vector, and has a whole number of them."""
     apart = [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1][:-1]
     neighbours = x.stride(-1) == 1 or x.shape[-1] == 1
     sizes = (x.data_ptr() // x.element_size(), x.shape[-1], *apart)

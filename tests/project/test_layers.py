@@ -310,13 +310,13 @@ def module_name(path: Path) -> str:
 
 
 def known_modules(paths: Collection[Path]) -> set[str]:
-    """The dotted names of the files and of every folder above them."""
+    """Return the dotted names of the files and of every folder above them."""
     names = {module_name(path) for path in paths}
     return names | {name[:place] for name in names for place, letter in enumerate(name) if letter == "."}
 
 
 def layer_of(module: str) -> str | None:
-    """The layer a module belongs to, or None for one that `LAYERS` does not name."""
+    """Return the layer a module belongs to, or None for one that `LAYERS` does not name."""
     matches = [layer for layer in LAYERS if module == layer or (layer != "lastbit" and module.startswith(f"{layer}."))]
     return max(matches, key=len, default=None)
 
@@ -341,7 +341,7 @@ def imports(path: Path, tree: ast.Module, known: Collection[str]) -> Iterator[tu
 
 
 def absolute_base(path: Path, node: ast.ImportFrom) -> str:
-    """The module after `from`, with leading dots resolved against the file's folder."""
+    """Resolve the module after `from`, with leading dots, against the file's folder."""
     if not node.level:
         return node.module or ""
     folder = (*FOLDERS[path.parts[0]].split("."), *path.parts[1:])[: -node.level]
@@ -362,7 +362,7 @@ def layer_violations(path: Path, source: str, known: Collection[str]) -> list[st
 
 
 def objection(layer: str, target: str, known: Collection[str]) -> str:
-    """Why a layer must not import the target; empty if it may."""
+    """Return why a layer must not import the target; empty if it may."""
     top = target.split(".")[0]
     if layer == "kernels" and any(name.startswith("kernels.") and name.endswith(f".{top}") for name in known):
         return ""  # a sibling: kernels are loaded by path, with their own folder in reach
@@ -375,7 +375,7 @@ def objection(layer: str, target: str, known: Collection[str]) -> str:
 
 
 def objection_inside(layer: str, target: str) -> str:
-    """Why a layer must not import a module of this repository; empty if it may."""
+    """Return why a layer must not import a module of this repository; empty if it may."""
     target_layer = layer_of(target)
     if target_layer == "kernels" != layer:
         return "kernels/ is never imported: load it by path"
@@ -387,12 +387,12 @@ def objection_inside(layer: str, target: str) -> str:
 
 
 def op_names() -> list[str]:
-    """The names of the ops in this checkout: the files of references/."""
+    """Return the names of the ops in this checkout: the files of references/."""
     return sorted(path.stem for path in (ROOT / "references").glob("*.py") if not path.stem.startswith("_"))
 
 
 def words_of(path: Path) -> list[str]:
-    """The ops that a file must not name: all but functions of mathematics, where these are defined or torch's are."""
+    """Return the ops that a file must not name: all but functions of mathematics, where they or torch's are defined."""
     functions: Collection[str] = numerics.__all__ if path.parts[1] in ("numerics", "tracing") else ()
     if path.parts[1] == "from_torch":  # which maps the functions of torch by their names
         functions = dir(torch.nn.functional)

@@ -26,7 +26,7 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*", "golden")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what the wheel is built from: building in place leaves, or reuses, build/."""
+    """Copy what the wheel is built from: building in place leaves, or reuses, build/."""
     copy = tmp_path_factory.mktemp("source")
     for folder in SHIPPED:
         shutil.copytree(ROOT / folder, copy / folder, ignore=LEFT_OUT)
@@ -37,7 +37,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, unpacked as an installer would."""
+    """Build the wheel, and unpack it as an installer would."""
     pytest.importorskip("setuptools", reason="building the wheel needs setuptools: pip install -e '.[dev]'")
     built = tmp_path_factory.mktemp("built")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(built)]
@@ -55,7 +55,7 @@ def run(command: list[str], *, cwd: Path, **environment: str) -> str:
 
 
 def files(folder: Path) -> set[str]:
-    """The files below a folder, as POSIX paths relative to it."""
+    """List the files below a folder, as POSIX paths relative to it."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 

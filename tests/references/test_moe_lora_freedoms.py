@@ -36,7 +36,7 @@ every_contract = pytest.mark.parametrize("contract", ["fused", "eager"])
 
 
 def drawn(kind: str, dtype: torch.dtype, draw: random.Random) -> dict[str, Tensor]:
-    """Inputs of the forward pass, and `grad_output`."""
+    """Draw inputs of the forward pass, and `grad_output`."""
     sizes = {"hidden": draw.choice((1, 8, 17, 32)), "width": draw.choice((4, 16, 36)), "rank": draw.choice((1, 4, 17))}
     if kind == "long":
         sizes = {"hidden": 160, "width": 144, "rank": 4}
@@ -48,7 +48,7 @@ def drawn(kind: str, dtype: torch.dtype, draw: random.Random) -> dict[str, Tenso
 
 
 def changed(x: Tensor, kind: str, draw: random.Random) -> Tensor:
-    """Normal values as they are, or on other scales, or with zeros, infinities and NaN among them."""
+    """Leave normal values as they are, put them on other scales, or put zeros, infinities and NaN among them."""
     generator = torch.Generator().manual_seed(draw.randrange(2**30))
     most = 6 if x.dtype is FP16 else 40
     if kind == "special":
@@ -152,7 +152,7 @@ def of_ones(slots: int = 1, **values: float | list[float]) -> dict[str, Tensor]:
 
 
 def within(op: Op, name: str, tensors: dict[str, Tensor], scaling: float, result: float, **params: Any) -> bool:
-    """Whether every element of a stage may be `result`."""
+    """Return whether every element of a stage may be `result`."""
     taken = {n: t for n, t in tensors.items() if n in op.inputs}
     found = Problem(op, op.contract("fused"), taken, {"scaling": scaling, **params}).evaluate().enclosure(name)
     return not outside_mask(torch.full(found.shape, result), found).any()

@@ -49,7 +49,7 @@ def exact_problem(
 def rounded_problem(
     dtype: torch.dtype = BF16, old: bool = False, seed: int = 0, scaling: float = 0.5
 ) -> dict[str, Tensor]:
-    """Inputs of the activation dtype, with what the forward pass saves under the contract `fused`."""
+    """Draw inputs of the activation dtype, with what the forward pass saves under the contract `fused`."""
     tensors = problem(dtype=dtype, seed=seed)
     found = Problem(moe_lora, moe_lora.contract("fused"), tensors, {"scaling": scaling}).evaluate()
     return with_gradient(tensors, {name: found.enclosure(name).value for name in SAVED}, old=old)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lastbit.errors import UsageError
 from lastbit.judging.expected import Trace
 from lastbit.judging.problem import Problem
-from lastbit.references._layer_weights import WEIGHTS, LayerWeights
+from lastbit.references._layer_weights import WEIGHTS, OpWeights
 from lastbit.references.moe_lora import moe_lora
 from lastbit.references.moe_lora_backward import moe_lora_backward
 from tests.moe_lora_exact import ADAPTERS, STORED, forward, problem, whole_numbers, without_adapters
@@ -91,7 +91,7 @@ def test_some_adapters_are_none() -> None:
 
 
 def test_the_weights_are_inputs_by_their_own_names() -> None:
-    named = {field.name for field in fields(LayerWeights)}
+    named = {field.name for field in fields(OpWeights)}
     assert named == set(WEIGHTS) == moe_lora.plain == moe_lora_backward.plain
     assert moe_lora.optional == named - {"gate_proj", "up_proj", "down_proj"}
     assert [name for name in moe_lora.inputs if name in named] == sorted(named, key=WEIGHTS.index)

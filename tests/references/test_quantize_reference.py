@@ -33,7 +33,7 @@ def problem(x: Tensor, contract: str = "", op: Op = quantize, scale: Tensor | No
 
 
 def values(found: Problem, stage: str) -> Tensor:
-    """What every kernel must give; there is no freedom."""
+    """Compute what every kernel must give; there is no freedom."""
     enclosure = found.trace.enclosure(stage)
     assert torch.equal(enclosure.lo, enclosure.hi)
     return enclosure.value

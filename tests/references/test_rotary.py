@@ -36,7 +36,7 @@ def pairs_of(columns: int, half: int, *, interleaved: bool) -> list[tuple[int, i
 
 
 def exact(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleaved: bool) -> Tensor:
-    """The rotated heads without any rounding, number by number, then rounded once by way of fp64."""
+    """Rotate the heads without any rounding, number by number, then round once by way of fp64."""
     found = x.double()
     for token, position in enumerate(positions.tolist()):
         for head in range(x.shape[1]):

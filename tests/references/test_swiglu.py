@@ -37,7 +37,7 @@ def exact(
     x: Tensor, up: Tensor | None, *, interleaved: bool = False, swiglu_limit: float = inf,
     alpha: float = 1.0, up_offset: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """The formula of the paper and of gpt-oss, element by element."""
+    """Compute the formula of the paper and of gpt-oss, element by element."""
     if up is None:
         x, up = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
     gate, up = x.clamp(max=swiglu_limit), up.clamp(-swiglu_limit, swiglu_limit)

@@ -29,7 +29,7 @@ SMALL = "rms_norm x=bf16[1,2] weight=bf16[2] eps=1e-06 seed=17"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a kernel, which is the working directory."""
+    """Make a repository with a kernel, and make it the working directory."""
     (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
     kernel_file(tmp_path)
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_of(folder: Path, file: str = "norm.py", **changes: object) -> Run:
-    """A run of a kernel that fails twice, and why it fails the smaller case."""
+    """Run a kernel that fails twice, and explain why it fails the smaller case."""
     source = f"{folder / 'norm.py'}:1"
     small = failed(kernel="k", source=source, case=SMALL, counted=False)
     return Run((failed(kernel="k", source=source), small), explanations=(explained(small, folder / file, **changes),))

@@ -64,7 +64,7 @@ def bare(verdict: Verdict, reason: str, **changes: object) -> CaseResult:
 
 
 def full_run() -> Run:
-    """A run with a kernel of every fate, two devices, two ops, and names that would break a careless page."""
+    """Make a run with a kernel of every fate, two devices, two ops, and names that would break a careless page."""
     small = CASE.replace("[4,128]@256,1", "[1,2]").replace("[128]", "[2]")
     other = passed(op="mask", kernel="masked", case="mask ids=int64[8,256] seed=0", dtypes="int64")
     results = (

@@ -33,7 +33,7 @@ NASTY = "k|`x` <script>alert(1)</script> @all [a](b) \x00\x1b[31m\ud800\n*y* ::e
 
 
 def nasty() -> Run:
-    """A run whose kernel and reason hold everything that a format could take for its own."""
+    """Make a run whose kernel and reason hold everything that a format could take for its own."""
     return Run(
         (bare(Verdict.ERRORED, NASTY, kernel=NASTY, group=NASTY), failed(kernel=NASTY)), environment={NASTY: NASTY}
     )
@@ -358,7 +358,7 @@ def command(arguments: Sequence[str]) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a run in .lastbit/runs/old."""
+    """Make a working directory with a run in .lastbit/runs/old."""
     monkeypatch.chdir(tmp_path)
     records.write(full_run(), Path(".lastbit/runs/old"))
     return tmp_path
@@ -512,7 +512,7 @@ RECIPES = sorted((ROOT / "docs" / "ci").glob("*.yml"))
 
 
 def lastbit_commands(text: str) -> Iterator[list[str]]:
-    """The arguments of every `lastbit` command of a file, outside of comments; continued lines are one."""
+    """Yield the arguments of every `lastbit` command of a file, outside of comments; continued lines are one."""
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():
         if found := re.match(r"\s*(?:- )?(?:run: )?lastbit (.*)", line):
             words = shlex.split(found[1], comments=True)

@@ -72,7 +72,7 @@ def shown(run: Run, width: int = 100, verbose: int = 2) -> str:
 
 
 def everything() -> CaseResult:
-    """A result in which every field has a value of its own, the awkward floats included."""
+    """Make a result in which every field has a value of its own, the awkward floats included."""
     worst = Worst((1, 5), math.inf, -math.inf, -0.0, 5e-324, 0.1, 3.0)
     odd = comparison(3, mismatched=9, worst=worst, max_ulp=math.inf, budget_ratio=1.5)
     stages = (StageResult("inv_rms", "fp32", False, odd, comparison(), "aa"), stage())
@@ -240,7 +240,7 @@ def test_incomplete_folder_is_refused(tmp_path: Path) -> None:
 
 
 def full_run() -> Run:
-    """A run with one kernel of each fate on two devices."""
+    """Make a run with one kernel of each fate on two devices."""
     small = CASE.replace("[4,128]@256,1", "[1,2]").replace("[128]", "[2]")
     results = (
         passed(),

@@ -21,7 +21,7 @@ from tests.reports.test_reports import CASE, FP32, KERNEL, NATIVE, bare, failed,
 
 
 def large_run() -> Run:
-    """A green run as large as that of the kernels of this repository, with long names and many reasons."""
+    """Make a green run as large as that of this repository's kernels, with long names and many reasons."""
     results = tuple(
         passed(op=f"layer_norm_gated_backward_{n % 18}", kernel=f"triton[layer_norm_gated_backward+a_{n}]", seconds=2.0)
         for n in range(92)

@@ -36,7 +36,7 @@ def mine(x, weight, *, eps):
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a wrong kernel, in which the command is called."""
+    """Make a folder with a wrong kernel, in which the command is called."""
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "mine.py").write_text(KERNEL)
     monkeypatch.chdir(tmp_path)

@@ -46,7 +46,7 @@ def multiplies_in_fp32(x: Tensor, weight: Tensor | None = None, *, eps: float, w
 
 
 def forgets_the_last(x: Tensor, weight: Tensor | None = None, *, eps: float, weight_offset: float = 0.0) -> Tensor:
-    """The last of at least six columns counts for nothing in the mean."""
+    """Forget the last of at least six columns in the mean."""
     wide = x.float()
     seen = wide[..., :-1] if x.shape[-1] >= 6 else wide
     y = (wide * torch.rsqrt((seen * seen).sum(-1, keepdim=True) / x.shape[-1] + eps)).to(x.dtype)

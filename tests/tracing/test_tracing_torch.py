@@ -32,7 +32,7 @@ def sources(run: Callable[[Tensor], Tensor], x: Tensor) -> list[list[int]]:
 
 
 def dependence(run: Callable[[Tensor], Tensor], x: Tensor) -> list[list[int]]:
-    """The same by trying: which elements of the result are others when an element of x is."""
+    """Try which elements of the result are others when an element of x is."""
     plain = run(x.clone()).reshape(-1).double()
     depends: list[list[int]] = [[] for _ in range(plain.numel())]
     for number in range(x.numel()):

@@ -25,14 +25,14 @@ if triton.knobs.runtime.interpret:
 
 
 def back(log: Log, tensor: Tensor, number: int) -> Path:
-    """What led to an element of a tensor."""
+    """Return what led to an element of a tensor."""
     [(write, _, lanes)] = log.writes.last(addresses_of(tensor).at(np.array([number])), log.next())
     assert write.event is not None
     return follow(log, write.event, lanes)
 
 
 def read_from(path: Path, name: str) -> list[int]:
-    """The elements of an input that the path begins with."""
+    """Return the elements of an input that the path begins with."""
     found = [visit.all.tolist() for visit in path.visits if visit.event.name == f"input {name}"]
     return sorted(found[0]) if found else []
 

@@ -84,7 +84,7 @@ def left(tmp_path: Path) -> Left:
 
 
 def reasons(run: Run) -> dict[str, str]:
-    """What was planned and not run → reason."""
+    """Return what was planned and not run → reason."""
     return {n.what: n.reason for n in run.not_run if n.kernel}
 
 

@@ -289,7 +289,7 @@ LONG = 4096
 
 
 def tree(terms: Tensor) -> Tensor:
-    """The sum of 2^n terms by a tree of height n."""
+    """Add 2^n terms by a tree of height n."""
     while terms.shape[-1] > 1:
         terms = terms[..., ::2] + terms[..., 1::2]
     return terms

@@ -23,7 +23,7 @@ WITH_RESIDUAL = "rms_norm x=bf16[6,64] residual=bf16[6,64] eps=1e-06 seed=3"
 
 
 def norm(x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
-    """A correct kernel for native multiply."""
+    """Compute native multiply as it should be."""
     y = (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)).to(x.dtype)
     return y if weight is None else y * weight
 
@@ -42,7 +42,7 @@ def sentence(result: CaseResult, kind: str) -> str:
 
 
 def beside(x: Tensor, offset: int) -> Tensor:
-    """The element of the storage of `x` that lies `offset` elements after its first one."""
+    """Return the element of the storage of `x` that lies `offset` elements after its first one."""
     return x.as_strided((1,), (1,), x.storage_offset() + offset)
 
 
@@ -355,7 +355,7 @@ FP32 = "rms_norm x=fp32[6,64] weight=fp32[64] eps=1e-06 seed=3"
 
 
 def moody(error: float) -> Callable[..., Tensor]:
-    """A kernel whose inverse rms is off by a relative error in the last call of a case."""
+    """Make a kernel whose inverse rms is off by a relative error in the last call of a case."""
     calls: list[int] = []
 
     def call(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -436,7 +436,7 @@ def test_results_that_share_memory() -> None:
 
 
 def in_place(x: Tensor, residual: Tensor, *, eps: float) -> dict[str, Tensor]:
-    """Writes the sum to where the residual was."""
+    """Write the sum to where the residual was."""
     residual.copy_((x.float() + residual.float()).to(x.dtype))
     return {"residual_sum": residual, "output": norm(residual, eps=eps)}
 

@@ -34,7 +34,7 @@ FULL = (
 
 
 def subject(is_full: Callable[[], bool]) -> Subject:
-    """A right kernel, for which there is no memory where `is_full`."""
+    """Make a right kernel, for which there is no memory where `is_full`."""
 
     def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         if is_full():
@@ -147,7 +147,7 @@ def test_alone_means_that_no_other_case_runs_or_begins(tmp_path: Path) -> None:
 
 
 def _can_lock(path: Path, *, alone: bool) -> bool:
-    """Whether nobody holds a lock that excludes one for oneself alone, or one shared with others."""
+    """Return whether nobody holds a lock that excludes one for oneself alone, or one shared with others."""
     import fcntl
 
     with path.open("w") as file:

@@ -36,7 +36,7 @@ RMS_NORM, ALL_REDUCE = map(open_project(Config(folder="")).op, ("rms_norm", "all
 
 @pytest.fixture(scope="module")
 def judged() -> tuple[Problem, Judgement]:
-    """A right result that enclosures leave open, as it is said to be."""
+    """Give a right result that enclosures leave open, as it is said to be."""
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
     problem = Problem(RMS_NORM, RMS_NORM.contract("fp32_multiply"), {"x": x}, {"eps": 1e-3})
     output = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-3)
@@ -53,7 +53,7 @@ class InProcess:
         self.place = Workplace(config, open_project(config), Plan((item,), (), 0))
 
     def open(self) -> None:
-        """It is there."""
+        """Do nothing: the place is there."""
 
     def do(self, work: Callable[..., CaseResult], *args: Any, **kwargs: Any) -> CaseResult:
         return work(self.place, *args, **kwargs)

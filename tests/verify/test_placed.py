@@ -38,13 +38,13 @@ class Displaced(Inputs):
 
 
 def inputs(*elsewhere: str) -> Inputs:
-    """The tensors of LINE, some of them elsewhere."""
+    """Put some of the tensors of LINE elsewhere."""
     built = build(parse_case(LINE), CPU)
     return Displaced(built.case, built.guards, built.pristine, elsewhere)
 
 
 def findings(function: Function, *elsewhere: str, device: torch.device = CPU, **declared: Any) -> tuple[Finding, ...]:
-    """What is wrong with a kernel of one result, given tensors elsewhere."""
+    """List what is wrong with a kernel of one result, given tensors elsewhere."""
 
     def call(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"y": function(**tensors)}
@@ -296,7 +296,7 @@ def test_an_accelerator_that_is_left_unusable(monkeypatch: pytest.MonkeyPatch) -
 
 
 def on_accelerator(function: Function, line: str, **declared: Any) -> tuple[Finding, ...]:
-    """What is wrong with a kernel of one result on the first accelerator."""
+    """List what is wrong with a kernel of one result on the first accelerator."""
     here = machine()
     device = torch.device(here.accelerator, 0)
     try:

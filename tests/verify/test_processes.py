@@ -21,7 +21,7 @@ PARENT = f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-S
 
 
 def child(program: str, folder: Path) -> Child:
-    """A process in a session of its own, as those of a run are, that has begun what it does."""
+    """Start a process in a session of its own, as those of a run are, that has begun what it does."""
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", program], stdout=subprocess.PIPE, bufsize=0, start_new_session=True
     )

@@ -41,7 +41,7 @@ def norm(x, weight=None, *, eps):
 
 @pytest.fixture
 def two_revisions(tmp_path: Path) -> Config:
-    """A kernel today, and the same one with another contract in another revision."""
+    """Return a kernel today, and the same one with another contract in another revision."""
     for revision, contract in (("today", "fp32_multiply"), ("before", "native_multiply")):
         (tmp_path / revision).mkdir()
         (tmp_path / revision / "norms.py").write_text(KERNEL.format(contract=contract))
@@ -134,7 +134,7 @@ for number, contract in enumerate({contracts}):
 
 
 def planned(folder: Path, contracts: tuple[str, ...], invariant: str = "", **settings: Any) -> dict[str, list[Case]]:
-    """The cases of each kernel of one function under these contracts."""
+    """Draw the cases of each kernel of one function under these contracts."""
     (folder / "kernels.py").write_text(VARIANTS.format(contracts=contracts, invariant=invariant))
     plan = DevicePlan({"cpu": ""})
     config = Config(folder=str(folder), kernel_folders=(str(folder / "kernels.py"),), device_plan=plan, **settings)

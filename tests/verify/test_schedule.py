@@ -23,7 +23,7 @@ def items(groups: int, kernels: int = 4, **others: int) -> list[dict[str, Any]]:
 
 
 def named(planned: list[dict[str, Any]], unit: list[int]) -> tuple[set[str], list[str]]:
-    """The groups of a unit, and its contracts in order."""
+    """Return the groups of a unit, and its contracts in order."""
     return {f"{planned[p]['op']}-{planned[p]['group']}" for p in unit}, [planned[p]["contract"] for p in unit]
 
 

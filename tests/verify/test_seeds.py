@@ -31,13 +31,13 @@ OP = "completion_mask"
 
 
 def groups_of(op: str) -> list[Group]:
-    """The groups for a kernel that takes everything."""
+    """Return the groups for a kernel that takes everything."""
     the_op = PROJECT.op(op)
     return PROJECT.groups(op, frozenset(the_op.inputs) | frozenset(the_op.params), small=True)
 
 
 def ran(call: Any, group: Group, *, cases: int = 0, asked: bool = False) -> list[CaseResult]:
-    """The results of an item, until it fails."""
+    """Run an item until it fails, and return its results."""
     subject = Subject(Kernel("mine", OP, "", call), PROJECT.op(OP), torch.device("cpu"))
     results: list[CaseResult] = []
     with suppress(CaseFailed):

@@ -43,7 +43,7 @@ def smallest(
     alike: Sequence[str] = (),
     most: int = 60,
 ) -> str:
-    """The case that is found from a line on, without its op and seed, in at most so many tries."""
+    """Shrink from a line on, in at most so many tries; return the case without its op and seed."""
     case = parse_case(line)
     trial = Imagined(wrong, fits)
     found = str(shrink(case, PROJECT.op(case.op), map(parse_case, alike), trial))
@@ -177,7 +177,7 @@ Spoil = Callable[[Tensor, dict[str, Any]], None]
 
 
 def kernel(spoil: Spoil) -> Kernel:
-    """A right kernel of rms_norm, whose output is spoiled afterwards."""
+    """Make a right kernel of rms_norm, whose output is spoiled afterwards."""
 
     def norm(x: Tensor, weight: Any = None, residual: Any = None, *, eps: float) -> Any:
         given = {"x": x, "weight": weight, "residual": residual}
@@ -196,7 +196,7 @@ def ran(
     asked: bool = False,
     left: list[int] | None = None,
 ) -> tuple[list[CaseResult], str]:
-    """The results of an item, and the case that it ends with; empty if it does not fail."""
+    """Run an item; return its results and the case that it ends with, empty if it does not fail."""
     subject = subject_of(kernel(spoil), torch.device("cpu"))
     item = Item(subject, group or Group("mine", examples=tuple(map(parse_case, lines))), asked)
     results: list[CaseResult] = []

@@ -34,13 +34,13 @@ NORM = PROJECT.op("rms_norm")
 
 
 def norm(x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
-    """A correct kernel for fp32 multiply."""
+    """Compute fp32 multiply as it should be."""
     y = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
     return (y if weight is None else y * weight.float()).to(x.dtype)
 
 
 def quantized(x: Tensor, weight: Tensor, scale: Tensor, *, eps: float, quant: str) -> Tensor:
-    """A signature that has cases of static quantization alone."""
+    """Take cases of static quantization alone."""
     return x
 
 
@@ -127,7 +127,7 @@ def test_sizes_are_drawn_from_those_that_are_declared(sizes: Any) -> None:
 
 
 def recording(results: list[CaseResult]) -> Any:
-    """What `perform` tells of its results."""
+    """Stand for what `perform` tells of its results."""
     own = {"cases": 2, "seed": 0, "random": False, "timeout": 9.0, "failures": None, "started": None, "leave": None}
     return SimpleNamespace(**own, record=results.append, verify_on=lambda device: None, note_time=lambda: None)
 
@@ -296,7 +296,7 @@ def peeks(x: Tensor, *, eps: float) -> Tensor:
 
 
 def flat(x: Tensor, *, eps: float) -> Tensor:
-    """Reads memory as if there were no strides: no error, but wrong numbers."""
+    """Read memory as if there were no strides: no error, but wrong numbers."""
     return norm(x.as_strided(x.shape, tuple(x.new_empty(x.shape).stride())), eps=eps)
 
 

@@ -44,7 +44,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def repository(folder: Path, before: str, after: str) -> Path:
-    """A project in a repository, with one kernel in the last commit and another in the working tree."""
+    """Make a project in a repository, with one kernel in the last commit and another in the working tree."""
     for name, text in (
         ("references/thrice.py", REFERENCE),
         ("kernels/thrice.py", KERNEL.replace("EXPRESSION", before)),
@@ -64,7 +64,7 @@ Verify = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def verify(forked_runs: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verify:
-    """Runs the command line in this process, and the kernels in others: its exit code, output and errors.
+    """Run the command line in this process, and the kernels in others: its exit code, output and errors.
 
     Nothing is explained.
     """

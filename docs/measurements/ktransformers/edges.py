@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
-from problem import ADAPTERS, Problem, both, errors, expected, named, problem, relative
+from problem import ADAPTERS, KtProblem, both, errors, expected, named, problem, relative
 from torch import Tensor
 
 RIGHT = {"AMXInt4_SFT_MOE": 0.35}
@@ -21,8 +21,8 @@ NAN, INFINITY = float("nan"), float("inf")
 SOME_EXPERTS = [[0, 2], [2, 0], [0, 0], [2, 2], [0, 2]]
 
 
-def seen(p: Problem, actual: Mapping[str, Tensor], exact: Mapping[str, Tensor] | None = None) -> str:
-    """Which results are wrong, beyond what the rounding of the class explains."""
+def seen(p: KtProblem, actual: Mapping[str, Tensor], exact: Mapping[str, Tensor] | None = None) -> str:
+    """Say which results are wrong, beyond what the rounding of the class explains."""
     limit = RIGHT.get(p.name, 0.1)
     found = errors(actual, expected(p) if exact is None else exact)
     wrong = [f"{key} {value:.2g}" for key, value in found.items() if not value <= limit]
@@ -30,13 +30,12 @@ def seen(p: Problem, actual: Mapping[str, Tensor], exact: Mapping[str, Tensor] |
 
 
 def relative_errors(name: str) -> str:
-    """Of every result, as JSON"""
+    """Return the error of every result, as JSON."""
     p = problem(name)
     return json.dumps(errors(both(p.layer(), p), expected(p)))
 
 
 def ids_outside(name: str) -> str:
-    """Ids -1, -7, E and 99; a row of them alone"""
     p = problem(name, ids=[[0, -1], [4, 2], [-7, 99], [3, 3], [1, -1]], tokens=5)
     actual = both(p.layer(), p)
     zeros = [float(actual[key][2].abs().max()) for key in ("output", "grad_input", "grad_routing_weights")]
@@ -44,13 +43,11 @@ def ids_outside(name: str) -> str:
 
 
 def duplicates(name: str) -> str:
-    """One expert in all four slots of 40 tokens"""
     p = problem(name, ids=[[1, 1, 1, 1]] * 40, tokens=40, slots=4)
     return seen(p, both(p.layer(), p))
 
 
 def skipped_nan(name: str) -> str:
-    """NaN in the weights, the x and the gradients of pairs that are skipped"""
     p = problem(name, ids=[[0, 1], [-1, 1], [2, 3], [-1, -1], [3, 0]], tokens=5)
     weights, x, gradient = p.weights.clone(), p.x.clone(), p.grad_output.clone()
     weights[1, 0], weights[3], x[3], gradient[3] = NAN, NAN, NAN, NAN
@@ -60,13 +57,11 @@ def skipped_nan(name: str) -> str:
 
 
 def no_tokens(name: str) -> str:
-    """T = 0"""
     p = problem(name).first(0)
     return seen(p, both(p.layer(), p))
 
 
 def experts_without_tokens(name: str) -> str:
-    """Gradients of experts without tokens, written over sevens"""
     p = problem(name, ids=SOME_EXPERTS, tokens=5)
     actual = both(p.layer(), p, {key: torch.full_like(t, 7.0) for key, t in p.adapters.items()})
     left = [key for key in ADAPTERS if actual[f"grad_{key}"][[1, 3]].any()]
@@ -74,21 +69,19 @@ def experts_without_tokens(name: str) -> str:
 
 
 def accumulate_first(name: str) -> str:
-    """accumulate=True in the first backward of a layer, gradients of 3 being there"""
     p = problem(name)
     before = {key: torch.full_like(t, 3.0) for key, t in p.adapters.items()}
     return _accumulated(p, both(p.layer(), p, before, accumulate=True), {f"grad_{key}": 3.0 for key in before})
 
 
 def accumulate_later(name: str) -> str:
-    """accumulate=True after a backward that wrote to the same tensors"""
     p = problem(name)
     layer, written = p.layer(), {key: torch.zeros_like(t) for key, t in p.adapters.items()}
     first = {key: t.clone() for key, t in both(layer, p, written).items()}
     return _accumulated(p, both(layer, p, written, accumulate=True), first)
 
 
-def _accumulated(p: Problem, actual: Mapping[str, Tensor], before: Mapping[str, Tensor | float]) -> str:
+def _accumulated(p: KtProblem, actual: Mapping[str, Tensor], before: Mapping[str, Tensor | float]) -> str:
     limit, exact = RIGHT.get(p.name, 0.1), {key: t for key, t in expected(p).items() if "lora" in key}
     added = [key for key, t in exact.items() if relative(actual[key], t + before[key]) < limit]
     replaced = [key for key, t in exact.items() if relative(actual[key], t) < limit]
@@ -98,7 +91,6 @@ def _accumulated(p: Problem, actual: Mapping[str, Tensor], before: Mapping[str, 
 
 
 def two_forwards(name: str, depth: int = 1) -> str:
-    """Two forwards that save, then two backwards"""
     p = problem(name)
     other, layer = replace(p, x=-p.x), p.layer(cache_depth=depth)
     for each in (p, other):
@@ -111,12 +103,10 @@ def two_forwards(name: str, depth: int = 1) -> str:
 
 
 def two_forwards_depth_2(name: str) -> str:
-    """The same with max_cache_depth=2"""
     return two_forwards(name, 2)
 
 
 def no_forward(name: str) -> str:
-    """A backward without a forward that saved"""
     p = problem(name)
     layer = p.layer()
     layer.forward(p.x, p.ids, p.weights)
@@ -125,7 +115,6 @@ def no_forward(name: str) -> str:
 
 
 def two_layers(name: str) -> str:
-    """Two layers that take turns: forward, forward, backward, backward"""
     one, two = problem(name, seed=1), problem(name, seed=2)
     first, second = one.layer(), two.layer()
     outputs = [layer.forward(p.x, p.ids, p.weights, save=True) for layer, p in ((first, one), (second, two))]
@@ -137,7 +126,6 @@ def two_layers(name: str) -> str:
 
 
 def fewer_and_more_tokens(name: str) -> str:
-    """T = 3, 80, 1 and 40 through one layer"""
     p = problem(name, tokens=80)
     layer = p.layer()
     texts = {tokens: seen(p.first(tokens), both(layer, p.first(tokens))) for tokens in (3, 80, 1, 40)}
@@ -145,7 +133,6 @@ def fewer_and_more_tokens(name: str) -> str:
 
 
 def threads(name: str) -> str:
-    """One worker or two"""
     p = problem(name, tokens=64)
     one, two = (both(p.layer(threads=n), p) for n in (1, 2))
     changed = [key for key in one if not torch.equal(one[key], two[key])]
@@ -153,12 +140,10 @@ def threads(name: str) -> str:
 
 
 def updated_a(name: str) -> str:
-    """All A multiplied by -1.5 in place, no call of update_lora_weights"""
     return _updated(name, "a")
 
 
 def updated_b(name: str) -> str:
-    """All B multiplied by -1.5 in place, no call of update_lora_weights"""
     return _updated(name, "b")
 
 
@@ -177,7 +162,6 @@ def _updated(name: str, part: str) -> str:
 
 
 def not_finite(name: str, value: float = NAN) -> str:
-    """NaN in one element of x"""
     p = problem(name)
     p.x[0, 0] = value
     actual, exact = both(p.layer(), p), expected(p)
@@ -186,18 +170,15 @@ def not_finite(name: str, value: float = NAN) -> str:
 
 
 def infinite(name: str) -> str:
-    """Infinity in one element of x"""
     return not_finite(name, INFINITY)
 
 
 def scaling_zero(name: str) -> str:
-    """scaling = 0"""
     p = replace(problem(name), scaling=0.0)
     return seen(p, both(p.layer(), p, {key: torch.full_like(t, 7.0) for key, t in p.adapters.items()}))
 
 
 def nan_scale(name: str) -> str:
-    """NaN as a scale"""
     p = problem(name)
     if "gate_scale" not in p.base:
         return "has no scales"
@@ -208,7 +189,6 @@ def nan_scale(name: str) -> str:
 
 
 def odd_scale(name: str) -> str:
-    """Scales that are no powers of two, 1.4140625 times one"""
     p = problem(name)
     if name != "MXFP4_SFT_MOE":
         return "takes them, or has no scales"
@@ -218,18 +198,15 @@ def odd_scale(name: str) -> str:
 
 
 def too_many_tokens(name: str) -> str:
-    """80 tokens where max_len is 32"""
     p = problem(name, tokens=80)
     return f"no error; {seen(p, both(p.layer(tokens=32), p))}"
 
 
 def hidden_48(name: str) -> str:
-    """H = 48"""
     return _odd_size(name, hidden=48)
 
 
 def low_gate(name: str) -> str:
-    """One token whose lowest gate is -80, or -95"""
     p = problem(name).first(1)
     a, b = (p.adapters[f"gate_lora_{part}"].double() for part in "ab")
     gates = (p.dense["gate"] + p.scaling * b @ a)[p.ids[0]] @ p.x[0].double()
@@ -238,7 +215,6 @@ def low_gate(name: str) -> str:
 
 
 def width_48(name: str) -> str:
-    """I = 48"""
     return _odd_size(name, width=48)
 
 
@@ -250,27 +226,46 @@ def _odd_size(name: str, **size: int) -> str:
 
 
 def sizes_64(name: str) -> str:
-    """H = I = 64"""
     p = problem(name) if "Int4" not in name else _small_int4(name)
     return seen(p, both(p.layer(), p))
 
 
-def _small_int4(name: str) -> Problem:
+def _small_int4(name: str) -> KtProblem:
     from unittest.mock import patch
 
     with patch.dict("problem.WIDER", clear=True):
         return problem(name)
 
 
-PROBES: Mapping[str, Callable[[str], str]] = {
-    f.__name__: f
-    for f in (
-        relative_errors, ids_outside, duplicates, skipped_nan, no_tokens, experts_without_tokens, accumulate_first,
-        accumulate_later, two_forwards, two_forwards_depth_2, no_forward, two_layers, fewer_and_more_tokens, threads,
-        updated_a, updated_b, not_finite, infinite, scaling_zero, nan_scale, odd_scale, too_many_tokens, sizes_64,
-        hidden_48, width_48, low_gate,
-    )
-}  # fmt: skip
+TITLES: Mapping[Callable[[str], str], str] = {
+    ids_outside: "Ids -1, -7, E and 99; a row of them alone",
+    duplicates: "One expert in all four slots of 40 tokens",
+    skipped_nan: "NaN in the weights, the x and the gradients of pairs that are skipped",
+    no_tokens: "T = 0",
+    experts_without_tokens: "Gradients of experts without tokens, written over sevens",
+    accumulate_first: "accumulate=True in the first backward of a layer, gradients of 3 being there",
+    accumulate_later: "accumulate=True after a backward that wrote to the same tensors",
+    two_forwards: "Two forwards that save, then two backwards",
+    two_forwards_depth_2: "Two forwards that save, then two backwards, with max_cache_depth=2",
+    no_forward: "A backward without a forward that saved",
+    two_layers: "Two layers that take turns: forward, forward, backward, backward",
+    fewer_and_more_tokens: "T = 3, 80, 1 and 40 through one layer",
+    threads: "One worker or two",
+    updated_a: "All A multiplied by -1.5 in place, no call of update_lora_weights",
+    updated_b: "All B multiplied by -1.5 in place, no call of update_lora_weights",
+    not_finite: "NaN in one element of x",
+    infinite: "Infinity in one element of x",
+    scaling_zero: "scaling = 0",
+    nan_scale: "NaN as a scale",
+    odd_scale: "Scales that are no powers of two, 1.4140625 times one",
+    too_many_tokens: "80 tokens where max_len is 32",
+    hidden_48: "H = 48",
+    low_gate: "One token whose lowest gate is -80, or -95",
+    width_48: "I = 48",
+    sizes_64: "H = I = 64",
+}
+"""Probe → what it looks at, as the table of kt_kernel.md says it."""
+PROBES = {probe.__name__: probe for probe in (relative_errors, *TITLES)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

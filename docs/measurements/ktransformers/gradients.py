@@ -40,14 +40,14 @@ ROUNDS: Mapping[str, tuple[str, ...]] = {
 
 
 def cases(kernel: Kernel, count: int) -> Iterator[Case]:
-    """Of the first cases of each group those whose x is bf16, and which the kernel's signature takes."""
+    """Draw the first cases of each group, and keep those whose x is bf16, and which the kernel's signature takes."""
     for group in open_project(Config(folder="")).groups(kernel.op, kernel.accepts, small=True):
         drawn = () if group.strategy is None else draw(replace(group, examples=()), count, 0)
         yield from (c for c in drawn if c["x"].dtype == "bf16" and c.names <= kernel.accepts)
 
 
 def gradients(forward: Kernel, backward: Kernel, case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What the backward of a case takes, and what it gives."""
+    """Return what the backward of a case takes, and what it gives."""
     tensors = build(case, torch.device("cpu")).hand_out()
     state = forward.call(**tensors, **case.params, stages=forward.stages)
     output = state.pop("output")
@@ -57,7 +57,7 @@ def gradients(forward: Kernel, backward: Kernel, case: Case) -> tuple[dict[str, 
 
 
 def report(name: str, count: int) -> dict[str, object]:
-    """Of each result, of one shard and of several: elements, of these outside and decided; cases, of these failed."""
+    """Count for each result, of one shard and of several: elements, those outside and decided; cases, those failed."""
     kernels = {k.name: k for k in load_kernels(ROOT / "kernels" / "external")}
     forward, backward = kernels[name], kernels[f"{name}_backward"]
     build_name = name.rpartition(",")[2].strip("]")

@@ -13,7 +13,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT), str(ROOT / "kernels" / "external")]
 
-from kt_experts import ADAPTERS, GROUP_SIZE, Experts, Gradients  # noqa: E402
+from kt_experts import ADAPTERS, GROUP_SIZE, Experts, KtGradients  # noqa: E402
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 WIDER = {"AMXInt4_SFT_MOE": 256, "AMXInt4_KGroup_SFT_MOE": 256}
@@ -21,7 +21,7 @@ WIDER = {"AMXInt4_SFT_MOE": 256, "AMXInt4_KGroup_SFT_MOE": 256}
 
 
 @dataclass(frozen=True)
-class Problem:
+class KtProblem:
     """A layer and a batch, as kt-kernel takes them, and its base weights as numbers.
 
     Attributes:
@@ -42,16 +42,16 @@ class Problem:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What the op `moe_lora` takes."""
+        """Return what the op `moe_lora` takes."""
         return {"x": self.x, "expert_ids": self.ids, "routing_weights": self.weights, **self.base, **self.adapters}
 
-    def first(self, tokens: int) -> Problem:
-        """The same layer with fewer tokens."""
+    def first(self, tokens: int) -> KtProblem:
+        """Return the layer with fewer tokens."""
         parts = {key: getattr(self, key)[:tokens].contiguous() for key in ("x", "ids", "weights", "grad_output")}
         return replace(self, **parts)
 
     def layer(self, **options: int) -> Experts:
-        """The layer in kt-kernel."""
+        """Build the layer in kt-kernel."""
         sizes = {"slots": self.ids.shape[1], "tokens": len(self.x), "scaling": self.scaling}
         return Experts(self.name, self.base, self.adapters, **{**sizes, **options})
 
@@ -59,8 +59,8 @@ class Problem:
 def problem(
     name: str, *, tokens: int = 16, slots: int = 2, experts: int = 4, hidden: int = 64, width: int = 64, rank: int = 8,
     exact: bool = False, ids: list[list[int]] | None = None, seed: int = 0,
-) -> Problem:  # fmt: skip
-    """Random numbers, the adapters weighing as much as the base; with `exact`, multiples of 1/8 with exact sums."""
+) -> KtProblem:  # fmt: skip
+    """Draw numbers, the adapters weighing as much as the base; with `exact`, multiples of 1/8 with exact sums."""
     hidden, width = max(hidden, WIDER.get(name, 0)), max(width, WIDER.get(name, 0))
     generator = torch.Generator().manual_seed(seed)
 
@@ -83,13 +83,13 @@ def problem(
         weights = torch.rand(drawn.shape, generator=generator)
     chosen = drawn if ids is None else torch.tensor(ids)
     adapters = {key: adapters[key] for key in ADAPTERS}
-    return Problem(name, base, dense, adapters, x, chosen, weights[: len(chosen)], grad_output)
+    return KtProblem(name, base, dense, adapters, x, chosen, weights[: len(chosen)], grad_output)
 
 
 def matrix(
     name: str, shape: tuple[int, ...], generator: torch.Generator, *, exact: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Base weights of a projection in the layout of the class, and as numbers."""
+    """Draw base weights of a projection, and return them in the layout of the class and as numbers."""
     codes = torch.randint(0, 16, shape, generator=generator)
     if exact:
         codes = torch.where(torch.rand(shape, generator=generator) < 0.4, codes, 0)
@@ -108,8 +108,8 @@ def matrix(
     return {"proj": numbers.bfloat16()}, numbers.bfloat16().double()
 
 
-def expected(p: Problem) -> dict[str, Tensor]:
-    """Results of `moe_lora` and `moe_lora_backward` in fp64, the gradients by automatic differentiation."""
+def expected(p: KtProblem) -> dict[str, Tensor]:
+    """Compute `moe_lora` and `moe_lora_backward` in fp64, the gradients by automatic differentiation."""
     variables = {"x": p.x, "weights": p.weights, **p.adapters}
     v = {key: t.double().requires_grad_() for key, t in variables.items()}
     inside = (p.ids >= 0) & (p.ids < len(p.adapters["gate_lora_a"]))
@@ -131,27 +131,27 @@ def expected(p: Problem) -> dict[str, Tensor]:
     return {"output": output.detach(), **dict(zip(names, gradients, strict=True))}
 
 
-def named(output: Tensor | None, gradients: Gradients) -> dict[str, Tensor]:
-    """What a forward and its backward gave, by the names of the ops' results."""
+def named(output: Tensor | None, gradients: KtGradients) -> dict[str, Tensor]:
+    """Name what a forward and its backward gave as the ops name their results."""
     results = {} if output is None else {"output": output}
     results |= {"grad_input": gradients.grad_input, "grad_routing_weights": gradients.grad_routing_weights}
     return results | {f"grad_{key}": tensor for key, tensor in gradients.adapters.items()}
 
 
 def both(
-    layer: Experts, p: Problem, written: Mapping[str, Tensor] | None = None, *, accumulate: bool = False
+    layer: Experts, p: KtProblem, written: Mapping[str, Tensor] | None = None, *, accumulate: bool = False
 ) -> dict[str, Tensor]:
-    """Forward and backward."""
+    """Run forward and backward."""
     output = layer.forward(p.x, p.ids, p.weights, save=True)
     return named(output, layer.backward(p.grad_output, written, accumulate=accumulate))
 
 
 def relative(actual: Tensor, exact: Tensor) -> float:
-    """‖actual - exact‖ / ‖exact‖; the norm of actual where exact is zero."""
+    """Compute ‖actual - exact‖ / ‖exact‖; the norm of actual where exact is zero."""
     size = exact.double().norm()
     return float((actual.double() - exact.double()).norm() / (size if size > 0 else 1.0))
 
 
 def errors(actual: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:
-    """Relative error of each result that is in both."""
+    """Compute the relative error of each result that is in both."""
     return {key: relative(actual[key], exact[key]) for key in exact if key in actual}

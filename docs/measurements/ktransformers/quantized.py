@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 
 import torch
-from problem import Problem, problem, relative
+from problem import KtProblem, problem, relative
 from torch import Tensor
 
 SEEDS = 8
@@ -19,20 +19,20 @@ Codes = tuple[Tensor, Tensor]
 
 
 def of_int8(weight: Tensor) -> Codes:
-    """Codes of weights as AMXInt8_SFT_MOE makes them."""
+    """Code weights as AMXInt8_SFT_MOE does."""
     scale = weight.abs().amax(-1, keepdim=True) * torch.tensor(1 / 127)
     return (weight * (1 / scale)).round().clamp(-128, 127), scale
 
 
 def of_int4(weight: Tensor) -> Codes:
-    """Codes of weights as AMXInt4_SFT_MOE makes them: of eight bits, then of four, times 16."""
+    """Code weights as AMXInt4_SFT_MOE does: in eight bits, then in four, times 16."""
     scale = weight.abs().amax(-1, keepdim=True) / 112
     eight = (weight * (1 / scale)).round().clamp(-128, 127)
     return eight.sign() * torch.div((eight.abs() + 8).clamp(max=127), 16, rounding_mode="floor") * 16, scale
 
 
 def of_activations(rows: Tensor) -> Codes:
-    """Codes of eight bits, a scale per row."""
+    """Code activations in eight bits, with a scale per row."""
     scale = rows.abs().amax(-1, keepdim=True) / 127
     return (rows * torch.where(scale > 0, 1 / scale, 0)).round(), scale
 
@@ -44,8 +44,8 @@ def rounded(x: Tensor) -> Tensor:
     return x.bfloat16().float()
 
 
-def output(p: Problem) -> Tensor:
-    """The contract `per_matrix` with base products Σ codes · codes · (scale · scale), the sum exact in int32."""
+def output(p: KtProblem) -> Tensor:
+    """Compute `per_matrix` with base products Σ codes · codes · (scale · scale), the sum exact in int32."""
     total = torch.zeros_like(p.x, dtype=torch.float32)
     for slot in range(p.ids.shape[1]):
         gate, up = (project(p, p.x.float(), key, p.ids[:, slot]) for key in ("gate", "up"))
@@ -54,7 +54,7 @@ def output(p: Problem) -> Tensor:
     return total.bfloat16()
 
 
-def project(p: Problem, rows: Tensor, key: str, ids: Tensor) -> Tensor:
+def project(p: KtProblem, rows: Tensor, key: str, ids: Tensor) -> Tensor:
     codes, scale = of_activations(rows)
     weights, scales = (t[ids] for t in WEIGHTS[p.name](p.base[f"{key}_proj"].float()))
     base = rounded(torch.einsum("tnk,tk->tn", weights.double(), codes.double()).float() * (scale * scales[..., 0]))
@@ -64,7 +64,7 @@ def project(p: Problem, rows: Tensor, key: str, ids: Tensor) -> Tensor:
 
 
 def report(name: str) -> dict[str, float]:
-    """Elements of the output, those that the formula does not give, and the largest relative error of an output."""
+    """Count elements of the output, and those that the formula does not give; find its largest relative error."""
     found = {"elements": 0, "differ": 0, "error": 0.0}
     for seed in range(SEEDS):
         p = problem(name, hidden=256, width=256, seed=seed)

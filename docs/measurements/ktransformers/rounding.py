@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from problem import ROOT, Problem, both, errors, expected, problem
+from problem import ROOT, KtProblem, both, errors, expected, problem
 from torch import Tensor
 
 from lastbit.judging import problem as verified
@@ -30,7 +30,7 @@ Points = Mapping[str, tuple[str, ...]]
 
 
 def adapted(name: str, base: str, label: str = "") -> dict[str, tuple[str, ...]]:
-    """The rounding points of one map with an adapter: its base and what the adapter adds."""
+    """Return the rounding points of one map with an adapter: its base and what the adapter adds."""
     return {f"{label}base": (base,), f"{label}adapter": (f"{name}_lora", f"{name}_scaled")}
 
 
@@ -39,7 +39,7 @@ def gate_or_up(name: str) -> Points:
 
 
 def merged(*several: Points) -> Points:
-    """The points of the same label, together."""
+    """Join the points of one label."""
     return {label: tuple(s for points in several for s in points.get(label, ())) for label in several[0]}
 
 
@@ -68,10 +68,10 @@ PARTS = merged(*(adapted(f"grad_input_{n}", f"grad_input_{n}_base") for n in ("g
 GRAD_INPUT: Points = {"middles": ("grad_gate_mid", "grad_up_mid"), **PARTS, "expert's": ("grad_expert_input",)}
 
 
-class Subject:
+class KtAnswer:
     """One problem, what kt-kernel gave for it, and what explains it."""
 
-    def __init__(self, p: Problem, forward: Kernel, backward: Kernel, shards: int = 1) -> None:
+    def __init__(self, p: KtProblem, forward: Kernel, backward: Kernel, shards: int = 1) -> None:
         self.params = {"scaling": p.scaling, "shards": shards}
         results = forward.call(**p.tensors, **self.params, stages=forward.stages)
         state = {key: results[key] for key in STATE}
@@ -80,13 +80,13 @@ class Subject:
         self.given = {"intermediate": results["intermediate"]}
 
     def outside(self, op: Op, contract: Contract, results: Iterable[str]) -> dict[str, int]:
-        """Elements of each result that the contract cannot give; the output is seen from the own intermediate."""
+        """Count elements of each result that the contract cannot give; the output is seen from the own intermediate."""
         tensors = {key: t for key, t in self.tensors.items() if key in op.inputs}
-        trace = verified.Problem(op, contract, tensors, self.params).evaluate(self.given if op is moe_lora else None)
+        trace = verified.KtProblem(op, contract, tensors, self.params).evaluate(self.given if op is moe_lora else None)
         return {key: int(outside_mask(self.actual[key].double(), trace.enclosure(key)).sum()) for key in results}
 
     def best(self, op: Op, result: str, points: Points, always: Mapping[str, str]) -> tuple[int, list[str]]:
-        """The subset of the points that leaves the fewest elements of a result, of several the smallest."""
+        """Find the subset of the points that leaves the fewest elements of a result, of several the smallest."""
         found = []
         for chosen in subsets(tuple(points)):
             rounds = dict(always) | {stage: "x" for label in chosen for stage in points[label]}
@@ -98,25 +98,25 @@ class Subject:
 
 
 def subsets(labels: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """All subsets, small ones first."""
+    """List all subsets, small ones first."""
     for size in range(len(labels) + 1):
         yield from itertools.combinations(labels, size)
 
 
 def contract_of(op: Op, rounds: Mapping[str, str]) -> Contract:
-    """A contract that rounds just there, with the options under which the reference has those stages."""
+    """Make a contract that rounds just there, with the options under which the reference has those stages."""
     options = [option for axis in op.axes.values() for option, stages in axis.items() if set(stages) & set(rounds)]
     return Contract(tuple(options), dict(rounds))
 
 
 def final(op: Op) -> dict[str, str]:
-    """The rounding of results, which no subset can change."""
+    """Return the rounding of results, which no subset can change."""
     stages = {"saved_gate", "saved_up", "intermediate", "output", "grad_input"}
     return {stage: to for stage, to in op.rounds.items() if stage in stages or "lora" in stage}
 
 
-def identified(subject: Subject) -> dict[str, tuple[int, list[str]]]:
-    """The rounding points of each result."""
+def identified(subject: KtAnswer) -> dict[str, tuple[int, list[str]]]:
+    """Return the rounding points of each result."""
     found = {result: subject.best(moe_lora, result, points, final(moe_lora)) for result, points in FORWARD.items()}
     for result, points in BACKWARD.items():
         found[result] = subject.best(moe_lora_backward, result, points, final(moe_lora_backward))
@@ -125,14 +125,14 @@ def identified(subject: Subject) -> dict[str, tuple[int, list[str]]]:
     return {**found, "grad_input": (count, labels)}
 
 
-def one_after_the_other(subject: Subject, p: Problem, points: Points, labels: Iterable[str]) -> list[int]:
-    """How many elements of grad_input are not a sum in bf16: base of gate, of up, adapter of gate, of up, slot by slot.
+def one_after_the_other(subject: KtAnswer, p: KtProblem, points: Points, labels: Iterable[str]) -> list[int]:
+    """Count elements of grad_input that are no sum in bf16: base of gate, of up, adapter of gate, of up, slot by slot.
 
     Each of the 4k terms is rounded, then added, and the sum is rounded. Of the middle products, nothing is. Second, how
     many elements there are: tokens whose gradients of gate and up are not certain are left out.
     """
     rounds = final(moe_lora_backward) | {stage: "x" for label in labels for stage in points[label]}
-    trace = verified.Problem(
+    trace = verified.KtProblem(
         moe_lora_backward, contract_of(moe_lora_backward, rounds), subject.tensors, subject.params
     ).evaluate()
     enclosures = [trace.enclosure(f"grad_{name}") for name in ("gate", "up")]
@@ -148,8 +148,8 @@ def one_after_the_other(subject: Subject, p: Problem, points: Points, labels: It
     return [int((total != subject.actual["grad_input"].double())[certain].sum()), int(certain.sum()) * p.x.shape[1]]
 
 
-def half(p: Problem, part: int) -> Problem:
-    """The layer of one of two shards: half of the intermediate dimension."""
+def half(p: KtProblem, part: int) -> KtProblem:
+    """Build the layer of one of two shards: half of the intermediate dimension."""
 
     def along(tensor: Tensor, dim: int) -> Tensor:
         return tensor.chunk(2, dim)[part].contiguous()
@@ -160,8 +160,8 @@ def half(p: Problem, part: int) -> Problem:
     return replace(p, base=base, adapters=adapters)
 
 
-def shards_rounded(p: Problem) -> list[int]:
-    """How many elements of grad_input of two shards differ from the sum of two bf16 halves; how many from one shard."""
+def shards_rounded(p: KtProblem) -> list[int]:
+    """Count elements of grad_input of two shards that differ from the sum of two bf16 halves; and from one shard."""
     whole = both(p.layer(shards=2), p)["grad_input"]
     parts = [both(half(p, part).layer(), half(p, part))["grad_input"].float() for part in (0, 1)]
     single = both(p.layer(), p)["grad_input"]
@@ -169,11 +169,11 @@ def shards_rounded(p: Problem) -> list[int]:
 
 
 def report(name: str, kernel: str) -> dict[str, Any]:
-    """Everything about one class, as numbers and lists."""
+    """Report everything about one class, as numbers and lists."""
     kernels = {k.name: k for k in load_kernels(ROOT / "kernels" / "external")}
     forward, backward = kernels[kernel], kernels[f"{kernel}_backward"]
     problems = {"exact sums": problem(name, exact=True), "random": problem(name)}
-    subjects = {kind: Subject(p, forward, backward) for kind, p in problems.items()}
+    subjects = {kind: KtAnswer(p, forward, backward) for kind, p in problems.items()}
     table: dict[str, Any] = {}
     for kind, subject in subjects.items():
         found = identified(subject)
@@ -185,7 +185,7 @@ def report(name: str, kernel: str) -> dict[str, Any]:
     exact = subjects["exact sums"]
     labels = table["grad_up_lora_b"]["exact sums"]["found"][1]
     sequential = one_after_the_other(exact, problems["exact sums"], BACKWARD["grad_up_lora_b"], labels)
-    split = Subject(problems["random"], forward, backward, shards=2)
+    split = KtAnswer(problems["random"], forward, backward, shards=2)
     return {
         "table": table,
         "sequential": sequential,

@@ -47,7 +47,7 @@ COMPILER_SECONDS = 300
 
 
 @dataclass(frozen=True)
-class Source:
+class UnpackedPackage:
     """One unpacked package: its folder, its name with the version, and what nvcc is to be told."""
 
     folder: Path
@@ -61,35 +61,35 @@ class Source:
 
 
 def library_name(package: str) -> str:
-    """vllm-0.33.0 → vllm_0_33_0."""
+    """Name the library: vllm-0.33.0 → vllm_0_33_0."""
     return package.replace("-", "_").replace(".", "_")
 
 
-def sources(folder: Path) -> list[Source]:
-    """What there is to compile in the sub-folders; those of neither package are passed over."""
+def sources(folder: Path) -> list[UnpackedPackage]:
+    """Return what there is to compile in the sub-folders; those of neither package are passed over."""
     found = [_vllm(path) or _flashinfer(path) for path in sorted(folder.iterdir()) if path.is_dir()]
     return [source for source in found if source is not None]
 
 
-def _vllm(folder: Path) -> Source | None:
+def _vllm(folder: Path) -> UnpackedPackage | None:
     file = next((folder / name for name in LAYERNORM if (folder / name).is_file()), None)
     if not folder.name.startswith("vllm-") or file is None:
         return None
     optional = "std::optional<torch::stable::Tensor> weight" in file.read_text()
     weight = "Tensor?" if optional else "Tensor"
     includes = tuple(f"-I{path}" for path in (file.parent, folder / "csrc"))
-    return Source(folder, HERE / "vllm_norms.cu", (f'-DLAYERNORM="{file}"', f'-DWEIGHT="{weight}"', *includes))
+    return UnpackedPackage(folder, HERE / "vllm_norms.cu", (f'-DLAYERNORM="{file}"', f'-DWEIGHT="{weight}"', *includes))
 
 
-def _flashinfer(folder: Path) -> Source | None:
+def _flashinfer(folder: Path) -> UnpackedPackage | None:
     include = folder / "flashinfer" / "data" / "include"
     if not folder.name.startswith("flashinfer-") or not include.is_dir():
         return None
-    return Source(folder, HERE / "flashinfer_norms.cu", (*FLASHINFER_OPTIONS, f"-I{include}"))
+    return UnpackedPackage(folder, HERE / "flashinfer_norms.cu", (*FLASHINFER_OPTIONS, f"-I{include}"))
 
 
-def command(source: Source, out: Path, stubs: Path, architecture: str) -> list[str]:
-    """nvcc's command line. vLLM adds no option that matters to bits (CMakeLists.txt, cmake/utils.cmake:130)."""
+def command(source: UnpackedPackage, out: Path, stubs: Path, architecture: str) -> list[str]:
+    """Spell nvcc's command line. vLLM adds no option that matters to bits (CMakeLists.txt, cmake/utils.cmake:130)."""
     root = Path(torch.__file__).parent
     libraries = [f"-l{n}" for n in ("torch", "torch_cpu", "torch_cuda") if (root / "lib" / f"lib{n}.so").is_file()]
     return [
@@ -100,7 +100,7 @@ def command(source: Source, out: Path, stubs: Path, architecture: str) -> list[s
     ]  # fmt: skip
 
 
-def compiled(source: Source, folder: Path, stubs: Path, architecture: str) -> str:
+def compiled(source: UnpackedPackage, folder: Path, stubs: Path, architecture: str) -> str:
     """Compile into `folder`; what went wrong, or nothing. A library that is there is kept."""
     out = folder / f"{source.library}.so"
     if out.is_file():
@@ -118,7 +118,7 @@ def compiled(source: Source, folder: Path, stubs: Path, architecture: str) -> st
 
 
 def write_stubs(folder: Path) -> Path:
-    """A folder with the headers of `STUBS`."""
+    """Write the headers of `STUBS` into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in STUBS.items():
         (folder / name).write_text(f"#pragma once\n{text}")

@@ -19,7 +19,7 @@ def layer_norm_gated(
     x, weight, z, bias=None, *,
     eps, group_size=None, norm_before_gate=True, is_rms_norm=False, activation="silu", stages=(),
 ):  # fmt: skip
-    """Rows of 512 elements at most go through a kernel that takes many rows at once, longer ones through another."""
+    """Take many rows at once through one kernel if they have 512 elements at most, longer ones through another."""
     if group_size not in (None, x.shape[-1]):
         raise UnsupportedCase(f"group_size={group_size}: the function knows no groups")
     _check(x, norm_before_gate=norm_before_gate)
@@ -37,7 +37,7 @@ def layer_norm_gated(
 def layer_norm_gated_backward(
     x, dy, weight, rstd, z, mean=None, bias=None, *, norm_before_gate=True, activation="silu", recompute_output=False
 ):
-    """dw and db are fp32 sums over a part of the rows for each program, and torch's sum over the programs."""
+    """Add dw and db in fp32 over a part of the rows for each program, and by torch's sum over the programs."""
     if rstd.shape[-1] != 1:
         raise UnsupportedCase(f"{rstd.shape[-1]} groups: the function knows no groups")
     if not x.numel():

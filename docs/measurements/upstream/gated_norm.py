@@ -32,7 +32,7 @@ def forward(
     stages: tuple[str, ...],
     **options: object,
 ) -> Tensor | dict[str, Tensor]:
-    """Result and stages of `layer_norm_gated`, from a function that returns the output and flat statistics."""
+    """Return result and stages of `layer_norm_gated`, from a function that gives the output and flat statistics."""
     check_width(x, group_size)
     with launching_on(x.device):
         output, mean, rstd = function(
@@ -57,7 +57,7 @@ def backward(
     recompute_output: bool,
     **options: object,
 ) -> dict[str, Tensor]:
-    """Results of `layer_norm_gated_backward`, from a function that returns (dx, dw, db, dz) and perhaps the output."""
+    """Return results of `layer_norm_gated_backward` from a function that gives (dx, dw, db, dz), maybe the output."""
     group_size = x.shape[-1] // rstd.shape[-1]
     check_width(x, group_size)
     with launching_on(x.device):
@@ -71,7 +71,7 @@ def backward(
 
 
 def named(returned: tuple[Tensor | None, ...], names: tuple[str, ...], x: Tensor) -> dict[str, Tensor]:
-    """A mapping of what was returned and is not None; results with a value per element take the shape of x."""
+    """Map names to what was returned and is not None; results with a value per element take the shape of x."""
     present = {name: value for name, value in zip(names, returned, strict=False) if value is not None}
     return {name: value if name in ("dw", "db") else value.reshape(x.shape) for name, value in present.items()}
 
@@ -86,18 +86,18 @@ def check_width(x: Tensor, group_size: int | None) -> None:
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """[M, N], a view where torch can make one, with contiguous columns."""
+    """View as [M, N] where torch can, with contiguous columns."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def flat(statistic: Tensor) -> Tensor:
-    """[..., G] → [G · M]."""
+    """Flatten [..., G] to [G · M]."""
     return statistic.reshape(-1, statistic.shape[-1]).t().reshape(-1)
 
 
 def per_row(statistic: Tensor, x: Tensor) -> Tensor:
-    """[G · M] → [..., G], for the leading dimensions of x."""
+    """Reshape [G · M] to [..., G], for the leading dimensions of x."""
     rows = x.shape[:-1].numel()
     return statistic.reshape(-1, rows).t().reshape(*x.shape[:-1], -1)
 

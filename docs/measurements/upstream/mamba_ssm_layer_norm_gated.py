@@ -14,7 +14,7 @@ UPSTREAM = executed("mamba_ssm", "ops/triton/layernorm_gated.py", "mamba-ssm")
 def layer_norm_gated(
     x, weight, bias=None, z=None, *, eps, group_size=None, norm_before_gate=True, is_rms_norm=False, stages=()
 ):
-    """The gate is silu; there is no other."""
+    """Apply the gate silu; there is no other."""
     return forward(
         UPSTREAM._layer_norm_fwd, x, weight, bias, z, eps=eps, group_size=group_size,
         norm_before_gate=norm_before_gate, is_rms_norm=is_rms_norm, stages=stages,
@@ -25,7 +25,7 @@ def layer_norm_gated(
 def layer_norm_gated_backward(
     x, dy, weight, rstd, mean=None, bias=None, z=None, *, norm_before_gate=True, recompute_output=False
 ):
-    """dw and db are fp32 sums over a part of the rows for each program, and torch's sum over the programs."""
+    """Add dw and db in fp32 over a part of the rows for each program, and by torch's sum over the programs."""
     return backward(
         UPSTREAM._layer_norm_bwd, x, dy, weight, rstd, mean, bias, z,
         norm_before_gate=norm_before_gate, recompute_output=recompute_output,

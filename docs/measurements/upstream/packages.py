@@ -17,7 +17,7 @@ from lastbit.kernel import load_file
 
 
 def imported(module: str, distribution: str) -> ModuleType:
-    """The module, imported as usual; a UsageError if it or something that it needs is missing."""
+    """Import the module as usual; a UsageError says that it or something that it needs is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -25,7 +25,7 @@ def imported(module: str, distribution: str) -> ModuleType:
 
 
 def executed(package: str, file: str, distribution: str) -> ModuleType:
-    """A file of a package by itself: importing the package would need its compiled extensions.
+    """Load a file of a package by itself: importing the package would need its compiled extensions.
 
     Raises:
         UsageError: there is no such package or file, or einops is missing.

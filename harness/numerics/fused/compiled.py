@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+# Triton's own default.
 WARPS = 4
 
 Start = Callable[[tuple[int, int], tuple[Any, ...]], None]

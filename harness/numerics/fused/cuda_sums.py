@@ -16,9 +16,12 @@ from lastbit.numerics.fused.fp64 import FORMATS
 from lastbit.numerics.fused.terms import bounds_kernel, facts_kernel
 
 FACTS = 10
+# Four elements for each of 128 threads; of each element there are up to ten facts in registers.
 TILE = 512
 _COLUMNS = {True: (32, 128, 512), False: (4, 64)}  # of a tile of rows, or of columns: few, as each is compiled
+# Two elements for each of 128 threads, with ten facts each.
 BLOCK = 256
+# About four for each of 132 multiprocessors of an H200.
 PROGRAMS = 512  # as many as keep a GPU busy
 OPERATIONS = frozenset(("facts_of_rows", "facts_of_columns", "facts_of_squares", "bounded"))
 

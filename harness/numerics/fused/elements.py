@@ -23,6 +23,7 @@ from lastbit.numerics.fused.fp64 import (
     sum_to_odd,
 )
 
+# Eight units of fp64: the few operations that make a bound err by less.
 EXTRA = tl.constexpr(2.0**-50)
 
 

@@ -13,6 +13,7 @@ from lastbit.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, Format
 from lastbit.numerics.fused import cuda_sums
 from lastbit.numerics.fused.operation_launch import run
 
+# One dimension; a vector for each row; a number for each row of a block; and both sides broadcast.
 _BROADCAST = ((2048,), (2048,)), ((8, 64), (64,)), ((4, 8, 16), (8, 1)), ((64, 1), (1, 32))
 FUNCTIONS = frozenset(("exponential", "logistic", "correct_root", "approximate_root", "inverse_root"))
 OF_DOTS = frozenset(("spans", "limiting", "straying", "enclosing"))
@@ -20,9 +21,11 @@ _ALIKE = FUNCTIONS | {"hull", "unknown_if"}  # operands of one shape
 _INEXACT = frozenset(("added", "subtracted", "multiply_add"))  # either neighbour of an inexact sum is its exact part
 
 
+# Relative errors, an absolute one of subnormal numbers, and a negative number, as operations take them.
 _NUMBERS = (2.0**-22, 2.0**-21, 2.0**-140, -0.5)
 _SUMS = 4096 * 2.0**-52  # of the magnitudes of that many terms, which are added in another order
 
+# The smallest that have several groups, more than one row, and a sum that is no single product.
 _SUMS_OF_DOTS = 3, 8, 16
 
 Operation = Callable[..., Tensor]
@@ -55,7 +58,7 @@ def operand(parts: int, shape: tuple[int, ...], seed: int) -> Tensor:
 
 def _ordered(x: Tensor, kind: Tensor) -> Tensor:
     """Make the ends one number, in order, both NaN, or unknown, by the random `kind`."""
-    second = torch.where(kind < 0.3, x[2], x[3])
+    second = torch.where(kind < 0.3, x[2], x[3])  # arbitrary shares: each kind is in every hundred elements
     lo, hi = torch.minimum(x[2], second), torch.maximum(x[2], second)
     lost = kind > 0.95
     return torch.stack([x[0], x[1], lo.masked_fill(lost, -torch.inf), hi.masked_fill(lost, torch.inf)])

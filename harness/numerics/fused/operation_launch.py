@@ -15,6 +15,7 @@ from lastbit.numerics.fused.compiled import Start, launcher
 from lastbit.numerics.fused.elementwise import elementwise
 from lastbit.numerics.fused.fp64 import FORMATS
 
+# Four elements for each of 128 threads.
 BLOCK = 512
 WIDENING = frozenset(
     ("hull", "hull_of_three", "fusible_product", "multiply_add", "product_in_any_order", "spread", "averaged")
@@ -24,8 +25,11 @@ WIDENING = frozenset(
 
 _OF_ONE_PART = frozenset(("straying",))
 _MOST_OPERANDS = _MOST_NUMBERS = 4
+# Each number is a kernel of its own to compile; more are joined in several launches.
 _OPTIONS = 3  # of which the hull is made at once
+# Each number is a kernel of its own to compile; torch does others.
 _FACTORS = (3, 4)  # of a product in any order that is made at once
+# After dimensions that follow one another in memory are joined; torch does others.
 _MOST_DIMENSIONS = 3
 _LARGEST = 2**31 - BLOCK  # elements that are counted in int32
 

@@ -20,10 +20,14 @@ from lastbit.numerics.residues.field import LN2, P, Q
 from lastbit.numerics.residues.numbers import CONSTANT, EXTREME, NONE, SIGN, Residues
 
 _NEAR = 2.0**-22  # relative: two roundings to fp32
+# Of the fp32 numbers from 2⁻²⁰ to 1, one in 160 is one by chance.
 _MOST_RECIPROCALS = 1 << 20
+# Of the fp32 numbers from 1 to 128, about one in 500 is as near to such a root by chance.
 _MOST_ROOTS = 1 << 14
 _MOST_PARTS = 1 << 9  # of a fraction: as rare
+# There, neighbours lie 2⁻²² apart, which is `_NEAR`.
 _MOST_BESIDE_1 = 1 << 11  # of n where (n - 1) / n and n / (n - 1) are known
+# Arbitrary: below every usual eps but those that guard a division by zero, 1e-12 and less.
 _LEAST = 2.0**-26
 _LARGEST, _LOWEST = 9999.0, -500.0
 """Sizes of the constants of formulas; others stand for -inf, or for 0 if no product of parameters is one."""

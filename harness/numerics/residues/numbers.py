@@ -21,8 +21,10 @@ from lastbit.numerics.residues.field import P, Q
 OPEN, NO_EXPONENT, MINUS_INFINITY, SIGN, CONSTANT, ROOT, EXTREME = 1, 2, 4, 8, 16, 32, 64
 _HANDED_ON = OPEN | NO_EXPONENT | MINUS_INFINITY | SIGN | ROOT | EXTREME
 NONE = -1
+# Eight times the rounding of bf16: what has the residues of a number by chance lies farther off, mostly.
 _ABOUT = 2.0**-5
 _VANISHING = -(2.0**8)  # exp and exp2 are 0 below, in fp32
+# A quarter of fp32's unit roundoff: such a term changes no sum, rounded to nearest, of two numbers of fp32.
 _NEGLIGIBLE = 2.0**-26
 
 
@@ -106,7 +108,7 @@ class Residues:
 
     @property
     def is_sound(self) -> bool:
-        """Whether all numbers and flags are in range; those that come from another process need not be."""
+        """Return whether all numbers and flags are in range; those that come from another process need not be."""
         if self.numbers.dtype != torch.int64 or self.numbers.ndim < 1 or len(self.numbers) != 4:
             return False
         ends = (0, P), (0, Q), (NONE, P), (0, 2 * EXTREME)

@@ -19,7 +19,7 @@ def right(x: Tensor, y: Tensor) -> Tensor:
 
 @kernel("halved_sum", contract="fp32_sum")
 def kills(x: Tensor, y: Tensor) -> Tensor:
-    """Ends its process where a row has seven columns."""
+    """End the process where a row has seven columns."""
     if x.shape[-1] == 7:
         print("the end of it", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -36,7 +36,7 @@ def hangs(x: Tensor, y: Tensor) -> Tensor:
 
 @kernel("halved_sum", contract="fp32_sum")
 def dawdles(x: Tensor, y: Tensor) -> Tensor:
-    """Takes half a second where a row has thirteen columns, in the first process to get there.
+    """Take half a second where a row has thirteen columns, in the first process to get there.
 
     The file $DAWDLED says which one that is, until that process comes to a row of 17 columns.
     """

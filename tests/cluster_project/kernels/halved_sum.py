@@ -63,7 +63,7 @@ def a_little_more(x: Tensor, y: Tensor) -> Tensor:
 
 @kernel("halved_sum", contract="fp32_sum")
 def raises(x: Tensor, y: Tensor) -> Tensor:
-    """Raises where a row has more than forty columns."""
+    """Raise an error where a row has more than forty columns."""
     if x.shape[-1] > 40:
         raise RuntimeError(f"{x.shape[-1]} columns are more than 40")
     return by_product(x, y)

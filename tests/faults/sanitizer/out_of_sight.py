@@ -15,7 +15,7 @@ NEVER = 123456789
 
 @triton.jit
 def norm_kernel(x, y, scratch, n, n_read, stride, eps, SCRATCH: tl.constexpr, NEVER: tl.constexpr, BLOCK: tl.constexpr):
-    """Reads `n_read` columns of a row and uses `n`; of scratch memory it uses what is never there."""
+    """Read `n_read` columns of a row and use `n`; use of scratch memory what is never there."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     read = tl.load(x + row * stride + columns, mask=columns < n_read, other=0.0).to(tl.float32)

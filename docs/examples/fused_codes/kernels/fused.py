@@ -8,7 +8,7 @@ from lastbit import kernel
 
 
 def declare(name, *, store_sum, store_output):
-    """A kernel that stores the sum over the ranks, and the output, in bf16 before it goes on, or does not."""
+    """Register a kernel that rounds the sum over the ranks, and the output, to bf16 before it goes on, or does not."""
 
     @kernel("all_reduce_rms_norm_codes", contract="fp32_multiply", name=name)
     def fused(x, peer_1, weight, residual, scale, *, eps):

@@ -8,7 +8,7 @@ from lastbit import kernel
 
 
 def instruction(x):
-    """What tanh.approx.f32 may give: tanh, cut off at eleven bits."""
+    """Return what tanh.approx.f32 may give: tanh, cut off at eleven bits."""
     return (torch.tanh(x).view(torch.int32) & ~0xFFF).view(torch.float32)
 
 

@@ -28,7 +28,7 @@ _WIDTHS = (100, 300)
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
-    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` where an interpreter runs it."""
+    """Yield groups for a kernel that takes the tensors and parameters `accepts`; `small` for an interpreter."""
     yield Group("edges", examples=tuple(_edges()))
     rows = 8 if small else 4096
     for dtype in ("bf16", "fp16", "fp32"):
@@ -44,6 +44,6 @@ def _cases(draw: st.DrawFn, rows: int, chosen: Chosen) -> Case:
 
 
 def _edges() -> Iterator[Case]:
-    """No rows, one number, widths beside those of a block."""
+    """Yield no rows, one number, and widths beside those of a block."""
     for rows, width in ((0, 16), (1, 1), (3, 127), (3, 128), (3, 129)):
         yield Case("softcap", (TensorSpec("x", "bf16", (rows, width)),), {"cap": 30.0}, seed=width)

@@ -12,13 +12,13 @@ from lastbit import kernel
 
 @kernel("softcap", contract="fp32_steps", name="torch[softcap+fp32_steps]")
 def fp32_steps(x, *, cap):
-    """Everything in fp32, rounded once."""
+    """Compute everything in fp32, rounded once."""
     return (torch.tanh(x.float() / cap) * cap).to(x.dtype)
 
 
 @kernel("softcap", contract="rounded_steps", name="torch[softcap+rounded_steps]", stages=("scaled", "squashed"))
 def rounded_steps(x, *, cap, stages=()):
-    """As Transformers has it: each operation rounds to the dtype of x."""
+    """Compute as Transformers does: each operation rounds to the dtype of x."""
     scaled = x / cap
     squashed = torch.tanh(scaled)
     output = squashed * cap
@@ -27,7 +27,7 @@ def rounded_steps(x, *, cap, stages=()):
 
 @triton.jit
 def _softcap(x_ptr, output_ptr, columns, cap, BLOCK: tl.constexpr):
-    """A program for each row."""
+    """Compute one row in each program."""
     row = tl.program_id(0).to(tl.int64)
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
@@ -38,7 +38,7 @@ def _softcap(x_ptr, output_ptr, columns, cap, BLOCK: tl.constexpr):
 
 @kernel("softcap", contract="fp32_steps", name="triton[softcap+fp32_steps]")
 def softcap(x, *, cap):
-    """Rows of any layout: a copy where they do not follow each other."""
+    """Take rows of any layout: a copy where they do not follow each other."""
     rows = x.contiguous()
     output = torch.empty_like(rows)
     if not x.numel():
