@@ -18,7 +18,7 @@ import triton.language as tl
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
-from lastbit.interpret import arithmetic, mma
+from lastbit.interpret import arithmetic
 from lastbit.interpret.block_pointers import Compositions
 from lastbit.interpret.coalescing import advanced, alike, broadcast, filled, histogram, programs_of
 from lastbit.interpret.failure import missing
@@ -343,12 +343,16 @@ def _dot(truncated: bool, a: Array, b: Array, d: Array) -> Array:
     if d.dtype.kind == "i":
         product: Array = np.matmul(a, b, dtype=d.dtype) + d
         return product
-    if (model := mma.requested(a, d)) is not None:
-        return mma.dot(model, a, b, d)
     if truncated:
         a, b = _tf32(a.astype(np.float32)), _tf32(b.astype(np.float32))
-    # In fp64, sums of products of 16-bit floats are exact, unless they are 30 binades apart. In fp32 the bits of a row
-    # would depend on its place in the tile, because BLAS adds the last rows of some heights in another order.
+    return _accumulated(a, b, d)
+
+
+def _accumulated(a: Array, b: Array, d: Array) -> Array:
+    """Return a @ b + d in fp64, rounded: sums of products of 16-bit floats are exact unless 30 binades apart.
+
+    In fp32 the bits of a row would depend on its place in the tile: BLAS adds the last rows of some heights otherwise.
+    """
     return round_float(np.matmul(a.astype(np.float64), b.astype(np.float64)) + d.astype(np.float64), d.dtype)
 
 
