@@ -19,6 +19,7 @@ from lastbit.reports.summary import (
     distance,
     elements,
     error,
+    grouped,
     listed,
     plural,
     repro_line,
@@ -87,10 +88,7 @@ def paired(kernels: tuple[KernelChange, ...], names: tuple[str, str]) -> str:
 
 def others(changes: Changes) -> list[tuple[Fate, str]]:
     """Write one line for each op and change of kernels that need no details: new, gone or unchanged."""
-    together: dict[tuple[Fate, str], list[KernelChange]] = {}
-    for kernel in changes.kernels:
-        if not kernel.telling:
-            together.setdefault((kernel.change, kernel.op), []).append(kernel)
+    together = grouped(((kernel.change, kernel.op), kernel) for kernel in changes.kernels if not kernel.telling)
     lines = []
     for (change, op), kernels in together.items():
         sides = [kernel.after or kernel.before for kernel in kernels]

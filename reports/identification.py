@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lastbit.reports.paper import fits, line, paragraph, print_table
-from lastbit.reports.summary import listed, plural
+from lastbit.reports.summary import grouped, listed, plural
 from lastbit.result import told
 
 
@@ -316,9 +316,7 @@ def kept(found: Identification) -> str:
         return f"not judged: {_why_not_judged(found)}"
     if found.kept:
         return name(found.kept[0])
-    together: dict[str, list[str]] = {}
-    for one in found.answers:
-        together.setdefault(name(one.fits[0]) if one.fits else "none", []).append(one.dtypes)
+    together = grouped((name(one.fits[0]) if one.fits else "none", one.dtypes) for one in found.answers)
     if set(together) <= {"none"}:
         return "none"
     return "; ".join(f"{contract} in {', '.join(dtypes)}" for contract, dtypes in together.items())
@@ -387,9 +385,7 @@ def by_formula(found: Identification) -> Iterator[str]:
 
 def remarks(found: Identification) -> Iterator[str]:
     """Yield limits of the answer: contracts that fit as well, and combinations that were or were not tried."""
-    together: dict[str, list[str]] = {}
-    for dtypes, sentence in _beside(found):
-        together.setdefault(sentence, []).append(dtypes)
+    together = grouped((sentence, dtypes) for dtypes, sentence in _beside(found))
     yield from (f"In {', '.join(dtypes)} {sentence}." for sentence, dtypes in together.items())
     axes = dict.fromkeys(axis for one in found.candidates for axis in one.free)
     if free := [axis for axis in axes if all(axis in one.free for one in found.candidates)]:

@@ -16,7 +16,7 @@ from lastbit.reports.characters import visible
 from lastbit.reports.explanation import explanation_of, problem_and_why
 from lastbit.reports.stage_summary import StageSummary
 from lastbit.reports.standing import Standing, standings
-from lastbit.reports.summary import KernelFailure, noticed, repro_line
+from lastbit.reports.summary import KernelFailure, grouped, noticed, repro_line
 from lastbit.result import BAD, TURNED_DOWN, CaseResult, Verdict
 from lastbit.run import Run
 
@@ -41,10 +41,7 @@ def document(run: Run) -> str:
     group is skipped if no case of it was decided.
     """
     root = ElementTree.Element("testsuites", name="lastbit")
-    suites: dict[tuple[str, str], list[Standing]] = {}
-    for one in standings(run).values():
-        suites.setdefault((one.op, one.device), []).append(one)
-    for (op, device), found in suites.items():
+    for (op, device), found in grouped(((one.op, one.device), one) for one in standings(run).values()).items():
         _add_suite(root, f"{op} on {device}", [*_cases(run, found)], [*_figures(found)], run)
     if whole := [*_whole_run(run)]:
         _add_suite(root, "the run", whole, [], run)
@@ -85,11 +82,8 @@ def _add_case(suite: ElementTree.Element, suite_name: str, case: _TestCase) -> N
 
 def _cases(run: Run, found: Sequence[Standing]) -> Iterator[_TestCase]:
     for one in found:
-        groups: dict[str, list[CaseResult]] = {}
-        for result in run.results:
-            if (result.kernel, result.device) == one.subject:
-                groups.setdefault(result.group, []).append(result)
-        for group, results in groups.items():
+        own = (result for result in run.results if (result.kernel, result.device) == one.subject)
+        for group, results in grouped((result.group, result) for result in own).items():
             name = f"{one.kernel}: {group or 'cases'}"
             seconds, output = sum(result.seconds for result in results), _output(results, run)
             yield replace(_group(results, run), name=name, seconds=seconds, output=output)
