@@ -315,27 +315,9 @@ def _stage(stage: StageChange) -> dict[str, Any]:
         "dtype": stage.shown.dtype,
         "tensors": stage.tensors,
         "tensors_equal": stage.equal,
-        "before": _figures(stage.before),
-        "after": _figures(stage.after),
+        "before": stage.before and stage.before.figures,
+        "after": stage.after and stage.after.figures,
         "drifts": tuple(
             {"figure": d.figure, "worse": d.worse, "before": d.before, "after": d.after} for d in stage.drifts
         ),
-    }
-
-
-def _figures(stage: StageSummary | None) -> dict[str, Any] | None:
-    if stage is None:
-        return None
-    return {
-        "cases": stage.cases,
-        "extreme_cases": len(stage.extreme),
-        "verdict": stage.verdict.value,
-        "numel": stage.total.numel,
-        "outside": stage.outside,
-        "mismatched": stage.total.mismatched,
-        "worst_rel_l2": stage.worst_error,
-        "contract_rel_l2": stage.contract_error,
-        "median_rel_l2": stage.typical_error,
-        "median_bias": stage.typical_bias,
-        "max_ulp": stage.total.max_ulp,
     }

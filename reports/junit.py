@@ -14,7 +14,6 @@ from xml.etree import ElementTree
 from lastbit.reports.alerts import doubts
 from lastbit.reports.characters import visible
 from lastbit.reports.explanation import explanation_of, problem_and_why
-from lastbit.reports.stage_summary import StageSummary
 from lastbit.reports.standing import Standing, standings
 from lastbit.reports.summary import KernelFailure, grouped, noticed, repro_line
 from lastbit.result import BAD, TURNED_DOWN, CaseResult, Verdict
@@ -145,24 +144,9 @@ def _figures(found: Iterable[Standing]) -> Iterator[tuple[str, str]]:
     """Name and value of every figure of every stage of some kernels."""
     for one in found:
         for stage in one.stages:
-            for figure, value in _of_stage(stage):
-                yield f"{one.kernel}/{stage.name}/{stage.dtype}/{figure}", value
-
-
-def _of_stage(stage: StageSummary) -> Iterable[tuple[str, str]]:
-    return (
-        ("verdict", stage.verdict.value),
-        ("cases", str(stage.cases)),
-        ("extreme_cases", str(len(stage.extreme))),
-        ("numel", str(stage.total.numel)),
-        ("outside", str(stage.outside)),
-        ("mismatched", str(stage.total.mismatched)),
-        ("worst_rel_l2", f"{stage.worst_error:.6g}"),
-        ("contract_rel_l2", f"{stage.contract_error:.6g}"),
-        ("median_rel_l2", f"{stage.typical_error:.6g}"),
-        ("median_bias", f"{stage.typical_bias:.6g}"),
-        ("max_ulp", f"{stage.total.max_ulp:.6g}"),
-    )
+            for figure, value in stage.figures.items():
+                written = f"{value:.6g}" if isinstance(value, float) else str(value)
+                yield f"{one.kernel}/{stage.name}/{stage.dtype}/{figure}", written
 
 
 def _legal(text: str) -> str:

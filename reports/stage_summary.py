@@ -82,6 +82,23 @@ class StageSummary:
         """The largest `Comparison.near_ulp` of an ordinary case."""
         return max((comparison.near_ulp for comparison in self.ordinary), default=math.nan)
 
+    @property
+    def figures(self) -> dict[str, int | float | str]:
+        """Name → figure, as programs read them."""
+        return {
+            "cases": self.cases,
+            "extreme_cases": len(self.extreme),
+            "verdict": self.verdict.value,
+            "numel": self.total.numel,
+            "outside": self.outside,
+            "mismatched": self.total.mismatched,
+            "worst_rel_l2": self.worst_error,
+            "contract_rel_l2": self.contract_error,
+            "median_rel_l2": self.typical_error,
+            "median_bias": self.typical_bias,
+            "max_ulp": self.total.max_ulp,
+        }
+
 
 def _or_infinite(value: float) -> float:
     return math.inf if math.isnan(value) else value

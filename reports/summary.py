@@ -163,11 +163,15 @@ def error(value: float) -> str:
 
 def ulp_bins(histogram: Sequence[int]) -> str:
     """Write `1 ulp: 12, 3–4 ulp: 3`: the non-empty bins beyond the elements that match; `all match` if none is."""
-    starts = [0, *(end + 1 for end in ULP_BINS)]
-    names = [str(hi) if lo == hi else f"{lo}–{hi}" for lo, hi in zip(starts, ULP_BINS, strict=False)]
-    names.append(f">{ULP_BINS[-1]}")
-    filled = [f"{name} ulp: {count:,}" for name, count in zip(names[1:], histogram[1:], strict=True) if count]
+    filled = [f"{name} ulp: {count:,}" for name, count in zip(ulp_names()[1:], histogram[1:], strict=True) if count]
     return ", ".join(filled) or "all match"
+
+
+def ulp_names(to: str = "–", above: str = ">") -> tuple[str, ...]:
+    """Name the bins of a histogram of distances in ulp: `0`, `1`, `2`, `3–4`, … and `>16`."""
+    starts = (0, *(end + 1 for end in ULP_BINS))
+    names = (str(hi) if lo == hi else f"{lo}{to}{hi}" for lo, hi in zip(starts, ULP_BINS, strict=False))
+    return (*names, f"{above}{ULP_BINS[-1]}")
 
 
 def listed(names: Iterable[str], most: int) -> str:
