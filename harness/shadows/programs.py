@@ -261,18 +261,6 @@ class Shadow(Builder):
         self.give(made, found if precision >= 24 else Residues.of(values_of(made)).written_as(found))
         return made
 
-    def get_fp16(self, value: float) -> Any:
-        return self._number(super().get_fp16(value), value)
-
-    def get_bf16(self, value: float) -> Any:
-        return self._number(super().get_bf16(value), value)
-
-    def get_fp32(self, value: float) -> Any:
-        return self._number(super().get_fp32(value), value)
-
-    def get_fp64(self, value: float) -> Any:
-        return self._number(super().get_fp64(value), value)
-
     def get_null_value(self, type: Any) -> Any:
         made = super().get_null_value(type)
         return self._number(made, 0.0) if is_float(made.data.dtype) else made
@@ -864,5 +852,11 @@ def _shadowed(name: str) -> Callable[..., Any]:
     return method
 
 
+def _constant(name: str) -> Callable[[Shadow, float], Any]:
+    return lambda self, value: self._number(getattr(super(Shadow, self), name)(value), value)
+
+
+for _name in ("get_fp16", "get_bf16", "get_fp32", "get_fp64"):
+    setattr(Shadow, _name, _constant(_name))
 for _name in (f"create_{name}" for name in (*_RULES, *_EFFECTS)):
     setattr(Shadow, _name, _shadowed(_name))
