@@ -99,13 +99,11 @@ def _described(traced: Traced) -> dict[fx.Node, object]:
     """Return operation → a key that identifies it, in this trace and in others of the function."""
     found: dict[fx.Node, object] = {}
     for node in traced.graph.nodes:
-        arguments: Any = map_aggregate((node.args, node.kwargs), _plainly(found))
+        arguments: Any = map_aggregate(
+            (node.args, node.kwargs), lambda a: found[a] if isinstance(a, fx.Node) else _plain(a)
+        )
         found[node] = hash((node.op, str(node.target), str(arguments)))
     return found
-
-
-def _plainly(found: Mapping[fx.Node, object]) -> Callable[[Any], Any]:
-    return lambda argument: found[argument] if isinstance(argument, fx.Node) else _plain(argument)
 
 
 def _assumed(base: Traced, tried: Sequence[tuple[Assigned, Traced]]) -> tuple[fx.Node, ...]:
