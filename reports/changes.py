@@ -421,11 +421,9 @@ def _changes(
 ) -> tuple[StageChange, ...]:
     """Return the stages' changes in `order`, and then by format."""
     keys = sorted({**both, **alone[0], **alone[1]}, key=lambda key: (order.index(key[0]), key[1]))
+    before, after = ({key: _summary(pairs) for key, pairs in side.items()} for side in alone)
     return tuple(
-        _change(both[key], drift)
-        if key in both
-        else StageChange(*(_summary(side[key]) if key in side else None for side in alone))
-        for key in keys
+        _change(both[key], drift) if key in both else StageChange(before.get(key), after.get(key)) for key in keys
     )
 
 
