@@ -14,7 +14,6 @@ from lastbit.reports.changes import Changes, Drift, Fate, KernelChange, Property
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, make_console, paragraph, print_table
 from lastbit.reports.properties import extent
-from lastbit.reports.stage_summary import StageSummary
 from lastbit.reports.summary import (
     distance,
     elements,
@@ -37,7 +36,9 @@ MOST_NAMES = 4
 
 def summary(changes: Changes) -> str:
     """Write `2 kernels worse, 12 unchanged · bits unchanged in 812 of 812 tensors · 784 cases in both`, and so on."""
-    counts = Counter("new and failing" if _new_and_bad(k) else k.change.value.lower() for k in changes.kernels)
+    counts = Counter(
+        "new and failing" if k.change is Fate.NEW and k.worse else k.change.value.lower() for k in changes.kernels
+    )
     kernels = ", ".join(f"{count:,} {word}" for word, count in counts.items()) or "none"
     parts = [f"kernels: {kernels}", bits(changes.kernels), paired(changes.kernels, changes.names)]
     return " · ".join(filter(None, parts))
@@ -171,7 +172,7 @@ def cells(stage: StageChange) -> tuple[str, ...]:
         _arrow(cases),
         alone or (f"{stage.equal:,}/{stage.tensors:,}" if stage.tensors else "–"),
         _arrow([f"{s.outside:,}" for s in both]),
-        _arrow([_mismatch(s) for s in both]),
+        _arrow([share(s.total.mismatched, s.total.numel) for s in both]),
         _arrow([error(s.worst_error) for s in both]),
         _arrow([error(s.contract_error) for s in both]),
         _arrow([signed(s.typical_bias) for s in both]),
@@ -194,16 +195,8 @@ def _drift(stage: StageChange, one: Drift) -> str:
     )
 
 
-def _new_and_bad(kernel: KernelChange) -> bool:
-    return kernel.change is Fate.NEW and kernel.worse
-
-
 def _arrow(values: list[str]) -> str:
     return " → ".join(dict.fromkeys(values))
-
-
-def _mismatch(stage: StageSummary) -> str:
-    return share(stage.total.mismatched, stage.total.numel)
 
 
 def _percent(value: float) -> str:

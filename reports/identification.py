@@ -204,7 +204,8 @@ Row = tuple[Text, ...]
 
 def print_identification(found: Identification, console: Console, *, every: bool = False) -> None:
     """Print one kernel: its candidate contracts as a table, nearest first, then the answer; `every` leaves none out."""
-    line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  {_claim(found)} of {found.op}"))
+    claimed = claim(found) if found.claim else "no contract"
+    line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  claims {claimed} of {found.op}"))
     if found.cases:
         shown = found.candidates[: None if every else MOST_CANDIDATES]
         _print_candidates(found, shown, console)
@@ -223,10 +224,6 @@ def print_identification(found: Identification, console: Console, *, every: bool
         for text in [*texts[:MOST_LINES], *([f"and {len(texts) - MOST_LINES} more"] if texts[MOST_LINES:] else [])]:
             paragraph(console, Text(text, style), label="  ")
     line(console)
-
-
-def _claim(found: Identification) -> str:
-    return f"claims {claim(found)}" if found.claim else "claims no contract"
 
 
 _HEADERS = ("contract", "elements outside", "cases against", "rows unexplained")

@@ -57,7 +57,7 @@ class StageSummary:
     @property
     def worst(self) -> Comparison | None:
         """The ordinary case with the largest error."""
-        return max(self.ordinary, key=lambda c: _or_infinite(c.rel_l2), default=None)
+        return max(self.ordinary, key=lambda c: math.inf if math.isnan(c.rel_l2) else c.rel_l2, default=None)
 
     @property
     def worst_error(self) -> float:
@@ -98,10 +98,6 @@ class StageSummary:
             "median_bias": self.typical_bias,
             "max_ulp": self.total.max_ulp,
         }
-
-
-def _or_infinite(value: float) -> float:
-    return math.inf if math.isnan(value) else value
 
 
 def _median(values: Iterable[float]) -> float:
