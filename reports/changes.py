@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from lastbit.property_result import PropertyOutcome, PropertyResult, together
 from lastbit.reports.stage_summary import StageSummary, stage_order, summary_of
+from lastbit.reports.summary import grouped
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.run import DeviceAgreement, Power, Run, Undecidable
 
@@ -393,66 +394,47 @@ def _side(run: Run, kernel: str, device: str, results: Mapping[str, CaseResult])
 # Stages and properties of one kernel
 
 
+_Key = tuple[str, str]
+"""A stage's name and format."""
+_Alone = Sequence[Mapping[_Key, Sequence[CaseResult]]]
+"""Of each run, the results on stages without a counterpart, cut to the stage."""
+
+
 def paired_stages(pairs: Sequence[Pair], *, drift: float) -> tuple[StageChange, ...]:
     """Compare the stages of results of the same cases, where both results of a pair have the stage."""
-    found = _Stages()
-    for first, second in pairs:
-        before, after = _by_stage(first), _by_stage(second)
-        for key in {**before, **after}:
-            if key in before and key in after:
-                found.of(key).both.append((before[key], after[key]))
-            else:
-                found.of(key).alone[key in after].append(before.get(key) or after[key])
-    return tuple(found.changes(stage_order(result for pair in pairs for result in pair), drift))
+    cut = [(_by_stage(first), _by_stage(second)) for first, second in pairs]
+    both = grouped((key, (before[key], after[key])) for before, after in cut for key in before if key in after)
+    alone = [
+        grouped((key, own[side][key]) for own in cut for key in own[side] if key not in own[1 - side])
+        for side in (0, 1)
+    ]
+    return _changes(both, alone, stage_order(result for pair in pairs for result in pair), drift)
 
 
 def separate_stages(before: Iterable[CaseResult], after: Iterable[CaseResult]) -> tuple[StageChange, ...]:
     """List the stages of results without a common case: figures of either run, from which nothing follows."""
-    found = _Stages()
     sides = (tuple(before), tuple(after))
-    for side, results in enumerate(sides):
-        for result in results:
-            for key, one in _by_stage(result).items():
-                found.of(key).alone[side].append(one)
-    return tuple(found.changes(stage_order([*sides[0], *sides[1]]), math.inf))
+    alone = [grouped(one for result in results for one in _by_stage(result).items()) for results in sides]
+    return _changes({}, alone, stage_order([*sides[0], *sides[1]]), math.inf)
 
 
-_Key = tuple[str, str]
-"""A stage's name and format."""
+def _changes(
+    both: Mapping[_Key, Sequence[Pair]], alone: _Alone, order: Sequence[str], drift: float
+) -> tuple[StageChange, ...]:
+    """Return the stages' changes in `order`, and then by format."""
+    keys = sorted({**both, **alone[0], **alone[1]}, key=lambda key: (order.index(key[0]), key[1]))
+    before, after = ({key: _summary(pairs) for key, pairs in side.items()} for side in alone)
+    return tuple(
+        _change(both[key], drift) if key in both else StageChange(before.get(key), after.get(key)) for key in keys
+    )
 
 
-class _StageOfRuns:
-    """The results of two runs on one stage, cut to it: of cases in which both have it, and of the others."""
-
-    def __init__(self) -> None:
-        self.both: list[Pair] = []
-        self.alone: tuple[list[CaseResult], list[CaseResult]] = ([], [])
-
-    def change(self, drift: float) -> StageChange:
-        if not self.both:
-            alone = [_summary(results) if results else None for results in self.alone]
-            return StageChange(alone[0], alone[1])
-        apart = [any(result.stages[0].extreme for result in pair) for pair in self.both]  # the same ones in both runs
-        before, after = (_summary([pair[side] for pair in self.both], apart) for side in (0, 1))
-        bits = [(a.stages[0].fingerprint, b.stages[0].fingerprint) for a, b in self.both]
-        known = [(a, b) for a, b in bits if a and b]
-        drifts = tuple(_drifts(before, after, drift))
-        return StageChange(before, after, len(known), sum(a == b for a, b in known), drifts)
-
-
-class _Stages:
-    """The results of two runs on every stage."""
-
-    def __init__(self) -> None:
-        self._found: dict[_Key, _StageOfRuns] = {}
-
-    def of(self, key: _Key) -> _StageOfRuns:
-        return self._found.setdefault(key, _StageOfRuns())
-
-    def changes(self, order: Sequence[str], drift: float) -> Iterator[StageChange]:
-        """Yield the stages' changes in `order`, and then by format."""
-        for key in sorted(self._found, key=lambda key: (order.index(key[0]), key[1])):
-            yield self._found[key].change(drift)
+def _change(both: Sequence[Pair], drift: float) -> StageChange:
+    apart = [any(result.stages[0].extreme for result in pair) for pair in both]  # the same ones in both runs
+    before, after = (_summary([pair[side] for pair in both], apart) for side in (0, 1))
+    bits = [(a.stages[0].fingerprint, b.stages[0].fingerprint) for a, b in both]
+    known = [(a, b) for a, b in bits if a and b]
+    return StageChange(before, after, len(known), sum(a == b for a, b in known), tuple(_drifts(before, after, drift)))
 
 
 def _by_stage(result: CaseResult) -> dict[_Key, CaseResult]:

@@ -14,11 +14,11 @@ from lastbit.reports.changes import Changes, Drift, Fate, KernelChange, Property
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, make_console, paragraph, print_table
 from lastbit.reports.properties import extent
-from lastbit.reports.stage_summary import StageSummary
 from lastbit.reports.summary import (
     distance,
     elements,
     error,
+    grouped,
     listed,
     plural,
     repro_line,
@@ -37,7 +37,9 @@ MOST_NAMES = 4
 
 def summary(changes: Changes) -> str:
     """Write `2 kernels worse, 12 unchanged · bits unchanged in 812 of 812 tensors · 784 cases in both`, and so on."""
-    counts = Counter("new and failing" if _new_and_bad(k) else k.change.value.lower() for k in changes.kernels)
+    counts = Counter(
+        "new and failing" if k.change is Fate.NEW and k.worse else k.change.value.lower() for k in changes.kernels
+    )
     kernels = ", ".join(f"{count:,} {word}" for word, count in counts.items()) or "none"
     parts = [f"kernels: {kernels}", bits(changes.kernels), paired(changes.kernels, changes.names)]
     return " · ".join(filter(None, parts))
@@ -88,10 +90,7 @@ def paired(kernels: tuple[KernelChange, ...], names: tuple[str, str]) -> str:
 
 def others(changes: Changes) -> list[tuple[Fate, str]]:
     """Write one line for each op and change of kernels that need no details: new, gone or unchanged."""
-    together: dict[tuple[Fate, str], list[KernelChange]] = {}
-    for kernel in changes.kernels:
-        if not kernel.telling:
-            together.setdefault((kernel.change, kernel.op), []).append(kernel)
+    together = grouped(((kernel.change, kernel.op), kernel) for kernel in changes.kernels if not kernel.telling)
     lines = []
     for (change, op), kernels in together.items():
         sides = [kernel.after or kernel.before for kernel in kernels]
@@ -174,7 +173,7 @@ def cells(stage: StageChange) -> tuple[str, ...]:
         _arrow(cases),
         alone or (f"{stage.equal:,}/{stage.tensors:,}" if stage.tensors else "–"),
         _arrow([f"{s.outside:,}" for s in both]),
-        _arrow([_mismatch(s) for s in both]),
+        _arrow([share(s.total.mismatched, s.total.numel) for s in both]),
         _arrow([error(s.worst_error) for s in both]),
         _arrow([error(s.contract_error) for s in both]),
         _arrow([signed(s.typical_bias) for s in both]),
@@ -197,16 +196,8 @@ def _drift(stage: StageChange, one: Drift) -> str:
     )
 
 
-def _new_and_bad(kernel: KernelChange) -> bool:
-    return kernel.change is Fate.NEW and kernel.worse
-
-
 def _arrow(values: list[str]) -> str:
     return " → ".join(dict.fromkeys(values))
-
-
-def _mismatch(stage: StageSummary) -> str:
-    return share(stage.total.mismatched, stage.total.numel)
 
 
 def _percent(value: float) -> str:
@@ -319,27 +310,9 @@ def _stage(stage: StageChange) -> dict[str, Any]:
         "dtype": stage.shown.dtype,
         "tensors": stage.tensors,
         "tensors_equal": stage.equal,
-        "before": _figures(stage.before),
-        "after": _figures(stage.after),
+        "before": stage.before and stage.before.figures,
+        "after": stage.after and stage.after.figures,
         "drifts": tuple(
             {"figure": d.figure, "worse": d.worse, "before": d.before, "after": d.after} for d in stage.drifts
         ),
-    }
-
-
-def _figures(stage: StageSummary | None) -> dict[str, Any] | None:
-    if stage is None:
-        return None
-    return {
-        "cases": stage.cases,
-        "extreme_cases": len(stage.extreme),
-        "verdict": stage.verdict.value,
-        "numel": stage.total.numel,
-        "outside": stage.outside,
-        "mismatched": stage.total.mismatched,
-        "worst_rel_l2": stage.worst_error,
-        "contract_rel_l2": stage.contract_error,
-        "median_rel_l2": stage.typical_error,
-        "median_bias": stage.typical_bias,
-        "max_ulp": stage.total.max_ulp,
     }

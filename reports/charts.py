@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lastbit.reports.stage_summary import StageSummary
-from lastbit.reports.summary import distance, error, share
-from lastbit.result import ULP_BINS, CaseResult
+from lastbit.reports.summary import distance, error, share, ulp_names
+from lastbit.result import CaseResult
 
 if TYPE_CHECKING:
     import altair as alt
@@ -51,12 +51,6 @@ UNIT_ROUNDOFF: Mapping[str, float] = {
     "e5m2": 2.0**-3,
 }
 """Half the distance from 1 to the next number of a format."""
-
-_ULP_STARTS = (0, *(end + 1 for end in ULP_BINS))
-ULP_NAMES = (
-    *(str(hi) if lo == hi else f"{lo}–{hi}" for lo, hi in zip(_ULP_STARTS, ULP_BINS, strict=False)),
-    f">{ULP_BINS[-1]}",
-)
 
 # Finer bins show noise of the seeds, coarser ones hide a factor of two.
 ERROR_STEPS = 4
@@ -95,7 +89,7 @@ def _stage_row(subject: int, stage: StageSummary) -> tuple[Any, ...]:
 
 
 def _ulps(subject: int, stage: StageSummary) -> Rows:
-    counts = zip(ULP_NAMES, stage.total.ulp_histogram, strict=True)
+    counts = zip(ulp_names(), stage.total.ulp_histogram, strict=True)
     return [(subject, stage.name, stage.dtype, name, count) for name, count in counts if count]
 
 
@@ -276,7 +270,7 @@ def _ulps_chart(chart: alt.Chart, stages: Sequence[str], dtypes: Sequence[str]) 
         .transform_calculate(share=f"max(datum.elements / datum.all, {least})", base=str(least))
         .mark_bar()
         .encode(
-            x=alt.X("ulp:N", scale=alt.Scale(domain=list(ULP_NAMES)), title="ulp").axis(labelAngle=0),
+            x=alt.X("ulp:N", scale=alt.Scale(domain=list(ulp_names())), title="ulp").axis(labelAngle=0),
             xOffset=alt.XOffset("dtype:N", scale=alt.Scale(domain=list(dtypes))),
             y=alt.Y("share:Q", title="share of elements", scale=alt.Scale(type="log", domain=[least, 1])).axis(
                 format="~%", tickCount=4

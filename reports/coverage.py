@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from lastbit.reports.summary import listed
+from lastbit.reports.summary import grouped, listed
 from lastbit.result import BAD
 from lastbit.run import Coverage, Run
 
@@ -41,11 +41,9 @@ class CoverageTable:
 def coverage_tables(run: Run) -> list[CoverageTable]:
     """Make one table per op and device with a kernel that did not fail, in the order of the run."""
     ops = {result.kernel: result.op for result in run.results}
-    together: dict[tuple[str, str], list[Coverage]] = {}
-    verdicts = {subject: run.verdict(*subject) for subject in run.subjects()}
-    for entry in run.coverage:
-        if verdicts.get((entry.kernel, entry.device), next(iter(BAD))) not in BAD:
-            together.setdefault((ops[entry.kernel], entry.device), []).append(entry)
+    sound = {subject for subject in run.subjects() if run.verdict(*subject) not in BAD}
+    entries = (entry for entry in run.coverage if (entry.kernel, entry.device) in sound)
+    together = grouped(((ops[entry.kernel], entry.device), entry) for entry in entries)
     return [CoverageTable(*key, tuple(_rows(entries)), tuple(_gaps(entries))) for key, entries in together.items()]
 
 
@@ -57,9 +55,7 @@ def _rows(entries: Sequence[Coverage]) -> Iterator[tuple[str, ...]]:
         column = _COLUMNS.get(what, _VALUES)
         row = cells.setdefault((name if column < _VALUES else choice, dtype), [""] * (_VALUES + 1))
         row[column] = _count(found)
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for (name, dtype), row in cells.items():
-        alike.setdefault((name, *row), []).append(dtype)
+    alike = grouped(((name, *row), dtype) for (name, dtype), row in cells.items())
     names = list(dict.fromkeys(name for name, *_ in alike))
     order = sorted(alike, key=lambda key: (bool(key[-1]), names.index(key[0])))
     yield from ((key[0], " ".join(alike[key]), *key[1:]) for key in order)
@@ -76,11 +72,12 @@ def _count(entries: Iterable[Coverage]) -> str:
 def _gaps(entries: Sequence[Coverage]) -> Iterator[str]:
     """Yield the options of each choice that were never judged, or turned down by a kernel that takes others."""
     for (choice, dtype), found in _by_choice(entries).items():
-        kernels: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-        for entry in found:
-            for why, options in (("never judged", entry.missing), ("turned down", entry.declined)):
-                if options and (entry.judged or entry.missing):
-                    kernels.setdefault((why, options), []).append(entry.kernel)
+        kernels = grouped(
+            ((why, options), entry.kernel)
+            for entry in found
+            for why, options in (("never judged", entry.missing), ("turned down", entry.declined))
+            if options and (entry.judged or entry.missing)
+        )
         for (why, options), names in kernels.items():
             common = len(names) == len(found) > 1
             whose = f"all {len(names)} kernels" if common else listed(names, _MOST_NAMES)
@@ -89,7 +86,4 @@ def _gaps(entries: Sequence[Coverage]) -> Iterator[str]:
 
 def _by_choice(entries: Iterable[Coverage]) -> dict[tuple[str, str], list[Coverage]]:
     """Group the kernels' entries by choice and dtype; the entries of one choice may be with and without dtype."""
-    together: dict[tuple[str, str], list[Coverage]] = {}
-    for entry in entries:
-        together.setdefault((entry.choice, entry.dtype), []).append(entry)
-    return together
+    return grouped(((entry.choice, entry.dtype), entry) for entry in entries)

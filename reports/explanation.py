@@ -209,12 +209,9 @@ def _between(trace: KernelTrace) -> str:
     """Say that the wrong line was not found, and between which lines it is."""
     spans = map(shown_path, trace.between[:MOST_FILES])
     rest = f" and {len(trace.between) - MOST_FILES} more files" if len(trace.between) > MOST_FILES else ""
-    right = f"{' and '.join(trace.since)}, which {_are(trace.since)} right" if trace.since else "the inputs"
+    are = "is" if len(trace.since) == 1 else "are"
+    right = f"{' and '.join(trace.since)}, which {are} right" if trace.since else "the inputs"
     return f"not found; it is between {right}, and {trace.until}, which is wrong: {', '.join(spans)}{rest}"
-
-
-def _are(names: Sequence[str]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 def computed(step: Step) -> str:

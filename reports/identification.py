@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lastbit.reports.paper import fits, line, paragraph, print_table
-from lastbit.reports.summary import listed, plural
+from lastbit.reports.summary import grouped, listed, plural
 from lastbit.result import told
 
 
@@ -207,7 +207,8 @@ Row = tuple[Text, ...]
 
 def print_identification(found: Identification, console: Console, *, every: bool = False) -> None:
     """Print one kernel: its candidate contracts as a table, nearest first, then the answer; `every` leaves none out."""
-    line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  {_claim(found)} of {found.op}"))
+    claimed = claim(found) if found.claim else "no contract"
+    line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  claims {claimed} of {found.op}"))
     if found.cases:
         shown = found.candidates[: None if every else MOST_CANDIDATES]
         _print_candidates(found, shown, console)
@@ -226,10 +227,6 @@ def print_identification(found: Identification, console: Console, *, every: bool
         for text in [*texts[:MOST_LINES], *([f"and {len(texts) - MOST_LINES} more"] if texts[MOST_LINES:] else [])]:
             paragraph(console, Text(text, style), label="  ")
     line(console)
-
-
-def _claim(found: Identification) -> str:
-    return f"claims {claim(found)}" if found.claim else "claims no contract"
 
 
 _HEADERS = ("contract", "elements outside", "cases against", "rows unexplained")
@@ -319,9 +316,7 @@ def kept(found: Identification) -> str:
         return f"not judged: {_why_not_judged(found)}"
     if found.kept:
         return name(found.kept[0])
-    together: dict[str, list[str]] = {}
-    for one in found.answers:
-        together.setdefault(name(one.fits[0]) if one.fits else "none", []).append(one.dtypes)
+    together = grouped((name(one.fits[0]) if one.fits else "none", one.dtypes) for one in found.answers)
     if set(together) <= {"none"}:
         return "none"
     return "; ".join(f"{contract} in {', '.join(dtypes)}" for contract, dtypes in together.items())
@@ -390,9 +385,7 @@ def by_formula(found: Identification) -> Iterator[str]:
 
 def remarks(found: Identification) -> Iterator[str]:
     """Yield limits of the answer: contracts that fit as well, and combinations that were or were not tried."""
-    together: dict[str, list[str]] = {}
-    for dtypes, sentence in _beside(found):
-        together.setdefault(sentence, []).append(dtypes)
+    together = grouped((sentence, dtypes) for dtypes, sentence in _beside(found))
     yield from (f"In {', '.join(dtypes)} {sentence}." for sentence, dtypes in together.items())
     axes = dict.fromkeys(axis for one in found.candidates for axis in one.free)
     if free := [axis for axis in axes if all(axis in one.free for one in found.candidates)]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from lastbit.property_result import PropertyOutcome, PropertyResult, together
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, paragraph, print_table
 from lastbit.reports.properties import MEANING, FoundProperties, legality, property_tables, word
-from lastbit.reports.summary import distance, plural, repro_command
+from lastbit.reports.summary import distance, grouped, plural, repro_command
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ def print_invariance(found: Invariance, console: Console, options: str = "") -> 
     shown = [one for one in found.properties.values() if one.outcome is not PropertyOutcome.NOT_APPLICABLE]
     if shown:
         print_table(console, _HEADERS, [_row(one) for one in shown])
-    for reason, names in _not_applicable(found):
+    unasked = (one for one in found.properties.values() if one.outcome is PropertyOutcome.NOT_APPLICABLE)
+    named = grouped((one.reason, f"{one.name}{' (declared)' * one.declared}") for one in unasked)
+    for reason, names in named.items():
         paragraph(console, Text(f"{', '.join(names)}{': ' * bool(reason)}{reason}", "dim"), label="  not applicable: ")
     for one in shown:
         if one.reason:
@@ -96,15 +98,6 @@ def _row(one: PropertyResult) -> tuple[Text, ...]:
     else:
         cells += [""] * (len(_HEADERS) - len(cells))
     return tuple(Text(cell, STYLES[word(one)]) for cell in cells)
-
-
-def _not_applicable(found: Invariance) -> Iterator[tuple[str, list[str]]]:
-    """Yield reasons why properties are not applicable, and their names."""
-    together: dict[str, list[str]] = {}
-    for one in found.properties.values():
-        if one.outcome is PropertyOutcome.NOT_APPLICABLE:
-            together.setdefault(one.reason, []).append(f"{one.name}{' (declared)' * one.declared}")
-    yield from together.items()
 
 
 def _print_pair(found: Invariance, one: PropertyResult, console: Console, options: str) -> None:

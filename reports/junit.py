@@ -14,9 +14,8 @@ from xml.etree import ElementTree
 from lastbit.reports.alerts import doubts
 from lastbit.reports.characters import visible
 from lastbit.reports.explanation import explanation_of, problem_and_why
-from lastbit.reports.stage_summary import StageSummary
 from lastbit.reports.standing import Standing, standings
-from lastbit.reports.summary import KernelFailure, noticed, repro_line
+from lastbit.reports.summary import KernelFailure, grouped, noticed, repro_line
 from lastbit.result import BAD, TURNED_DOWN, CaseResult, Verdict
 from lastbit.run import Run
 
@@ -41,10 +40,7 @@ def document(run: Run) -> str:
     group is skipped if no case of it was decided.
     """
     root = ElementTree.Element("testsuites", name="lastbit")
-    suites: dict[tuple[str, str], list[Standing]] = {}
-    for one in standings(run).values():
-        suites.setdefault((one.op, one.device), []).append(one)
-    for (op, device), found in suites.items():
+    for (op, device), found in grouped(((one.op, one.device), one) for one in standings(run).values()).items():
         _add_suite(root, f"{op} on {device}", [*_cases(run, found)], [*_figures(found)], run)
     if whole := [*_whole_run(run)]:
         _add_suite(root, "the run", whole, [], run)
@@ -85,11 +81,8 @@ def _add_case(suite: ElementTree.Element, suite_name: str, case: _TestCase) -> N
 
 def _cases(run: Run, found: Sequence[Standing]) -> Iterator[_TestCase]:
     for one in found:
-        groups: dict[str, list[CaseResult]] = {}
-        for result in run.results:
-            if (result.kernel, result.device) == one.subject:
-                groups.setdefault(result.group, []).append(result)
-        for group, results in groups.items():
+        own = (result for result in run.results if (result.kernel, result.device) == one.subject)
+        for group, results in grouped((result.group, result) for result in own).items():
             name = f"{one.kernel}: {group or 'cases'}"
             seconds, output = sum(result.seconds for result in results), _output(results, run)
             yield replace(_group(results, run), name=name, seconds=seconds, output=output)
@@ -151,24 +144,9 @@ def _figures(found: Iterable[Standing]) -> Iterator[tuple[str, str]]:
     """Name and value of every figure of every stage of some kernels."""
     for one in found:
         for stage in one.stages:
-            for figure, value in _of_stage(stage):
-                yield f"{one.kernel}/{stage.name}/{stage.dtype}/{figure}", value
-
-
-def _of_stage(stage: StageSummary) -> Iterable[tuple[str, str]]:
-    return (
-        ("verdict", stage.verdict.value),
-        ("cases", str(stage.cases)),
-        ("extreme_cases", str(len(stage.extreme))),
-        ("numel", str(stage.total.numel)),
-        ("outside", str(stage.outside)),
-        ("mismatched", str(stage.total.mismatched)),
-        ("worst_rel_l2", f"{stage.worst_error:.6g}"),
-        ("contract_rel_l2", f"{stage.contract_error:.6g}"),
-        ("median_rel_l2", f"{stage.typical_error:.6g}"),
-        ("median_bias", f"{stage.typical_bias:.6g}"),
-        ("max_ulp", f"{stage.total.max_ulp:.6g}"),
-    )
+            for figure, value in stage.figures.items():
+                written = f"{value:.6g}" if isinstance(value, float) else str(value)
+                yield f"{one.kernel}/{stage.name}/{stage.dtype}/{figure}", written
 
 
 def _legal(text: str) -> str:

@@ -111,13 +111,10 @@ def _problems(run: Run) -> Iterator[MarkdownBlock]:
 def _problem(problem: KernelFailure, run: Run) -> str:
     options = run.environment.get("options", "")
     fields = problem_and_why(problem, explanation_of(run, problem), options, most_sentences=5)
-    lines = [f"**{label}**: {_shown(label, text)}" if label else plain(text) for label, text in fields]
+    shown = [(label, code(text) if label in _CODE else plain(text)) for label, text in fields]
+    lines = [f"**{label}**: {text}" if label else text for label, text in shown]
     again = repro_line(problem.smallest, options)
     return f"{bullets(lines)}\n\n{block_of_code(again)}" if again else bullets(lines)
-
-
-def _shown(label: str, text: str) -> str:
-    return code(text) if label in _CODE else plain(text)
 
 
 def _notices(run: Run) -> Iterator[MarkdownBlock]:

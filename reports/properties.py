@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lastbit.property_result import PropertyOutcome, PropertyResult, together
-from lastbit.reports.summary import distance, plural
+from lastbit.reports.summary import distance, grouped, plural
 from lastbit.run import Run
 
 MEANING = (
@@ -78,11 +78,10 @@ class PropertyTable:
 
 def property_tables(found: Sequence[FoundProperties]) -> Iterator[PropertyTable]:
     """Yield one table per op, with the properties that at least one kernel has a word for."""
-    for op in dict.fromkeys(one.op for one in found):
-        own = tuple(one for one in found if one.op == op)
+    for op, own in grouped((one.op, one) for one in found).items():
         names = dict.fromkeys(name for one in own for name in one.properties)
         said = tuple(n for n in names if any(word(one.properties.get(n)) != "–" for one in own))
-        yield PropertyTable(op, said, own)
+        yield PropertyTable(op, said, tuple(own))
 
 
 def held(found: FoundProperties) -> Iterator[str]:

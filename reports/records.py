@@ -48,20 +48,15 @@ from typing import TYPE_CHECKING
 from lastbit.errors import LastbitError
 from lastbit.files import replace_file
 from lastbit.reports.encoding import decoded, encoded, names_of
-from lastbit.result import ULP_BINS, CaseResult, Comparison, StageResult, Worst
+from lastbit.reports.summary import ulp_names
+from lastbit.result import CaseResult, Comparison, StageResult, Worst
 from lastbit.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def _ulp_columns() -> tuple[str, ...]:
-    starts = (0, *(end + 1 for end in ULP_BINS))
-    bins = (str(hi) if lo == hi else f"{lo}_to_{hi}" for lo, hi in zip(starts, ULP_BINS, strict=False))
-    return (*(f"ulp_{b}" for b in bins), f"ulp_above_{ULP_BINS[-1]}")
-
-
-_BINS = _ulp_columns()
+_BINS = tuple(f"ulp_{name}" for name in ulp_names("_to_", "above_"))
 _TEXT, _FLAG, _COUNT, _NUMBER = "str", "boolean", "Int64", "float64"
 _TABLE = (
     (_TEXT, "op case kernel contract device dtypes group fingerprint verdict reason"),

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from lastbit.reports.summary import distance, error, plural, share, signed
+from lastbit.reports.summary import distance, error, grouped, plural, share, signed
 from lastbit.reports.why import StageMatch, Step
 from lastbit.result import NEAR, CaseResult, Comparison, StageResult, Verdict
 from lastbit.run import Run
@@ -58,7 +58,7 @@ class StageSummary:
     @property
     def worst(self) -> Comparison | None:
         """The ordinary case with the largest error."""
-        return max(self.ordinary, key=lambda c: _or_infinite(c.rel_l2), default=None)
+        return max(self.ordinary, key=lambda c: math.inf if math.isnan(c.rel_l2) else c.rel_l2, default=None)
 
     @property
     def worst_error(self) -> float:
@@ -83,9 +83,22 @@ class StageSummary:
         """The largest `Comparison.near_ulp` of an ordinary case."""
         return max((comparison.near_ulp for comparison in self.ordinary), default=math.nan)
 
-
-def _or_infinite(value: float) -> float:
-    return math.inf if math.isnan(value) else value
+    @property
+    def figures(self) -> dict[str, int | float | str]:
+        """Name → figure, as programs read them."""
+        return {
+            "cases": self.cases,
+            "extreme_cases": len(self.extreme),
+            "verdict": self.verdict.value,
+            "numel": self.total.numel,
+            "outside": self.outside,
+            "mismatched": self.total.mismatched,
+            "worst_rel_l2": self.worst_error,
+            "contract_rel_l2": self.contract_error,
+            "median_rel_l2": self.typical_error,
+            "median_bias": self.typical_bias,
+            "max_ulp": self.total.max_ulp,
+        }
 
 
 def _median(values: Iterable[float]) -> float:
@@ -136,10 +149,7 @@ def stage_order(results: Iterable[CaseResult]) -> list[str]:
 
 def stage_summaries(results: Sequence[CaseResult], order: Sequence[str]) -> list[StageSummary]:
     """Summarize the stages of one kernel on one device, in `order` and then by format."""
-    found: dict[tuple[str, str], list[Pair]] = {}
-    for result in results:
-        for stage in result.stages:
-            found.setdefault((stage.name, stage.dtype), []).append((result, stage))
+    found = grouped(((stage.name, stage.dtype), (result, stage)) for result in results for stage in result.stages)
     return [summary_of(found[key]) for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))]
 
 
@@ -267,11 +277,8 @@ def traced_stages(run: Run, kernel: str, device: str) -> list[TracedStage]:
     """List the stages found in a kernel on a device, or else on the CPU for it, in the order of the reference."""
     alone = (kernel, "cpu") not in run.subjects()
     traces = [t for t in run.traces if t.kernel == kernel and (t.device == device or (alone and t.device == "cpu"))]
-    found: dict[tuple[str, str, int, str], list[tuple[Step, StageMatch]]] = {}
-    for trace in traces:
-        for step in trace.stages:
-            if step.match is not None:
-                found.setdefault((step.match.stage, step.file, step.line, step.dtype), []).append((step, step.match))
+    matched = [(step, step.match) for trace in traces for step in trace.stages if step.match is not None]
+    found = grouped(((match.stage, step.file, step.line, step.dtype), (step, match)) for step, match in matched)
     return [_traced(kernel, seen) for seen in found.values()]
 
 

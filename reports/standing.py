@@ -15,7 +15,7 @@ from lastbit.reports.stage_summary import (
     stage_summaries,
     traced_stages,
 )
-from lastbit.reports.summary import plural, share, shown_path, tally
+from lastbit.reports.summary import grouped, plural, share, shown_path, tally
 from lastbit.result import CaseResult, Verdict, idle_in, told
 from lastbit.run import LEAST_JUDGED, Decided, Run
 
@@ -122,7 +122,4 @@ def standings(run: Run) -> dict[Subject, Standing]:
 
 def by_op(found: dict[Subject, Standing]) -> dict[str, list[Standing]]:
     """Group the kernels by their ops, in the order of the run."""
-    ops: dict[str, list[Standing]] = {}
-    for one in found.values():
-        ops.setdefault(one.op, []).append(one)
-    return ops
+    return grouped((one.op, one) for one in found.values())

@@ -9,10 +9,22 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from lastbit.command_line import command
 from lastbit.result import BAD, OF_PROPERTIES, SANITIZED, ULP_BINS, CaseResult, Verdict, idle_in, simplest, told
 from lastbit.run import Run
+
+Key = TypeVar("Key")
+Item = TypeVar("Item")
+
+
+def grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
+    """Group the second items of pairs by the first, in order of appearance."""
+    together: dict[Key, list[Item]] = {}
+    for key, item in pairs:
+        together.setdefault(key, []).append(item)
+    return together
 
 
 @dataclass(frozen=True)
@@ -84,20 +96,16 @@ def problems(run: Run) -> list[KernelFailure]:
 
     Cases in which nothing but NaN and infinities is wrong have a cause of their own, so that they hide no wrong number.
     """
-    together: dict[tuple[str, str, bool], list[CaseResult]] = {}
-    for result in run.results:
-        if result.verdict in BAD:
-            special = bool(result.faults) and result.faults[0].kind == "special"
-            together.setdefault((result.kernel, wrong_stage(result), special), []).append(result)
+    together = grouped(((r.kernel, wrong_stage(r), _is_special(r)), r) for r in run.results if r.verdict in BAD)
     # Workers record results in any order; the names make this one the same in every run.
     found = sorted((_problem(run, together[key]) for key in sorted(together)), key=lambda p: p.severity, reverse=True)
-    nth: Counter[str] = Counter()
-    ranked = []
-    for problem in found:
-        kernel = problem.smallest.kernel
-        ranked.append((nth[kernel], problem))
-        nth[kernel] += 1
-    return [problem for _, problem in sorted(ranked, key=lambda pair: pair[0])]
+    by_kernel = grouped((problem.smallest.kernel, problem) for problem in found)
+    rank = {id(problem): place for own in by_kernel.values() for place, problem in enumerate(own)}
+    return sorted(found, key=lambda problem: rank[id(problem)])
+
+
+def _is_special(result: CaseResult) -> bool:
+    return bool(result.faults) and result.faults[0].kind == "special"
 
 
 def _problem(run: Run, bad: Sequence[CaseResult]) -> KernelFailure:
@@ -155,11 +163,15 @@ def error(value: float) -> str:
 
 def ulp_bins(histogram: Sequence[int]) -> str:
     """Write `1 ulp: 12, 3–4 ulp: 3`: the non-empty bins beyond the elements that match; `all match` if none is."""
-    starts = [0, *(end + 1 for end in ULP_BINS)]
-    names = [str(hi) if lo == hi else f"{lo}–{hi}" for lo, hi in zip(starts, ULP_BINS, strict=False)]
-    names.append(f">{ULP_BINS[-1]}")
-    filled = [f"{name} ulp: {count:,}" for name, count in zip(names[1:], histogram[1:], strict=True) if count]
+    filled = [f"{name} ulp: {count:,}" for name, count in zip(ulp_names()[1:], histogram[1:], strict=True) if count]
     return ", ".join(filled) or "all match"
+
+
+def ulp_names(to: str = "–", above: str = ">") -> tuple[str, ...]:
+    """Name the bins of a histogram of distances in ulp: `0`, `1`, `2`, `3–4`, … and `>16`."""
+    starts = (0, *(end + 1 for end in ULP_BINS))
+    names = (str(hi) if lo == hi else f"{lo}{to}{hi}" for lo, hi in zip(starts, ULP_BINS, strict=False))
+    return (*names, f"{above}{ULP_BINS[-1]}")
 
 
 def listed(names: Iterable[str], most: int) -> str:
@@ -227,8 +239,6 @@ class Noticed:
 
 def noticed(run: Run) -> list[Noticed]:
     """List every kind of notice of every kernel on every device, in the order of the run."""
-    together: dict[tuple[str, str, str], list[CaseResult]] = {}
-    for result in run.results:
-        for kind in dict.fromkeys(notice.kind for notice in result.notices):
-            together.setdefault((result.kernel, result.device, kind), []).append(result)
+    kinds = ((r, kind) for r in run.results for kind in dict.fromkeys(notice.kind for notice in r.notices))
+    together = grouped(((r.kernel, r.device, kind), r) for r, kind in kinds)
     return [Noticed(kind, tuple(results)) for (_, _, kind), results in together.items()]

@@ -22,6 +22,7 @@ from lastbit.reports.standing import Standing, by_op, standings
 from lastbit.reports.summary import (
     ORDER,
     KernelFailure,
+    grouped,
     listed,
     noticed,
     plural,
@@ -126,10 +127,8 @@ def _print_verdict(run: Run, console: Console) -> None:
 
 def _print_findings(run: Run, console: Console, verbose: int) -> None:
     """Print each cause once, with all kernels that show it."""
-    causes: dict[tuple[object, ...], Cause] = {}
-    for problem in problems(run):
-        explanation = explanation_of(run, problem)
-        causes.setdefault(_cause(problem, explanation), []).append((problem, explanation))
+    explained = [(problem, explanation_of(run, problem)) for problem in problems(run)]
+    causes = grouped((_cause(*pair), pair) for pair in explained)
     if verbose and len(causes) > 1:
         paragraph(console, Text(ORDER, "dim"))
     found = list(causes.values())
@@ -249,9 +248,7 @@ def _not_run(run: Run, width: int) -> Iterator[str]:
 
     They take `MOST_REASONS` lines of this width at most, but for a first one that takes more.
     """
-    reasons: dict[str, list[str]] = {}
-    for one in run.not_run:
-        reasons.setdefault(one.reason, []).append(one.what)
+    reasons = grouped((one.reason, one.what) for one in run.not_run)
     lines = [f"{reason}: {listed(what, wording.MOST_NAMES)}" for reason, what in reasons.items()]
     lines += wording.turned_down(run)
     ends = list(accumulate(len(wrap(text, width)) for text in lines))
@@ -320,13 +317,10 @@ def _print_notices(run: Run, console: Console) -> None:
 
 def _print_agreement(run: Run, console: Console) -> None:
     """Print in one line how many tensors have the same bits on two devices, and a line per kernel where some differ."""
-    for devices in dict.fromkeys(a.devices for a in run.agreement):
-        entries = [a for a in run.agreement if a.devices == devices]
+    for devices, entries in grouped((a.devices, a) for a in run.agreement).items():
         tensors, equal = sum(a.tensors for a in entries), sum(a.equal for a in entries)
-        differ: dict[str, list[str]] = {}
-        for a in entries:
-            if a.equal < a.tensors:
-                differ.setdefault(a.kernel, []).append(f"{a.stage} {a.equal:,}/{a.tensors:,}")
+        unlike = (a for a in entries if a.equal < a.tensors)
+        differ = grouped((a.kernel, f"{a.stage} {a.equal:,}/{a.tensors:,}") for a in unlike)
         said = [f"{equal:,} of {plural(tensors, 'tensor')} are equal to the last bit"]
         said += [f"{kernel}: {', '.join(parts)} equal" for kernel, parts in differ.items()]
         _print_list(console, f"Bits on {devices[0]} and {devices[1]}", said)

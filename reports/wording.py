@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lastbit.reports.stage_summary import MEANING
-from lastbit.reports.summary import KernelFailure, listed, plural, share, shown_path, signed, ulp_bins
+from lastbit.reports.summary import KernelFailure, grouped, listed, plural, share, shown_path, signed, ulp_bins
 from lastbit.result import BAD, CaseResult, StageResult, Verdict, idle_in, simplest, told
 from lastbit.run import LEAST_DECIDED, LEAST_JUDGED, Run
 
@@ -170,7 +170,7 @@ def time_spent(run: Run) -> str:
 
 def not_run(run: Run) -> list[str]:
     """Write one line for each reason why something that was asked for was not run."""
-    return [f"{what}: {reason}" for reason, what in _grouped((n.reason, n.what) for n in run.not_run)]
+    return [f"{what}: {reason}" for reason, what in _named_together((n.reason, n.what) for n in run.not_run)]
 
 
 def unverified(run: Run) -> str:
@@ -193,10 +193,8 @@ def inconclusive(run: Run) -> list[str]:
     lines = []
     for op in dict.fromkeys(ops.values()):
         verdicts = {subject: run.verdict(*subject) for subject in run.subjects() if ops[subject[0]] == op}
-        ways: dict[str, list[str]] = {}
-        for (kernel, device), verdict in verdicts.items():
-            if verdict is Verdict.INCONCLUSIVE:
-                ways.setdefault(_to_decide(run, kernel, device), []).append(kernel)
+        open_ones = [subject for subject, verdict in verdicts.items() if verdict is Verdict.INCONCLUSIVE]
+        ways = grouped((_to_decide(run, kernel, device), kernel) for kernel, device in open_ones)
         lines += [
             f"{op}, {len(kernels)} of {plural(len(verdicts), 'kernel')}: {way} ({', '.join(dict.fromkeys(kernels))})"
             for way, kernels in ways.items()
@@ -244,10 +242,7 @@ def undecided(run: Run) -> list[str]:
         for d in few
         if d.missing
     ]
-    open_always: dict[tuple[str, str], list[str]] = {}
-    for d in few:
-        if not d.decidable:
-            open_always.setdefault((d.stage, d.dtype), []).append(d.kernel)
+    open_always = grouped(((d.stage, d.dtype), d.kernel) for d in few if not d.decidable)
     lines += [
         f"{stage} ({dtype}) of {listed(dict.fromkeys(kernels), MOST_NAMES)}: nearly no element has one legal value on "
         "any input, in whatever order sums are added, because exponentials, logarithms or roots may err; what is "
@@ -269,10 +264,8 @@ def on_cases(run: Run, *subjects: tuple[str, str]) -> str:
 
 def _by_reason(run: Run, *verdicts: Verdict) -> list[str]:
     """Write one line for each verdict and reason: how many cases, and of which kernels."""
-    together: dict[tuple[str, str], list[str]] = {}
-    for result in run.results:
-        if result.counted and result.verdict in verdicts:
-            together.setdefault((result.verdict.value.lower(), result.reason), []).append(result.kernel)
+    results = (result for result in run.results if result.counted and result.verdict in verdicts)
+    together = grouped(((result.verdict.value.lower(), result.reason), result.kernel) for result in results)
     return [
         f"{plural(len(kernels), 'case')} {word}: {reason} ({listed(dict.fromkeys(kernels), MOST_NAMES)})"
         for (word, reason), kernels in together.items()
@@ -306,14 +299,11 @@ def coinciding(run: Run) -> str:
         if not p.separable:
             pair = (told(c, idle.get((p.kernel, p.device), ())) for c in (own.get(p.kernel, p.kernel), p.alternative))
             pairs.setdefault(p.dtypes, {})[" = ".join(sorted(pair))] = None
-    alike = _grouped((listed(sorted(contracts), MOST_PAIRS), dtypes) for dtypes, contracts in pairs.items())
+    alike = _named_together((listed(sorted(contracts), MOST_PAIRS), dtypes) for dtypes, contracts in pairs.items())
     said = "; ".join(f"{contracts} ({dtypes})" for contracts, dtypes in alike)
     return f"Contracts that coincide for these dtypes, so that there is nothing to see: {said}." if said else ""
 
 
-def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def _named_together(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Group the second items by the first, in order of appearance."""
-    together: dict[str, list[str]] = {}
-    for key, item in pairs:
-        together.setdefault(key, []).append(item)
-    return [(key, listed(dict.fromkeys(items), MOST_NAMES)) for key, items in together.items()]
+    return [(key, listed(dict.fromkeys(items), MOST_NAMES)) for key, items in grouped(pairs).items()]

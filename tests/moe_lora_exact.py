@@ -10,7 +10,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from lastbit.numerics.quantizers import encoded
+from tests.quantizers import encoded
 
 MAPS = ("gate", "up", "down")
 ADAPTERS = tuple(f"{name}_lora_{part}" for name in MAPS for part in "ab")

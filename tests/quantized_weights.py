@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lastbit.numerics.formats import BF16, Format
 from lastbit.numerics.quantized import dequantized
-from lastbit.numerics.quantizers import Quantized, encoded
+from tests.quantizers import Quantized, encoded
 
 # Scheme, group size in weights of 64 columns, and dtype of the scale.
 STORED = {

@@ -6,8 +6,6 @@ kernels that keep the contract do so, and the reference allows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from lastbit.from_torch.expressions import (
     ATOM,
     COMPARISON,
@@ -88,22 +86,16 @@ def sub(x: Value, y: Value, *, alpha: Value | None = None) -> Value:
     return binary(x, "-", y, SUM, about=centered)
 
 
-@RULES("rsub")
-def rsub(x: Value, y: Value) -> Value:
-    return sub(y, x)
+RULES("rsub")(lambda x, y: sub(y, x))
 
 
 def fused(x: Value, y: Value, *, minus: bool = False) -> Value:
     """Return x + y, or x - y, of which one side or both are products, one of which may be fused into the sum."""
     texts = [f"{x.within(SUM)} {'-' if minus else '+'} {y.within(PRODUCT)}"] if x.staged or y.staged else []
-    added = _negative(y) if minus else y.text
+    added = f"-{y.within(UNARY)}" if minus else y.text
     texts += [f"multiply_add({a}, {b}, {added})" for a, b in _pairs(x)]
     texts += [f"multiply_add({f'-{a}' if minus else a}, {b}, {x.text})" for a, b in _pairs(y)]
     return Value(texts[0], computed=True) if len(texts) == 1 else call("hull", *texts, computed=True)
-
-
-def _negative(x: Value) -> str:
-    return f"-{x.within(UNARY)}"
 
 
 def _pairs(product: Value) -> list[tuple[str, str]]:
@@ -132,13 +124,9 @@ def _splits(factors: tuple[Value, ...]) -> list[tuple[str, str]]:
     found = []
     for at in reversed(range(len(factors))):
         rest = factors[:at] + factors[at + 1 :]
-        product = binary(*_two(rest)) if len(rest) == 2 else call("product_in_any_order", *rest)
+        product = binary(rest[0], "*", rest[1], PRODUCT) if len(rest) == 2 else call("product_in_any_order", *rest)
         found.append((product.text, factors[at].text))
     return found
-
-
-def _two(factors: Sequence[Value]) -> tuple[Value, str, Value, int]:
-    return factors[0], "*", factors[1], PRODUCT
 
 
 @RULES("addcmul")
@@ -151,14 +139,8 @@ def neg(x: Value) -> Value:
     return Value(f"-{x.within(UNARY)}", kind=x.kind, level=UNARY)
 
 
-@RULES("pos", "positive")
-def pos(x: Value) -> Value:
-    return x
-
-
-@RULES("square")
-def square(x: Value) -> Value:
-    return mul(x, x)
+RULES("pos", "positive")(lambda x: x)
+RULES("square")(lambda x: mul(x, x))
 
 
 @RULES("pow")
@@ -193,18 +175,17 @@ def unknown_rounding(x: Value) -> Value:
     raise Unmapped("roundings to integers are not mapped; lastbit.numerics has floor, ceil, trunc and round_half_even")
 
 
-@RULES("floordiv", "floor_divide")
-def floordiv(x: Value, y: Value) -> Value:
-    if (exact := plain("//", PRODUCT, x, y)) is None:
-        raise Unmapped("floor division of numbers is not mapped")
-    return exact
+def _of_integers(names: tuple[str, ...], sign: str, what: str) -> None:
+    def divide(x: Value, y: Value) -> Value:
+        if (exact := plain(sign, PRODUCT, x, y)) is None:
+            raise Unmapped(f"{what} of numbers is not mapped")
+        return exact
+
+    RULES(*names)(divide)
 
 
-@RULES("mod", "remainder")
-def mod(x: Value, y: Value) -> Value:
-    if (exact := plain("%", PRODUCT, x, y)) is None:
-        raise Unmapped("the remainder of a division of numbers is not mapped")
-    return exact
+_of_integers(("floordiv", "floor_divide"), "//", "floor division")
+_of_integers(("mod", "remainder"), "%", "the remainder of a division")
 
 
 def _comparison(name: str, sign: str) -> None:

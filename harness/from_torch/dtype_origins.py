@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,13 +100,9 @@ def _described(traced: Traced) -> dict[fx.Node, object]:
     """Return operation → a key that identifies it, in this trace and in others of the function."""
     found: dict[fx.Node, object] = {}
     for node in traced.graph.nodes:
-        arguments: Any = map_aggregate((node.args, node.kwargs), _plainly(found))
+        arguments: Any = map_aggregate((node.args, node.kwargs), partial(_key, found))
         found[node] = hash((node.op, str(node.target), str(arguments)))
     return found
-
-
-def _plainly(found: Mapping[fx.Node, object]) -> Callable[[Any], Any]:
-    return lambda argument: found[argument] if isinstance(argument, fx.Node) else _plain(argument)
 
 
 def _assumed(base: Traced, tried: Sequence[tuple[Assigned, Traced]]) -> tuple[fx.Node, ...]:
@@ -118,8 +115,10 @@ def _assumed(base: Traced, tried: Sequence[tuple[Assigned, Traced]]) -> tuple[fx
 _LIMITS = {limit for dtype in FLOATS for limit in (torch.finfo(dtype).max, torch.finfo(dtype).min)}
 
 
-def _plain(argument: Any) -> Any:
-    """Return an argument, or a word in its place if it depends on dtypes."""
+def _key(found: Mapping[fx.Node, object], argument: Any) -> Any:
+    """Return the key of an operation, or another argument, or a word in its place if it depends on dtypes."""
+    if isinstance(argument, fx.Node):
+        return found[argument]
     if isinstance(argument, torch.dtype):
         return "dtype"
     return "limit" if isinstance(argument, float) and argument in _LIMITS else argument

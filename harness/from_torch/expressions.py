@@ -65,11 +65,6 @@ class Value:
         return self.text if self.level >= level else f"({self.text})"
 
 
-def atom(text: str, *, computed: bool = False, **known: Any) -> Value:
-    """Return an expression that is a call or a name."""
-    return Value(text, computed=computed, **known)
-
-
 def call(function: str, *arguments: Value | str, computed: bool = False, **known: Any) -> Value:
     """Return a call of a function."""
     texts = [a if isinstance(a, str) else a.text for a in arguments]

@@ -11,7 +11,7 @@ def last(x: Value, dim: Value | None, keepdim: Value | None, rule: str, mean_of:
     """Apply a function over the last dimension, which it keeps, to the dimensions that are asked for."""
     x = numbers(x)
     dims = _dims(x, dim)
-    kept = keepdim is not None and bool(keepdim.example)
+    kept = _is_kept(keepdim)
     if len(dims) > 1:
         if dims != tuple(range(-len(dims), 0)) or kept or len(dims) != 2:
             raise Unmapped(f"{rule} over the dimensions {dims} is not mapped; the last, or the last two are")
@@ -39,13 +39,11 @@ def _dims(x: Value, dim: Value | None) -> tuple[int, ...]:
 @RULES("mean")
 def mean(x: Value, dim: Value | None = None, keepdim: Value | None = None, *, dtype: Value | None = None) -> Value:
     if x.square_of is not None and not x.named:
-        return (
-            last(x.square_of, dim, keepdim, "mean_of_squares")
-            if x.square_of.about is None
-            else _variance(x, dim, keepdim)
-        )
-    if len(x.factors) == 2 and not x.staged and not x.named and all(f.kind == "numbers" for f in x.factors):
-        return _of_products("mean_of_products", x, dim, keepdim)
+        if x.square_of.about is None or _dims(x, dim) != (-1,):
+            return last(x.square_of, dim, keepdim, "mean_of_squares")
+        return _at_once("variance_about", x.square_of.about, keepdim)  # whose error counts once for a row
+    if _is_product(x) and _dims(x, dim) == (-1,):
+        return _at_once("mean_of_products", x.factors, keepdim)
     return last(x, dim, keepdim, "mean", mean_of=x.text)
 
 
@@ -53,28 +51,23 @@ def mean(x: Value, dim: Value | None = None, keepdim: Value | None = None, *, dt
 def total(x: Value, dim: Value | None = None, keepdim: Value | None = None, *, dtype: Value | None = None) -> Value:
     if x.kind == "integers":
         return as_method("sum", x, dim=dim, keepdim=keepdim)
-    if len(x.factors) == 2 and not x.staged and not x.named and all(f.kind == "numbers" for f in x.factors):
-        return _of_products("total_of_products", x, dim, keepdim)
+    if _is_product(x) and _dims(x, dim) == (-1,):
+        return _at_once("total_of_products", x.factors, keepdim)
     return last(x, dim, keepdim, "total")
 
 
-def _of_products(rule: str, x: Value, dim: Value | None, keepdim: Value | None) -> Value:
-    """Return a sum of products, each of which may be fused into it."""
-    if _dims(x, dim) != (-1,):
-        return last(x, dim, keepdim, "mean" if rule.startswith("mean") else "total")
-    made = call(rule, *x.factors, computed=True)
-    kept = keepdim is not None and bool(keepdim.example)
-    return made if kept else Value(f"{made.text}[..., 0]", computed=True)
+def _is_product(x: Value) -> bool:
+    return len(x.factors) == 2 and not x.staged and not x.named and all(f.kind == "numbers" for f in x.factors)
 
 
-def _variance(x: Value, dim: Value | None, keepdim: Value | None) -> Value:
-    """Return the mean of the squares of differences from a mean, whose error counts once for a row."""
-    assert x.square_of is not None and x.square_of.about is not None
-    if _dims(x, dim) != (-1,):
-        return last(x.square_of, dim, keepdim, "mean_of_squares")
-    made = call("variance_about", *x.square_of.about, computed=True)
-    kept = keepdim is not None and bool(keepdim.example)
-    return made if kept else Value(f"{made.text}[..., 0]", computed=True)
+def _at_once(rule: str, arguments: tuple[Value, ...], keepdim: Value | None) -> Value:
+    """Return a sum over the last dimension of products, each of which may be fused into it."""
+    made = call(rule, *arguments, computed=True)
+    return made if _is_kept(keepdim) else Value(f"{made.text}[..., 0]", computed=True)
+
+
+def _is_kept(keepdim: Value | None) -> bool:
+    return keepdim is not None and bool(keepdim.example)
 
 
 def _extreme(name: str) -> None:
@@ -106,9 +99,7 @@ _exponentials("softmax")
 _exponentials("log_softmax")
 
 
-@RULES("logsumexp")
-def logsumexp(x: Value, dim: Value, keepdim: Value | None = None) -> Value:
-    return last(x, dim, keepdim, "log_sum_exp")
+RULES("logsumexp")(lambda x, dim, keepdim=None: last(x, dim, keepdim, "log_sum_exp"))
 
 
 @RULES("matmul", "bmm", "mm")

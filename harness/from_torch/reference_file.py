@@ -100,10 +100,11 @@ def _file(name: str, found: TypedTrace, body: Body, rows: tuple[str, ...], sourc
     """Return the whole text of the file."""
     statements = [*_checks(found), *body.lines]
     code = "\n".join(part for line in statements for part in wrapped(f"    {line}"))
-    used = _formulas(code)
+    used = [one for one in FORMULAS if re.search(rf"(?<!\w){one}\(", code)]
     formulas = "".join(f"\n{FORMULAS[one]}" for one in used)
     words = set(re.findall(r"\w+", re.sub(r'"[^"]*"|\.\w+', "", code + formulas)))
-    imported = sorted(words & _EXPORTED | {"Enclosure"} if found.origins else words & _EXPORTED, key=_case_first)
+    known = words & _EXPORTED | ({"Enclosure"} if found.origins else set())
+    imported = sorted(known, key=lambda word: (not word[0].isupper(), word))
     lines = [
         f'"""{name}: traced from {source}, an operation for each of its own.',
         "",
@@ -129,10 +130,6 @@ def _file(name: str, found: TypedTrace, body: Body, rows: tuple[str, ...], sourc
 
 _STEPS = ("Every operation rounds to the dtype that PyTorch gives its result. What is computed in fp32 stays there.",)
 _ONCE = ("Everything is computed in fp32, and the results are rounded once, as a fused kernel does.",)
-
-
-def _case_first(word: str) -> tuple[bool, str]:
-    return (not word[0].isupper(), word)
 
 
 def _imports(names: Sequence[str]) -> str:
@@ -176,10 +173,6 @@ def _arguments(text: str) -> list[str]:
         else:
             found[-1] += letter
     return [argument.strip() for argument in found]
-
-
-def _formulas(code: str) -> list[str]:
-    return [one for one in FORMULAS if re.search(rf"(?<!\w){one}\(", code)]
 
 
 def _integers(found: TypedTrace) -> list[str]:

@@ -106,24 +106,10 @@ def clamp(x: Value, min: Value | None = None, max: Value | None = None) -> Value
     return call("clamp", x, low, high)
 
 
-@RULES("clamp_min")
-def clamp_min(x: Value, min: Value) -> Value:
-    return clamp(x, min)
-
-
-@RULES("clamp_max")
-def clamp_max(x: Value, max: Value) -> Value:
-    return clamp(x, None, max)
-
-
-@RULES("maximum")
-def maximum(x: Value, y: Value) -> Value:
-    return call("maximum", numbers(x), numbers(y))
-
-
-@RULES("minimum")
-def minimum(x: Value, y: Value) -> Value:
-    return call("minimum", numbers(x), numbers(y))
+RULES("clamp_min")(clamp)
+RULES("clamp_max")(lambda x, max: clamp(x, None, max))
+RULES("maximum")(lambda x, y: call("maximum", numbers(x), numbers(y)))
+RULES("minimum")(lambda x, y: call("minimum", numbers(x), numbers(y)))
 
 
 def _with_indices(name: str, extreme: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -105,43 +106,37 @@ def getitem(x: Value, index: Value) -> Value:
     return Value(f"{x.within(ATOM)}[{', '.join(texts)}]", kind=x.kind)
 
 
-@RULES("unsqueeze")
-def unsqueeze(x: Value, dim: Value) -> Value:
-    at = dim.example
-    texts = [":"] * at + ["None", "..."] if at >= 0 else ["...", "None"] + [":"] * (-at - 1)
+def _at(x: Value, dim: int, index: str) -> Value:
+    """Return the numbers with an index at a dimension."""
+    texts = [":"] * dim + [index, "..."] if dim >= 0 else ["...", index] + [":"] * (-dim - 1)
     return Value(f"{x.within(ATOM)}[{', '.join(texts)}]", kind=x.kind)
+
+
+RULES("unsqueeze")(lambda x, dim: _at(x, dim.example, "None"))
 
 
 @RULES("squeeze")
 def squeeze(x: Value, dim: Value | None = None) -> Value:
     if dim is None:
         raise Unmapped("squeeze of all dimensions is not mapped; name one")
-    if x.example.shape[dim.example] != 1:
-        return x
-    at = dim.example
-    texts = [":"] * at + ["0", "..."] if at >= 0 else ["...", "0"] + [":"] * (-at - 1)
-    return Value(f"{x.within(ATOM)}[{', '.join(texts)}]", kind=x.kind)
+    return x if x.example.shape[dim.example] != 1 else _at(x, dim.example, "0")
 
 
 @RULES("reshape", "view")
-def reshape(x: Value, *shape: Value) -> Value:
+def reshape(x: Value, *shape: Value, method: str = "reshape") -> Value:
     if len(shape) == 1 and shape[0].kind == "sequence" and not shape[0].items:
-        return Value(f"{x.within(ATOM)}.reshape(*{shape[0].text})", kind=x.kind)
+        return Value(f"{x.within(ATOM)}.{method}(*{shape[0].text})", kind=x.kind)
     if len(shape) == 1 and isinstance(shape[0].example, torch.dtype):
         raise Unmapped("a view as another dtype is not mapped")
-    return Value(f"{x.within(ATOM)}.reshape({', '.join(s.text for s in _listed(shape))})", kind=x.kind)
+    return Value(f"{x.within(ATOM)}.{method}({', '.join(s.text for s in _listed(shape))})", kind=x.kind)
+
+
+RULES("expand", "broadcast_to")(partial(reshape, method="expand"))
 
 
 @RULES("view_as", "reshape_as")
 def reshape_as(x: Value, other: Value) -> Value:
     return Value(f"{x.within(ATOM)}.reshape(*{other.within(ATOM)}.shape)", kind=x.kind)
-
-
-@RULES("expand", "broadcast_to")
-def expand(x: Value, *shape: Value) -> Value:
-    if len(shape) == 1 and shape[0].kind == "sequence" and not shape[0].items:
-        return Value(f"{x.within(ATOM)}.expand(*{shape[0].text})", kind=x.kind)
-    return Value(f"{x.within(ATOM)}.expand({', '.join(s.text for s in _listed(shape))})", kind=x.kind)
 
 
 @RULES("flatten")
@@ -193,7 +188,7 @@ def cut(
     own = x.within(ATOM)
     if name == "unbind":
         at = negative(0 if how is None else how.example, x.rank)
-        return Value("", "sequence", items=tuple(_indexed(x, at, str(n)) for n in range(len(pieces))))
+        return Value("", "sequence", items=tuple(_at(x, at, str(n)) for n in range(len(pieces))))
     at = negative(0 if dim is None else dim.example, x.rank)
     sizes = [int(p.shape[at]) for p in pieces]
     size = f"{own}.shape[{at}]"
@@ -207,11 +202,7 @@ def cut(
     else:
         raise Unmapped(f"{name} into pieces of {sizes} elements is not mapped")
     bounds = ["", *ends, ""]
-    return Value("", "sequence", items=tuple(_indexed(x, at, f"{a}:{b}") for a, b in pairwise(bounds)))
-
-
-def _indexed(x: Value, dim: int, index: str) -> Value:
-    return Value(f"{x.within(ATOM)}[{', '.join(['...', index, *[':'] * (-dim - 1)])}]", kind=x.kind)
+    return Value("", "sequence", items=tuple(_at(x, at, f"{a}:{b}") for a, b in pairwise(bounds)))
 
 
 @RULES("contiguous", "clone", "detach", "cpu", "cuda")

@@ -21,11 +21,11 @@ from lastbit.inputs.choices import (
     row_layouts,
     tensor_choices,
 )
-from lastbit.inputs.fingerprint import fingerprint, fingerprints_of, value_fingerprint
+from lastbit.inputs.fingerprint import fingerprint, fingerprints_of
 from lastbit.inputs.layouts import LAYOUTS, Layout, applicable_layouts
 from lastbit.inputs.of_case import Inputs, Rebound, bare, build, fingerprints, holding, refilled
 from lastbit.inputs.overlap import overlaps
-from lastbit.inputs.poison import Differences, Poison, differences, poison_mask, unwritten
+from lastbit.inputs.poison import Differences, Poison, differences, unwritten
 from lastbit.inputs.values import regimes
 from lastbit.inputs.written import Violation, violations
 
@@ -61,7 +61,6 @@ __all__ = [
     "leading_dims",
     "least_rows",
     "overlaps",
-    "poison_mask",
     "refilled",
     "regimes",
     "residues",
@@ -70,7 +69,6 @@ __all__ = [
     "tensor_choices",
     "unequal",
     "unwritten",
-    "value_fingerprint",
     "violations",
     "widths",
     "widths_with",

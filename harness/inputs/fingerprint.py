@@ -36,14 +36,6 @@ def fingerprints_of(tensors: Sequence[Tensor], *, values: bool = False) -> list[
     ]
 
 
-def value_fingerprint(tensor: Tensor) -> str:
-    """Return the fingerprint of the values with one kind of NaN: payloads and signs of NaN differ between devices."""
-    if not tensor.is_floating_point():
-        return fingerprint(tensor)
-    values = tensor if tensor.dtype is torch.float64 else tensor.to(torch.float32)
-    return fingerprint(torch.where(torch.isnan(values), torch.nan, values))
-
-
 def combined(fingerprints: Mapping[str, str]) -> str:
     """Return one fingerprint of several named ones; the order of the names does not matter."""
     return f"{key_of(*sorted(fingerprints.items())):016x}"

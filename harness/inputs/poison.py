@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lastbit.errors import UsageError
 from lastbit.inputs.bits import bits_of
 from lastbit.inputs.blocks import pieces
 from lastbit.inputs.guards import canary, integer_of
@@ -53,13 +52,6 @@ class Differences:
     unwritten: int
     uninitialised: int
     changed: int
-
-
-def poison_mask(tensor: Tensor, poison: int) -> Tensor:
-    """Return which elements of `tensor` hold the bits that a first allocation gets with `poison` (0 or 1), as bool."""
-    if poison not in POISONS:
-        raise UsageError(f"poison={poison!r} must be 0 or 1")
-    return _mask(tensor, poison)
 
 
 def held_before(tensor: Tensor, allocations: int) -> Tensor:

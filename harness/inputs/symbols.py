@@ -117,7 +117,7 @@ class Symbol:
 
     def clamp(self, *, max: float) -> Symbol:
         most = self.tape.constant(max, self.dtype)
-        return _where(self > most, most, self)
+        return _where(self._with(">", most), most, self)
 
     def _with(self, sign: str, other: object, *, swapped: bool = False) -> Symbol:
         if sign in _IN_TEXT and isinstance(other, int) and not swapped:
@@ -136,58 +136,32 @@ class Symbol:
             raise Unfusable(f"{self.dtype} with {value!r}")
         return self.tape.constant(value, self.dtype)
 
-    def __add__(self, other: object) -> Symbol:
-        return self._with("+", other)
-
-    def __radd__(self, other: object) -> Symbol:
-        return self._with("+", other, swapped=True)
-
-    def __sub__(self, other: object) -> Symbol:
-        return self._with("-", other)
-
-    def __rsub__(self, other: object) -> Symbol:
-        return self._with("-", other, swapped=True)
-
-    def __mul__(self, other: object) -> Symbol:
-        return self._with("*", other)
-
-    def __rmul__(self, other: object) -> Symbol:
-        return self._with("*", other, swapped=True)
-
-    def __truediv__(self, other: Symbol) -> Symbol:
-        return self._with("/", other)
-
-    def __floordiv__(self, other: object) -> Symbol:
-        return self._with("//", other)
-
-    def __mod__(self, other: object) -> Symbol:
-        return self._with("%", other)
-
-    def __rshift__(self, other: int) -> Symbol:
-        return self._with(">>", other)
-
-    def __lshift__(self, other: int) -> Symbol:
-        return self._with("<<", other)
-
-    def __and__(self, other: object) -> Symbol:
-        return self._with("&", other)
-
-    def __or__(self, other: object) -> Symbol:
-        return self._with("|", other)
-
-    def __lt__(self, other: object) -> Symbol:
-        return self._with("<", other)
-
-    def __gt__(self, other: object) -> Symbol:
-        return self._with(">", other)
-
-    def __ge__(self, other: object) -> Symbol:
-        return self._with(">=", other)
-
-    def __eq__(self, other: object) -> Symbol:  # type: ignore[override]
-        return self._with("==", other)
-
     __hash__ = None  # type: ignore[assignment]
+
+
+def _operator(sign: str, *, swapped: bool = False) -> Callable[[Symbol, object], Symbol]:
+    return lambda self, other: self._with(sign, other, swapped=swapped)
+
+
+for _name, _sign in {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "rshift": ">>",
+    "lshift": "<<",
+    "and": "&",
+    "or": "|",
+    "lt": "<",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+}.items():
+    setattr(Symbol, f"__{_name}__", _operator(_sign))
+for _name, _sign in {"radd": "+", "rsub": "-", "rmul": "*"}.items():
+    setattr(Symbol, f"__{_name}__", _operator(_sign, swapped=True))
 
 
 def _where(condition: Symbol, first: object, second: object) -> Symbol:

@@ -18,7 +18,7 @@ import triton.language as tl
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
-from lastbit.interpret import arithmetic, mma
+from lastbit.interpret import arithmetic
 from lastbit.interpret.block_pointers import Compositions
 from lastbit.interpret.coalescing import advanced, alike, broadcast, filled, histogram, programs_of
 from lastbit.interpret.failure import missing
@@ -52,6 +52,25 @@ def origin(operands: Iterable[Any]) -> dict[str, str]:
 
 def handle(data: Array, dtype: Any) -> Any:
     return TensorHandle(data, dtype.scalar)
+
+
+def _absolute(x: Array) -> Array:
+    bits = bits_of(np.ascontiguousarray(x))
+    return (bits & (np.iinfo(bits.dtype).max >> 1)).view(x.dtype)
+
+
+def _erf(x: Array) -> Array:
+    erf: Array = torch.erf(torch.from_numpy(x.astype(np.float64))).numpy()
+    return erf.astype(x.dtype)
+
+
+def _elementwise(function: Callable[..., Array]) -> Callable[..., Any]:
+    """Return the method for an operation whose result has the type of the first operand."""
+
+    def operation(self: Builder, arg: Any, *others: Any) -> Any:
+        return self.apply(function, arg.dtype, arg, *others)
+
+    return operation
 
 
 class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
@@ -184,20 +203,23 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
             op = np.bitwise_and if op is np.multiply else np.bitwise_xor  # one-bit integers wrap
         return self.apply(_in_first_dtype(op, x, y), lhs.dtype, lhs, rhs)
 
-    def create_idiv(self, lhs: Any, rhs: Any) -> Any:
-        return self.apply(lambda x, y: (x - np.fmod(x, y)) // y, lhs.dtype, lhs, rhs)
+    create_idiv = _elementwise(lambda x, y: (x - np.fmod(x, y)) // y)
+    create_minimumf = _elementwise(partial(arithmetic.minimum, propagate_nan=True))
+    create_minnumf = _elementwise(arithmetic.minimum)
+    create_maximumf = _elementwise(partial(arithmetic.maximum, propagate_nan=True))
+    create_maxnumf = _elementwise(arithmetic.maximum)
+    create_fma = _elementwise(arithmetic.fma)
+    create_umulhi = _elementwise(arithmetic.multiply_high)
+    create_ashr = _elementwise(np.right_shift)
+    create_fabs = _elementwise(_absolute)
+    create_rsqrt = _elementwise(arithmetic.rsqrt)
+    create_erf = _elementwise(_erf)
 
-    def create_minimumf(self, lhs: Any, rhs: Any) -> Any:
-        return self.apply(partial(arithmetic.minimum, propagate_nan=True), lhs.dtype, lhs, rhs)
-
-    def create_minnumf(self, lhs: Any, rhs: Any) -> Any:
-        return self.apply(arithmetic.minimum, lhs.dtype, lhs, rhs)
-
-    def create_maximumf(self, lhs: Any, rhs: Any) -> Any:
-        return self.apply(partial(arithmetic.maximum, propagate_nan=True), lhs.dtype, lhs, rhs)
-
-    def create_maxnumf(self, lhs: Any, rhs: Any) -> Any:
-        return self.apply(arithmetic.maximum, lhs.dtype, lhs, rhs)
+    # Measured on an H200: these flush fp32 subnormals, sqrt_rn, exp and log do not.
+    create_exp2 = _elementwise(lambda x: flush_subnormals(arithmetic.via_float64(np.exp2)(x)))
+    create_sqrt = _elementwise(lambda x: np.sqrt(flush_subnormals(x)))
+    create_floor = _elementwise(lambda x: np.floor(flush_subnormals(x)))
+    create_ceil = _elementwise(lambda x: np.ceil(flush_subnormals(x)))
 
     def create_clampf(self, arg: Any, low: Any, high: Any, propagate_nans: Any) -> Any:
         propagate = propagate_nans == ir.PROPAGATE_NAN.ALL
@@ -207,44 +229,12 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
 
         return self.apply(clamp, arg.dtype, arg, low, high)
 
-    def create_fma(self, x: Any, y: Any, z: Any) -> Any:
-        return self.apply(arithmetic.fma, z.dtype, x, y, z)
-
-    def create_umulhi(self, lhs: Any, rhs: Any) -> Any:
-        return self.apply(arithmetic.multiply_high, lhs.dtype, lhs, rhs)
-
-    def create_ashr(self, lhs: Any, rhs: Any) -> Any:
-        return self.apply(np.right_shift, lhs.dtype, lhs, rhs)
-
     def create_select(self, cond: Any, lhs: Any, rhs: Any) -> Any:
         return self.apply(arithmetic.select, lhs.dtype, cond, lhs, rhs)
-
-    def create_fabs(self, arg: Any) -> Any:
-        return self.apply(_absolute, arg.dtype, arg)
 
     def unary_op(self, arg: Any, op: Any) -> Any:
         exact = op in (np.negative, np.abs, np.sqrt)
         return self.apply(op if exact else arithmetic.via_float64(op), arg.dtype, arg)
-
-    # Measured on an H200: these flush fp32 subnormals, sqrt_rn, exp and log do not.
-
-    def create_exp2(self, arg: Any) -> Any:
-        return self.apply(lambda x: flush_subnormals(arithmetic.via_float64(np.exp2)(x)), arg.dtype, arg)
-
-    def create_sqrt(self, arg: Any) -> Any:
-        return self.apply(lambda x: np.sqrt(flush_subnormals(x)), arg.dtype, arg)
-
-    def create_floor(self, arg: Any) -> Any:
-        return self.apply(lambda x: np.floor(flush_subnormals(x)), arg.dtype, arg)
-
-    def create_ceil(self, arg: Any) -> Any:
-        return self.apply(lambda x: np.ceil(flush_subnormals(x)), arg.dtype, arg)
-
-    def create_rsqrt(self, arg: Any) -> Any:
-        return self.apply(arithmetic.rsqrt, arg.dtype, arg)
-
-    def create_erf(self, arg: Any) -> Any:
-        return self.apply(_erf, arg.dtype, arg)
 
     def create_extern_elementwise(
         self, library: str, path: str, symbol: str, arguments: list[Any], return_type: Any, is_pure: bool
@@ -329,26 +319,20 @@ def _in_first_dtype(op: Callable[..., Array], x: DType, y: DType) -> Callable[..
     return lambda a, b: op(a, b).astype(x)
 
 
-def _absolute(x: Array) -> Array:
-    bits = bits_of(np.ascontiguousarray(x))
-    return (bits & (np.iinfo(bits.dtype).max >> 1)).view(x.dtype)
-
-
-def _erf(x: Array) -> Array:
-    erf: Array = torch.erf(torch.from_numpy(x.astype(np.float64))).numpy()
-    return erf.astype(x.dtype)
-
-
 def _dot(truncated: bool, a: Array, b: Array, d: Array) -> Array:
     if d.dtype.kind == "i":
         product: Array = np.matmul(a, b, dtype=d.dtype) + d
         return product
-    if (model := mma.requested(a, d)) is not None:
-        return mma.dot(model, a, b, d)
     if truncated:
         a, b = _tf32(a.astype(np.float32)), _tf32(b.astype(np.float32))
-    # In fp64, sums of products of 16-bit floats are exact, unless they are 30 binades apart. In fp32 the bits of a row
-    # would depend on its place in the tile, because BLAS adds the last rows of some heights in another order.
+    return _accumulated(a, b, d)
+
+
+def _accumulated(a: Array, b: Array, d: Array) -> Array:
+    """Return a @ b + d in fp64, rounded: sums of products of 16-bit floats are exact unless 30 binades apart.
+
+    In fp32 the bits of a row would depend on its place in the tile: BLAS adds the last rows of some heights otherwise.
+    """
     return round_float(np.matmul(a.astype(np.float64), b.astype(np.float64)) + d.astype(np.float64), d.dtype)
 
 

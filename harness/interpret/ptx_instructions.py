@@ -51,17 +51,13 @@ def canonical(x: Array) -> Array:
     return np.where(nan, np.iinfo(bits.dtype).max >> 1, bits).astype(bits.dtype).view(x.dtype)
 
 
-def _rounding(modifiers: frozenset[str]) -> str:
-    return next((ROUNDINGS[m] for m in modifiers if m in ROUNDINGS), "rn")
-
-
 def _floats(operation: str, plain: Function, integers: Function | None = None) -> Maker:
     """Return the maker of a rounded floating-point operation; for integer types it returns `integers`."""
 
     def make(modifiers: frozenset[str], dtype: DType) -> Function | None:
         if not is_float(dtype):
             return integers
-        direction = _rounding(modifiers)
+        direction = next((ROUNDINGS[m] for m in modifiers if m in ROUNDINGS), "rn")
         if dtype == np.float32 and operation != "none":
             return arithmetic.directed(operation, direction)
         return plain if direction == "rn" else None

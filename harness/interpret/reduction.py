@@ -74,12 +74,8 @@ def _combined(tree: Callable[[Parts, Combine, On], Parts], combine_fn: Any, tens
     handles = tuple(x.handle for x in tensors)
     operation = interpreter_semantic.builder.create_of_arrays
     if (direct := _direct(combine_fn, tensors)) is not None:
-        return (operation(lambda x: tree((x,), direct, _on_arrays)[0], *handles),)
+        return (operation(lambda x: tree((x,), direct, lambda function, *parts: function(*parts))[0], *handles),)
     return tree(handles, _by_language(combine_fn, tuple(x.dtype for x in tensors)), operation)
-
-
-def _on_arrays(function: Callable[..., Array], *parts: Array) -> Array:
-    return function(*parts)
 
 
 def _axis_last(ndim: int, axis: int | None, x: Array) -> Array:

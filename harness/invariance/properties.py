@@ -19,7 +19,7 @@ from lastbit.invariance.streams import CONTENTION, STREAM
 from lastbit.invariance.torch_compile import COMPILED
 from lastbit.kernel import Kernel
 from lastbit.ops import Op
-from lastbit.relations import Independent, Relation
+from lastbit.relations import Independent
 
 GENERIC: tuple[Property, ...] = (ROWS, PERMUTATION, PADDING, LAYOUT, IN_PLACE)
 
@@ -31,13 +31,9 @@ def properties_of(op: Op) -> dict[str, Property]:
     """Name → property: those of any op, and those that this one declares; of one name they are one property."""
     found = {property.name: property for property in (*GENERIC, *WAYS)}
     for declared in op.relations:
-        own = _declared(declared)
+        own = of_independent(declared) if isinstance(declared, Independent) else of_relation(declared)
         found[own.name] = both(found[own.name], own) if own.name in found else own
     return found
-
-
-def _declared(declared: Relation | Independent) -> Property:
-    return of_independent(declared) if isinstance(declared, Independent) else of_relation(declared)
 
 
 def check_declared(kernel: Kernel, op: Op) -> None:

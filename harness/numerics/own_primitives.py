@@ -51,6 +51,11 @@ class Primitive:
     def __call__(self, x: Enclosure) -> Enclosure:
         return enclosed(self, x)
 
+    @property
+    def __name__(self) -> str:
+        """What a formula calls it, as if it were a function."""
+        return self.name
+
 
 def primitive(name: str, exact: Exact, *, shape: Literal["rising", "falling"] | Extent, bound: Bound) -> Primitive:
     """Make a primitive of a project's own.
@@ -112,59 +117,6 @@ _FAR = 2.0**30
 _SLACK = 2.0**-20
 """Of a turn: more than fp64 errs in telling which turning points are within an interval nearer than `_FAR`."""
 
-_exp2 = primitive("exp2", torch.exp2, shape="rising", bound=DOCUMENTED["exp2"])
-_log = primitive("log", torch.log, shape="rising", bound=DOCUMENTED["log"])
-_log2 = primitive("log2", torch.log2, shape="rising", bound=DOCUMENTED["log2"])
-_log1p = primitive("log1p", torch.log1p, shape="rising", bound=DOCUMENTED["log1p"])
-_expm1 = primitive("expm1", torch.expm1, shape="rising", bound=DOCUMENTED["expm1"])
-_tanh = primitive("tanh", torch.tanh, shape="rising", bound=DOCUMENTED["tanh"])
-_erf = primitive("erf", torch.erf, shape="rising", bound=DOCUMENTED["erf"])
-
-
-def exp2(x: Enclosure) -> Enclosure:
-    """Return 2**x."""
-    return _exp2(x)
-
-
-def log(x: Enclosure) -> Enclosure:
-    """Return the natural logarithm; NaN for negative numbers. That of a subnormal number may be -inf."""
-    return _log(x)
-
-
-def log2(x: Enclosure) -> Enclosure:
-    """Return the logarithm to base 2; NaN for negative numbers. That of a subnormal number may be -inf."""
-    return _log2(x)
-
-
-def log1p(x: Enclosure) -> Enclosure:
-    """Return log(1 + x) as accurate near zero as a function of its own is; NaN below -1."""
-    return _log1p(x)
-
-
-def expm1(x: Enclosure) -> Enclosure:
-    """Return e**x - 1 as accurate near zero as a function of its own is."""
-    return _expm1(x)
-
-
-def tanh(x: Enclosure) -> Enclosure:
-    """Return tanh by a function of that name; formulas of exponentials and tanh.approx are less accurate."""
-    return _tanh(x)
-
-
-def erf(x: Enclosure) -> Enclosure:
-    """Return the error function."""
-    return _erf(x)
-
-
-def sin(x: Enclosure) -> Enclosure:
-    """Return the sine of x in radians, with an argument reduction that is exact enough for every fp32 number."""
-    return _sin(x)
-
-
-def cos(x: Enclosure) -> Enclosure:
-    """Return the cosine of x in radians, with an argument reduction that is exact enough for every fp32 number."""
-    return _cos(x)
-
 
 def _extremes(exact: Exact, crest: float) -> Extent:
     """Return the extent of a wave: its least and largest value between two phases; crests are at `crest` + n turns."""
@@ -187,5 +139,33 @@ def _reaches(lo: Tensor, hi: Tensor, phase: float) -> Tensor:
     return torch.ceil(lo / turn - phase - _SLACK) <= torch.floor(hi / turn - phase + _SLACK)
 
 
-_sin = primitive("sin", torch.sin, shape=_extremes(torch.sin, 0.25), bound=DOCUMENTED["sin"])
-_cos = primitive("cos", torch.cos, shape=_extremes(torch.cos, 0.0), bound=DOCUMENTED["cos"])
+def _documented(name: str, exact: Exact, shape: Literal["rising", "falling"] | Extent = "rising") -> Primitive:
+    return primitive(name, exact, shape=shape, bound=DOCUMENTED[name])
+
+
+exp2 = _documented("exp2", torch.exp2)
+"""2**x."""
+
+log = _documented("log", torch.log)
+"""The natural logarithm; NaN for negative numbers. That of a subnormal number may be -inf."""
+
+log2 = _documented("log2", torch.log2)
+"""The logarithm to base 2; NaN for negative numbers. That of a subnormal number may be -inf."""
+
+log1p = _documented("log1p", torch.log1p)
+"""log(1 + x) as accurate near zero as a function of its own is; NaN below -1."""
+
+expm1 = _documented("expm1", torch.expm1)
+"""e**x - 1 as accurate near zero as a function of its own is."""
+
+tanh = _documented("tanh", torch.tanh)
+"""tanh by a function of that name; formulas of exponentials and tanh.approx are less accurate."""
+
+erf = _documented("erf", torch.erf)
+"""The error function."""
+
+sin = _documented("sin", torch.sin, _extremes(torch.sin, 0.25))
+"""The sine of x in radians, with an argument reduction that is exact enough for every fp32 number."""
+
+cos = _documented("cos", torch.cos, _extremes(torch.cos, 0.0))
+"""The cosine of x in radians, with an argument reduction that is exact enough for every fp32 number."""

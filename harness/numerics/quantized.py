@@ -1,8 +1,7 @@
 """Weights in narrow codes with a scale per row or per group: how they are stored, and the numbers they stand for.
 
 A weight is [..., N, K]. Each code means a level, and an element is (level − zero) · scale, one fp32 operation. Codes of
-four bits are packed along K into words, the first one in the lowest bits. `SCHEMES` holds all that differs; how
-weights are put into codes is in `quantizers`.
+four bits are packed along K into words, the first one in the lowest bits. `SCHEMES` holds all that differs.
 """
 
 from __future__ import annotations
@@ -94,24 +93,10 @@ def dequantized(
     return (Enclosure.point(groups) * per_group).rounded(fmt).joined()
 
 
-def pack(codes: Tensor, words: torch.dtype, bits: int = 4) -> Tensor:
-    """Pack codes [..., K] of `bits` bits into words [..., K / codes per word]; the first code is in the lowest bits.
-
-    Raises:
-        ValueError: a code out of range, or a last word that is not full.
-    """
-    per_word = words.itemsize * 8 // bits
-    if codes.shape[-1] % per_word:
-        raise ValueError(f"{codes.shape[-1]} codes do not fill words of {words}, which hold {per_word} each")
-    if codes.numel() and not 0 <= int(codes.amin()) <= int(codes.amax()) < 1 << bits:
-        raise ValueError(f"codes are {int(codes.amin())} to {int(codes.amax())}; {bits} bits hold 0 to {2**bits - 1}")
-    grouped: Tensor = codes.to(torch.int64).unflatten(-1, (-1, per_word))
-    return (grouped << _shifts(words, bits, codes.device)).sum(-1).to(words)  # the cast keeps the low bits
-
-
 def unpack(words: Tensor, bits: int = 4) -> Tensor:
-    """Unpack codes (int64, from 0) [..., K] from words [..., K / codes per word]; the inverse of `pack`."""
-    shifted = words.to(torch.int64).unsqueeze(-1) >> _shifts(words.dtype, bits, words.device)
+    """Unpack codes (int64, from 0) [..., K] from words [..., K / codes per word]; the first is in the lowest bits."""
+    shifts = torch.arange(0, words.itemsize * 8, bits, device=words.device)
+    shifted = words.to(torch.int64).unsqueeze(-1) >> shifts
     return (shifted & ((1 << bits) - 1)).flatten(-2)
 
 
@@ -124,10 +109,6 @@ def power_of_two(exponent: Tensor) -> Tensor:
 def either(dtypes: tuple[torch.dtype, ...]) -> str:
     """Join the names of dtypes by "or"."""
     return " or ".join(map(str, dtypes))
-
-
-def _shifts(words: torch.dtype, bits: int, device: torch.device) -> Tensor:
-    return torch.arange(0, words.itemsize * 8, bits, device=device)
 
 
 @cache

@@ -187,10 +187,6 @@ def _abs(mode: Mode, out: Tensor, x: Tensor) -> Residues:
     return Residues.where(x < 0, -own, own).open_where((x == 0) & (own.p != 0))
 
 
-def _where(mode: Mode, out: Tensor, mask: Tensor, a: Any, b: Any) -> Residues:
-    return Residues.chosen(mask, mode.of(a), mode.of(b), torch.as_tensor(a == b))
-
-
 def _clamp(mode: Mode, out: Tensor, x: Tensor, min: Any = None, max: Any = None) -> Residues:
     own = mode.of(x)
     for limit, beyond in ((min, operator.lt), (max, operator.gt)):
@@ -203,10 +199,6 @@ def _clamp(mode: Mode, out: Tensor, x: Tensor, min: Any = None, max: Any = None)
     return own
 
 
-def _relu(mode: Mode, out: Tensor, x: Tensor) -> Residues:
-    return _clamp(mode, out, x, min=0)
-
-
 def _chosen(mode: Mode, out: Tensor, a: Tensor, b: Tensor, first: Callable[[Tensor, Tensor], Tensor]) -> Residues:
     return Residues.chosen(first(a, b), mode.of(a), mode.of(b), torch.as_tensor(a == b)).unlimited
 
@@ -215,10 +207,6 @@ def _copysign(mode: Mode, out: Tensor, x: Any, sign: Any) -> Residues:
     own = mode.of(x)
     turned = torch.signbit(out) != torch.signbit(torch.as_tensor(x))
     return Residues.where(turned, -own, own)
-
-
-def _nan_to_num(mode: Mode, out: Tensor, x: Tensor, *args: object, **kwargs: object) -> Residues:
-    return Residues.where(torch.isfinite(x), mode.of(x), Residues.of(out))
 
 
 def _at(residues: Residues, dim: int, places: Tensor) -> Residues:
@@ -251,16 +239,15 @@ def _with_places(mode: Mode, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> 
     return found.moved(lambda n: n.reshape(4, *values.shape)), None
 
 
-def _max(mode: Mode, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(out, Tensor):
-        return _extreme(torch.argmax)(mode, out, x)
-    return _with_places(mode, out, x, *args[:1], **kwargs)
+def _one_or_places(arg: Callable[..., Tensor]) -> Rule:
+    """Return the rule of max or min, of all elements or along a dimension."""
 
+    def rule(mode: Mode, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(out, Tensor):
+            return _extreme(arg)(mode, out, x)
+        return _with_places(mode, out, x, *args[:1], **kwargs)
 
-def _min(mode: Mode, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(out, Tensor):
-        return _extreme(torch.argmin)(mode, out, x)
-    return _with_places(mode, out, x, *args[:1], **kwargs)
+    return rule
 
 
 def _topk(mode: Mode, out: Any, x: Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
@@ -396,6 +383,9 @@ def _linear(func: Callable[..., Tensor]) -> Callable[..., Residues]:
         return Residues(torch.stack([*made.numbers[:3], flags]))
 
     return rule
+
+
+_SUMS = ("cumsum", "unfold_backward", "scatter_add", "embedding_dense_backward", "trace")
 
 
 def _mask(reached: Tensor | bool, like: Tensor) -> Tensor:
@@ -622,28 +612,23 @@ RULES: dict[str, Rule] = {name: _alone(formula) for name, formula in FORMULAS.it
     "fill": lambda mode, out, x, value: mode.of(value),
     "copy": lambda mode, out, x, source, *args: mode.of(source),
     "abs": _abs,
-    "where": _where,
+    "where": lambda mode, out, mask, a, b: Residues.chosen(mask, mode.of(a), mode.of(b), torch.as_tensor(a == b)),
     "clamp": _clamp,
     "clamp_min": lambda mode, out, x, end: _clamp(mode, out, x, min=end),
     "clamp_max": lambda mode, out, x, end: _clamp(mode, out, x, max=end),
-    "relu": _relu,
+    "relu": lambda mode, out, x: _clamp(mode, out, x, min=0),
     "threshold_backward": lambda mode, out, grad, x, limit: Residues.where(x > limit, mode.of(grad), _number(0)),
     "maximum": lambda mode, out, a, b: _chosen(mode, out, a, b, torch.ge),
     "minimum": lambda mode, out, a, b: _chosen(mode, out, a, b, torch.le),
     "fmax": lambda mode, out, a, b: _chosen(mode, out, a, b, lambda x, y: (x >= y) | y.isnan()),
     "fmin": lambda mode, out, a, b: _chosen(mode, out, a, b, lambda x, y: (x <= y) | y.isnan()),
     "copysign": _copysign,
-    "nan_to_num": _nan_to_num,
+    "nan_to_num": lambda mode, out, x, *args, **kw: Residues.where(x.isfinite(), mode.of(x), Residues.of(out)),
     "amax": _extreme(torch.argmax),
     "amin": _extreme(torch.argmin),
-    "max": _max,
-    "min": _min,
-    "sort": _with_places,
-    "median": _with_places,
-    "nanmedian": _with_places,
-    "mode": _with_places,
-    "cummax": _with_places,
-    "cummin": _with_places,
+    "max": _one_or_places(torch.argmax),
+    "min": _one_or_places(torch.argmin),
+    **dict.fromkeys(("sort", "median", "nanmedian", "mode", "cummax", "cummin"), _with_places),
     "topk": _topk,
     "kthvalue": _topk,
     **dict.fromkeys(("ceil", "floor", "round", "trunc"), _whole),
@@ -659,19 +644,13 @@ RULES: dict[str, Rule] = {name: _alone(formula) for name, formula in FORMULAS.it
     "linalg_vector_norm": _norm,
     "norm": _norm,
     "prod": _product,
-    "cumsum": _linear(aten.cumsum),
     "index_add": _index_add,
     "bincount": _bincount,
-    "unfold_backward": _linear(aten.unfold_backward),
-    "scatter_add": _linear(aten.scatter_add),
-    "embedding_dense_backward": _linear(aten.embedding_dense_backward),
-    "trace": _linear(aten.trace),
+    **{name: _linear(getattr(aten, name)) for name in _SUMS},
     "scatter_reduce": _scatter_reduce,
     "index_put": _index_put,
     "_unsafe_index_put": _index_put,
-    "addmm": _with_bias,
-    "addmv": _with_bias,
-    "baddbmm": _with_bias,
+    **dict.fromkeys(("addmm", "addmv", "baddbmm"), _with_bias),
     "linear": _linear_layer,
     "_softmax": _softmax,
     "_safe_softmax": lambda mode, out, x, dim, dtype=None: _softmax(mode, out, x, dim, False),

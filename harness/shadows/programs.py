@@ -262,18 +262,6 @@ class Shadow(Builder):
         self.give(made, found if precision >= 24 else Residues.of(values_of(made)).written_as(found))
         return made
 
-    def get_fp16(self, value: float) -> Any:
-        return self._number(super().get_fp16(value), value)
-
-    def get_bf16(self, value: float) -> Any:
-        return self._number(super().get_bf16(value), value)
-
-    def get_fp32(self, value: float) -> Any:
-        return self._number(super().get_fp32(value), value)
-
-    def get_fp64(self, value: float) -> Any:
-        return self._number(super().get_fp64(value), value)
-
     def get_null_value(self, type: Any) -> Any:
         made = super().get_null_value(type)
         return self._number(made, 0.0) if is_float(made.data.dtype) else made
@@ -287,8 +275,9 @@ class Shadow(Builder):
         if not self._following or isinstance(input, tuple) or not is_float(input.handle.data.dtype):
             return function(input, axis, combine_fn, *args, **kw)
         data, standard = input.handle.data, tl.standard
+        extrema = standard._elementwise_max, standard._elementwise_min
         reduces, wide = function.__name__ == "reduce", data.dtype.itemsize >= 4
-        if not reduces or not (combine_fn in _extrema() or (wide and combine_fn is standard._sum_combine)):
+        if not reduces or not (combine_fn in extrema or (wide and combine_fn is standard._sum_combine)):
             return function(input, axis, wraps(combine_fn)(lambda *xs: combine_fn(*xs)), *args, **kw)
         made = self.quietly(function, input, axis, combine_fn, *args, **kw)
         axis = getattr(axis, "value", axis)
@@ -401,10 +390,6 @@ def _of_integers(data: Array) -> Residues:
     return residues.open_where(whole < 0) if data.dtype == np.uint64 else residues
 
 
-def _extrema() -> tuple[Any, Any]:
-    return tl.standard._elementwise_max, tl.standard._elementwise_min
-
-
 def _extreme(x: Residues, values: Tensor, dim: int, *, largest: bool) -> Residues:
     """Return the extreme along a dimension, by values; OPEN where others of its value have other residues."""
     known = torch.where(torch.isnan(values), -math.inf if largest else math.inf, values)
@@ -503,10 +488,6 @@ def _selected(self: Shadow, made: Any, condition: Any, x: Any, y: Any) -> Residu
 def _absolute(self: Shadow, made: Any, x: Any) -> Residues:
     residues = self.residues(x)
     return Residues.where(values_of(x) < 0, -residues, residues)
-
-
-def _whole(self: Shadow, made: Any, x: Any) -> Residues:
-    return whole(values_of(x), self.residues(x), values_of(made))
 
 
 def _remainder(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
@@ -608,7 +589,10 @@ _CHOICES: dict[str, Rule] = {
     **dict.fromkeys(("minimumf", "minnumf", "maximumf", "maxnumf", "clampf"), _chosen),
     **dict.fromkeys(("fmin", "fmax", "min", "max"), _chosen),
     **dict.fromkeys(("fabs", "abs"), _absolute),
-    **dict.fromkeys(("floor", "ceil", "trunc", "rint", "nearbyint", "round"), _whole),
+    **dict.fromkeys(
+        ("floor", "ceil", "trunc", "rint", "nearbyint", "round"),
+        lambda self, made, x: whole(values_of(x), self.residues(x), values_of(made)),
+    ),
     **dict.fromkeys(("frem", "fmod"), _remainder),
     "copysign": _signed,
     "pow": _power,
@@ -865,5 +849,11 @@ def _shadowed(name: str) -> Callable[..., Any]:
     return method
 
 
+def _constant(name: str) -> Callable[[Shadow, float], Any]:
+    return lambda self, value: self._number(getattr(super(Shadow, self), name)(value), value)
+
+
+for _name in ("get_fp16", "get_bf16", "get_fp32", "get_fp64"):
+    setattr(Shadow, _name, _constant(_name))
 for _name in (f"create_{name}" for name in (*_RULES, *_EFFECTS)):
     setattr(Shadow, _name, _shadowed(_name))

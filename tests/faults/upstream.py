@@ -17,9 +17,9 @@ from torch import Tensor
 
 from lastbit.inputs import guarded_allocations
 from lastbit.kernel import Kernel
-from lastbit.numerics.quantizers import encoded
 from tests.faults import hunt
 from tests.faults.plant import Fault, kernel_of
+from tests.quantizers import encoded
 
 TOKENS, SLOTS, EXPERTS, HIDDEN, INTERMEDIATE, RANK, SCALING = 4, 8, 32, 256, 128, 16, 2.0
 THEIR_HIDDEN = 7168

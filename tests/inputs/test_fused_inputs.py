@@ -22,7 +22,7 @@ from lastbit.dtypes import DTYPES
 from lastbit.inputs import build, device_code, fused, lines, values
 from lastbit.inputs.bits import NAN_BITS, bits_of
 from lastbit.inputs.device_code import encoded
-from lastbit.inputs.fingerprint import fingerprint, value_fingerprint
+from lastbit.inputs.fingerprint import fingerprint, fingerprints_of
 from lastbit.inputs.guards import extent
 from lastbit.inputs.regimes import REGIMES
 from lastbit.interpret import install
@@ -187,6 +187,10 @@ def bit_patterns(dtype: torch.dtype) -> Tensor:
         [0, 1, -1, NAN_BITS.get(dtype, 5), NAN_BITS.get(dtype, 5) + 1, 0x7F800001, 0xFF800000 - (1 << 32)]
     )
     return torch.cat([words, edges, edges << 32]).to(integers).view(dtype)
+
+
+def value_fingerprint(tensor: Tensor) -> str:
+    return fingerprints_of([tensor], values=True)[0]
 
 
 @pytest.mark.parametrize("values_only", [False, True])

@@ -14,9 +14,9 @@ import triton.language as tl
 
 from lastbit.interpret import install
 from lastbit.interpret.inline_asm import assembled
-from lastbit.interpret.mma import tensor_cores
 from tests import interpret_wild as wild
 from tests.interpret_kernels import raw_bits, values
+from tests.tensor_core_dots import tensor_cores
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:tl.make_block_ptr")
 H200 = np.load(Path(__file__).parents[1] / "interpret_wild_h200.npz")

@@ -17,8 +17,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lastbit.interpret import driver, install, launch, one_by_one
 from lastbit.interpret.driver import MULTIPROCESSORS
-from lastbit.interpret.mma import HOPPER, dot, tensor_cores
 from tests import interpret_wild as wild
+from tests.tensor_core_dots import HOPPER, dot, tensor_cores
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr", "ignore::RuntimeWarning")
 COMPOSED = [name for name in dict(wild.questions()) if "descriptor" in name or "pointer" in name]

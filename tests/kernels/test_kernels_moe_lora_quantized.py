@@ -14,9 +14,9 @@ from torch import Tensor
 
 from lastbit.kernel import load_kernels
 from lastbit.numerics.formats import cast, format_of
-from lastbit.numerics.quantized import SCHEMES, dequantized, pack, unpack
-from lastbit.numerics.quantizers import Quantized
+from lastbit.numerics.quantized import SCHEMES, dequantized, unpack
 from tests.quantized_weights import STORED, every_storage, stored
+from tests.quantizers import Quantized, pack
 from tests.rms_norm_contract import BF16, DEVICE, FOLDER, FP16, INTERPRETED, assert_bits, needs_device, normals
 
 pytestmark = needs_device

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lastbit.kernel import load_file
 from lastbit.numerics.formats import cast, format_of
-from lastbit.numerics.quantized import SCHEMES, dequantized, pack
-from lastbit.numerics.quantizers import Quantized, encoded
+from lastbit.numerics.quantized import SCHEMES, dequantized
 from tests.quantized_weights import every_storage, stored, weights
+from tests.quantizers import Quantized, encoded, pack
 from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, FP16, assert_bits, needs_device
 
 pytestmark = needs_device

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lastbit.numerics.formats import BF16, FP16, FP32, Format
-from lastbit.numerics.quantized import SCHEMES, dequantized, pack, unpack
-from lastbit.numerics.quantizers import Quantized
+from lastbit.numerics.quantized import SCHEMES, dequantized, unpack
 from tests.quantized_weights import STORED, every_storage, stored, value, weights
+from tests.quantizers import Quantized, pack
 
 NIBBLES = torch.arange(16)
 every_format = pytest.mark.parametrize("fmt", [BF16, FP16], ids=lambda fmt: fmt.name)

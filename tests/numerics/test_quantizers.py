@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lastbit.numerics.quantized import unpack
-from lastbit.numerics.quantizers import Quantized, encoded
 from tests.quantized_weights import STORED, every_storage, stored, value, weights
+from tests.quantizers import Quantized, encoded
 
 
 def test_codes_of_int8_against_a_loop_over_rows():

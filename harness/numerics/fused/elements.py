@@ -39,13 +39,6 @@ def unknown_where(x, lost):
 
 
 @triton.jit
-def extremes_of_two(a, b):
-    lo, hi = least(a, b), most(a, b)
-    lost = (lo != lo) & ((a == a) | (b == b))
-    return tl.where(lost, like(lo, -INF), lo), tl.where(lost, like(hi, INF), hi)
-
-
-@triton.jit
 def extremes(a, b, c, d):
     lo, hi = least(least(least(a, b), c), d), most(most(most(a, b), c), d)
     lost = (lo != lo) & ((a == a) | (b == b) | (c == c) | (d == d))

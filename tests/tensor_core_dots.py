@@ -1,4 +1,4 @@
-"""`tl.dot` in the order and with the truncation of tensor cores, on request.
+"""`tl.dot` of interpreted kernels in the order and with the truncation of tensor cores.
 
 In a step they add some products and the sum so far. Of each number they keep so many bits below the largest exponent
 among them, where a product has the sum of its factors' exponents, and of the new sum 24 bits; nothing is rounded.
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import numpy as np
 
+from lastbit.interpret import builder
 from lastbit.interpret.numpy_formats import BFLOAT16, Array, round_float
 from lastbit.numerics.tensor_cores import BY_CAPABILITY, TensorCores
 
@@ -20,23 +22,21 @@ HOPPER = BY_CAPABILITY[9, 0]
 _NONE = -(1 << 20)
 """The exponent of a number that does not count: zero."""
 
-_model: TensorCores | None = None
-
 
 @contextmanager
 def tensor_cores(model: TensorCores = HOPPER) -> Iterator[None]:
-    """Let products of matrices within add as `model` does, to the bit, instead of in an order of the CPU's."""
-    global _model
-    outer, _model = _model, model
-    try:
+    """Let interpreted products of matrices within add as `model` does, to the bit, instead of in an order of the CPU's.
+
+    That is what tapes do, too: they look up how products are added when they run.
+    """
+    plain = builder._accumulated
+
+    def accumulated(a: Array, b: Array, d: Array) -> Array:
+        known = a.dtype in (BFLOAT16, np.float16) and d.dtype == np.float32
+        return dot(model, a, b, d) if known else plain(a, b, d)
+
+    with patch.object(builder, "_accumulated", accumulated):
         yield
-    finally:
-        _model = outer
-
-
-def requested(a: Array, d: Array) -> TensorCores | None:
-    """Return the model by which factors like `a` are multiplied and added to `d`; None for any order."""
-    return _model if a.dtype in (BFLOAT16, np.float16) and d.dtype == np.float32 else None
 
 
 def dot(model: TensorCores, a: Array, b: Array, d: Array) -> Array:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lastbit.numerics.formats import Format, cast, ordinals, round_to
-from lastbit.numerics.quantized import E8M0_BIAS, LARGEST_ZERO, SCHEMES, Scheme, either, pack, power_of_two
+from lastbit.numerics.quantized import E8M0_BIAS, LARGEST_ZERO, SCHEMES, Scheme, either, power_of_two
 
 _E2M1 = Format("e2m1", torch.uint8, 2, 0, 6.0)
 _E2M1_LARGEST_EXPONENT = 2
@@ -39,6 +39,23 @@ class _Groups(NamedTuple):
     codes: Tensor
     scale: Tensor
     zero: Tensor | None = None
+
+
+def pack(codes: Tensor, words: torch.dtype, bits: int = 4) -> Tensor:
+    """Pack codes [..., K] of `bits` bits into words [..., K / codes per word]; the first code is in the lowest bits.
+
+    Raises:
+        ValueError: a code out of range, or a last word that is not full.
+    """
+    per_word = words.itemsize * 8 // bits
+    if codes.shape[-1] % per_word:
+        raise ValueError(f"{codes.shape[-1]} codes do not fill words of {words}, which hold {per_word} each")
+    if codes.numel() and not 0 <= int(codes.amin()) <= int(codes.amax()) < 1 << bits:
+        raise ValueError(f"codes are {int(codes.amin())} to {int(codes.amax())}; {bits} bits hold 0 to {2**bits - 1}")
+    grouped: Tensor = codes.to(torch.int64).unflatten(-1, (-1, per_word))
+    return (
+        (grouped << torch.arange(0, words.itemsize * 8, bits, device=codes.device)).sum(-1).to(words)
+    )  # the cast keeps the low bits
 
 
 def encoded(
