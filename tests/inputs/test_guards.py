@@ -197,7 +197,7 @@ ALLOCATE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def poison_mask(tensor: Tensor, poison: int) -> Tensor:
-    """The elements that hold the bits that a first allocation gets with this poison."""
+    """Return the elements that hold the bits that a first allocation gets with this poison."""
     return Poison(own=poison).masks(tensor)[0]
 
 
