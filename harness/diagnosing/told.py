@@ -115,13 +115,15 @@ def _place_of(place: Place, node: ast.expr) -> Place:
 
 
 def _flags(place: Place, left_out: bool) -> set[str]:
-    """Return the parameters of a function that are conditions of branches that only round."""
+    """Return the parameters that are conditions of branches which only round, in a block around a place."""
     function, found = _function(place), set[str]()
     if function is None:
         return found
     begins = place.line <= function.body[0].lineno  # it is handed the value, and hands it on
     own = set(_parameters(function)) if begins else _targets(n for n in ast.walk(function) if _is_around(n, place))
-    for branches in (n for n in ast.walk(function) if isinstance(n, ast.If)):
+    blocks = [b for n in ast.walk(function) for b in (getattr(n, "body", ()), getattr(n, "orelse", ())) if b]
+    around = [b for b in blocks if isinstance(b, list) and b[0].lineno <= place.line <= (b[-1].end_lineno or 0)]
+    for branches in (n for block in around or [function.body] for n in block if isinstance(n, ast.If)):
         rounding = [n for side in (branches.body, branches.orelse) if all(map(_only_rounds, side)) for n in side]
         later = [n for n in rounding if n.lineno > place.line and _targets([n]) & own]
         if later if left_out else any(_is_around(n, place) for n in rounding):
