@@ -13,8 +13,9 @@ from torch import Tensor
 from lastbit.interpret.numpy_formats import Array
 from lastbit.judging.problem import Problem
 from lastbit.tracing import Event, Log
+from lastbit.tracing.lanes import Addresses
+from lastbit.tracing.log import Write
 from lastbit.tracing.of_torch import UNWRITTEN
-from lastbit.tracing.writes import Addresses, Write
 
 MOST = 4096
 """Cells that are compared, but one row at least."""
@@ -129,8 +130,8 @@ def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, in
 def ends(log: Log, grid: Grid, where: Addresses) -> dict[int, tuple[Event, Array]]:
     """Map event numbers to the events that wrote the tensor's cells, with the element of each cell, -1 for none."""
     found: dict[int, tuple[Event, Array]] = {}
-    for write, positions, lanes in log.writes.last(where.at(grid.numbers), log.next()):
-        if write.event is not None and write.event.name.rpartition(".")[2] not in UNWRITTEN:
-            own = found.setdefault(write.event.number, (write.event, np.full(grid.size, -1)))[1]
+    for event, positions, lanes in log.sources(where, grid.numbers, log.next()):
+        if event.name.rpartition(".")[2] not in UNWRITTEN:
+            own = found.setdefault(event.number, (event, np.full(grid.size, -1)))[1]
             own[positions] = lanes
     return found

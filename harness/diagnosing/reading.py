@@ -19,8 +19,9 @@ from lastbit.reports.why import KernelTrace, StageMatch, Step
 from lastbit.tracing import Log, Path, follow
 from lastbit.tracing.cells import Ancestry, Expression, expressions
 from lastbit.tracing.follow import Visit
+from lastbit.tracing.lanes import Addresses
+from lastbit.tracing.log import Write
 from lastbit.tracing.of_torch import UNWRITTEN, array_of
-from lastbit.tracing.writes import Addresses, Write
 
 LARGEST = 1 << 20
 """Elements of the op's first input up to which a call is read: every expression has a value for each cell."""

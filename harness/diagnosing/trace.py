@@ -25,9 +25,9 @@ from lastbit.shadows.following import Followed, python_primitives
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.events import Program
+from lastbit.tracing.lanes import Addresses
 from lastbit.tracing.log import LIMIT
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
-from lastbit.tracing.writes import Addresses
 from lastbit.verify.check import Subject, examine, first_line
 from lastbit.verify.formula_check import by_formula, follows
 from lastbit.verify.worker import Watch, Workplace, unwatched
@@ -242,7 +242,7 @@ def _located(log: Log, tensor: Tensor, where: Addresses, index: tuple[int, ...])
     """Find the write of an element of a tensor, and the path that led to it."""
     number = np.array([np.ravel_multi_index(index, tuple(tensor.shape)) if index else 0])
     seen = SeenCall(log, tensor.clone(), where)
-    for write, _, lanes in log.writes.last(seen.where.at(number), log.next()):
+    for write, _, lanes in log.last(seen.where.at(number), log.next()):
         return replace(seen, write=write, path=follow(log, write.event, lanes) if write.event else Path())
     return seen
 

@@ -26,11 +26,9 @@ from lastbit.shadows.programs import Shadow, Shadowing
 from lastbit.tracing import lanes
 from lastbit.tracing.events import Again, Event, Made, Operand, Origin, Program, TracedLaunch
 from lastbit.tracing.kernel_frames import Places, places
-from lastbit.tracing.lanes import Source
+from lastbit.tracing.lanes import Source, flat, of_array, swapped
 from lastbit.tracing.log import Log
-from lastbit.tracing.nested_arguments import flat, swapped
 from lastbit.tracing.triton_lanes import BuilderCall, of_whole, sources_of
-from lastbit.tracing.writes import of_array
 
 NEAR = 2.0**-18
 """Relative error up to which what stands for a primitive is one."""

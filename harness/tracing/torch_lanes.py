@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lastbit.interpret.numpy_formats import Array
 from lastbit.tracing import lanes
-from lastbit.tracing.lanes import Source
-from lastbit.tracing.nested_arguments import flat, swapped
+from lastbit.tracing.lanes import Source, flat, swapped
 
 # Operations by what they do, where a tag of torch does not say it: element by element; along dimensions; along one of
 # them and of the same shape.
