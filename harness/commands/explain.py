@@ -99,12 +99,14 @@ def _check(options: argparse.Namespace, asked: Asked, case: Case) -> None:
 
 def _reasons(config: Config, options: argparse.Namespace) -> Iterator[Explanation]:
     [case] = config.lines
-    seconds, make = math.inf, Explainer
+    seconds = options.timeout if options.isolate else math.inf
     if options.isolate:
         from lastbit.judges.confined_explanations import ConfinedExplainer  # and with it all that runs judges
 
-        seconds, make = options.timeout, ConfinedExplainer
-    with make(config) as explainer:
+        explainer: ConfinedExplainer | Explainer = ConfinedExplainer(config)
+    else:
+        explainer = Explainer(config)
+    with explainer:
         for item in explainer.planned:
             yield explainer.explain(item.kernel, case, seconds=seconds).without_vain_test
 

@@ -109,8 +109,8 @@ def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, in
         others = np.nonzero(together)[0]
         chosen = np.concatenate([[worst], others[others != worst][:: max(1, -(-len(others) // MOST))]])
         shape = tuple(tensor.shape)
-        cells = tuple(np.unravel_index(chosen, shape)) if shape else ()
-        return Grid(problem, problem, tensor, shape, cells, shape, cells)
+        place = tuple(np.unravel_index(chosen, shape)) if shape else ()
+        return Grid(problem, problem, tensor, shape, place, shape, place)
     width = math.prod(tensor.shape[len(leading) :])
     columns = max(width, problem.main.shape[-1])
     rows = np.unique(np.nonzero(together)[0] // width)
@@ -120,11 +120,11 @@ def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, in
         return None
     at = np.unravel_index(rows, leading)
     row, column = np.divmod(np.arange(len(rows) * columns), columns)
-    chosen = tuple(map(torch.from_numpy, at))  # torch's would import sympy
-    part = {n: t[chosen] if n in problem.op.rows else t for n, t in problem.tensors.items()}
-    index, own, worst = (*(axis[row] for axis in at), column), (row, column), worst % width * (columns // width)
+    of_rows = tuple(map(torch.from_numpy, at))  # torch's would import sympy
+    part = {n: t[of_rows] if n in problem.op.rows else t for n, t in problem.tensors.items()}
+    cells, own, worst = (*(axis[row] for axis in at), column), (row, column), worst % width * (columns // width)
     own_shape = len(rows), columns
-    return Grid(problem, problem.on(part), tensor, (*leading, columns), index, own_shape, own, rows=True, worst=worst)
+    return Grid(problem, problem.on(part), tensor, (*leading, columns), cells, own_shape, own, rows=True, worst=worst)
 
 
 def ends(log: Log, grid: Grid, where: Addresses) -> dict[int, tuple[Event, Array]]:

@@ -133,8 +133,9 @@ def _flags(place: Place, left_out: bool) -> set[str]:
 
 def _is_around(node: ast.AST, place: Place) -> bool:
     """Return whether a node is a simple statement, in whose lines a place is."""
-    simple = isinstance(node, ast.Assign | ast.AugAssign | ast.Return)
-    return simple and node.lineno <= place.line <= (node.end_lineno or 0)
+    if not isinstance(node, ast.Assign | ast.AugAssign | ast.Return):
+        return False
+    return node.lineno <= place.line <= (node.end_lineno or 0)
 
 
 def _targets(statements: Iterable[ast.AST]) -> set[str]:
