@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import os
 import shlex
@@ -125,14 +126,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if told := _of_command(words):
         _say(told)
         return BROKEN
+    if argv is None:
+        gc.disable()
     parser = make_parser(words)
+    if argv is None:
+        _keep()
     options, rest = parser.parse_known_args(words)
     if "words" in options:  # those that stand behind an option, which argparse leaves
         options.words += [word for word in rest if word[:1] != "-"]
         rest = [word for word in rest if word[:1] == "-"]
     if unknown := _unknown(rest, vars(options)):
         parser.error(unknown)
-    return _guarded(lambda: int(options.command(options, rest)))
+    code = _guarded(lambda: int(options.command(options, rest)))
+    if argv is None:  # Python looks for garbage once more when it ends
+        _keep()
+    return code
+
+
+def _keep() -> None:
+    """Keep what is there from being searched for garbage: in torch alone that takes as long as half of its import."""
+    gc.freeze()
+    gc.enable()
 
 
 def _of_command(words: Sequence[str]) -> str:

@@ -6,13 +6,17 @@ Whatever goes to a console goes through here, which shows control characters in 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from lastbit.errors import LastbitError
+from lastbit.files import replace_file
 from lastbit.reports.characters import visible
 from lastbit.result import Verdict
 
@@ -24,6 +28,8 @@ STYLES: Mapping[Verdict, str] = {
     Verdict.FAILED: "bold red",
     Verdict.ERRORED: "bold magenta",
 }
+
+STANDARD_OUTPUT = "-"
 
 # Arbitrary: CI shows that much on most screens, and tables of 80 would wrap.
 LOG_WIDTH = 100
@@ -141,3 +147,25 @@ def _safe(text: Text, console: Console) -> Text:
         return text
     characters = ((c, text.get_style_at_offset(console, place)) for place, c in enumerate(text.plain))
     return Text.assemble(*((visible(c, keep=_LAYOUT), style) for c, style in characters))
+
+
+def write_text(target: str, text: str) -> None:
+    """Write to a file, which is either its old self or complete, or to standard output for `-`.
+
+    Raises:
+        LastbitError: the file cannot be written.
+    """
+    text = text.encode(errors="replace").decode()  # half of a surrogate pair cannot be written
+    if target == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+        return
+    path = Path(target)
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a pipe or a device has no old self to keep
+        else:
+            path = path.resolve()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+    except OSError as error:
+        raise LastbitError(f"cannot write {target}: {error.strerror}") from error

@@ -14,16 +14,14 @@ from rich.console import Console
 from lastbit.case import Case, parse_case
 from lastbit.command_line import Asked, kernel_words, read_words
 from lastbit.commands.options import NO_KERNEL, add_device, add_isolate, add_timeout, add_words, config_of
-from lastbit.commands.report import STANDARD_OUTPUT, write_text
 from lastbit.commands.running import worst_code
 from lastbit.config import Config
 from lastbit.diagnosing.explainer import Explainer
 from lastbit.diagnosing.handover import search_kernel
 from lastbit.diagnosing.trace import trace_kernel
 from lastbit.errors import UsageError
-from lastbit.judges.confined_explanations import ConfinedExplainer
 from lastbit.reports.explanation import as_json, print_explanation
-from lastbit.reports.paper import line, make_console
+from lastbit.reports.paper import STANDARD_OUTPUT, line, make_console, write_text
 from lastbit.reports.stages import StageSearch, print_legend, print_stages
 from lastbit.reports.trace import as_json as traces_as_json
 from lastbit.reports.trace import print_trace
@@ -102,7 +100,13 @@ def _check(options: argparse.Namespace, asked: Asked, case: Case) -> None:
 def _reasons(config: Config, options: argparse.Namespace) -> Iterator[Explanation]:
     [case] = config.lines
     seconds = options.timeout if options.isolate else math.inf
-    with ConfinedExplainer(config) if options.isolate else Explainer(config) as explainer:
+    if options.isolate:
+        from lastbit.judges.confined_explanations import ConfinedExplainer  # and with it all that runs judges
+
+        explainer: ConfinedExplainer | Explainer = ConfinedExplainer(config)
+    else:
+        explainer = Explainer(config)
+    with explainer:
         for item in explainer.planned:
             yield explainer.explain(item.kernel, case, seconds=seconds).without_vain_test
 

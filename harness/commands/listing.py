@@ -14,14 +14,13 @@ from rich.text import Text
 
 from lastbit.command_line import read_words
 from lastbit.commands.options import KERNEL, add_words, kernels_here
-from lastbit.commands.report import STANDARD_OUTPUT, write_text
 from lastbit.config import Config
 from lastbit.errors import no_kernel, unknown
 from lastbit.inputs import LAYOUTS, regimes
 from lastbit.invariance.properties import properties_of
 from lastbit.kernel import Kernel
 from lastbit.ops import REQUIRED, Op
-from lastbit.reports.paper import line, make_console, paragraph
+from lastbit.reports.paper import STANDARD_OUTPUT, line, make_console, paragraph, write_text
 from lastbit.reports.summary import shown_path
 from lastbit.verify.project import Project, open_project
 from lastbit.verify.worker import prepare

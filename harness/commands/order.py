@@ -10,13 +10,12 @@ from pathlib import Path
 
 from lastbit.command_line import read_words
 from lastbit.commands.options import add_device, add_timeout, add_words, config_of, whole_number
-from lastbit.commands.report import STANDARD_OUTPUT, write_text
 from lastbit.commands.running import worst_code
 from lastbit.errors import UsageError
 from lastbit.orders.form import form_of
 from lastbit.orders.of_kernel import Probe, named, open_orders, order_of, sums_of
 from lastbit.reports.order import Order, difference, from_json, print_differences, print_order, to_json
-from lastbit.reports.paper import line, make_console
+from lastbit.reports.paper import STANDARD_OUTPUT, line, make_console, write_text
 from lastbit.verify.processes import environment_of
 from lastbit.verify.worker import Worker
 

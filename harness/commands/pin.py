@@ -46,7 +46,11 @@ def add_pin(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--smallest", action="store_true", help="keep the smallest tensors that fail in place of it")
     parser.add_argument(
-        "--seconds", type=float, metavar="SECONDS", default=60.0, help="that these are searched for (default: 60)"
+        "--seconds",
+        type=float,
+        metavar="SECONDS",
+        default=60.0,
+        help="of the processor in which these are searched for (default: 60)",
     )
     add_timeout(parser)
     add_device(parser)

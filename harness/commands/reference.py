@@ -12,14 +12,13 @@ from typing import Any
 
 import lastbit.numerics
 from lastbit.case import Case, parse_case
-from lastbit.commands.report import STANDARD_OUTPUT, write_text
 from lastbit.errors import UsageError, unknown
 from lastbit.from_torch.reference_check import Tried, tried
 from lastbit.from_torch.reference_file import write_reference
 from lastbit.from_torch.tracing import Example
 from lastbit.inputs import build
 from lastbit.kernel import load_file
-from lastbit.reports.paper import line, make_console
+from lastbit.reports.paper import STANDARD_OUTPUT, line, make_console, write_text
 from lastbit.siblings import siblings
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,16 +10,13 @@ from pathlib import Path
 
 from lastbit.commands.options import RUNS, add_verbose
 from lastbit.errors import LastbitError, UsageError
-from lastbit.files import replace_file
 from lastbit.reports import html, junit, markdown, records, sarif
 from lastbit.reports.annotations import lines
 from lastbit.reports.changes import DRIFT, compare, names_of, with_base
 from lastbit.reports.changes_text import as_json, print_changes
-from lastbit.reports.paper import make_console
+from lastbit.reports.paper import STANDARD_OUTPUT, make_console, write_text
 from lastbit.reports.terminal import print_run
 from lastbit.run import Run
-
-STANDARD_OUTPUT = "-"
 
 
 @dataclass(frozen=True)
@@ -129,28 +125,6 @@ def newest_run(folder: Path = RUNS) -> Path:
     if not complete:
         raise LastbitError(f"{str(folder)!r} holds no complete run; name one, or run `lastbit verify` first")
     return max(complete, key=lambda path: path.stat().st_mtime).parent
-
-
-def write_text(target: str, text: str) -> None:
-    """Write to a file, which is either its old self or complete, or to standard output for `-`.
-
-    Raises:
-        LastbitError: the file cannot be written.
-    """
-    text = text.encode(errors="replace").decode()  # half of a surrogate pair cannot be written
-    if target == STANDARD_OUTPUT:
-        sys.stdout.write(text)
-        return
-    path = Path(target)
-    try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")  # a pipe or a device has no old self to keep
-        else:
-            path = path.resolve()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, lambda beside: beside.write_text(text, encoding="utf-8"))
-    except OSError as error:
-        raise LastbitError(f"cannot write {target}: {error.strerror}") from error
 
 
 def _print(run: Run, base: Run | None, verbose: int) -> None:

@@ -60,6 +60,8 @@ def ways_of_all(actual: Tensor, legal: Tensor, fmt: Format, *, rounds: bool, dty
         dtype: in which the kernel holds them.
     """
     finite = torch.isfinite(actual) & torch.isfinite(legal[0])
+    if not bool((finite & ((actual < legal[2]) | (actual > legal[3]))).any()):
+        return ()
     every = torch.unique(torch.cat([actual.unsqueeze(0), legal])[:, finite], dim=1)
     actual, legal = every[0], every[1:]
     wrong = (actual < legal[2]) | (actual > legal[3])
@@ -68,8 +70,6 @@ def ways_of_all(actual: Tensor, legal: Tensor, fmt: Format, *, rounds: bool, dty
     def fits(bits: float, given: Tensor) -> bool:
         return bits * count >= SURE and bool(given[wrong].all()) and bool(given[~wrong].sum() >= right)
 
-    if not count:
-        return ()
     own = _of_format(actual, legal[0], wrong, fmt) if rounds else ()
     if found := tuple(name for name, bits, given in own if fits(bits, given)):
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -13,8 +13,9 @@ from torch import Tensor
 from lastbit.interpret.numpy_formats import Array
 from lastbit.judging.problem import Problem
 from lastbit.tracing import Event, Log
+from lastbit.tracing.lanes import Addresses
+from lastbit.tracing.log import Write
 from lastbit.tracing.of_torch import UNWRITTEN
-from lastbit.tracing.writes import Addresses, Write
 
 # Arbitrary: each cell is a number in every expression, and a wrong line is wrong in most cells of its row.
 MOST = 4096
@@ -34,25 +35,26 @@ class Grid:
     Attributes:
         whole, problem: that of the case, and that of these rows only.
         tensor: what a kernel gave for a stage, whole.
-        leading: the dimensions of the case that count rows; none where rows do not stand for themselves.
-        rows, columns: the numbers of the rows, and how many columns they have.
-        index: without rows, the cells in each dimension of the tensor.
+        shape, index: the dimensions of the case, and each cell's place in them.
+        own_shape, own_index: the same of `problem`.
+        rows: rows stand for themselves, and a tensor has an element per row, and per column or group of columns.
         worst: the cell to explain.
     """
 
     whole: Problem
     problem: Problem
     tensor: Tensor
-    leading: Shape = ()
-    rows: Array = field(default_factory=lambda: np.zeros(1, np.int64))
-    columns: int = 1
-    index: tuple[Array, ...] = ()
+    shape: Shape
+    index: tuple[Array, ...]
+    own_shape: Shape
+    own_index: tuple[Array, ...]
+    rows: bool = False
     worst: int = 0
 
     @property
     def size(self) -> int:
         """Number of cells."""
-        return len(self.rows) * self.columns if self.leading else len(self.index[0])
+        return len(self.numbers)
 
     @cached_property
     def numbers(self) -> Array:
@@ -68,35 +70,26 @@ class Grid:
 
     def in_case(self, shape: Shape) -> Array | None:
         """Return each cell's flat index into a tensor of the whole case; None if its shape has no element per cell."""
-        if not self.leading:
-            return _broadcast(shape, tuple(self.tensor.shape), self.index)
-        if shape[: len(self.leading)] == self.leading and len(shape) > len(self.leading):
-            return self._within(shape[len(self.leading) :], self.rows)
-        return None
+        return self._elements(shape, self.shape, self.index)
+
+    def in_stage(self, shape: Shape) -> Array | None:
+        """Return each cell's flat index into a stage of `problem`; None if it has no element for each cell."""
+        return self._elements(shape, self.own_shape, self.own_index)
 
     def in_column(self, shape: Shape) -> Array | None:
         """Return each cell's flat index into a vector over columns or a tensor of one element; None for any other."""
         if math.prod(shape) == 1:
             return np.zeros(self.size, np.int64)
-        if self.leading:
-            return np.tile(np.arange(self.columns), len(self.rows)) if shape == (self.columns,) else None
-        return self.index[-1] if shape == tuple(self.tensor.shape[-1:]) else None
+        return self.index[-1] if shape == self.shape[-1:] else None
 
-    def in_stage(self, shape: Shape) -> Array | None:
-        """Return each cell's flat index into a stage of `problem`; None if it has no element for each cell."""
-        if not self.leading:
-            return _broadcast(shape, tuple(self.tensor.shape), self.index)
-        if shape[:1] == (len(self.rows),) and len(shape) > 1:
-            return self._within(shape[1:], np.arange(len(self.rows)))
-        return None
-
-    def _within(self, shape: Shape, rows: Array) -> Array | None:
-        """Return each cell's flat index into rows of a shape that has an element per column or group of columns."""
-        width = math.prod(shape)
-        if width != shape[-1] or not width or self.columns % width:
-            return None
-        columns = np.arange(self.columns) // (self.columns // width)
-        return np.asarray((rows[:, None] * width + columns).reshape(-1))
+    def _elements(self, shape: Shape, whole: Shape, index: tuple[Array, ...]) -> Array | None:
+        fits = len(shape) <= len(whole) and all(a in (1, b) for a, b in zip(shape, whole, strict=False))
+        if self.rows:
+            fits = len(shape) == len(whole) and shape[:-1] == whole[:-1] and shape[-1] > 0 == whole[-1] % shape[-1]
+        if not fits or not shape:
+            return np.zeros(len(index[0]) if index else 1, np.int64) if fits else None
+        own = tuple(i // (b // a) for i, a, b in zip(index, shape, whole, strict=False))
+        return np.asarray(np.ravel_multi_index(own, shape))
 
     def cells_of_inputs(self) -> dict[str, Array]:
         """Map each input with one element per cell to the cell of each element; -1 for elements outside of the grid."""
@@ -109,16 +102,6 @@ class Grid:
         return found
 
 
-def _broadcast(shape: Shape, whole: Shape, index: tuple[Array, ...]) -> Array | None:
-    pairs = list(zip(shape, whole, strict=False))
-    if len(shape) > len(whole) or any(a not in (1, b) for a, b in pairs):
-        return None
-    if not shape:
-        return np.zeros(len(index[0]) if index else 1, np.int64)
-    own = tuple(index[axis] * (size > 1) for axis, size in enumerate(shape))
-    return np.asarray(np.ravel_multi_index(own, shape))
-
-
 def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, index: Shape) -> Grid | None:
     """Choose at most `MOST` cells: the row of `index`, and rows written together with it; None if that is too wide."""
     leading = problem.leading if problem.op.rows else ()
@@ -127,8 +110,9 @@ def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, in
     if not leading or tuple(tensor.shape[: len(leading)]) != leading or tensor.ndim == len(leading):
         others = np.nonzero(together)[0]
         chosen = np.concatenate([[worst], others[others != worst][:: max(1, -(-len(others) // MOST))]])
-        cells = np.unravel_index(chosen, tuple(tensor.shape)) if tensor.ndim else ()
-        return Grid(problem, problem, tensor, index=tuple(cells))
+        shape = tuple(tensor.shape)
+        place = tuple(np.unravel_index(chosen, shape)) if shape else ()
+        return Grid(problem, problem, tensor, shape, place, shape, place)
     width = math.prod(tensor.shape[len(leading) :])
     columns = max(width, problem.main.shape[-1])
     rows = np.unique(np.nonzero(together)[0] // width)
@@ -136,17 +120,20 @@ def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, in
     rows = np.concatenate([[first], rows[rows != first]])[: max(1, MOST // columns)]
     if columns > WIDEST or columns % width or tensor.ndim != len(leading) + 1:
         return None
-    at = tuple(map(torch.from_numpy, np.unravel_index(rows, leading)))  # torch's would import sympy
-    part = {n: t[at] if n in problem.op.rows else t for n, t in problem.tensors.items()}
-    cell = worst % width * (columns // width)
-    return Grid(problem, problem.on(part), tensor, leading, rows, columns, worst=cell)
+    at = np.unravel_index(rows, leading)
+    row, column = np.divmod(np.arange(len(rows) * columns), columns)
+    of_rows = tuple(map(torch.from_numpy, at))  # torch's would import sympy
+    part = {n: t[of_rows] if n in problem.op.rows else t for n, t in problem.tensors.items()}
+    cells, own, worst = (*(axis[row] for axis in at), column), (row, column), worst % width * (columns // width)
+    own_shape = len(rows), columns
+    return Grid(problem, problem.on(part), tensor, (*leading, columns), cells, own_shape, own, rows=True, worst=worst)
 
 
 def ends(log: Log, grid: Grid, where: Addresses) -> dict[int, tuple[Event, Array]]:
     """Map event numbers to the events that wrote the tensor's cells, with the element of each cell, -1 for none."""
     found: dict[int, tuple[Event, Array]] = {}
-    for write, positions, lanes in log.writes.last(where.at(grid.numbers), log.next()):
-        if write.event is not None and write.event.name.rpartition(".")[2] not in UNWRITTEN:
-            own = found.setdefault(write.event.number, (write.event, np.full(grid.size, -1)))[1]
+    for event, positions, lanes in log.sources(where, grid.numbers, log.next()):
+        if event.name.rpartition(".")[2] not in UNWRITTEN:
+            own = found.setdefault(event.number, (event, np.full(grid.size, -1)))[1]
             own[positions] = lanes
     return found

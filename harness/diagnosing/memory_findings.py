@@ -41,7 +41,7 @@ def is_sure(log: Log, step: Step) -> bool:
 
 def _places(log: Log) -> Iterator[Place]:
     yield from (event.places[0] for event in log.events if event.places)
-    yield from (write.places[0] for write in log.writes.all if write.places)
+    yield from (write.places[0] for write in log.writes if write.places)
 
 
 def _writing(log: Log, tensor: Tensor | None) -> Iterator[Step]:
@@ -49,7 +49,7 @@ def _writing(log: Log, tensor: Tensor | None) -> Iterator[Step]:
     if tensor is None or not tensor.numel():
         return
     ends = addresses_of(tensor).at(np.array([0, tensor.numel() - 1]))
-    writes = [w for w in log.writes.all if w.first <= ends.max() and w.last >= ends.min() and w.places]
+    writes = [w for w in log.writes if w.first <= ends.max() and w.last >= ends.min() and w.places]
     for write in reversed(writes):
         name = "" if write.event is None else write.event.name
         if not name.startswith(INPUT) and name.rpartition(".")[2] not in UNWRITTEN:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 from torch import Tensor
 
 from lastbit.diagnosing.grid import Grid, ends, grid_of
@@ -15,9 +16,12 @@ from lastbit.judging.problem import Problem
 from lastbit.numerics.algebraic import following_residues
 from lastbit.numerics.residues import products_of
 from lastbit.reports.why import KernelTrace, StageMatch, Step
-from lastbit.tracing import Log
+from lastbit.tracing import Log, Path, follow
 from lastbit.tracing.cells import Ancestry, Expression, expressions
-from lastbit.tracing.writes import Addresses, Write
+from lastbit.tracing.follow import Visit
+from lastbit.tracing.lanes import Addresses
+from lastbit.tracing.log import Write
+from lastbit.tracing.of_torch import UNWRITTEN, array_of
 
 # 8 MB of fp64 for each expression, of which a kernel has many.
 LARGEST = 1 << 20
@@ -27,26 +31,70 @@ Matches = Mapping[int, StageMatch | None]
 """Number of an event that is a stage, or with which the value leaves the contract → the stage that it agrees with."""
 
 
+@dataclass(frozen=True, eq=False)
+class SeenCall:
+    """An observed call of a kernel.
+
+    Attributes:
+        tensor, where: what the call gave for the stage, a copy of it; where its elements were.
+        write: what wrote the element to explain; None where nothing did.
+        path: what led to it, if it was recorded.
+        tensors: those of the case as they were given, and the stage.
+    """
+
+    log: Log
+    tensor: Tensor
+    where: Addresses
+    write: Write | None = None
+    path: Path = field(default_factory=Path)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def beside(self) -> list[Write]:
+        """Writes on the way of elements written with the one to explain, by programs whose operations were not kept."""
+        event = None if self.write is None else self.write.event
+        return [] if event is None else follow(self.log, event, range(event.values.size)).untraced
+
+    def stands_alone_for(self, whole: SeenCall) -> bool:
+        """Return whether one program, run alone, read nothing of other programs and gave what it gives among them."""
+        event = None if self.write is None else self.write.event
+        if self.write is None or event is None:
+            return False
+        path = follow(self.log, event, range(event.values.size))
+        own = self.write.find(self.where.at(np.arange(self.tensor.numel()))) >= 0
+        given, among = (array_of(tensor).reshape(-1)[own].tobytes() for tensor in (self.tensor, whole.tensor))
+        return not path.unknown and not path.untraced and given == among
+
+    @property
+    def visit(self) -> Visit | None:
+        """The write of the element itself; None if that was only an allocation, and nothing was seen to write there."""
+        last = self.path.visits[-1] if self.path.visits else None
+        return None if last is None or last.event.name.rpartition(".")[2] in UNWRITTEN else last
+
+    @property
+    def why_nothing(self) -> str:
+        made = self.path.visits[-1].event.place if self.path.visits else None
+        memory = f" It is in the memory that {made.text} makes in line {made.line}." if made and made.line else ""
+        return (
+            "there is nothing to see inside: what wrote this element is neither an operation of PyTorch nor an "
+            f"interpreted Triton kernel. It is compiled, or nothing wrote it.{memory}"
+        )
+
+
 def reading(
-    found: KernelTrace,
-    problem: Problem,
-    log: Log,
-    tensor: Tensor,
-    where: Addresses,
-    write: Write,
-    index: tuple[int, ...],
-    *,
-    failing: bool,
+    found: KernelTrace, problem: Problem, seen: SeenCall, index: tuple[int, ...], *, failing: bool
 ) -> tuple[KernelTrace, Matches]:
     """Add the expressions that are stages of the reference to a trace, and the one at fault if it is `failing`.
 
-    Nothing is added for a large case, and for a result that has no element for each cell.
+    Nothing is added for a large case, and for a result that has no element for each cell or that no event wrote.
     """
-    grid = grid_of(problem, tensor, where, write, index) if problem.main.numel() <= LARGEST else None
+    if seen.write is None or seen.write.event is None or problem.main.numel() > LARGEST:
+        return found, {}
+    grid = grid_of(problem, seen.tensor, seen.where, seen.write, index)
     if grid is None:
         return found, {}
     with following_residues(), products_of(problem.constants):
-        return _read(found, log, where, grid, failing)
+        return _read(found, seen.log, seen.where, grid, failing)
 
 
 def _read(found: KernelTrace, log: Log, where: Addresses, grid: Grid, failing: bool) -> tuple[KernelTrace, Matches]:

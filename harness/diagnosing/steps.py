@@ -138,11 +138,10 @@ def _source(log: Log, event: Event, operand: Operand, lanes: Array) -> Source:
     known = () if operand.values is None else elements(operand.values.reshape(-1)[some])
     first: dict[int, Element] = dict(enumerate(known))
     name = ""
-    for write, positions, found in log.writes.last(operand.memory.at(some), event.number):
-        if write.event is not None:
-            first |= zip(positions.tolist(), elements(write.event.at(found)), strict=True)
-            if write.event.name.startswith(INPUT) and 0 in positions:
-                name = named_element(write.event, int(found[0]))
+    for before, positions, found in log.sources(operand.memory, some, event.number):
+        first |= zip(positions.tolist(), elements(before.at(found)), strict=True)
+        if before.name.startswith(INPUT) and 0 in positions:
+            name = named_element(before, int(found[0]))
     return Source(name if len(lanes) == 1 else "", len(lanes), tuple(first[i] for i in sorted(first)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 
 from lastbit.interpret.places import Place
@@ -115,46 +115,41 @@ def _place_of(place: Place, node: ast.expr) -> Place:
 
 
 def _flags(place: Place, left_out: bool) -> set[str]:
-    """Return the parameters of a function that are conditions of a statement that only rounds."""
-    function = _function(place)
+    """Return the parameters that are conditions of branches which only round, in a block around a place."""
+    function, found = _function(place), set[str]()
     if function is None:
-        return set()
-    begins = place.line <= function.body[0].lineno and left_out  # it is handed the value, and hands it on
-    names = set(_parameters(function)) if begins else _assigned(function, place)
-    found = set[str]()
-    for node in _beside(function, place, begins):
-        sides = (node.body, node.orelse) if isinstance(node, ast.If) else ()
-        other = not left_out and isinstance(node, ast.If) and _is_other_way(node, place)
-        if isinstance(node, ast.If) and (other or any(_rounds(side, names, place, left_out) for side in sides)):
-            found |= _of_parameters(function, [node.test])
+        return found
+    begins = place.line <= function.body[0].lineno  # it is handed the value, and hands it on
+    own = set(_parameters(function)) if begins else _targets(n for n in ast.walk(function) if _is_around(n, place))
+    blocks = [b for n in ast.walk(function) for b in (getattr(n, "body", ()), getattr(n, "orelse", ())) if b]
+    around = [b for b in blocks if isinstance(b, list) and b[0].lineno <= place.line <= (b[-1].end_lineno or 0)]
+    for branches in (n for block in around or [function.body] for n in block if isinstance(n, ast.If)):
+        rounding = [n for side in (branches.body, branches.orelse) if all(map(_only_rounds, side)) for n in side]
+        later = [n for n in rounding if n.lineno > place.line and _targets([n]) & own]
+        if later if left_out else any(_is_around(n, place) for n in rounding):
+            found |= _of_parameters(function, [branches.test])
     return found
 
 
-def _is_other_way(branches: ast.If, place: Place) -> bool:
-    """Return whether a place is in a branch that only rounds, while the other branch does not round."""
-    sides = branches.body, branches.orelse
-    own = [[n for n in side if n.lineno <= place.line <= (n.end_lineno or 0)] for side in sides]
-    others = [side for side, is_own in zip(sides, own, strict=True) if not is_own]
-    rounds = any(_rounds(side, (), place, False) for side in own)
-    return (
-        rounds and len(others) == 1 and bool(others[0]) and not any(map(_narrows, ast.walk(ast.Module(others[0], []))))
-    )
-
-
-def _narrows(node: ast.AST) -> bool:
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CASTS):
+def _is_around(node: ast.AST, place: Place) -> bool:
+    """Return whether a node is a simple statement, in whose lines a place is."""
+    if not isinstance(node, ast.Assign | ast.AugAssign | ast.Return):
         return False
-    return not any(isinstance(a, ast.Attribute) and a.attr in ("float32", "float64") for a in node.args)
+    return node.lineno <= place.line <= (node.end_lineno or 0)
 
 
-def _beside(function: Function, place: Place, begins: bool) -> Iterator[ast.stmt]:
-    """Yield the statements of every block around a place, or those of the whole function where it `begins` there."""
-    if begins:
-        yield from function.body
-    for node in ast.walk(function):
-        for body in (getattr(node, "body", ()), getattr(node, "orelse", ())):
-            if isinstance(body, list) and any(n.lineno <= place.line <= (n.end_lineno or 0) for n in body):
-                yield from body
+def _targets(statements: Iterable[ast.AST]) -> set[str]:
+    """Return the variables that statements assign."""
+    nodes = (n for statement in statements for n in ast.walk(statement))
+    return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _only_rounds(statement: ast.stmt) -> bool:
+    """Return whether a statement does nothing but cast a variable."""
+    value, casts = getattr(statement, "value", None), 0
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in CASTS:
+        value, casts = value.func.value, casts + 1
+    return bool(casts) and isinstance(value, ast.Name)
 
 
 def _of_parameters(function: Function, expressions: Sequence[ast.expr]) -> set[str]:
@@ -169,31 +164,6 @@ def _of_parameters(function: Function, expressions: Sequence[ast.expr]) -> set[s
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and isinstance(target, ast.Name):
                 ahead += [node.value] * (target.id in names - parameters)
     return seen & parameters
-
-
-def _rounds(body: Sequence[ast.stmt], names: Collection[str], place: Place, left_out: bool) -> bool:
-    """Return whether a branch consists of one statement that rounds: at a place, or one of some variables after it."""
-    if len(body) != 1 or not isinstance(body[0], ast.Assign | ast.Return):
-        return False
-    [statement], value, casts = body, body[0].value, 0
-    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in CASTS:
-        value, casts = value.func.value, casts + 1
-    if not casts or not isinstance(value, ast.Name):
-        return False
-    if not left_out:
-        return statement.lineno <= place.line <= (statement.end_lineno or statement.lineno)
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    own = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
-    return bool(own & set(names)) and statement.lineno > place.line
-
-
-def _assigned(function: Function, place: Place) -> set[str]:
-    """Return the variables that the statement at a place assigns."""
-    found = set[str]()
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign | ast.AugAssign) and node.lineno <= place.line <= (node.end_lineno or 0):
-            found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return found
 
 
 def _call(place: Place) -> ast.Call | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from lastbit.calling.performing import CallRequest, results_of
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.memory_findings import is_sure, steps_named, steps_of_findings
-from lastbit.diagnosing.reading import Matches, reading
+from lastbit.diagnosing.reading import SeenCall, reading
 from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
 from lastbit.inputs import Inputs, build, guarded_allocations
 from lastbit.judging.formula import compare_formulas
@@ -25,10 +25,9 @@ from lastbit.shadows.following import Followed, python_primitives
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.events import Program
-from lastbit.tracing.follow import Visit
+from lastbit.tracing.lanes import Addresses
 from lastbit.tracing.log import LIMIT
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
-from lastbit.tracing.writes import Addresses, Write
 from lastbit.verify.check import Subject, examine, first_line
 from lastbit.verify.formula_check import by_formula, follows
 from lastbit.verify.worker import Watch, Workplace, unwatched
@@ -73,7 +72,7 @@ def stages_of_case(subject: Subject, case: Case, *, limit: int = LIMIT, watch: W
             return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
         if seen.visit is None:
             return replace(found, reason=seen.why_nothing)
-        return seen.reading(replace(found, stage=stage), problem, (0,) * seen.tensor.ndim, failing=False)[0]
+        return reading(replace(found, stage=stage), problem, seen, (0,) * seen.tensor.ndim, failing=False)[0]
 
 
 def _begun(subject: Subject, case: Case, verdict: Verdict) -> KernelTrace:
@@ -187,64 +186,6 @@ def worst_of(result: CaseResult) -> Target:
     return max(farthest, key=lambda pair: pair[1].ulp, default=None)
 
 
-@dataclass(frozen=True, eq=False)
-class SeenCall:
-    """An observed call of a kernel.
-
-    Attributes:
-        tensor, where: what the call gave for the stage, a copy of it; where its elements were.
-        write: what wrote the element to explain; None where nothing did.
-        path: what led to it, if it was recorded.
-        tensors: those of the case as they were given, and the stage.
-    """
-
-    log: Log
-    tensor: Tensor
-    where: Addresses
-    write: Write | None = None
-    path: Path = field(default_factory=Path)
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def beside(self) -> list[Write]:
-        """Writes on the way of elements written with the one to explain, by programs whose operations were not kept."""
-        event = None if self.write is None else self.write.event
-        return [] if event is None else follow(self.log, event, range(event.values.size)).untraced
-
-    def stands_alone_for(self, whole: SeenCall) -> bool:
-        """Return whether one program, run alone, read nothing of other programs and gave what it gives among them."""
-        event = None if self.write is None else self.write.event
-        if self.write is None or event is None:
-            return False
-        path = follow(self.log, event, range(event.values.size))
-        own = self.write.find(self.where.at(np.arange(self.tensor.numel()))) >= 0
-        given, among = (array_of(tensor).reshape(-1)[own].tobytes() for tensor in (self.tensor, whole.tensor))
-        return not path.unknown and not path.untraced and given == among
-
-    @property
-    def visit(self) -> Visit | None:
-        """The write of the element itself; None if that was only an allocation, and nothing was seen to write there."""
-        last = self.path.visits[-1] if self.path.visits else None
-        return None if last is None or last.event.name.rpartition(".")[2] in UNWRITTEN else last
-
-    def reading(
-        self, found: KernelTrace, problem: Problem, index: tuple[int, ...], *, failing: bool
-    ) -> tuple[KernelTrace, Matches]:
-        """Add the stages of the reference in the call to a trace; if it is `failing`, the expression at fault, too."""
-        if self.write is None or self.write.event is None:
-            return found, {}
-        return reading(found, problem, self.log, self.tensor, self.where, self.write, index, failing=failing)
-
-    @property
-    def why_nothing(self) -> str:
-        made = self.path.visits[-1].event.place if self.path.visits else None
-        memory = f" It is in the memory that {made.text} makes in line {made.line}." if made and made.line else ""
-        return (
-            "there is nothing to see inside: what wrote this element is neither an operation of PyTorch nor an "
-            f"interpreted Triton kernel. It is compiled, or nothing wrote it.{memory}"
-        )
-
-
 @dataclass(frozen=True)
 class _Tracing:
     """Calls of a kernel under observation, for an element of a stage: the first one if `index` is None."""
@@ -302,7 +243,7 @@ def _located(log: Log, tensor: Tensor, where: Addresses, index: tuple[int, ...])
     """Find the write of an element of a tensor, and the path that led to it."""
     number = np.array([np.ravel_multi_index(index, tuple(tensor.shape)) if index else 0])
     seen = SeenCall(log, tensor.clone(), where)
-    for write, _, lanes in log.writes.last(seen.where.at(number), log.next()):
+    for write, _, lanes in log.last(seen.where.at(number), log.next()):
         return replace(seen, write=write, path=follow(log, write.event, lanes) if write.event else Path())
     return seen
 
@@ -311,7 +252,7 @@ def _told(found: KernelTrace, problem: Problem, seen: SeenCall, judged: Tensor, 
     assert found.worst is not None
     same = array_of(seen.tensor[found.worst.index]).tobytes() == array_of(judged[found.worst.index]).tobytes()
     failing = found.verdict is Verdict.FAILED and same
-    read, matches = seen.reading(found, problem, found.worst.index, failing=failing)
+    read, matches = reading(found, problem, seen, found.worst.index, failing=failing)
     steps = tuple(folded(steps_of(seen.log, seen.path, matches)))
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
     other = "The element has other bits in the call that is shown here than in the one that was judged."

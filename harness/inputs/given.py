@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -105,8 +106,10 @@ def _read(regime: str, dtype: torch.dtype, count: int) -> Tensor:
         raise UsageError(f"values(…) lists {MOST_GIVEN:,} elements at most, and not {many}: use captured(PATH#KEY)")
     if len(words) != count:
         raise UsageError(f"{_quoted(regime)} lists {len(words):,} values for {count:,} elements; give one for each")
-    numbers = [_bits(word, place, dtype) for place, word in enumerate(words, 1)]
-    return torch.tensor([_as_signed(bits, dtype) for bits in numbers], dtype=INTEGER_OF_SIZE[dtype.itemsize])
+    decimal = [dtype.is_floating_point and word != "nan" and bool(_DECIMAL.fullmatch(word)) for word in words]
+    others = [0 if decimal[place] else _bits(word, place + 1, dtype) for place, word in enumerate(words)]
+    bits = torch.tensor([_as_signed(own, dtype) for own in others], dtype=INTEGER_OF_SIZE[dtype.itemsize])
+    return torch.where(torch.tensor(decimal), _bits_of_decimals(words, decimal, dtype), bits) if any(decimal) else bits
 
 
 def _bits(word: str, place: int, dtype: torch.dtype) -> int:
@@ -120,9 +123,9 @@ def _bits(word: str, place: int, dtype: torch.dtype) -> int:
         return int(word == "True")
     if not dtype.is_floating_point:
         return _bits_of_integer(word, place, dtype) % (1 << width)
-    if not _DECIMAL.fullmatch(word):
+    if word != "nan":
         raise _unreadable(word, place, "a decimal, inf, -inf, nan, or the bits of the element as in 0x7fc1")
-    return NAN_BITS[dtype] if word == "nan" else _bits_of_number(word, place, dtype)
+    return NAN_BITS[dtype]
 
 
 def _bits_of_word(word: str, place: int, dtype: torch.dtype) -> int:
@@ -144,15 +147,23 @@ def _bits_of_integer(word: str, place: int, dtype: torch.dtype) -> int:
     return value
 
 
-def _bits_of_number(word: str, place: int, dtype: torch.dtype) -> int:
-    number = float(word)
-    wanted = torch.tensor([number], dtype=torch.float64)
+def _bits_of_decimals(words: Sequence[str], decimal: Sequence[bool], dtype: torch.dtype) -> Tensor:
+    """Return the bits of the numbers that are written as decimals, as integers of their size; of others, zero."""
+    numbers = [float(word) if d else 0.0 for word, d in zip(words, decimal, strict=True)]
+    wanted = torch.tensor(numbers, dtype=torch.float64)
     stored = cast(wanted, dtype)
-    inexact = (stored if dtype is torch.float64 else stored.float()).double().ne(wanted)
-    lost = (math.isinf(number) and "inf" not in word) or (not number and re.search("[1-9]", re.split("[eE]", word)[0]))
-    if inexact or lost:
-        raise UsageError(f"{_name(dtype)} has no {word} (value {place}); {_near(number, dtype)}")
-    return int(bits_of(stored)) % (1 << 8 * dtype.itemsize)
+    inexact = (stored if dtype is torch.float64 else stored.float()).double().ne(wanted).tolist()
+    for place, word in enumerate(words):
+        if decimal[place] and (inexact[place] or _is_lost(word, numbers[place])):
+            raise UsageError(f"{_name(dtype)} has no {word} (value {place + 1}); {_near(numbers[place], dtype)}")
+    return bits_of(stored)
+
+
+def _is_lost(word: str, number: float) -> bool:
+    """Return whether fp64 has made an infinity or a zero of another number."""
+    if not number:
+        return bool(re.search("[1-9]", re.split("[eE]", word)[0]))
+    return math.isinf(number) and "inf" not in word
 
 
 def _near(number: float, dtype: torch.dtype) -> str:

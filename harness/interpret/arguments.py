@@ -88,7 +88,7 @@ def _parameter(value: Any, annotation: str) -> tuple[str, Array] | None:
     A Python float is fp32 unless annotated; an integer is i32, or i64 or u64 where it does not fit.
     """
     if isinstance(value, torch.Tensor):
-        return mangle_type(value), np.array([value.data_ptr()], dtype=np.uint64)
+        return _mangled(value), np.array([value.data_ptr()], dtype=np.uint64)
     if type(value) is int:
         mangled, array = _integer(value, annotation)
         return mangled, array.copy()
@@ -97,9 +97,21 @@ def _parameter(value: Any, annotation: str) -> tuple[str, Array] | None:
 
 def _number(value: Any, annotation: str) -> tuple[str, Array]:
     """Return the mangled type of a scalar, and an array that holds it."""
-    mangled = annotation if annotation in _CANONICAL else mangle_type(value)
+    mangled = annotation if annotation in _CANONICAL else _mangled(value)
     wide = np.array([value], dtype=np.float64 if isinstance(value, float) else None)
     return mangled, convert(wide, numpy_dtype(_type_named(mangled)))
+
+
+def _mangled(value: Any) -> str:
+    """Return what the compiler calls the type of an argument; asked, its native code would import Gluon."""
+    if isinstance(value, torch.Tensor):
+        name = type_canonicalisation_dict.get(str(value.dtype).removeprefix("torch."))
+        return f"*{name}" if name else str(mangle_type(value))
+    if isinstance(value, float):
+        return "fp32"
+    if isinstance(value, bool) or not -(1 << 63) <= value < 1 << 63:
+        return str(mangle_type(value))
+    return "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
 
 
 _integer = lru_cache(maxsize=4096, typed=True)(_number)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from lastbit.children.child import name_of_signal, too_long
 from lastbit.dtypes import BY_NAME
 from lastbit.errors import LastbitError
 from lastbit.inputs.poison import Poison
@@ -41,6 +42,35 @@ _DTYPES = {
 
 class Unreadable(LastbitError):
     """An error: an answer that no kernel process of lastbit gives."""
+
+
+class KernelProcessEnded(LastbitError):
+    """A kernel process is there no more: it ended itself, or was ended because it took too long.
+
+    Attributes:
+        code: its exit code, if it exited.
+        signal: what ended it, if a signal did.
+        limit: the seconds that it had, if it took longer.
+        used: what it used more of than it may, in words.
+    """
+
+    def __init__(
+        self, code: int | None = None, signal: int | None = None, limit: float | None = None, used: str = ""
+    ) -> None:
+        super().__init__(f"its process was ended: {used}" if used else _sentence(code, signal, limit))
+        self.code, self.signal, self.limit, self.used = code, signal, limit, used
+
+    def within(self, limit: float) -> KernelProcessEnded:
+        """Return this error with `limit`, the seconds of the whole case, in place of those that were left of it."""
+        return self if self.limit is None else KernelProcessEnded(limit=limit, used=self.used)
+
+
+def _sentence(code: int | None, number: int | None, limit: float | None) -> str:
+    if limit is not None:
+        return too_long(limit)
+    if number is not None:
+        return f"its process was ended by signal {name_of_signal(number)}"
+    return "its process ended" if code is None else f"its process ended with exit code {code}, without an exception"
 
 
 class Raised(LastbitError):

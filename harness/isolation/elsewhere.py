@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 from lastbit.errors import KernelError, LastbitError
 from lastbit.isolation import answers
-from lastbit.isolation.answers import Raised, Unreadable
+from lastbit.isolation.answers import KernelProcessEnded, Raised, Unreadable
 from lastbit.isolation.confinement import Confinement
 from lastbit.isolation.folders import cache_of
 from lastbit.isolation.isolated import ProcessPair
 from lastbit.isolation.limits import Limits
-from lastbit.isolation.process import ForkServer, KernelProcess, KernelProcessEnded, Start
+from lastbit.isolation.process import ForkServer, KernelProcess, Start
 from lastbit.kernel import Kernel
 from lastbit.of_file import Role
 from lastbit.takes import of_text

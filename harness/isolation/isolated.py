@@ -17,8 +17,8 @@ from lastbit.inputs import Inputs, Poison
 from lastbit.inputs.guards import ALIGNMENT, Guarded
 from lastbit.interpret.program_order import watching_races
 from lastbit.isolation import answers
-from lastbit.isolation.answers import Raised, Result
-from lastbit.isolation.process import KernelProcess, KernelProcessEnded
+from lastbit.isolation.answers import KernelProcessEnded, Raised, Result
+from lastbit.isolation.process import KernelProcess
 from lastbit.isolation.shared_memory import Blocks, SharedBlock, memory_of
 from lastbit.numerics.residues import Residues
 from lastbit.placement import PlacementWarning

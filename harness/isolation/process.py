@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from lastbit.children.channel import Channel
-from lastbit.children.child import ChildProcess, Output, name_of_signal, next_message, too_long
+from lastbit.children.child import ChildProcess, Output, next_message
 from lastbit.errors import LastbitError
-from lastbit.isolation.answers import Unreadable, parsed
+from lastbit.isolation.answers import KernelProcessEnded, Unreadable, parsed
 from lastbit.isolation.confinement import Confinement, clean_environment
 from lastbit.isolation.folders import remove
 from lastbit.isolation.limits import Limits, ProcessWatch
@@ -34,35 +34,6 @@ _GRACE = 20.0  # seconds for a process to come up
 _PATIENCE = 60.0  # seconds for a server, which may have to import torch first, or to end a process
 # Arbitrary: an honest process ends in milliseconds, and a hostile one is ended by force.
 _PARTING = 1.0  # seconds that a process has to end itself when it has closed its socket
-
-
-class KernelProcessEnded(LastbitError):
-    """A kernel process is there no more: it ended itself, or was ended because it took too long.
-
-    Attributes:
-        code: its exit code, if it exited.
-        signal: what ended it, if a signal did.
-        limit: the seconds that it had, if it took longer.
-        used: what it used more of than it may, in words.
-    """
-
-    def __init__(
-        self, code: int | None = None, signal: int | None = None, limit: float | None = None, used: str = ""
-    ) -> None:
-        super().__init__(f"its process was ended: {used}" if used else _sentence(code, signal, limit))
-        self.code, self.signal, self.limit, self.used = code, signal, limit, used
-
-    def within(self, limit: float) -> KernelProcessEnded:
-        """Return this error with `limit`, the seconds of the whole case, in place of those that were left of it."""
-        return self if self.limit is None else KernelProcessEnded(limit=limit, used=self.used)
-
-
-def _sentence(code: int | None, number: int | None, limit: float | None) -> str:
-    if limit is not None:
-        return too_long(limit)
-    if number is not None:
-        return f"its process was ended by signal {name_of_signal(number)}"
-    return "its process ended" if code is None else f"its process ended with exit code {code}, without an exception"
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from lastbit.devices import DevicePlan
 from lastbit.diagnosing.explainer import FOLLOWED, KEEPS, explain_case, explain_kernel
 from lastbit.errors import LastbitError
 from lastbit.files import BUILT_IN
+from lastbit.isolation.answers import KernelProcessEnded
 from lastbit.isolation.elsewhere import Kernels
-from lastbit.isolation.process import ForkServer, KernelProcessEnded
+from lastbit.isolation.process import ForkServer
 from lastbit.of_file import held_to, kernel_of_file, role_of
 from lastbit.reports.encoding import decoded, encoded
 from lastbit.reports.explanation import computed, decision

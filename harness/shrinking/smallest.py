@@ -56,9 +56,9 @@ def judged(place: Workplace, name: str, line: str) -> CaseResult:
 
 
 def smallest(subject: Subject, case: Case, *, watch: Watch = unwatched, seconds: float) -> Case | None:
-    """Search for the smallest case, in so many seconds, that fails as `case` does; its line holds the values.
+    """Search for the smallest case that fails as `case` does, in so many seconds of the processor.
 
-    Return None if the case does not fail, not with its values in the line, or has too many of them.
+    Its line holds the values. Return None if the case does not fail, not with its values in the line, or has too many.
     """
     trial = _Trial(subject, case, watch, seconds)
     draft = Draft.of(case)
@@ -88,7 +88,7 @@ class _Trial:
 
     def __init__(self, subject: Subject, case: Case, watch: Watch, seconds: float) -> None:
         self._subject, self._watch, self.op = subject, watch, subject.op
-        self._deadline = time.monotonic() + seconds
+        self._until = time.process_time() + seconds
         self._seen: set[Case] = set()
         self.tries = 0
         for self._repeat, self._by_formula in ((False, False), (False, True), (True, False)):
@@ -100,7 +100,7 @@ class _Trial:
     @property
     def over(self) -> bool:
         """Return whether tries or time have run out."""
-        return self.tries >= MOST_TRIES or time.monotonic() > self._deadline
+        return self.tries >= MOST_TRIES or time.process_time() > self._until
 
     def takes(self, case: Case) -> bool:
         """Return whether the op takes a case, and tries and time are left."""

@@ -144,11 +144,8 @@ def _edges(log: Log, event: Event, operand: Operand) -> Iterator[Edge]:
     elif operand.memory is not None:
         some = np.arange(0, size, 1 if width == 1 else max(1, -(-size * width // _MOST)))
         lanes = operand.source(some)
-        known = np.nonzero(lanes.reshape(-1) >= 0)[0]
-        addresses = operand.memory.at(lanes.reshape(-1)[known])
-        for write, positions, elements in log.writes.last(addresses, event.number):
-            if write.event is not None:
-                yield Edge(write.event, _placed(size, known[positions], elements) if width == 1 else None)
+        for before, positions, elements in log.sources(operand.memory, lanes.reshape(-1), event.number):
+            yield Edge(before, _placed(size, positions, elements) if width == 1 else None)
 
 
 def _placed(size: int, at: Array, elements: Array) -> Array:

@@ -14,8 +14,7 @@ from lastbit.interpret.numpy_formats import Array, is_float
 from lastbit.interpret.places import Place
 from lastbit.numerics.residues import Residues
 from lastbit.tracing.kernel_frames import Places
-from lastbit.tracing.lanes import Shape, Source
-from lastbit.tracing.writes import Addresses
+from lastbit.tracing.lanes import Addresses, Shape, Source
 
 NOWHERE = Place("", 0, 0, 0, 0, "")
 

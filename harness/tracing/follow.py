@@ -11,8 +11,7 @@ import numpy as np
 
 from lastbit.interpret.numpy_formats import Array
 from lastbit.tracing.events import Event, Operand, Origin
-from lastbit.tracing.log import Log
-from lastbit.tracing.writes import Write
+from lastbit.tracing.log import Log, Write
 
 # As in cells.py.
 _MOST = 1 << 22  # lanes looked at in one step
@@ -103,7 +102,7 @@ class _Walk:
     def _read(self, addresses: Array, before: int, many: bool) -> int:
         """Follow addresses to the last writes there, and count those to which nothing wrote."""
         left = len(addresses)
-        for write, positions, elements in self._log.writes.last(addresses, before):
+        for write, positions, elements in self._log.last(addresses, before):
             left -= len(positions)
             if write.event is not None:
                 self.reach(write.event, unique(elements), many=many)

@@ -1,4 +1,4 @@
-"""Sources: the elements of an operand from which the elements of a result came.
+"""Elements: those of an operand from which the elements of a result came, and their addresses.
 
 A `Source` takes flat indices of elements of the result, [L], and gives flat indices of the operand, [L, k]; -1 stands
 for none. An operation that only moves elements is applied to an array of their indices to find its source.
@@ -6,8 +6,10 @@ for none. An operation that only moves elements is applied to an array of their 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -100,3 +102,51 @@ def right_of_dot(a: Shape, b: Shape) -> Source:
         return np.asarray(start[:, None] + np.arange(b[-2]) * b[-1])
 
     return source
+
+
+@dataclass(frozen=True, eq=False)
+class Addresses:
+    """Addresses of the elements of a block or tensor.
+
+    Attributes:
+        at: flat indices of elements → their addresses.
+        width: bytes of an element.
+    """
+
+    at: Callable[[Array], Array]
+    width: int
+
+
+def of_layout(start: int, shape: Shape, strides: Sequence[int], width: int) -> Addresses:
+    """Return the addresses of a strided tensor; strides in elements, `width` in bytes."""
+
+    def at(lanes: Array) -> Array:
+        index = np.unravel_index(lanes, shape) if shape else ()
+        steps = (i * stride for i, stride in zip(index, strides, strict=True))
+        return np.asarray(sum(steps, np.zeros(len(lanes), np.int64)) * width + start, np.int64)
+
+    return Addresses(at, width)
+
+
+def of_array(addresses: Array, width: int) -> Addresses:
+    """Return addresses that are given as an array."""
+    flat = addresses.reshape(-1).astype(np.int64)
+    return Addresses(lambda lanes: flat[lanes], width)
+
+
+def flat(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield every value that is neither list nor tuple, however deep it is nested."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from flat(value)
+        else:
+            yield value
+
+
+def swapped(value: Any, by: Mapping[int, Any]) -> Any:
+    """Return the value with objects in it replaced; `by` maps the id of an object to its replacement."""
+    if isinstance(value, (list, tuple)):
+        return [swapped(x, by) for x in value]
+    if isinstance(value, dict):
+        return {name: swapped(x, by) for name, x in value.items()}
+    return by.get(id(value), value)

@@ -1,8 +1,8 @@
-"""The log of a recorded kernel: its events, launches and writes, in order."""
+"""The log of a recorded kernel: its events, launches and writes, in order; which write an address was last part of."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -14,7 +14,7 @@ from lastbit.interpret.numpy_formats import Array
 from lastbit.numerics.residues import Residues
 from lastbit.tracing.events import NOWHERE, Again, Event, Operand, Origin, Program, TracedLaunch, dtype_name
 from lastbit.tracing.kernel_frames import Places, places
-from lastbit.tracing.writes import Write, Writes, finder
+from lastbit.tracing.lanes import Addresses
 
 # 2 GB beside the tensors: what a laptop has to spare. A kernel on the smallest case that fails takes some MB.
 LIMIT = 2 << 30
@@ -23,6 +23,64 @@ LIMIT = 2 << 30
 
 class TraceLimit(LastbitError):
     """The values of a trace would fill the memory."""
+
+
+Find = Callable[[Array], Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """A write of one or more elements to memory.
+
+    Attributes:
+        number: when; see `Event.number`.
+        first, last: the lowest and the highest address of an element.
+        find: addresses → flat indices of the elements there, -1 for none.
+        event: what wrote it, if that was recorded.
+        program, launch, places: who wrote it and where; the program is None for PyTorch.
+        adds: it changed what was there before, atomically.
+    """
+
+    number: int
+    first: int
+    last: int
+    width: int
+    find: Find
+    event: Event | None = None
+    program: Program | None = None
+    launch: TracedLaunch | None = None
+    places: Places = ()
+    adds: bool = False
+
+
+def finder(addresses: Array, lanes: Array | None, width: int) -> Find:
+    """Make a function that finds addresses in elements at `addresses` [n], of flat indices `lanes`, None for 0 to n-1.
+
+    Addresses that are evenly spaced, as nearly always, are not kept.
+    """
+    steps = np.diff(addresses)
+    if len(steps) and steps[0] > 0 and (steps == steps[0]).all():
+        return _evenly(int(addresses[0]), int(steps[0]), len(addresses), lanes, width)
+    order = np.argsort(addresses, kind="stable")
+    ordered = addresses[order]
+    numbers = order if lanes is None else lanes[order]
+
+    def find(wanted: Array) -> Array:
+        place = np.searchsorted(ordered, wanted, side="right") - 1
+        inside = (place >= 0) & (wanted < ordered[place] + width)
+        return np.where(inside, numbers[place], -1)
+
+    return find
+
+
+def _evenly(start: int, step: int, count: int, lanes: Array | None, width: int) -> Find:
+    def find(wanted: Array) -> Array:
+        place, rest = np.divmod(wanted - start, step)
+        inside = (place >= 0) & (place < count) & (rest < width)
+        number = place if lanes is None else lanes[np.clip(place, 0, count - 1)]
+        return np.where(inside, number, -1)
+
+    return find
 
 
 @dataclass
@@ -43,7 +101,7 @@ class Log:
     only: bool = False
     limit: int = LIMIT
     events: list[Event] = field(default_factory=list)
-    writes: Writes = field(default_factory=Writes)
+    writes: list[Write] = field(default_factory=list)
     launches: list[TracedLaunch] = field(default_factory=list)
     handed: dict[int, Places] = field(default_factory=dict)
     interpreting: bool = False
@@ -51,6 +109,7 @@ class Log:
     _number: int = 0
     _occurrence: int = 0
     _last: Places = ()
+    _bounds: Array = field(default_factory=lambda: np.zeros((3, 0), np.int64))
 
     def next(self) -> int:
         """Return the next number in time."""
@@ -124,4 +183,32 @@ class Log:
         launch = None if program is None else self.launches[program[0]]
         found = finder(where, lanes, width)
         bounds = int(where.min()), int(where.max())
-        self.writes.add(Write(number, *bounds, width, found, event, program, launch, at, adds))
+        self.writes.append(Write(number, *bounds, width, found, event, program, launch, at, adds))
+
+    def last(self, addresses: Array, before: int) -> Iterator[tuple[Write, Array, Array]]:
+        """Yield the last writes to these addresses before a time.
+
+        Each comes with the positions in `addresses` that it wrote to, and the flat indices of its elements there.
+        """
+        left = np.arange(len(addresses))
+        if not len(left):
+            return
+        if self._bounds.shape[1] != len(self.writes):
+            rows = [(w.number, w.first, w.last + w.width - 1) for w in self.writes]
+            self._bounds = np.array(rows, np.int64).reshape(-1, 3).T
+        number, first, last = self._bounds
+        near = (number < before) & (first <= addresses.max()) & (last >= addresses.min())
+        for i in np.nonzero(near)[0][::-1]:
+            found = self.writes[i].find(addresses[left])
+            if (hit := found >= 0).any():
+                yield self.writes[i], left[hit], found[hit]
+                left = left[~hit]
+            if not len(left):
+                return
+
+    def sources(self, memory: Addresses, lanes: Array, before: int) -> Iterator[tuple[Event, Array, Array]]:
+        """Yield the events that last wrote the elements at `lanes`, -1 for none: each with positions and elements."""
+        known = np.nonzero(lanes >= 0)[0]
+        for write, positions, elements in self.last(memory.at(lanes[known]), before):
+            if write.event is not None:
+                yield write.event, known[positions], elements

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,9 @@ from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import lanes
 from lastbit.tracing.events import Again, Event, Made, Operand
 from lastbit.tracing.kernel_frames import is_lastbits_own, places
-from lastbit.tracing.lanes import Source
+from lastbit.tracing.lanes import Addresses, Source, flat, of_layout, swapped
 from lastbit.tracing.log import Log
-from lastbit.tracing.nested_arguments import flat, swapped
 from lastbit.tracing.torch_lanes import MOVERS, source_of
-from lastbit.tracing.writes import Addresses, of_layout
 
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 """Operations that make tensors and write nothing."""
@@ -77,23 +75,12 @@ def _wrote(log: Log, event: Event, tensor: Tensor, kept: Source | None = None) -
     log.written(event, addresses, changed, tensor.element_size(), at=event.places)
 
 
-@dataclass(frozen=True, eq=False)
-class _Used:
-    """A tensor that an operation reads: its addresses before that, and its values if they are few."""
-
-    tensor: Tensor
-    memory: Addresses
-    values: Array | None
-    address: bool
-
-    def operand(self, source: Source) -> Operand:
-        size = self.tensor.numel()
-        return Operand(source, memory=self.memory, values=self.values, address=self.address, size=size)
-
-
-def _used(name: str, tensor: Tensor) -> _Used:
-    values = array_of(tensor) if tensor.numel() <= FEW else None
-    return _Used(tensor, addresses_of(tensor), values, name in CHOOSING)
+def _used(name: str, tensor: Tensor) -> Operand:
+    """Return a tensor that an operation reads as operand: its addresses before that, and its values if they are few."""
+    values, size = array_of(tensor) if tensor.numel() <= FEW else None, tensor.numel()
+    return Operand(
+        lanes.everything(()), memory=addresses_of(tensor), values=values, address=name in CHOOSING, size=size
+    )
 
 
 class TorchWatch(UncompiledMode):
@@ -115,7 +102,7 @@ class TorchWatch(UncompiledMode):
         name = "empty" if own else func.overloadpacket.__name__
         fresh = name == "lift_fresh"  # what torch.tensor makes, seen for the first time
         with _disable_current_modes():
-            used = [] if fresh or name in UNWRITTEN else [_used(argument, x) for argument, x in named]
+            used = [] if fresh or name in UNWRITTEN else [(x, _used(argument, x)) for argument, x in named]
         held = {_storage(x) for x in operands}
         with _disable_current_modes() if own else nullcontext():
             result = func(*args, **kwargs)
@@ -130,13 +117,15 @@ class TorchWatch(UncompiledMode):
                 self._tell(name, func, given, used, made)
         return result
 
-    def _tell(self, name: str, func: Any, given: Mapping[str, Any], used: list[_Used], made: list[Tensor]) -> None:
+    def _tell(
+        self, name: str, func: Any, given: Mapping[str, Any], used: list[tuple[Tensor, Operand]], made: list[Tensor]
+    ) -> None:
         at = places(sys._getframe(2))
         for part, tensor in enumerate(made):
-            sources = [source_of(func, given, x.tensor, tensor, part) for x in used]
-            pairs = [(s, x) for s, x in zip(sources, used, strict=True) if s is not None]
-            operands = (*(x.operand(s) for s, x in pairs), *_numbers_of(given))
-            again = _repeatable(func, given, [x.tensor for _, x in pairs], part)
+            sources = [source_of(func, given, x, tensor, part) for x, _ in used]
+            taken = [(x, replace(own, source=s)) for (x, own), s in zip(used, sources, strict=True) if s is not None]
+            operands = (*(own for _, own in taken), *_numbers_of(given))
+            again = _repeatable(func, given, [x for x, _ in taken], part)
             made_of = array_of(tensor), tensor.dtype, operands
             residues = None
             if self._shadow is not None and tensor.is_floating_point() and tensor.numel():

@@ -26,11 +26,9 @@ from lastbit.shadows.programs import Shadow, Shadowing
 from lastbit.tracing import lanes
 from lastbit.tracing.events import Again, Event, Made, Operand, Origin, Program, TracedLaunch
 from lastbit.tracing.kernel_frames import Places, places
-from lastbit.tracing.lanes import Source
+from lastbit.tracing.lanes import Source, flat, of_array, swapped
 from lastbit.tracing.log import Log
-from lastbit.tracing.nested_arguments import flat, swapped
 from lastbit.tracing.triton_lanes import BuilderCall, of_whole, sources_of
-from lastbit.tracing.writes import of_array
 
 # 64 units of 2⁻²⁴: approximate instructions err by four, polynomials and tables in fp32 by more.
 NEAR = 2.0**-18
@@ -121,7 +119,7 @@ class Tracer(Builder):
         if np.allclose(made.data, exact, rtol=NEAR, atol=0.0, equal_nan=True):
             shape = made.data.shape
             operands = tuple(self._operand(x.handle, lanes.pointwise(x.handle.data.shape, shape)) for x in given)
-            again = partial(_primitive_again, partial(self._quietly, function), FORMULAS[standing], args, kwargs)
+            again = partial(_primitive_again, partial(self._quietly, function), FORMULAS[standing], args, kwargs, given)
             at = places(sys._getframe(2), self.outside)
             self._keep(self._event(function.__name__, at, made, operands, again=again), made)
 
@@ -157,11 +155,12 @@ class Tracer(Builder):
         result = self._quietly(whole, args, kwargs)
         given = inspect.signature(function).bind(*args, **kwargs).arguments
         name, at = function.__name__, places(sys._getframe(2), self.outside)
-        handles = [x.handle for x in flat([given["input"]]) if isinstance(x, tl.tensor)]
+        blocks = [x for x in flat([given["input"]]) if isinstance(x, tl.tensor)]
+        handles = [x.handle for x in blocks]
         for number, part in enumerate(flat([result])):
             sources = [of_whole(name, x.data.shape, given) for x in handles]
             operands = tuple(self._operand(x, source) for x, source in zip(handles, sources, strict=True))
-            again = partial(_whole_again, whole, function, args, kwargs, number)
+            again = partial(_again, _spread(function), _spread(whole), args, kwargs, number, blocks)
             self._keep(self._event(name, at, part.handle, operands, again=again), part.handle)
         return result
 
@@ -189,13 +188,12 @@ class Tracer(Builder):
         parts = result if isinstance(result, tuple) else (result,)
         for part, made in enumerate(parts):
             if isinstance(made, TensorHandle):
-                plain = getattr(super(), f"create_{name}")  # moves the numbers of elements, too
-                call = BuilderCall(name, partial(self._quietly, plain), args, kwargs, part)
-                followed = replace(call, again=partial(self._quietly, method))
-                found = sources_of(call, handles, made)
+                plain = partial(self._quietly, getattr(super(), f"create_{name}"))  # moves numbers of elements, too
+                found = sources_of(BuilderCall(name, plain, args, kwargs, part), handles, made)
                 operands = tuple(self._operand(*one) for one in found)
                 operands = _deciding(*operands) if name == "select" else operands
-                again = partial(_again, call, followed, [handle for handle, _, _ in found])
+                own = [handle for handle, _, _ in found]
+                again = partial(_again, plain, partial(self._quietly, method), args, kwargs, part, own)
                 self._keep(self._event(name, at, made, operands, again=again), made)
 
     def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
@@ -283,21 +281,27 @@ class Tracer(Builder):
         return Operand(source, values=handle.data, name=name, address=address)
 
 
+Function = Callable[[Any, Any], Any]
+"""Of arguments, and of those by keyword."""
+Values = Sequence[Made | None]
+
 _SCALARS = {numpy: scalar for scalar, numpy in NUMPY.items()}
 
 
-def _with(handle: Any, own: Made) -> Any:
-    """Return a handle with other values, in their own dtype if floating-point, so that unrounded ones stay so."""
-    dtype = _SCALARS[own.values.dtype] if is_float(own.values.dtype) else handle.dtype
-    shaped = own.shaped(handle.data.shape)
+def _with(operand: Any, own: Made) -> Any:
+    """Return a handle or block with other values, in their own dtype if floating-point, so that none is rounded."""
+    if isinstance(operand, tl.tensor):
+        return tl.tensor(_with(operand.handle, own), operand.type)
+    dtype = _SCALARS[own.values.dtype] if is_float(own.values.dtype) else operand.dtype
+    shaped = own.shaped(operand.data.shape)
     made = TensorHandle(shaped.values, dtype)
     if shaped.residues is not None:
         made.residues = shaped.residues
     return made
 
 
-def _made(handle: Any) -> Made:
-    return Made(np.asarray(handle.data), getattr(handle, "residues", None))
+def _spread(function: Callable[..., Any]) -> Function:
+    return lambda args, kwargs: function(*args, **kwargs)
 
 
 def _follows(values: Sequence[Made | None]) -> bool:
@@ -305,46 +309,31 @@ def _follows(values: Sequence[Made | None]) -> bool:
     return all(own is None or own.residues is not None or own.values.dtype.kind in "iub" for own in values)
 
 
-def _again(plain: BuilderCall, followed: BuilderCall, handles: Sequence[Any], values: Sequence[Made | None]) -> Made:
-    """Repeat an operation of the builder on its handles, some with other values."""
-    call = followed if _follows(values) else plain
-    pairs = zip(handles, values, strict=True)
-    others = {id(handle): _with(handle, own) for handle, own in pairs if own is not None}
-    made = call.again(swapped(list(call.args), others), swapped(call.kwargs, others))
-    return _made(made[call.part] if isinstance(made, tuple) else made)
-
-
-def _whole_again(
-    whole: Callable[..., Any],
-    function: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    part: int,
-    values: Sequence[Made | None],
+def _again(
+    plain: Function, followed: Function, args: Any, kwargs: Any, part: int, operands: Sequence[Any], values: Values
 ) -> Made:
-    """Repeat a reduction or scan; one by a function of the kernel's own needs the language, and raises."""
-    given = inspect.signature(function).bind(*args, **kwargs).arguments
-    blocks = [x for x in flat([given["input"]]) if isinstance(x, tl.tensor)]
-    pairs = zip(blocks, values, strict=True)
-    others = {id(x): tl.tensor(_with(x.handle, own), x.type) for x, own in pairs if own is not None}
-    made = (whole if _follows(values) else function)(*swapped(list(args), others), **swapped(kwargs, others))
-    return _made(list(flat([made]))[part].handle)
+    """Call a function once more with other values for some of the handles or blocks among its arguments.
+
+    It is `followed` on residues if all of these have some. A reduction by a function of the kernel's own needs the
+    language, and raises.
+    """
+    pairs = zip(operands, values, strict=True)
+    others = {id(operand): _with(operand, own) for operand, own in pairs if own is not None}
+    result = (followed if _follows(values) else plain)(swapped(list(args), others), swapped(kwargs, others))
+    made = list(flat([result]))[part]
+    handle = made.handle if isinstance(made, tl.tensor) else made
+    return Made(np.asarray(handle.data), getattr(handle, "residues", None))
 
 
 def _primitive_again(
-    function: Callable[..., Any],
-    formula: Callable[..., Residues],
-    args: Any,
-    kwargs: Any,
-    values: Sequence[Made | None],
+    function: Function, formula: Callable[..., Residues], args: Any, kwargs: Any, blocks: Sequence[Any], values: Values
 ) -> Made:
-    """Repeat a function that stands for a primitive."""
-    blocks = [x for x in (*args, *kwargs.values()) if isinstance(x, tl.tensor)]
-    pairs = zip(blocks, values, strict=True)
-    given = [x if own is None else tl.tensor(_with(x.handle, own), x.type) for x, own in pairs]
-    others = {id(x): own for x, own in zip(blocks, given, strict=True)}
-    made = np.asarray(function(swapped(list(args), others), swapped(kwargs, others)).handle.data)
-    known = [getattr(x.handle, "residues", None) for x in given]
+    """Call a function that stands for a primitive once more, with the primitive's residues."""
+    made = _again(function, function, args, kwargs, 0, blocks, values).values
+    known = [
+        getattr(x.handle, "residues", None) if own is None else own.residues
+        for x, own in zip(blocks, values, strict=True)
+    ]
     follows = _follows(values) and all(own is not None for own in known)
     return Made(made, formula(*known).seen(torch.from_numpy(made.astype(np.float64))) if follows else None)
 

@@ -106,7 +106,7 @@ class Redo:
         lanes, made = np.nonzero(inside)[0], np.zeros(event.values.size)
         if (other := len(where) + 1) < len(event.operands):
             made = self._lanes(event, other, given).astype(np.float64)
-        written = self.ancestry.log.writes.last(where[0][lanes], event.number)
+        written = self.ancestry.log.last(where[0][lanes], event.number)
         writers = [(lanes[at], w.event.number, own) for w, at, own in written if w.event is not None]
         if sum(len(at) for at, _, _ in writers) < len(lanes):
             raise Unrepeatable("nothing that was recorded wrote there")
@@ -175,9 +175,8 @@ class Redo:
             assert operand.memory is not None
             positions = np.arange(operand.size or event.values.size)
             lanes = positions if operand.size else operand.source(positions)[:, 0]
-            taken = np.nonzero(lanes >= 0)[0]
-            found = self.ancestry.log.writes.last(operand.memory.at(lanes[taken]), event.number)
-            self._read[key] = [(taken[at], w.event.number, own) for w, at, own in found if w.event is not None]
+            found = self.ancestry.log.sources(operand.memory, lanes, event.number)
+            self._read[key] = [(at, writer.number, own) for writer, at, own in found]
         return self._read[key]
 
     @cached_property

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lastbit.interpret.numpy_formats import Array
 from lastbit.tracing import lanes
-from lastbit.tracing.lanes import Source
-from lastbit.tracing.nested_arguments import flat
+from lastbit.tracing.lanes import Source, flat, swapped
 
 # Operations by what they do, where a tag of torch does not say it: element by element; along dimensions; along one of
 # them and of the same shape.
@@ -105,30 +104,18 @@ def _of_mover(name: str, func: Any, given: Mapping[str, Any], operand: Tensor, p
     if not any(x is operand for x in data):
         return lanes.everything(tuple(operand.shape))
     again: Callable[..., Any] = getattr(getattr(torch.ops, func.namespace), name)
-    others = {key: _kept(value) for key, value in given.items()}  # the kernel may change its indices later
+    indices = [x for x in flat(given.values()) if isinstance(x, Tensor) and not any(x is y for y in data)]
+    kept = {id(x): x.detach().clone().cpu() for x in indices if not x.is_floating_point()}  # they may change later
+    arguments = swapped({key: value for key, value in given.items() if key != "out"}, kept)
 
     def index() -> Array:
-        numbers = {id(x): _numbers(x, x is operand) for x in data}
-        swapped = {key: _swapped(given[key], others[key], numbers) for key in given if key != "out"}
-        result = again(**swapped)
-        return np.asarray((list(flat([result]))[part] if isinstance(result, (list, tuple)) else result).numpy() - 1)
+        result = again(**swapped(arguments, {id(x): _numbers(x, x is operand) for x in data}))
+        return np.asarray(list(flat([result]))[part].numpy() - 1)
 
     return lanes.moved(index)
-
-
-def _kept(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_kept(x) for x in value]
-    return value.detach().clone().cpu() if isinstance(value, Tensor) and not value.is_floating_point() else value
 
 
 def _numbers(tensor: Tensor, own: bool) -> Tensor:
     if own:
         return torch.arange(1, tensor.numel() + 1).reshape(tensor.shape)
     return torch.zeros(tensor.shape, dtype=torch.int64)
-
-
-def _swapped(value: Any, kept: Any, numbers: Mapping[int, Tensor]) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_swapped(x, y, numbers) for x, y in zip(value, kept, strict=True)]
-    return numbers.get(id(value), kept)

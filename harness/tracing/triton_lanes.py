@@ -12,8 +12,7 @@ from triton.runtime.interpreter import TensorHandle
 
 from lastbit.interpret.numpy_formats import Array
 from lastbit.tracing import lanes
-from lastbit.tracing.lanes import Shape, Source
-from lastbit.tracing.nested_arguments import swapped
+from lastbit.tracing.lanes import Shape, Source, swapped
 
 MOVERS = ("splat", "unsplat", "broadcast", "expand_dims", "reshape", "trans", "cat", "join", "split", "gather")
 """Operations that give elements of their operands and compute none."""

@@ -17,8 +17,7 @@ from lastbit.devices import machine, made_current
 from lastbit.errors import UnsupportedCase
 from lastbit.inputs import Inputs, build, fingerprints
 from lastbit.interpret import races
-from lastbit.isolation.answers import Raised
-from lastbit.isolation.process import KernelProcessEnded
+from lastbit.isolation.answers import KernelProcessEnded, Raised
 from lastbit.judging.problem import PROBLEMS, Problem
 from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import json
 import os
@@ -174,6 +175,14 @@ def test_a_reader_that_has_read_enough(monkeypatch: pytest.MonkeyPatch, capsys: 
         monkeypatch.setattr(sys, "stdout", pipe)
         assert cli.main(["list", "layouts"]) == 2
     assert capsys.readouterr().err == ""
+
+
+def test_what_is_imported_is_not_searched_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["lastbit", "list", "layouts"])
+    frozen = gc.get_freeze_count()
+    assert cli.main() == 0
+    assert gc.isenabled() and gc.get_freeze_count() > frozen
+    gc.unfreeze()
 
 
 # What is wrong with lastbit itself

@@ -15,8 +15,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.libdevice import rsqrt as imported_rsqrt
 from triton.language.math import exp2 as imported_exp2
+from triton.runtime.jit import mangle_type
 
 from lastbit.interpret import descending, install
+from lastbit.interpret.arguments import _mangled
 from lastbit.interpret.rewrite import SUBSTITUTES
 from tests import interpret_kernels as kernels
 from tests.interpret_wild import BLOCK_POINTERS
@@ -30,6 +32,14 @@ def faithful_interpreter() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("this process compiles Triton kernels (TRITON_INTERPRET is not 1)")
     install()
+
+
+def test_types_are_called_as_the_compiler_calls_them() -> None:
+    names = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 bool int8 int16 int32 int64 uint8 uint16 uint32"
+    tensors = [torch.empty(0, dtype=getattr(torch, name)) for name in names.split()]
+    ends = [end + d for bits in (31, 63) for end in (-(1 << bits), 1 << bits) for d in (-1, 0, 1)]
+    for value in (*tensors, True, 0, 1, *(n for n in ends if n >= -(1 << 63)), 1.5):
+        assert _mangled(value) == mangle_type(value), value
 
 
 def all_exponents_and_ties() -> torch.Tensor:

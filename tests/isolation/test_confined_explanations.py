@@ -12,8 +12,8 @@ import pytest
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.diagnosing.explainer import FOLLOWED, KEEPS
+from lastbit.isolation.answers import KernelProcessEnded
 from lastbit.isolation.elsewhere import Kernels
-from lastbit.isolation.process import KernelProcessEnded
 from lastbit.judges.confined_explanations import ConfinedExplainer, read
 from lastbit.reports.encoding import encoded
 from lastbit.reports.why import Explanation, Step, WorkedStage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import pytest
@@ -103,6 +104,12 @@ def test_it_ends_when_the_time_is_over_and_with_the_tries() -> None:
     assert tries == 1
     smallest(subject(lambda x, *, eps: torch.zeros_like(x)), parse_case(LINE), watch=counted, seconds=60.0)
     assert tries <= MOST_TRIES + 3
+
+
+def test_other_programs_on_the_machine_take_no_time_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = count(step=3600)
+    monkeypatch.setattr("time.monotonic", lambda: next(hours))
+    assert found(raises, seconds=30.0)["x"].shape == (1, 1, 3)
 
 
 # What is left of a case
