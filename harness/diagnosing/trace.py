@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from lastbit.inputs import Inputs, build, guarded_allocations
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
 from lastbit.numerics.residues import products_of
+from lastbit.reports.encoding import encoded
 from lastbit.reports.why import KernelTrace, Step
 from lastbit.result import OF_FORMULA, OF_STAGES, CaseResult, Verdict, Worst
 from lastbit.shadows.following import Followed, python_primitives
@@ -31,6 +33,7 @@ from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from lastbit.tracing.writes import Addresses, Write
 from lastbit.verify.check import Subject, examine, first_line
 from lastbit.verify.formula_check import by_formula, follows
+from lastbit.verify.plan import is_compiled
 from lastbit.verify.worker import Watch, Workplace, unwatched
 
 MOST_PROGRAMS = 64
@@ -53,6 +56,17 @@ def stages_in_sight(place: Workplace, name: str, line: str) -> KernelTrace:
         inputs = build(parse_case(line).gathered(), device)
         kernel.call(**inputs.hand_out(), **inputs.case.params)
     return stages_of_case(place.subjects[name], parse_case(line), watch=place.watch)
+
+
+def stages_as_text(subject: Subject, case: Case) -> str:
+    """Find the stages that a kernel computes on a case that it has passed; a line of JSON, empty if there are none.
+
+    There are none where PyTorch compiles the kernel: an observer would see its text run, and not the compiled code.
+    """
+    if is_compiled(subject.kernel.call):
+        return ""
+    found = stages_of_case(subject, case)
+    return json.dumps(encoded(found)) if found.stages else ""
 
 
 def stages_of_case(subject: Subject, case: Case, *, limit: int = LIMIT, watch: Watch = unwatched) -> KernelTrace:
