@@ -231,8 +231,11 @@ def make_plan(
             groups, notes = groups_for(subject)
             place, parts = shares.get(kernel.name, (0, 1))
             for number, group in enumerate(groups):
-                share = (0, 1) if group.properties and kernel.invariant else ((place + number) % parts, parts)
-                item = Item(subject, group, bool(config.lines), config.properties, share=share)
+                item = Item(subject, group, bool(config.lines), config.properties)
+                most = parts
+                if group.properties and kernel.invariant and parts > 1:  # nobody else is asked what it promises
+                    most = min(parts, max(1, item.planned(config.cases_per_group).cases))
+                item = replace(item, share=((place + number) % most, most))
                 items += [item] if parts == 1 or item.planned(config.cases_per_group).cases else []
             not_run += [note for note in notes if note not in not_run]
     if device_type == "cpu" and not config.lines and any(i.subject.takes_several for i in items if not i.refused):
@@ -250,8 +253,9 @@ _MOST_PARTS = 4
 def _shares(kernels: Iterable[Kernel]) -> dict[str, tuple[int, int]]:
     """Return the part of the cases of a group, as (place, parts), for each kernel that shares them with others.
 
-    Kernels that are one function under several contracts have most of their text in common. Each case shows that to one
-    of them; all of them together have every case, and each has enough to be told from the others.
+    Kernels that are one function under several contracts, or in several variants, have most of their text in common.
+    Each case shows that to one of them; all of them together have every case, and each has enough to be told from the
+    others.
     """
     families: dict[object, list[Kernel]] = {}
     for kernel in kernels:
@@ -261,7 +265,7 @@ def _shares(kernels: Iterable[Kernel]) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for family in families.values():
         parts = min(len(family), _MOST_PARTS)
-        if family[0].source and len({kernel.contract for kernel in family}) == len(family) > 1:
+        if family[0].source and len(family) > 1:
             found |= {kernel.name: (number % parts, parts) for number, kernel in enumerate(family)}
     return found
 
