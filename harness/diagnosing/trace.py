@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import FrameType
 
 import numpy as np
 import torch
@@ -63,10 +65,26 @@ def stages_as_text(subject: Subject, case: Case) -> str:
 
     There are none where PyTorch compiles the kernel: an observer would see its text run, and not the compiled code.
     """
-    if is_compiled(subject.kernel.call):
+    if is_compiled(subject.kernel.call) or ("torch._dynamo" in sys.modules and _enters_compiler(subject, case)):
         return ""
     found = stages_of_case(subject, case)
     return json.dumps(encoded(found)) if found.stages else ""
+
+
+def _enters_compiler(subject: Subject, case: Case) -> bool:
+    """Call the kernel once and return whether the call runs code of PyTorch's compiler, or what that has compiled."""
+    seen, inputs = list[str](), build(case.gathered(), subject.device)
+
+    def watch(frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code.co_filename.endswith("_dynamo/eval_frame.py"):
+            seen.append(frame.f_code.co_name)
+
+    sys.setprofile(watch)
+    try:
+        subject.kernel.call(**inputs.hand_out(), **case.params)
+    finally:
+        sys.setprofile(None)
+    return bool(seen)
 
 
 def stages_of_case(subject: Subject, case: Case, *, limit: int = LIMIT, watch: Watch = unwatched) -> KernelTrace:

@@ -146,3 +146,16 @@ def test_what_torch_compiles_is_told_by_its_text() -> None:
     assert not (is_compiled(plain) or is_compiled(norm) or is_compiled(print))
     subject = replace(item(line()).subject, kernel=Kernel("mine", "rms_norm", "fp32_multiply", compiling))
     assert stages_as_text(subject, parse_case(line())) == "", "its text is not what runs"
+
+
+def test_what_torch_compiles_in_another_module_is_told_by_a_call() -> None:
+    elsewhere = SimpleNamespace(norm=torch.compile(norm, backend="eager"))
+    case = parse_case(line())
+
+    def called(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> Any:
+        return elsewhere.norm(x, weight, eps=eps)
+
+    subject = replace(item(line()).subject, kernel=Kernel("mine", "rms_norm", "fp32_multiply", called))
+    called(torch.zeros(16, 8, dtype=torch.bfloat16), torch.zeros(8, dtype=torch.bfloat16), eps=1e-6)
+    assert stages_as_text(subject, case) == ""
+    assert stages_as_text(item(line()).subject, case), "of another kernel of this process it is not so"
