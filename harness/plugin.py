@@ -24,6 +24,7 @@ from lastbit.verify.schedule import Schedule, units
 
 if TYPE_CHECKING:
     from lastbit.isolation.elsewhere import Kernels
+    from lastbit.verify.item_run import Look
     from lastbit.verify.plan import Plan
     from lastbit.verify.result_recorder import ResultRecorder
 
@@ -172,6 +173,14 @@ def recorder(request: pytest.FixtureRequest) -> ResultRecorder:
 
     worker = getattr(request.config, "workerinput", {}).get("workerid", "main")
     return ResultRecorder(request.config.stash[_config], f"{_device_type()}-{worker}", dump)
+
+
+@pytest.fixture(scope="session")
+def look() -> Look:
+    """Return the function that looks for the stages of kernels."""
+    from lastbit.diagnosing.trace import stages_as_text
+
+    return stages_as_text
 
 
 @pytest.fixture(scope="session")

@@ -119,18 +119,23 @@ def _compiled():
     return torch.compile(native_rms_norm, dynamic=True, fullgraph=True)
 
 
+def _at_the_start(x: Tensor) -> Tensor:
+    """Copy a tensor unless it is contiguous and begins where its memory does: another place makes another graph."""
+    return x.clone(memory_format=torch.contiguous_format) if x.storage_offset() else x.contiguous()
+
+
 @kernel("rms_norm", contract="fp32_multiply", name="torch.compile[native_multiply]")
 def compiled_rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
     """Claim fp32_multiply: Inductor drops the rounding to the weight's dtype that the source asks for.
 
-    x is copied to a contiguous matrix, and eps is a tensor. Still dtypes, sizes of 1, more than 4,096 columns and the
-    place of x in a larger tensor make other graphs. Reaching the limit of graphs is an error, where the default is to
-    run the source eagerly, in silence and under another contract. On an H200 its bits were seen to change with the
-    calls before: docs/measurements/invariance_h200.md.
+    x and the weight are copied to contiguous tensors that begin where their memory does, and eps is a tensor. Still
+    dtypes, sizes of 1 and more than 4,096 columns make other graphs. Reaching the limit of graphs is an error, where
+    the default is to run the source eagerly, in silence and under another contract. On an H200 its bits were seen to
+    change with the calls before: docs/measurements/invariance_h200.md.
     """
     if x.numel() == 0:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
-    weight = weight if weight is None else weight.contiguous()
+    rows = _at_the_start(x.reshape(-1, x.shape[-1]))
+    weight = weight if weight is None else _at_the_start(weight)
     with torch._dynamo.config.patch(recompile_limit=MOST_GRAPHS, fail_on_recompile_limit_hit=True):
         return _compiled()(rows, weight, torch.tensor(eps, dtype=torch.float32, device=x.device)).view(x.shape)

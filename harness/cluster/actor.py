@@ -25,6 +25,7 @@ from lastbit.files import PACKAGE
 if TYPE_CHECKING:
     from lastbit.isolation.elsewhere import Kernels
     from lastbit.verify.plan import Plan
+    from lastbit.verify.power import Separable
 
 
 class Actor:
@@ -36,6 +37,7 @@ class Actor:
         self._asked: Travelled | None = None
         self._plan: Plan | None = None
         self._kernels: Kernels | None = None
+        self._separable: Separable | None = None
         self._printed: list[tuple[str, str]] = []
         self._files = Path.cwd()
         self._thread = ThreadPoolExecutor(1)
@@ -92,10 +94,12 @@ class Actor:
         """Perform an item of the plan, and yield its events, in batches."""
         from lastbit.cluster.stream import Stream
         from lastbit.reports.records import dump
+        from lastbit.verify.power import Separable
 
         assert self._asked is not None and self._plan is not None
         known = [(kernel, self._device) for kernel, device in failed if device == self._called]
-        stream = Stream(self._asked.config, self._called, dump, self._files, known)
+        self._separable = self._separable or Separable()
+        stream = Stream(self._asked.config, self._called, dump, self._files, known, self._separable)
         self._thread.submit(self._perform, place, stream)
         for batch in stream.batches():
             yield self._asked.at_home(json.dumps(batch))
@@ -124,6 +128,7 @@ class Actor:
             return make_plan(config, device_type, *load)
 
     def _perform(self, place: int, stream: Any) -> None:
+        from lastbit.diagnosing.trace import stages_as_text
         from lastbit.verify.item_run import CaseFailed, Stopped, perform
 
         assert self._plan is not None
@@ -131,7 +136,7 @@ class Actor:
             self._kernels.printed = stream.printed
         try:
             with suppress(CaseFailed, Stopped):
-                perform(self._plan.items[place], stream, self._kernels)
+                perform(self._plan.items[place], stream, self._kernels, stages_as_text)
         except BaseException:
             traceback.print_exc()
         finally:

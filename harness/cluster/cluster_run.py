@@ -93,6 +93,11 @@ class TeamsWork:
         return all(team.ledger or team.stuck for team in self.teams)
 
     @property
+    def stages(self) -> list[str]:
+        """What was found of the stages of kernels that declare none, as text."""
+        return [text for team in self.teams for text in team.stages]
+
+    @property
     def run(self) -> Run:
         """The run, of which there is nothing if it was interrupted before it was planned."""
         config, teams = self.cluster.config, self.teams

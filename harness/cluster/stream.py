@@ -4,7 +4,8 @@ An event is a list: its name, and what belongs to it. `begins` comes with the no
 happens before it was taken. `waits` stops the clock of the case. `result` comes with a line of
 `lastbit.reports.records`, and `lost` after one that left the accelerator unusable. `left` says how many cases are not
 run. `printed` comes with the name of a kernel's file and what a process of it has printed. `hung` comes with the lines
-that were under way when a case took too long. `time` says where the time of the process went. `done` is the last one.
+that were under way when a case took too long. `stages` comes with what was found in a kernel that declares none. `time`
+says where the time of the process went. `done` is the last one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from lastbit.config import Config
 from lastbit.result import CaseResult
+from lastbit.verify.power import Separable
 from lastbit.verify.result_recorder import FATAL, CaseRecorder
 
 
@@ -50,8 +52,9 @@ class Stream(CaseRecorder):
         dump: Callable[[CaseResult], str],
         folder: Path,
         failed: Collection[tuple[str, str]],
+        separable: Separable | None = None,
     ) -> None:
-        super().__init__(config, dump, folder, Failed(failed))
+        super().__init__(config, dump, folder, Failed(failed), separable)
         self._device = device
         self._events: SimpleQueue[tuple[list[Any], Event]] = SimpleQueue()
 

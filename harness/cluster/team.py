@@ -80,12 +80,14 @@ class Team:
     Attributes:
         plan: what the first actor told of itself when it was ready; empty before.
         told: what each actor told, by node.
+        stages: what actors found of the stages of kernels that declare none.
     """
 
     def __init__(self, kind: DeviceKind, campaign: Campaign) -> None:
         self.kind, self._all = kind, campaign
         self.plan: Mapping[str, Any] = {}
         self.told: dict[str, Mapping[str, Any]] = {}
+        self.stages: list[str] = []
         self.ledger: Ledger | None = None
         self._members: dict[Hashable, Member] = {}
         self._failures: Counter[tuple[str, str]] = Counter()
@@ -180,6 +182,8 @@ class Team:
         for event in events:
             if event[0] == "time":
                 self._spent[actor] = Spent(event[1], processes=1)
+            elif event[0] == "stages":
+                self.stages.append(event[1])
             elif event[0] == "printed":
                 self._print(*event[1:])
             elif self.ledger.hear(actor, event, self._all.clock()):

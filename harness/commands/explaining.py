@@ -1,4 +1,4 @@
-"""Why the kernels of a run fail, and the stages of those that declare none: found when its results are there."""
+"""Why the kernels of a run fail: found when its results are there."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 
-from lastbit.case import Case, parse_case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.diagnosing.explainer import Explainer
 from lastbit.diagnosing.mends import LEAST as LEAST_WRONG
-from lastbit.diagnosing.trace import stages_in_sight
-from lastbit.dtypes import BY_NAME
 from lastbit.errors import LastbitError
 from lastbit.judges.confined_explanations import ConfinedExplainer
 from lastbit.kernel import REVISION_MARK
 from lastbit.reports.progress import doing
-from lastbit.reports.summary import KernelFailure, plural, problems
-from lastbit.reports.why import Explanation, KernelTrace
+from lastbit.reports.summary import KernelFailure, problems
+from lastbit.reports.why import Explanation
 from lastbit.result import OF_STAGES, CaseResult, Verdict
 from lastbit.run import Run
 from lastbit.verify.check import first_line
-from lastbit.verify.worker import Worker, planned
 
 OF_A_RUN, OF_A_KERNEL = 60.0, 15.0
 """Seconds in which the failures of a run are explained: all of them, and those of one kernel on one device."""
@@ -45,24 +40,20 @@ INTERRUPTED = "it was interrupted"
 
 
 def with_explanations(config: Config, run: Run, *, elsewhere: Mapping[str, str] = MappingProxyType({})) -> Run:
-    """Add to a run why its kernels fail, and the stages of kernels that declare none, as far as time allows.
+    """Add to a run why its kernels fail, as far as time allows.
 
-    Of a run whose kernels have processes of their own, failures are explained in confined ones, and no stages are
-    looked for. It changes no verdict and raises nothing: what goes wrong is the reason of an explanation. An
-    interruption from the keyboard ends it, and the run has what was found until then. Devices that are not here, with
-    the reason, are `elsewhere`.
+    Of a run whose kernels have processes of their own, failures are explained in confined ones. It changes no verdict
+    and raises nothing: what goes wrong is the reason of an explanation. An interruption from the keyboard ends it, and
+    the run has what was found until then. Devices that are not here, with the reason, are `elsewhere`.
     """
-    all_failures, all_passed = failures_of(run), [] if config.lines or config.isolate else ordinary_of(run)
+    all_failures = failures_of(run)
     failures = [failure for failure in all_failures if failure.device not in elsewhere]
-    passed = [result for result in all_passed if result.device not in elsewhere]
     explaining = partial(explained, explainer=ConfinedExplainer) if config.isolate else explained
-    explanations, traces, ended = list[Explanation](), list[KernelTrace](), ""
+    explanations, ended = list[Explanation](), ""
     try:
         wider = wider_of(run, failures)
         for explanation in explaining(of_run(config, [*failures, *wider.values()]), failures, wider=wider):
             explanations.append(explanation)
-        for trace in traced(of_run(config, passed), passed):
-            traces.append(trace)
     except KeyboardInterrupt:
         ended = INTERRUPTED
     except Exception as error:
@@ -70,7 +61,7 @@ def with_explanations(config: Config, run: Run, *, elsewhere: Mapping[str, str] 
         ended = _bug(error)
     explanations += [unexplained(failure, ended) for failure in failures[len(explanations) :]]
     explanations += [unexplained(f, elsewhere[f.device]) for f in all_failures if f.device in elsewhere]
-    return replace(run, explanations=tuple(explanations), traces=tuple(traces))
+    return replace(run, explanations=tuple(explanations))
 
 
 def of_run(config: Config, results: Sequence[CaseResult]) -> Config:
@@ -180,74 +171,3 @@ def unexplained(failure: CaseResult, reason: str) -> Explanation:
     """Make an empty explanation that carries the reason why there is none."""
     names = failure.kernel, failure.op, failure.contract, failure.case, failure.device
     return Explanation.of_nothing(*names, verdict=failure.verdict, reason=reason)
-
-
-# Stages of kernels that declare none, as they are seen in a case
-
-# Arbitrary: a reader waits that long for more than a run itself; what is left out is said, and `explain` shows it.
-SECONDS = 30.0
-"""In which the stages of all kernels are looked for."""
-
-LEAST, MOST = 64, 1 << 16
-"""Elements of the first input of a case on which stages are looked for: enough to say something, and soon traced."""
-
-ORDINARY = frozenset({"normal", "uniform", "gates", "fan_in", "scale_random"})
-"""Regimes whose values are neither extreme nor made for exact sums."""
-
-DEVICE = "cpu"
-
-
-def ordinary_of(run: Run) -> list[CaseResult]:
-    """Choose the cases in which stages are looked for: of the ordinary ones that a kernel passed on the CPU, one for
-    each dtype of the first input of its op, with the fewest parameters and then the fewest elements.
-
-    Kernels with a visible stage other than results are left out.
-    """
-    showing = {result.kernel for result in run.results if any(not stage.result for stage in result.stages)}
-    found: dict[tuple[str, str], list[tuple[int, int, str, CaseResult]]] = {}
-    for result in run.results:
-        own = result.kernel not in showing and REVISION_MARK not in result.kernel
-        if own and result.device == DEVICE and result.counted and result.verdict is Verdict.PASSED:
-            case = parse_case(result.case)
-            if is_ordinary(case):
-                first = case.tensors[0]
-                entry = len(case.params), first.numel, result.case, result
-                found.setdefault((result.kernel, first.dtype), []).append(entry)
-    return [min(entries, key=lambda entry: entry[:3])[3] for entries in found.values()]
-
-
-def is_ordinary(case: Case) -> bool:
-    """Check whether a case has contiguous tensors and ordinary numbers, neither few nor very many."""
-    first, *_ = case.tensors
-    contiguous = all(t.strides is None and not t.offset and not t.device for t in case.tensors)
-    numbers = [t for t in case.tensors if BY_NAME[t.dtype].floating]
-    return (
-        contiguous and first in numbers and LEAST <= first.numel <= MOST and all(t.regime in ORDINARY for t in numbers)
-    )
-
-
-def traced(
-    config: Config,
-    passed: Sequence[CaseResult],
-    *,
-    worker: Callable[..., Worker] = Worker,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[KernelTrace]:
-    """Yield the stages that are found in these cases; nothing for a kernel whose stages cannot be seen."""
-    if not passed:
-        return
-    what = f"looking for the stages of {plural(len({result.kernel for result in passed}), 'kernel')}"
-    own = replace(config, device_plan=DevicePlan((DEVICE,), ("of the run",)))
-    with doing(what), worker(own) as process, suppress(LastbitError):
-        process.do(planned)  # it has started when the clock begins to run
-        latest = clock() + SECONDS
-        for result in passed:
-            if clock() < latest:
-                yield from _stages(process, result)
-
-
-def _stages(process: Worker, result: CaseResult) -> Iterator[KernelTrace]:
-    with suppress(LastbitError):
-        trace = process.do(stages_in_sight, result.kernel, result.case)
-        if trace.stages:
-            yield trace

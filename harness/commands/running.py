@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from importlib import import_module
@@ -13,9 +14,12 @@ from types import MappingProxyType
 from lastbit.config import Config
 from lastbit.reports import records
 from lastbit.reports.characters import visible
+from lastbit.reports.encoding import decoded
+from lastbit.reports.why import KernelTrace
 from lastbit.run import Run
 from lastbit.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
 from lastbit.verify import processes as runs
+from lastbit.verify.notes import STAGES
 
 _AFTERWARDS = ("pandas", "lastbit.reports.terminal")
 """Modules that a run needs at its end, and that take seconds to import."""
@@ -41,7 +45,7 @@ class Interrupted(KeyboardInterrupt):
 def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = False, explaining: bool = False) -> Run:
     """Run what `config` says and keep the records in its folder; `arguments` go to pytest.
 
-    With `explaining`, failures are explained and the stages looked for of kernels that declare none.
+    With `explaining`, failures are explained.
 
     Raises:
         LastbitError: the run could not be planned, as when a kernel's file raises, or lacks what --sanitize needs.
@@ -61,7 +65,8 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
         raise Interrupted(None)
     from lastbit.verify.assemble import INTERRUPTED, collect
 
-    run = kept(collect(config, children, results.all, interrupted=interrupted), Path(config.folder))
+    run = collect(config, children, results.all, interrupted=interrupted)
+    run = kept(with_stages(run, stages_in(Path(config.folder))), Path(config.folder))
     if run.broken.endswith(INTERRUPTED):
         raise Interrupted(run)
     if sanitizer is not None:
@@ -106,7 +111,7 @@ def execute_on_cluster(
             worked = work_on(cluster, pool, parse=records.parse, tell=progress.advance, plan=progress.set_total)
     if worked.interrupted and not worked.planned:
         raise Interrupted(None)
-    run = kept(worked.run, Path(config.folder))
+    run = kept(with_stages(worked.run, worked.stages), Path(config.folder))
     if worked.interrupted:
         raise Interrupted(run)
     return with_why(cluster.config, run, elsewhere=_elsewhere(run)) if explaining else run
@@ -139,8 +144,24 @@ def with_why(config: Config, run: Run, *, elsewhere: Mapping[str, str] = Mapping
     from lastbit.commands.explaining import with_explanations
 
     found = with_explanations(config, run, elsewhere=elsewhere)
-    new = found.explanations or found.traces
-    return kept(found, Path(config.folder), records.write_rest) if new else run
+    return kept(found, Path(config.folder), records.write_rest) if found.explanations else run
+
+
+def stages_in(folder: Path) -> Iterator[str]:
+    """Yield what the workers of a run found of the stages of kernels that declare none, as text."""
+    for path in sorted(folder.glob(f"*{STAGES}")):
+        yield from path.read_text().splitlines()
+
+
+def with_stages(run: Run, found: Iterable[str]) -> Run:
+    """Add to a run the stages that were found in its cases, in their order; one of a line that was cut off is lost."""
+    places = {(result.kernel, result.case): place for place, result in reversed(list(enumerate(run.results)))}
+    traces = []
+    for line in dict.fromkeys(found):
+        with suppress(ValueError, TypeError):
+            traces.append(decoded(KernelTrace, json.loads(line)))
+    traces.sort(key=lambda trace: places.get((trace.kernel, trace.case), len(places)))
+    return replace(run, traces=tuple(traces))
 
 
 def import_ahead(*names: str) -> None:

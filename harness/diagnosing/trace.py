@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import traceback
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import FrameType
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from lastbit.inputs import Inputs, build, guarded_allocations
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
 from lastbit.numerics.residues import products_of
+from lastbit.reports.encoding import encoded
 from lastbit.reports.why import KernelTrace, Step
 from lastbit.result import OF_FORMULA, OF_STAGES, CaseResult, Verdict, Worst
 from lastbit.shadows.following import Followed, python_primitives
@@ -30,6 +34,7 @@ from lastbit.tracing.log import LIMIT
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from lastbit.verify.check import Subject, examine, first_line
 from lastbit.verify.formula_check import by_formula, follows
+from lastbit.verify.plan import is_compiled
 from lastbit.verify.worker import Watch, Workplace, unwatched
 
 # Arbitrary: each is kept with all of its operations.
@@ -53,6 +58,33 @@ def stages_in_sight(place: Workplace, name: str, line: str) -> KernelTrace:
         inputs = build(parse_case(line).gathered(), device)
         kernel.call(**inputs.hand_out(), **inputs.case.params)
     return stages_of_case(place.subjects[name], parse_case(line), watch=place.watch)
+
+
+def stages_as_text(subject: Subject, case: Case) -> str:
+    """Find the stages that a kernel computes on a case that it has passed; a line of JSON, empty if there are none.
+
+    There are none where PyTorch compiles the kernel: an observer would see its text run, and not the compiled code.
+    """
+    if is_compiled(subject.kernel.call) or ("torch._dynamo" in sys.modules and _enters_compiler(subject, case)):
+        return ""
+    found = stages_of_case(subject, case)
+    return json.dumps(encoded(found)) if found.stages else ""
+
+
+def _enters_compiler(subject: Subject, case: Case) -> bool:
+    """Call the kernel once and return whether the call runs code of PyTorch's compiler, or what that has compiled."""
+    seen, inputs = list[str](), build(case.gathered(), subject.device)
+
+    def watch(frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code.co_filename.endswith("_dynamo/eval_frame.py"):
+            seen.append(frame.f_code.co_name)
+
+    sys.setprofile(watch)
+    try:
+        subject.kernel.call(**inputs.hand_out(), **case.params)
+    finally:
+        sys.setprofile(None)
+    return bool(seen)
 
 
 def stages_of_case(subject: Subject, case: Case, *, limit: int = LIMIT, watch: Watch = unwatched) -> KernelTrace:

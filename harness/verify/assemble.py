@@ -7,11 +7,13 @@ nothing explains it, the run is broken.
 from __future__ import annotations
 
 import functools
+import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,9 +26,9 @@ from lastbit.result import BAD, TURNED_DOWN, CaseResult, Verdict
 from lastbit.run import Coverage, NotRun, Run, Spent
 from lastbit.timing import Clock, listening
 from lastbit.trees import MixedTrees
-from lastbit.verify.notes import HAS_FAILED, LEFT, TIME, read_json
+from lastbit.verify.notes import ANSWERS, HAS_FAILED, LEFT, TIME, read_json
 from lastbit.verify.plan import NO_ACCELERATOR, Planned
-from lastbit.verify.power import agreement_of, power_of, undecidable_of
+from lastbit.verify.power import Question, Separable, agreement_of, power_of, undecidable_of
 from lastbit.verify.processes import Child, environment_of
 from lastbit.verify.project import open_project
 
@@ -178,11 +180,12 @@ def assembled(
     environment: Mapping[str, str],
     spent: Spent,
     interrupted: bool,
+    known: Mapping[Question, bool] = MappingProxyType({}),
 ) -> Run:
     """Assemble the run, with results in the order of the plan; of an interrupted run, as many as there are.
 
     The power of an interrupted run is not computed: it takes long and could not be relied on. An interruption from the
-    keyboard while it is computed interrupts the run.
+    keyboard while it is computed interrupts the run. What workers know of contracts that can be told apart is `known`.
     """
     left = [(case, process.stop) for process in ended for case in process.under_way]
     results = _in_order([*recorded, *(case.errored for case, _ in left if case.died)], ended)
@@ -193,7 +196,7 @@ def assembled(
     with listening(Clock()) as clock:
         try:
             project = open_project(config)
-            power = () if interrupted else power_of(results, project)
+            power = () if interrupted else power_of(results, project, Separable(known))
             undecidable = () if interrupted else undecidable_of(results, project)
         except KeyboardInterrupt:
             power, undecidable, interrupted = (), (), True
@@ -309,7 +312,26 @@ def collect(
         lacking = NotRun("every kernel on an accelerator", NO_ACCELERATOR)
         ended[-1] = replace(ended[-1], not_run=(*ended[-1].not_run, lacking))
     environment, spent = environment_of(config) | isolation_of(ended), _spent(Path(config.folder))
-    return assembled(config, ended, recorded, environment=environment, spent=spent, interrupted=interrupted)
+    return assembled(
+        config,
+        ended,
+        recorded,
+        environment=environment,
+        spent=spent,
+        interrupted=interrupted,
+        known=_answers(Path(config.folder)),
+    )
+
+
+def _answers(folder: Path) -> dict[Question, bool]:
+    """Read which contracts can be told apart on which cases, as the workers noted; a line that was cut off is lost."""
+    found: dict[Question, bool] = {}
+    for path in folder.glob(f"*{ANSWERS}"):
+        for line in path.read_text().splitlines():
+            with suppress(ValueError):
+                question, answer = json.loads(line)
+                found[tuple(question)] = answer
+    return found
 
 
 def _spent(folder: Path) -> Spent:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence, Set
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -21,13 +22,14 @@ from lastbit.inputs.given import is_given
 from lastbit.isolation.elsewhere import Kernels
 from lastbit.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
 from lastbit.takes import told
-from lastbit.verify.check import first_line, takes, verify_case
+from lastbit.verify.check import Subject, first_line, takes, verify_case
 from lastbit.verify.device_memory import Verify, directly, give_back
 from lastbit.verify.drawing import draw
 from lastbit.verify.formula_check import is_small, with_formula
 from lastbit.verify.isolating import in_processes
 from lastbit.verify.narrowing import advice_for
 from lastbit.verify.notes import HAS_FAILED, KnownFailures, Unrecorded
+from lastbit.verify.ordinary import plainest
 from lastbit.verify.plan import Item
 from lastbit.verify.power import Separable, untold
 from lastbit.verify.property_checks import with_properties
@@ -72,11 +74,12 @@ def run_item(
     failures: KnownFailures | None = None,
     leave: Leave = lambda item, cases: None,
     random: bool = False,
-) -> None:
+    separable: Separable | None = None,
+) -> Sequence[CaseResult]:
     """Run the item's examples and about `cases` other cases, recording each result; the first failure is made small.
 
     Where none of them has told the kernel's contract from another one that it can be told from, a case that can tell
-    them apart follows.
+    them apart follows; answers on that are looked up in `separable` and kept there. Returns the results that count.
 
     With `failures`, which it adds to, a kernel that has failed runs nothing more, and `leave` is told how much that is,
     before the failure is made small, which the process may not survive. Lines that a reader asked for are all
@@ -104,7 +107,8 @@ def run_item(
     run = _run_all if failures is None or item.asked else partial(_run_until_failure, failures=failures, leave=leave)
     run(explorer, [reseeded(case) if fresh else case for case in item.own(drawn)])
     if item.group.strategy is not None:
-        run(explorer, list(filter(explorer.takes, untold(explorer.results, item.subject.op, Separable()))))
+        run(explorer, list(filter(explorer.takes, untold(explorer.results, item.subject.op, separable or Separable()))))
+    return explorer.results
 
 
 def _has_failed(item: Item, failures: KnownFailures) -> bool:
@@ -314,6 +318,7 @@ class Records(Protocol):
     Attributes:
         cases, seed, random, timeout: of the run, as its configuration has them.
         failures: the kernels that have failed; None if those run on.
+        separable: the answers that this process knows on contracts that can be told apart.
     """
 
     cases: int
@@ -321,6 +326,7 @@ class Records(Protocol):
     random: bool
     timeout: float
     failures: KnownFailures | None
+    separable: Separable
 
     def verify_on(self, device: torch.device) -> Verify:
         """Return the function that verifies a case on a device."""
@@ -334,12 +340,24 @@ class Records(Protocol):
     def leave(self, item: Item, cases: int) -> None:
         """Note how many cases of an item are not run because its kernel has failed."""
 
+    def keep_stages(self, found: str) -> None:
+        """Keep the stages that were found in a kernel which declares none, as text."""
+
+    def looking(self) -> AbstractContextManager[None]:
+        """Make a context in which such stages are looked for; the process ends if that takes too long."""
+
     def note_time(self) -> None:
-        """Note the time that this process has spent so far, by parts."""
+        """Note the time that this process has spent so far, by parts, and what it has learned for the run's end."""
 
 
-def perform(item: Item, records: Records, kernels: Kernels | None) -> None:
+Look = Callable[[Subject, Case], str]
+"""Looks for the stages of a kernel in a case; returns them as text, empty if there are none in sight."""
+
+
+def perform(item: Item, records: Records, kernels: Kernels | None, look: Look = lambda subject, case: "") -> None:
     """Run the cases of an item, whose kernel is called in processes of `kernels` if there are any.
+
+    In some of the cases of an item that `shows` it, stages are looked for with `look`, which changes no verdict.
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
@@ -349,7 +367,7 @@ def perform(item: Item, records: Records, kernels: Kernels | None) -> None:
     device = item.subject.device
     try:
         with kept_floating_point(), in_processes(item, kernels, records.timeout) as prepared:
-            run_item(
+            results = run_item(
                 prepared,
                 cases=records.cases,
                 seed_=records.seed,
@@ -359,7 +377,12 @@ def perform(item: Item, records: Records, kernels: Kernels | None) -> None:
                 failures=records.failures,
                 leave=records.leave,
                 random=records.random,
+                separable=records.separable,
             )
+            for case in plainest(results) if item.shows else ():
+                with suppress(Exception, SystemExit), records.looking():
+                    if found := look(item.subject, case):
+                        records.keep_stages(found)
     except (CaseFailed, Stopped, Unrecorded):
         raise
     except NoCase as error:

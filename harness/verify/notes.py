@@ -20,6 +20,12 @@ TIME = ".time.json"
 LEFT = ".left.json"
 """Suffix of the file in which a worker notes what it left because a kernel had failed: kernel, device, group, cases."""
 
+STAGES = ".stages"
+"""Suffix of the file in which a worker keeps the stages that it found in kernels which declare none, a line each."""
+
+ANSWERS = ".answers"
+"""Suffix of the file in which a worker keeps which contracts can be told apart on which cases, a line each."""
+
 HAS_FAILED = "stopped after its first failure; --keep-going runs the rest"
 
 

@@ -5,11 +5,13 @@ On an accelerator, every kernel of several tensors gets a group of cases with te
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from types import CodeType
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +29,7 @@ from lastbit.trees import check_trees, imported
 from lastbit.verify.beside import Beside
 from lastbit.verify.check import Subject
 from lastbit.verify.declarations import likely_slips
+from lastbit.verify.ordinary import showing
 from lastbit.verify.project import Load, Project, kernel_folders, open_project
 
 C = TypeVar("C")
@@ -46,6 +49,7 @@ class Planned:
         cases: how many it runs unless it fails early.
         choices: what its cases choose from.
         cost: an estimate of the time that it takes, to compare items by.
+        compiles: its kernel is compiled by torch, in each process anew.
     """
 
     id: str
@@ -58,6 +62,7 @@ class Planned:
     cases: int
     cost: int = 1
     choices: Choices = field(default_factory=dict)
+    compiles: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Item:
         properties: names of those that alone are asked, where the group asks; empty for those that a run asks.
         refused: why the kernel cannot be called for any case, by what it declares; empty if it can.
         share: which cases of the group they are: of (1, 3) the second, the fifth and so on; see `_shares`.
+        shows: stages of the kernel, which declares none, are looked for in some of its cases.
     """
 
     subject: Subject
@@ -77,6 +83,7 @@ class Item:
     properties: tuple[str, ...] = ()
     refused: str = ""
     share: tuple[int, int] = (0, 1)
+    shows: bool = False
 
     @property
     def id(self) -> str:
@@ -102,7 +109,44 @@ class Item:
             cases=cases,
             cost=cases * _cost_of_a_case(self.subject.op) * (_PROPERTIES if group.properties else 1),
             choices=group.choices,
+            compiles=is_compiled(kernel.call),
         )
+
+
+def is_compiled(function: Any) -> bool:
+    """Tell by the text of a function, and of those of its module that it names, whether torch compiles it."""
+    left, seen = [function], set[int]()
+    while left:
+        one = inspect.unwrap(left.pop())
+        one = getattr(one, "func", one)  # of a partial one
+        if hasattr(one, "_torchdynamo_orig_callable"):
+            return True
+        if id(one) in seen or not (code := getattr(one, "__code__", None)):
+            continue
+        seen.add(id(one))
+        names = {name for part in _with_inner(code) for name in part.co_names}
+        known = getattr(one, "__globals__", {})
+        if "compile" in names and any(known.get(name) is torch for name in names):
+            return True
+        named = [known[name] for name in names if name in known]
+        named += [cell.cell_contents for cell in getattr(one, "__closure__", None) or () if _is_filled(cell)]
+        left += [other for other in named if getattr(other, "__module__", "") == one.__module__ and callable(other)]
+    return False
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function and of those that are defined in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
 
 
 def _cost_of_a_case(op: Op) -> int:
@@ -187,15 +231,19 @@ def make_plan(
             groups, notes = groups_for(subject)
             place, parts = shares.get(kernel.name, (0, 1))
             for number, group in enumerate(groups):
-                share = (0, 1) if group.properties and kernel.invariant else ((place + number) % parts, parts)
-                item = Item(subject, group, bool(config.lines), config.properties, share=share)
+                item = Item(subject, group, bool(config.lines), config.properties)
+                most = parts
+                if group.properties and kernel.invariant and parts > 1:  # nobody else is asked what it promises
+                    most = min(parts, max(1, item.planned(config.cases_per_group).cases))
+                item = replace(item, share=((place + number) % most, most))
                 items += [item] if parts == 1 or item.planned(config.cases_per_group).cases else []
             not_run += [note for note in notes if note not in not_run]
     if device_type == "cpu" and not config.lines and any(i.subject.takes_several for i in items if not i.refused):
         alone = "the cpu alone has no other device to put a tensor on"
         reason = alone if torch.accelerator.is_available() else NO_ACCELERATOR
         not_run.append(NotRun("cases with a tensor on another device", reason))
-    return Plan(tuple(items), tuple(not_run), config.cases_per_group)
+    whole = config.lines or config.isolate or config.revision
+    return Plan(tuple(items if whole else showing(items)), tuple(not_run), config.cases_per_group)
 
 
 # Arbitrary: fewer share less, more leave each kernel with too few cases to rule contracts out.
@@ -206,8 +254,9 @@ _MOST_PARTS = 4
 def _shares(kernels: Iterable[Kernel]) -> dict[str, tuple[int, int]]:
     """Return the part of the cases of a group, as (place, parts), for each kernel that shares them with others.
 
-    Kernels that are one function under several contracts have most of their text in common. Each case shows that to one
-    of them; all of them together have every case, and each has enough to be told from the others.
+    Kernels that are one function under several contracts, or in several variants, have most of their text in common.
+    Each case shows that to one of them; all of them together have every case, and each has enough to be told from the
+    others.
     """
     families: dict[object, list[Kernel]] = {}
     for kernel in kernels:
@@ -217,7 +266,7 @@ def _shares(kernels: Iterable[Kernel]) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for family in families.values():
         parts = min(len(family), _MOST_PARTS)
-        if family[0].source and len({kernel.contract for kernel in family}) == len(family) > 1:
+        if family[0].source and len(family) > 1:
             found |= {kernel.name: (number % parts, parts) for number, kernel in enumerate(family)}
     return found
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass, field, replace
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import replace
 from itertools import islice
+from types import MappingProxyType
 
 import torch
 
@@ -14,6 +15,7 @@ from lastbit.devices import one_thread
 from lastbit.errors import UsageError
 from lastbit.inputs import build
 from lastbit.judging.decided import decidable
+from lastbit.judging.expected import Expected, Steps
 from lastbit.judging.problem import Problem
 from lastbit.numerics import Premises
 from lastbit.ops import Contract, Op
@@ -59,8 +61,13 @@ def _power(project: Project, key: tuple[str, ...], group: list[CaseResult], sepa
     return Power(kernel, device, dtypes, alternative, len(group), ruled_out, apart)
 
 
-def untold(results: Iterable[CaseResult], op: Op, separable: Separable) -> Iterator[Case]:
-    """Yield cases that can tell a kernel's contract from another that no result did: one at most for each dtypes."""
+def untold(results: Iterable[CaseResult], op: Op, separable: Separable) -> list[Case]:
+    """Return cases that can tell a kernel's contract from another that no result did: one at most for each dtypes."""
+    with timed(POWER):
+        return list(_untold(results, op, separable))
+
+
+def _untold(results: Iterable[CaseResult], op: Op, separable: Separable) -> Iterator[Case]:
     together: dict[str, list[CaseResult]] = defaultdict(list)
     for r in results:
         together[r.dtypes].append(r)
@@ -80,11 +87,21 @@ def _lacking(op: Op, results: Iterable[CaseResult]) -> Set[str]:
     return op.optional_results.difference(stage.name for r in results for stage in r.stages)
 
 
-@dataclass
-class Separable:
-    """Cache of whether any input tells two contracts apart; kernels of one op share cases and so answers."""
+Question = tuple[str, ...]
+"""What `Separable` was asked: an op, two contracts, a case, and results that tell nothing."""
 
-    _known: dict[tuple[str, ...], bool] = field(default_factory=dict)
+
+class Separable:
+    """Cache of whether any input tells two contracts apart; kernels of one op share cases and so answers.
+
+    Attributes:
+        known: question → answer.
+    """
+
+    def __init__(self, known: Mapping[Question, bool] = MappingProxyType({})) -> None:
+        self.known = dict(known)
+        self._problems: OrderedDict[tuple[str, str], Problem] = OrderedDict()
+        self._results: dict[tuple[str, str, str], tuple[Steps, Mapping[str, Expected]] | None] = {}
 
     def probe(
         self, op: Op, contract: Contract, other: Contract, lacking: Set[str], cases: Iterable[Case]
@@ -98,9 +115,51 @@ class Separable:
 
     def _on(self, op: Op, contract: Contract, other: Contract, lacking: Set[str], case: Case) -> bool:
         question = (op.name, *sorted((str(contract), str(other))), str(case), *sorted(lacking))
-        if question not in self._known:
-            self._known[question] = _separable(op, contract, other, lacking, case)
-        return self._known[question]
+        if question not in self.known:
+            self.known[question] = self._apart(op, contract, other, lacking, case)
+        return self.known[question]
+
+    def _apart(self, op: Op, contract: Contract, other: Contract, lacking: Set[str], case: Case) -> bool:
+        """Return whether an element of a result tells two contracts apart if every sum is correctly rounded.
+
+        Errors of sums would hide the difference: over long rows they exceed what a rounding changes, and a run that
+        could not tell the contracts apart would call them one. What is left is the error of primitives, which no input
+        removes. No element does where one contract has the computation of the other.
+        """
+        problem = self._problem(op, case)
+        if (first := self._evaluated(problem, contract, case)) is None or problem.under(other).takes(first[0]):
+            return False
+        if (second := self._evaluated(problem, other, case)) is None:
+            return False
+        return any(own.apart(second[1][name]) for name, own in first[1].items() if name not in lacking)
+
+    def _problem(self, op: Op, case: Case) -> Problem:
+        """Return the problem of a case under some contract; that of the last few cases is kept, with their results."""
+        key = op.name, str(case)
+        if key not in self._problems:
+            tensors = build(case, torch.device("cpu")).tensors
+            premises = Premises(exact_sums=True)
+            self._problems[key] = Problem(op, op.contract(""), tensors, dict(case.params), premises)
+            if len(self._problems) > _PROBES:
+                old, _ = self._problems.popitem(last=False)
+                self._results = {one: found for one, found in self._results.items() if one[:2] != old}
+        self._problems.move_to_end(key)
+        return self._problems[key]
+
+    def _evaluated(
+        self, problem: Problem, contract: Contract, case: Case
+    ) -> tuple[Steps, Mapping[str, Expected]] | None:
+        """Return the computation and the results under a contract; None if it is not defined for what the case asks,
+        such as a parameter of another.
+        """
+        key = problem.op.name, str(case), str(contract)
+        if key not in self._results:
+            under = problem.under(contract)
+            try:
+                self._results[key] = under.steps, {name: under.trace.stages[name] for name in under.trace.results}
+            except UsageError:
+                self._results[key] = None
+        return self._results[key]
 
 
 def _probes(cases: Iterable[Case], op: Op) -> Iterator[Case]:
@@ -123,21 +182,6 @@ def _cut(case: Case, op: Op) -> Case:
     contiguous = [replace(t, strides=None, offset=0) for t in case.tensors]
     cut = (replace(t, shape=(rows, *t.shape[leading:])) if leading and t.name in op.rows else t for t in contiguous)
     return replace(case, tensors=tuple(cut))
-
-
-def _separable(op: Op, own: Contract, other: Contract, lacking: Set[str], case: Case) -> bool:
-    """Return whether an element of a result tells two contracts apart if every sum is correctly rounded.
-
-    Errors of sums would hide the difference: over long rows they exceed what a rounding changes, and a run that could
-    not tell the contracts apart would call them one. What is left is the error of primitives, which no input removes.
-    """
-    tensors = build(case, torch.device("cpu")).tensors
-    first = Problem(op, own, tensors, dict(case.params), Premises(exact_sums=True))
-    try:
-        a, b = (problem.trace.stages for problem in (first, first.under(other)))
-    except UsageError:  # one of them is not defined for what this case asks, such as a parameter of the other
-        return False
-    return any(a[name].apart(b[name]) for name in first.trace.results if name not in lacking)
 
 
 def undecidable_of(results: Iterable[CaseResult], project: Project) -> tuple[Undecidable, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,8 +19,9 @@ from lastbit.result import CaseResult, Verdict
 from lastbit.timing import seconds_so_far
 from lastbit.verify.device_memory import SharedDevice, Verify, directly, is_lost
 from lastbit.verify.isolating import limit_of
-from lastbit.verify.notes import LEFT, TIME, Failures, KnownFailures, write_json, written
+from lastbit.verify.notes import ANSWERS, LEFT, STAGES, TIME, Failures, KnownFailures, write_json, written
 from lastbit.verify.plan import Item
+from lastbit.verify.power import Separable
 
 FATAL = 17
 """Exit status of a process whose accelerator can no longer be used, or whose case took too long."""
@@ -32,15 +34,21 @@ class CaseRecorder:
     it tells is up to `tell`; the names of events, and what comes with them, are those of `lastbit.cluster.stream`.
 
     Attributes:
-        cases, seed, random, timeout, failures: as in `lastbit.verify.item_run.Records`.
+        cases, seed, random, timeout, failures, separable: as in `lastbit.verify.item_run.Records`.
     """
 
     margin = 0.0
     """Seconds beyond the limit of a case after which the process ends."""
 
     def __init__(
-        self, config: Config, dump: Callable[[CaseResult], str], folder: Path, failures: KnownFailures
+        self,
+        config: Config,
+        dump: Callable[[CaseResult], str],
+        folder: Path,
+        failures: KnownFailures,
+        separable: Separable | None = None,
     ) -> None:
+        self.separable = separable or Separable()
         self.cases, self.seed, self.random = config.cases_per_group, config.seed, config.random
         self.timeout, self.failures = config.timeout, None if config.keep_going else failures
         self.limit, self.folder, self._dump = limit_of(config), folder, dump
@@ -97,6 +105,19 @@ class CaseRecorder:
         kernel, device = item.subject.kernel.name, self.called(str(item.subject.device))
         self.tell("left", cases, {"kernel": kernel, "device": device, "group": item.group.name})
 
+    def keep_stages(self, found: str) -> None:
+        """Tell the stages that were found in a kernel."""
+        self.tell("stages", found)
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """End the process if what is done in the context takes longer than a case may; no case is blamed for it."""
+        faulthandler.dump_traceback_later(self.limit + self.margin, exit=True, file=self._trace)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
     def note_time(self) -> None:
         """Tell where the time of this process went so far, by parts."""
         self.tell("time", dict(seconds_so_far()))
@@ -113,6 +134,7 @@ class ResultRecorder(CaseRecorder):
         folder = Path(config.folder)
         super().__init__(config, dump, folder, Failures(folder))
         self._lacking: list[Mapping[str, str | int]] = []
+        self._told = 0
         self._stem = folder / f"{worker}-{os.getpid()}"
         with written(self._stem):
             self._results: TextIO = self._stem.with_suffix(".jsonl").open("a")
@@ -133,9 +155,23 @@ class ResultRecorder(CaseRecorder):
             case "left":
                 self._lacking.append({**content[1], "cases": content[0]})
                 self._note(LEFT, self._lacking)
+            case "stages":
+                self._append(STAGES, [content[0]])
             case "time":
                 with suppress(OSError):
                     write_json(self._stem.with_suffix(TIME), content[0])
+
+    def note_time(self) -> None:
+        """Tell the time, and what is new of contracts that can be told apart, which is asked at the run's end, too."""
+        super().note_time()
+        new = list(self.separable.known.items())[self._told :]
+        self._append(ANSWERS, (json.dumps(one) for one in new))
+        self._told += len(new)
+
+    def _append(self, suffix: str, lines: Iterable[str]) -> None:
+        """Add lines to a file; without them the run lacks nothing that counts."""
+        with suppress(OSError), self._stem.with_suffix(suffix).open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
     def _note(self, suffix: str, content: object) -> None:
         with written(path := self._stem.with_suffix(suffix)):

@@ -2,7 +2,8 @@
 
 Kernels of an op get the same cases from a group, so that they share inputs and the values that a contract
 allows. The items of one group are a unit. A unit that would keep one worker busy while the others have ended is cut:
-by contract, then by kernel.
+by contract, then by kernel. Of a function that torch compiles, all items go to one worker, since each process compiles
+it anew.
 
 This module imports neither torch nor pytest-xdist: the process that hands out items needs no more than their names.
 """
@@ -32,12 +33,15 @@ _AHEAD = 2
 def units(items: Sequence[Mapping[str, Any]], workers: int) -> list[list[int]]:
     """Divide planned items (`Planned` as data) into units for so many workers, as positions, the costliest first.
 
-    Within a unit, items of one contract follow each other.
+    Within a unit, items of one contract follow each other. A function that torch compiles is a unit for itself, and
+    among the first.
     """
     by_contract = sorted(range(len(items)), key=lambda place: items[place]["contract"])
     most = _cost(by_contract, items) / (_PARTS * workers) if workers > 1 else math.inf
-    found = _cut(by_contract, items, most)
-    return sorted(found, key=lambda unit: _cost(unit, items), reverse=True)
+    compiled = [place for place in by_contract if items[place].get("compiles") and workers > 1]
+    found = _cut([place for place in by_contract if place not in compiled], items, most)
+    by_cost = sorted(found, key=lambda unit: _cost(unit, items), reverse=True)
+    return [*_cut(compiled, items, math.inf, (("device", "source"),)), *by_cost]
 
 
 def _cost(unit: Sequence[int], items: Sequence[Mapping[str, Any]]) -> int:

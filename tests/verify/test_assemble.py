@@ -26,6 +26,7 @@ from lastbit.trees import MixedTrees
 from lastbit.verify.assemble import collect
 from lastbit.verify.notes import Failures, Unrecorded, write_json
 from lastbit.verify.plan import Planned
+from lastbit.verify.power import Separable
 from lastbit.verify.processes import Child
 from lastbit.verify.result_recorder import ResultRecorder
 
@@ -319,6 +320,24 @@ def test_nobody_waits_for_the_power_of_an_interrupted_run(left: Left) -> None:
     left.plan(planned("k"))
     assert left.run(DONE, result("k")).power
     assert not left.run(DONE, result("k"), interrupted=True).power
+
+
+def test_what_workers_know_of_contracts_is_not_asked_again(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker notes what is new after an item; a line that was cut off when it ended is asked again."""
+    never = replace(result("k"), ruled_out={"fp32_multiply+rounded_sum": 0})
+    asked = list[str]()
+    monkeypatch.setattr(Separable, "_apart", lambda *question: bool(asked.append(str(question[-1]))))
+    left.plan(planned("k"))
+    assert not left.run(DONE, never).power[0].missing and len(asked) == 1
+    recorder = ResultRecorder(Config(folder=str(left.folder)), "cpu-gw0", dump)
+    recorder.separable.known["rms_norm", "fp32_multiply+rounded_sum", CONTRACT, asked[0]] = True
+    recorder.note_time()
+    recorder.separable.known["rms_norm", "another"] = False
+    recorder.note_time()
+    [path] = left.folder.glob("*.answers")
+    assert len(path.read_text().splitlines()) == 2
+    path.write_text(path.read_text()[:-9])
+    assert left.run(DONE, never).power[0].missing and len(asked) == 1
 
 
 def test_an_interrupt_while_power_is_found_out_keeps_the_run(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:

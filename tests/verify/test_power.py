@@ -9,6 +9,7 @@ import torch
 
 from lastbit.case import parse_case
 from lastbit.config import Config
+from lastbit.judging.problem import Problem
 from lastbit.reports.wording import undecided
 from lastbit.result import CaseResult, Comparison, StageResult, Verdict
 from lastbit.run import DeviceAgreement, Run
@@ -60,6 +61,23 @@ def test_a_case_for_which_a_contract_is_not_defined_tells_nothing_apart() -> Non
     assert list(untold([larger], op, Separable())) == []
 
 
+def test_a_process_evaluates_a_contract_once_for_a_case_and_asks_nothing_that_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    evaluated = []
+    evaluate = Problem.evaluate
+    monkeypatch.setattr(Problem, "evaluate", lambda self: evaluated.append(str(self.contract)) or evaluate(self))
+    op, separable = open_project(CONFIG).op("rms_norm"), Separable()
+    others = {FP32: 0, "native_multiply+rounded_sum+divided": 0, "input_multiply+rounded_sum": 0}
+    weak = replace(result("x=bf16[4,64]:zeros weight=fp32[64]:ones"), ruled_out=others)
+    own = weak.contract
+    first = untold([weak], op, separable)
+    assert evaluated.count(own) == 1 and len(evaluated) == len(set(evaluated)) > 1
+    assert own not in evaluated[1:], "another contract with its computation, in one dtype, is not evaluated"
+    known = len(evaluated)
+    assert untold([weak], op, Separable(separable.known)) == first and len(evaluated) == known
+
+
 HEADS = "q=bf16[{0},4,64]{1} cos=bf16[2,32] sin=bf16[2,32] positions=int64[{0}]:below_2 seed=1"
 
 
@@ -108,7 +126,7 @@ def test_a_result_that_no_order_of_sums_decides_is_no_gap_of_a_run(
 
 def test_threads_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr("lastbit.verify.power._separable", lambda *_: bool(seen.append(torch.get_num_threads())))
+    monkeypatch.setattr(Separable, "_apart", lambda *_: bool(seen.append(torch.get_num_threads())))
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

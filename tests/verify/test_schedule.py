@@ -57,6 +57,18 @@ def test_a_unit_that_would_keep_one_worker_busy_is_cut(workers: int, size: int) 
     assert {len(unit) for unit in found} == {size}
 
 
+def test_what_torch_compiles_goes_to_one_worker_first_whatever_it_costs() -> None:
+    """Each process would compile it anew."""
+    planned = [{**one, "source": one["kernel"]} for one in items(40)]
+    for one in planned:
+        if one["kernel"] in ("sum1", "sum2"):
+            one |= {"compiles": True, "source": "two contracts of one function"}
+    first, *rest = units(planned, 16)
+    assert {planned[place]["kernel"] for place in first} == {"sum1", "sum2"} and len(first) == 80
+    assert sorted([*first, *(place for unit in rest for place in unit)]) == list(range(len(planned)))
+    assert len(units(planned, 1)) == 40, "one worker has no other"
+
+
 def test_one_worker_is_always_alone_and_shares_all_it_can() -> None:
     assert len(units(items(1), 1)) == 1
 

@@ -128,7 +128,16 @@ def test_sizes_are_drawn_from_those_that_are_declared(sizes: Any) -> None:
 
 def recording(results: list[CaseResult]) -> Any:
     """Stand for what `perform` tells of its results."""
-    own = {"cases": 2, "seed": 0, "random": False, "timeout": 9.0, "failures": None, "started": None, "leave": None}
+    own: dict[str, Any] = {
+        "cases": 2,
+        "seed": 0,
+        "random": False,
+        "timeout": 9.0,
+        "failures": None,
+        "started": None,
+        "leave": None,
+    }
+    own["separable"] = None
     return SimpleNamespace(**own, record=results.append, verify_on=lambda device: None, note_time=lambda: None)
 
 
