@@ -690,13 +690,22 @@ class _Mending:
         yield Mend(e, "with the condition the other way round", partial(self._side, 0), MendKind.OPERATION)
 
     def _side(self, side: int, redo: Redo, event: Event, given: Values) -> Made:
-        taken, first, second = (self._operand(event, place, own, redo) for place, own in enumerate(given[:3]))
-        if first is None or second is None or taken is None:
-            raise Unrepeatable("an operand is not known")
-        shape = event.values.shape
-        a, b = (_shaped(x, shape) for x in (first, second))
-        made = (a, b)[side - 1] if side else _where(np.broadcast_to(taken.values.reshape(shape), shape), b, a)
+        taken, first, second = (self._of_result(event, place, own, redo) for place, own in enumerate(given[:3]))
+        made = (first, second)[side - 1] if side else _where(taken.values.astype(np.bool_), second, first)
         return made.cast(event.values.dtype)
+
+    def _of_result(self, event: Event, place: int, own: Made | None, redo: Redo) -> Made:
+        """Return the element of an operand of a choice for each element of its result.
+
+        Raises:
+            Unrepeatable: it is unknown.
+        """
+        if (made := self._operand(event, place, own, redo)) is None:
+            raise Unrepeatable("an operand is not known")
+        operand = event.operands[place]
+        if not operand.size:
+            return _shaped(made, event.values.shape)
+        return made.taken(operand.source(np.arange(event.values.size))[:, 0]).shaped(event.values.shape)
 
     # What there is to compute with.
 

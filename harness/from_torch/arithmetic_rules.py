@@ -219,6 +219,6 @@ _logic(("or_", "logical_or", "bitwise_or"), "|")
 
 @RULES("invert", "logical_not", "bitwise_not")
 def invert(x: Value) -> Value:
-    if x.kind == "integers" or x.kind == "truth":
+    if x.kind in ("integers", "truth"):
         return Value(f"~{x.within(UNARY)}", kind=x.kind, level=UNARY)
     raise Unmapped(f"~ of {x.kind} is not mapped")

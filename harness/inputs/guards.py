@@ -73,7 +73,7 @@ def word_of(bits: int, itemsize: int) -> int:
 
 
 def integer_of(bits: int, itemsize: int) -> int:
-    """Return the `bits` of one element as the integer of `INTEGER_OF_SIZE`: unsigned for bytes, otherwise signed."""
+    """Return the last `bits`, of one element, as the integer of `INTEGER_OF_SIZE`: unsigned for bytes, else signed."""
     unused = 64 - 8 * itemsize
     return bits if itemsize == 1 else signed(bits << unused) >> unused
 

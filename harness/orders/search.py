@@ -105,7 +105,7 @@ def _ranked(pivot: int, others: Indices, random: np.random.Generator) -> Asking[
         pivots = np.full_like(rest, pivot)
         answers = yield np.concatenate([np.stack([rest, pivots, against], -1), np.stack([against, pivots, rest], -1)])
         below, above = np.split(answers, 2)
-        place = iter(np.split(np.where(below == above, 0, np.where(below, -1, 1)), _ends(open_ones)))
+        place = iter(np.split(above.astype(np.int64) - below, _ends(open_ones)))
         ranks = [new for s, (done, rank) in zip(splitters, ranks, strict=True) for new in _split(s, done, rank, place)]
     return [rank for _, rank in ranks]
 

@@ -62,6 +62,24 @@ def test_the_line_whose_mending_makes_every_element_right(
     assert f"should be: {explanation.culprit.mend}; done again so, every element is right" in printed(explanation)
 
 
+@pytest.mark.parametrize(
+    ("condition", "chosen", "mend"),
+    [
+        ("weight < 0.5", "scaled, xhat", "always its first value"),
+        ("rstd < 1.0", "second, first", "with the condition the other way round"),
+    ],
+)
+def test_the_side_that_a_choice_should_have_taken(tmp_path: Path, condition: str, chosen: str, mend: str) -> None:
+    """The condition is broadcast, and residues are chosen as the values are."""
+    choice = f"""scaled, taken = xhat * weight, {condition}
+    first, second = torch.where(taken, scaled, -scaled), torch.where(taken, -scaled, scaled)
+    return torch.where(taken, {chosen})"""
+    line = "rms_norm x=bf16[4,4] weight=bf16[4] eps=0.01 seed=1"
+    explanation = found(tmp_path, TORCH, "return (xhat * weight).to(x.dtype)", choice, line)
+    assert explanation.culprit is not None and explanation.culprit.code.startswith("return torch.where")
+    assert explanation.culprit.mend == mend
+
+
 def test_no_line_is_named_where_two_are_wrong(tmp_path: Path) -> None:
     """Neither of two wrong lines can be mended alone; the stage before them is right."""
     text = TRITON.replace("y = xhat * w\n", "gain = w - 0.25\n    y = (xhat * gain) + 0.125\n")

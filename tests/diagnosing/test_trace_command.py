@@ -16,12 +16,12 @@ from in_this_process import InThisProcess
 from lastbit.case import parse_case
 from lastbit.commands import explain as command
 from lastbit.diagnosing.steps import element, folded
-from lastbit.diagnosing.trace import MOST_PROGRAMS, trace_case
+from lastbit.diagnosing.trace import MOST_PROGRAMS, judged_to_explain, trace_case, worst_of
 from lastbit.interpret import install
 from lastbit.interpret.numpy_formats import BFLOAT16
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.reports.why import KernelTrace, Step
-from lastbit.result import Verdict
+from lastbit.result import OF_FORMULA, Verdict
 from lastbit.verify.check import Subject
 from lastbit.verify.worker import WorkerEnded
 from tests.faults import hunt
@@ -249,10 +249,25 @@ def test_rounds_of_a_loop_are_folded() -> None:
     assert list(folded([before, load, add, load, add, after])) == [before, load, add, load, add, after]
 
 
+def test_an_element_of_another_formula_is_explained_before_the_farthest_one(tmp_path: Path) -> None:
+    """In long sums of fp32 every value is allowed; the row with another eps is not the one with the largest error."""
+    body = "rows = torch.tensor([[1.0], [1.0], [1.25]])"
+    body += "; return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps * rows) * weight"
+    kernel = kernel_of(tmp_path, TORCH, contract="fp32_multiply", body=body)
+    subject = Subject(kernel, hunt.project().op(kernel.op), hunt.torch.device("cpu"))
+    judged = judged_to_explain(subject, parse_case(BF16.replace("bf16", "fp32").replace("40", "400")))
+    assert [finding.kind for finding in judged.result.findings] == [OF_FORMULA]
+    assert judged.target is not None and judged.target[0] == "output"
+    farthest = worst_of(judged.result)
+    assert farthest is not None and farthest[1].index[0] != 2 == judged.target[1].index[0]
+    assert judged.target[1].actual == float(judged.actual["output"][judged.target[1].index])
+
+
 def test_numbers_in_decimal_and_as_bits() -> None:
     assert element(np.float32(0.1)) == element(np.array(0.1, np.float32)[()])
     assert (element(np.float32(0.1)).decimal, element(np.float32(0.1)).bits) == ("0.100000001", "0x3dcccccd")
     assert element(np.array([0.8359375], BFLOAT16)[0]).bits == "0x3f56"
+    assert [element(np.float64(x)).decimal for x in (0.1, 0.5)] == ["0.10000000000000001", "0.5"]
     assert element(np.float64(-0.0)).bits == "0x8000000000000000"
     assert element(np.float32("nan")).decimal == "nan"
     assert (element(np.int64(-3)).decimal, element(np.bool_(True)).decimal) == ("-3", "True")

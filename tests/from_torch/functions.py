@@ -183,6 +183,10 @@ def shown(x, mask, ids, stops):
     return torch.where(there, x, -x), ids.masked_fill(there, 0).amax(-1), count
 
 
+def kept(x, mask, ids):
+    return torch.where(~(x > 1.0), x, 1.0).masked_fill(~mask, 0.0), (~ids).amax(-1)
+
+
 EXAMPLES = {
     rms_norm_of_llama: "x=bf16[3,64] weight=bf16[64] eps=1e-06",
     rms_norm_of_gemma: "x=bf16[3,64] weight=bf16[64] eps=1e-06",
@@ -200,6 +204,7 @@ EXAMPLES = {
     grouped_attention: "query=bf16[2,4,5,8] key=bf16[2,2,5,8] value=bf16[2,2,5,8] scaling=0.3535",
     soft_cap: "x=bf16[3,16] cap=30.0",
     masked: "scores=bf16[3,16] mask=bool[3,16]",
+    kept: "x=bf16[3,16] mask=bool[3,16] ids=int64[3,16]",
     linear_with_bias: "x=bf16[3,16] weight=bf16[8,16] bias=bf16[8]",
     modulated: "x=bf16[2,5,16] shift=bf16[2,16] scale=bf16[2,16]",
     log_probabilities: "logits=bf16[3,16]",

@@ -190,6 +190,10 @@ def keeps_the_largest(x):
     return largest + at
 
 
+def negates(x):
+    return torch.where(torch.logical_not(x), x, 0.0)
+
+
 def loops(x):
     for _ in range(3000):
         x = x * 1.5
@@ -224,6 +228,7 @@ def returns_a_number(x):
         (depends_on_dtype, "does other operations with x=fp16; write a function for each dtype"),
         (sorts, r"\A[^\n]*:\n  \S*test_reference_file.py:\d+: sort has no mapping\Z"),
         (keeps_the_largest, r"\A[^\n]*:\n  \S*test_reference_file.py:\d+: topk has no mapping\Z"),
+        (negates, r"test_reference_file.py:\d+: ~ of numbers is not mapped"),
         (loops, r"test_reference_file.py:\d+: the function does more than 1,000 operations, as a loop does"),
         (never_ends, r"test_reference_file.py:\d+: the function does more than 1,000 operations, as a loop does"),
         (returns_its_input, "returns its input 'x' as it is"),

@@ -326,6 +326,19 @@ def test_integers() -> None:
     assert values("int8", (10,), "ones").unique().tolist() == [1]
 
 
+def test_experts_have_every_id_however_they_are_spread() -> None:
+    """One id alone, one in each row, or any anywhere; some draws have ids of no expert as well."""
+    drawn = [values("int32", (8, 4), "experts_5", seed=seed) for seed in range(120)]
+    elsewhere = [x for x in drawn if x.min() < 0 or x.max() > 4]
+    own = [x for x in drawn if x.min() >= 0 and x.max() <= 4]
+    alone = [x for x in own if (x == x[0, 0]).all()]
+    rows = [x for x in own if (x == x[:, :1]).all() and not (x == x[0, 0]).all()]
+    spread = [x for x in own if not (x == x[:, :1]).all()]
+    for kind in (alone, rows, spread):
+        assert len(kind) > 8 and torch.cat(kind).unique().tolist() == [0, 1, 2, 3, 4]
+    assert len(elsewhere) > 8 and torch.cat(elsewhere).min() == -1 and torch.cat(elsewhere).max() > 4
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -334,6 +334,23 @@ def constants_kernel(out_ptr, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def words_kernel(bytes_ptr, out_ptr, first, N: tl.constexpr):
+    i = tl.arange(0, N)
+    words = (bytes_ptr + first).to(tl.pointer_type(tl.int32))
+    tl.store(out_ptr + i, tl.load(words + i))
+
+
+@pytest.mark.parametrize("start", range(4))
+@pytest.mark.parametrize("first", range(4))
+def test_words_are_read_from_bytes_wherever_they_begin(start: int, first: int) -> None:
+    memory = torch.arange(64, dtype=torch.uint8)
+    out = torch.empty(4, dtype=torch.int32)
+    words_kernel[(1,)](memory[start:], out, first, N=4)
+    at = start + first
+    assert torch.equal(out.view(torch.uint8), memory[at : at + 16])
+
+
+@triton.jit
 def lowering_and_exchanging(x, low, new, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(low + i, tl.atomic_min(x + i, tl.load(low + i)))

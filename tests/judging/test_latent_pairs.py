@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -214,3 +215,16 @@ def test_nothing_is_assumed_about_how_elements_depend_on_the_values(seed: int) -
     y.view(torch.int32)[:, 7] += 64
     wrong = check_rows(Observation.of(of, {"y": y}))
     assert wrong.unexplained and not wrong.explained
+
+
+def test_a_box_is_cut_so_that_each_point_is_in_one_part() -> None:
+    """For every smaller box that may be searched first, which then is the last part."""
+    sides = [[(first, last) for first in range(count) for last in range(first, count)] for count in (4, 3)]
+    near = torch.tensor(list(product(*sides))).permute(2, 1, 0)[:, :, None]
+    whole = torch.tensor([[0, 0], [3, 2]])[..., None, None].expand_as(near).contiguous()
+    stack, depth = candidates._stacked(candidates._Boxes(*whole), candidates._Boxes(*near))
+    for group in range(near.shape[-1]):
+        ends = torch.stack([stack.low, stack.high], -1)[: int(depth[0, group]), :, 0, group].tolist()
+        points = [point for box in ends for point in product(*(range(low, high + 1) for low, high in box))]
+        assert sorted(points) == list(product(range(4), range(3)))
+        assert ends[-1] == near[:, :, 0, group].T.tolist()

@@ -179,6 +179,17 @@ def test_two_passes_know_more_far_from_zero() -> None:
     assert ((two.hi - two.lo) < 0.2 * (one.hi - one.lo)).all()
 
 
+def test_flushing_takes_two_numbers_from_a_variance_about_an_interval() -> None:
+    """The smallest normal number for the terms of the sum, which are averaged, and once more for the quotient."""
+    x = rows("normal", 8, 64) * 2.0**-57
+    center = Enclosure(torch.tensor([[0.0], [0.0], [-(2.0**-64)], [2.0**-64]], dtype=torch.float64)[:, None])
+    plain = variance_about(Enclosure.point(x), center)
+    with using(Premises(flushes_subnormals=True)):
+        flushed = variance_about(Enclosure.point(x), center)
+    for more in (flushed.hi - plain.hi, plain.lo - flushed.lo):
+        assert torch.allclose(more, torch.full_like(more, 2 * 2.0**-126), rtol=1e-3, atol=0.0)
+
+
 def test_nothing_is_known_where_an_update_may_overflow() -> None:
     large = torch.tensor([[1e19, -1e19, 1e19], [1.0, torch.inf, 2.0], [3e38, -3e38, 0.0]])
     for enclosure in mean_and_variance(Enclosure.point(large)):

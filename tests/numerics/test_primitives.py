@@ -28,7 +28,7 @@ from lastbit.numerics import (
     sqrt_rn,
     using,
 )
-from lastbit.numerics.premises import current
+from lastbit.numerics.premises import REAL, current
 
 INF, NAN = math.inf, math.nan
 U = 2.0**-24
@@ -207,6 +207,19 @@ def test_the_exponentials_of_an_interval_hold_those_of_its_members(x: float, y: 
         for member in (lo, f32(lo + (hi - lo) / 3), hi):
             part = function(point(member))
             assert whole.lo.item() <= part.lo.item() <= part.hi.item() <= whole.hi.item()
+
+
+@pytest.mark.parametrize("y", [(1.0, 1.0), (3.0, 3.0), (1.0, 2.0), (3.0, 4.0)])
+@pytest.mark.parametrize("x", [(0.0, 0.0), (2.0, 2.0), (1.0, 2.0), (1.0, 3.0)])
+@pytest.mark.parametrize("premises", [Premises(), REAL], ids=["documented", "real"])
+def test_a_quotient_of_opposites_is_opposite(
+    x: tuple[float, float], y: tuple[float, float], premises: Premises
+) -> None:
+    with using(premises):
+        lo, hi = ends(divide_rn(interval(*x), interval(*y)))
+        assert ends(divide_rn(-interval(*x), interval(*y))) == (-hi, -lo)
+        assert ends(divide_rn(interval(*x), -interval(*y))) == (-hi, -lo)
+        assert ends(divide_rn(-interval(*x), -interval(*y))) == (lo, hi)
 
 
 # Correctly rounded primitives

@@ -34,6 +34,23 @@ def test_field_is_one_of_integers(modulus: int) -> None:
     assert (field.root(a, modulus) ** 2 % modulus == torch.where(field.is_square(a, modulus), a, modulus - a)).all()
 
 
+@pytest.mark.parametrize("modulus", [P, Q])
+@pytest.mark.parametrize("tag", [0, 1, 77])
+def test_hashes_are_those_of_splitmix64(modulus: int, tag: int) -> None:
+    """Computed with Python's integers; of a number and its negative they are negatives of each other."""
+
+    def finalized(x: int) -> int:
+        u = x * 0x9E3779B97F4A7C15 + tag * 0x1234567 & 2**64 - 1
+        u = (u ^ u >> 30) * 0xBF58476D1CE4E5B9 & 2**64 - 1
+        u = (u ^ u >> 27) * 0x94D049BB133111EB & 2**64 - 1
+        return ((u ^ u >> 31) >> 2) % modulus
+
+    x = torch.randint(0, P, (500,), generator=torch.Generator().manual_seed(tag))
+    found = field.mixed(x, tag, modulus)
+    assert found.tolist() == [(finalized(n) - finalized((P - n) % P)) % modulus for n in x.tolist()]
+    assert found.unique().numel() == x.unique().numel()
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_residue_of_a_float_is_that_of_its_fraction(x: float) -> None:
     numerator, denominator = x.as_integer_ratio()
@@ -105,7 +122,7 @@ def test_rounding_is_open_where_the_exponent_is() -> None:
     assert Residues.of(values).exp().rounded(BF16, values, ends).open.tolist() == [False, True]
 
 
-@pytest.mark.parametrize("n", [3, 7, 4096, 12288])
+@pytest.mark.parametrize("n", [3, 7, 41, 4096, 12288])
 def test_constants_stand_for_what_they_round(n: int) -> None:
     whole = constant(float(n))
     assert constant(1 / n).equal(whole.reciprocal())
@@ -113,6 +130,9 @@ def test_constants_stand_for_what_they_round(n: int) -> None:
     if math.isqrt(n) ** 2 != n:
         assert constant(1 / math.sqrt(n)).equal(whole.sqrt().reciprocal())
         assert constant(math.log2(math.e) / math.sqrt(n)).equal(constant(math.log2(math.e)) * whole.sqrt().reciprocal())
+    for root, square in ((constant(math.sqrt(n)), whole), (constant(1 / math.sqrt(n)), whole.reciprocal())):
+        product = root * root
+        assert (product.equal(square), product.open) == (n != 41, n == 41)  # 41 is no square: the root is one of -41
     assert not constant(1 / n).equal(constant(1 / (n - 1)))
 
 

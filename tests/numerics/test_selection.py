@@ -255,6 +255,16 @@ def test_gather_of_an_argmax_is_the_hull_of_what_may_be_chosen() -> None:
         gather(of([(0.0, 1.0), (0.0, 1.0)]), index)
 
 
+def test_elements_are_gathered_along_the_last_dimension_however_it_is_called() -> None:
+    x = Enclosure.point(torch.tensor([[1.0, 3.0, 2.0], [6.0, 5.0, 4.0]]))
+    index = argmax(x)
+    for dim in (-1, 1):
+        assert gather(x, index, dim).value.tolist() == [[3.0], [6.0]]
+    for dim in (0, -2, 2):
+        with pytest.raises(ValueError, match="what argmax chose"):
+            gather(x, index, dim)
+
+
 def test_of_given_indices_nothing_else_may_be_chosen() -> None:
     index = argmax(of([(3.0, 3.0), (2.0, 4.0), (1.0, 1.0)]))
     assert index.only(torch.tensor([2])).allowed.tolist() == [False, False, True]

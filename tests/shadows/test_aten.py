@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -149,6 +150,23 @@ def test_losses_do_not_depend_on_the_shift(dtype):
 
     assert share_equal(shifted, followed(lambda: without(logits.float()))) == 1
     assert share_equal(shifted, followed(lambda: without(logits.float()) + 1e-3)) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [0, -1])
+def test_a_cpu_rounds_on_the_way_to_a_log_softmax_of_16_bits_along_the_last_dimension(dtype, dim):
+    x = drawn(64, 33, dtype=dtype)
+
+    def by_hand(x: Tensor, *, to: torch.dtype) -> Tensor:
+        shifted = x.float() - x.amax(dim, keepdim=True).float()
+        total = shifted.exp().sum(dim, keepdim=True).to(to).float()
+        return (shifted - total.log().to(to).float()).to(x.dtype)
+
+    own = followed(lambda x: F.log_softmax(x, dim), x)
+    once, twice = followed(partial(by_hand, to=torch.float32), x), followed(partial(by_hand, to=dtype), x)
+    right, wrong = (twice, once) if dim == -1 else (once, twice)
+    assert share_equal(own, right) == 1
+    assert dtype == torch.float32 or share_equal(own, wrong) < 0.8
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from in_this_process import InThisProcess
@@ -14,7 +16,9 @@ from lastbit.command_line import Asked, read_words
 from lastbit.commands import pin
 from lastbit.config import Config
 from lastbit.errors import UsageError
+from lastbit.kernel import Kernel
 from lastbit.result import Verdict
+from lastbit.shrinking.smallest import judged
 from lastbit.verify.case_files import add_case, read_cases
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.plan import make_plan
@@ -105,6 +109,23 @@ def test_a_kernel_without_a_wrong_value_is_named_as_that(
     assert pinned(CASE, "--smallest", "--seconds", "1") == code
     assert said in capsys.readouterr().out
     assert (project / "cases").exists() == (code == 0)
+
+
+def test_a_case_is_made_smaller_only_where_the_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Smaller:
+        """A worker in which the kernel fails and a smaller case is found."""
+
+        def do(self, work: object, *args: object, **options: object) -> object:
+            return SimpleNamespace(verdict=Verdict.FAILED) if work is judged else parse_case(CASE)
+
+    monkeypatch.setattr(pin, "Worker", lambda config: nullcontext(Smaller()))
+    case = parse_case("rms_norm x=bf16[2,12] weight=bf16[12] eps=1e-06 seed=1")
+    for devices in ((), ("cpu",), ("cuda", "cpu")):
+        kernel = Kernel("mine", "rms_norm", "", print, devices=devices)
+        assert pin._smallest(Config(folder=""), kernel, case, 1.0) == (parse_case(CASE), "")
+    kernel = Kernel("mine", "rms_norm", "", print, devices=("cuda", "xpu"))
+    with pytest.raises(UsageError, match="kernel 'mine' is declared for cuda, xpu only; see --device"):
+        pin._smallest(Config(folder=""), kernel, case, 1.0)
 
 
 def test_a_reason_commands_no_terminal(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,13 @@ def test_every_option_is_chosen_with_every_dtype_and_no_more_cases_than_are_need
     assert sum(len(one.designed) + one.left_to_draw(CI) for one in made) == CI * len(groups)
 
 
+@pytest.mark.parametrize("cases", [10, 40])
+def test_half_of_the_cases_of_each_group_are_designed_however_little_it_adds(cases: int) -> None:
+    rich = Group("rich", lambda chosen: st.none(), choices={name: tuple(range(8)) for name in "abcdef"})
+    poor = Group("poor", lambda chosen: st.none(), choices={name: tuple(range(6)) for name in "ab"})
+    assert [len(made.designed) >= cases // 2 for made in designed([rich, poor], cases)] == [True, True]
+
+
 def test_pairs_follow_where_there_is_room() -> None:
     [made] = designed([group("a", "bf16")], 200)
     pairs = {pair for row in made.designed for pair in combinations(row.items(), 2)}
