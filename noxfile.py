@@ -21,6 +21,15 @@ def install(session: nox.Session, requirement: str) -> None:
     session.install("--constraint", "constraints.txt", "--editable", requirement)
 
 
+def run_tests(session: nox.Session, *program: str, **environment: str) -> None:
+    """Run pytest in two processes; arguments after -- go to it.
+
+    Python keeps what it compiles: the tests start a hundred processes that import all of lastbit.
+    """
+    command = [*(program or ["python"]), "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs]
+    session.run(*command, env={**environment, "PYTHONDONTWRITEBYTECODE": ""})
+
+
 @nox.session
 def verify(session: nox.Session) -> None:
     """Verify every kernel in kernels/; arguments after -- replace `--profile ci --device cpu`."""
@@ -33,7 +42,7 @@ def verify(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests of lastbit itself; arguments after -- go to pytest."""
     install(session, ".[dev,cluster]")
-    session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
+    run_tests(session)
 
 
 @nox.session
@@ -64,7 +73,7 @@ def as_imported(session: nox.Session) -> Path:
 def matrix(session: nox.Session, torch: str) -> None:
     """Run the tests on each Python, with the lowest and the newest torch and Triton that pyproject.toml takes."""
     session.install("--editable", ".[dev]", *(lowest() if torch == "lowest" else ()))
-    session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
+    run_tests(session)
 
 
 INSTRUCTIONS = {
@@ -83,7 +92,7 @@ def processors(session: nox.Session, most: str) -> None:
     # Inductor does not tell capabilities apart in its cache: docs/measurements/findings.md.
     limits["TORCHINDUCTOR_CACHE_DIR"] = session.create_tmp()
     session.run("python", "-m", "lastbit", "verify", "--profile", "ci", "--device", "cpu", env=limits)
-    session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs, env=limits)
+    run_tests(session, **limits)
 
 
 def lowest() -> list[str]:
@@ -98,7 +107,7 @@ def coverage(session: nox.Session) -> None:
     """Count the lines of harness/ and reports/ that the tests run; below the floor of pyproject.toml it fails."""
     install(session, ".[dev,cluster]")
     session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
+    run_tests(session, "coverage", "run")
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
 

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lastbit.kernel import load_kernels
 from lastbit.numerics.formats import FP32, format_of, round_to
-from tests.rms_norm_contract import DEVICE, FLOAT, FOLDER, integers, normals
+from tests.rms_norm_contract import DEVICE, FLOAT, LOADED, integers, normals
 
-KERNELS = {k.name: k for k in load_kernels(FOLDER) if k.op.startswith("layer_norm_gated")}
+KERNELS = {k.name: k for k in LOADED if k.op.startswith("layer_norm_gated")}
 OPTIONS = [
     {"norm_before_gate": first, "is_rms_norm": rms, "activation": activation}
     for first in (True, False)

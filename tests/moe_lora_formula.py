@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lastbit.kernel import Kernel, load_kernels
+from lastbit.kernel import Kernel
 from lastbit.numerics.formats import FP32, cast, format_of, round_to
-from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, assert_bits, normals
+from tests.rms_norm_contract import BF16, DEVICE, FLOAT, LOADED, assert_bits, normals
 
-KERNELS = {k.name: k for k in load_kernels(FOLDER) if k.op == "moe_lora"}
+KERNELS = {k.name: k for k in LOADED if k.op == "moe_lora"}
 TRITON = KERNELS["triton[moe_lora+fused]"]
 RESULTS = ("output", "saved_gate", "saved_up", "intermediate")
 H, W, R, E, K = 24, 40, 4, 5, 3  # hidden and intermediate dimension, rank, experts, slots

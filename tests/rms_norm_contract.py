@@ -35,7 +35,9 @@ if INTERPRETED:
 
     install()
 
-KERNELS = {k.name: k for k in load_kernels(FOLDER) if k.op == "rms_norm"}
+LOADED = load_kernels(FOLDER)
+"""Loaded once for all files of tests: what the interpreter knows of a kernel is of one load."""
+KERNELS = {k.name: k for k in LOADED if k.op == "rms_norm"}
 
 
 def triton_kernel(contract: str = "native_multiply+rounded_sum") -> Any:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from functools import cache
+from typing import NamedTuple, Self
 
 from lastbit.case import Case, Choices, Chosen, Group, Option, TensorSpec
 from lastbit.errors import UsageError, unknown
@@ -131,8 +131,7 @@ def residues(narrow: int, wide: int, modulus: int = 64) -> tuple[Residue, ...]:
     return tuple(sorted(Residue(width % modulus, range(width, wide + 1, modulus)) for width in first))
 
 
-@dataclass(frozen=True)
-class Feature:
+class Feature(NamedTuple):
     """An option of a choice; of regimes and layouts, with the dtype of their tensor."""
 
     choice: str
@@ -142,7 +141,8 @@ class Feature:
 
 def feature(choice: str, option: Option, chosen: Chosen) -> Feature:
     """Return the feature of an option, with the dtype that was chosen for its tensor."""
-    return Feature(choice, option, str(chosen[_dtype_of(choice)]) if _dtype_of(choice) and option is not None else "")
+    dtype = _dtype_of(choice)
+    return Feature(choice, option, str(chosen[dtype]) if dtype and option is not None else "")
 
 
 def features(chosen: Chosen) -> Iterator[Feature]:
@@ -159,6 +159,7 @@ def all_features(choices: Choices) -> Iterator[Feature]:
             yield from (Feature(choice, option, "" if option is None else str(dtype)) for dtype, option in pairs)
 
 
+@cache
 def _dtype_of(choice: str) -> str:
     """Return the dtype choice that belongs to `choice`; empty if its options count without a dtype."""
     tensor, _, what = choice.partition(" ")

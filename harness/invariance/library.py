@@ -8,7 +8,7 @@ property holds now, that operation breaks it; where no single one does, nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -52,11 +52,20 @@ def breaking(found: PropertyResult, basis: Basis, ask: Callable[[Basis], Propert
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """The first result for some operands, or its row; and in words which row, and of what operands."""
+    """The first result for some operands, or its row; `operands` are in words."""
 
-    value: Tensor
-    bits: Tensor
-    words: str
+    made: Tensor
+    row: Any
+    bits: bytes
+    operands: str
+
+    @property
+    def value(self) -> Tensor:
+        return self.made[self.row]
+
+    @property
+    def words(self) -> str:
+        return self.operands if self.row is ... else f"row {self.row} of {self.operands}"
 
 
 class _Operand:
@@ -66,15 +75,19 @@ class _Operand:
         self.shape = tuple(tensor.shape)
         strides = "" if tensor.is_contiguous() else f" strides {list(tensor.stride())}"
         self.words = f"{DTYPE_NAMES.get(tensor.dtype, tensor.dtype)} {list(self.shape)}{strides}"
-        self._bits = bits_of(tensor.detach()).cpu().contiguous().clone().numpy()
+        self._bits = _bytes(bits_of(tensor.detach()))
         self._kind = str(tensor.dtype)
 
     @property
     def whole(self) -> bytes:
-        return f"{self._kind} {self.shape}".encode() + bytes(self._bits.tobytes())
+        return f"{self._kind} {self.shape}".encode() + self._bits
 
-    def row(self, row: Any) -> bytes:
-        return f"{self._kind} {self.shape[1:]}".encode() + bytes(self._bits[row].tobytes())
+    @property
+    def kind_of_rows(self) -> bytes:
+        return f"{self._kind} {self.shape[1:]}".encode()
+
+    def row(self, row: int) -> bytes:
+        return _row(self._bits, row, self.shape[0])
 
 
 Operands = Mapping[str, _Operand]
@@ -124,21 +137,36 @@ class _Watch(TorchDispatchMode):
     def _compare(self, func: Any, given: Mapping[str, Any], operands: Operands, part: int, made: Tensor) -> None:
         """Compare a result with the first one for the same operands, or each row with that for the same rows."""
         by_row = _by_row(func, given, operands, made)
+        own = [operands[name] for name in by_row]
         others = blake2b(b"".join(x.whole for name, x in operands.items() if name not in by_row)).digest()
         shape = tuple(made.shape[1:] if by_row else made.shape)
         common = f"{func} {part} {_spelled(given)} {by_row} {made.dtype} {shape}".encode() + others
+        common += b"".join(x.kind_of_rows for x in own)
         words, copy = ", ".join(x.words for x in operands.values()), made.detach().clone()
-        bits, places = bits_with_one_nan(copy), range(len(copy)) if by_row else [...]
+        bits = _bytes(bits_with_one_nan(copy))
+        places: Sequence[Any] = range(len(copy)) if by_row else [...]
         self._bytes, self._rows = self._bytes + copy.nbytes, self._rows + len(places)
         for row in places:
-            key = blake2b(common + b"".join(operands[name].row(row) for name in by_row), digest_size=16).digest()
-            now = _Kept(copy[row], bits[row], f"row {row} of {words}" if by_row else words)
-            first = self._known.setdefault(key, now)
-            if not torch.equal(first.bits, now.bits):
+            key = blake2b(common + b"".join([x.row(row) for x in own]), digest_size=16).digest()
+            now = _row(bits, row, len(copy)) if by_row else bits
+            first = self._known.get(key)
+            if first is None:
+                self._known[key] = _Kept(copy, row, now, words)
+            elif first.bits != now:
                 operation = f"torch.ops.{func.overloadpacket}"
-                self.noted.setdefault(operation, _in_words(first, now))
+                self.noted.setdefault(operation, _in_words(first, _Kept(copy, row, now, words)))
                 if operation == self._held:
                     made.detach()[row].copy_(first.value)
+
+
+def _bytes(bits: Tensor) -> bytes:
+    """Return the memory of a tensor of integers, row by row."""
+    return bits.cpu().contiguous().numpy().tobytes()
+
+
+def _row(rows: bytes, row: int, count: int) -> bytes:
+    size = len(rows) // count
+    return rows[row * size : (row + 1) * size]
 
 
 def _by_row(func: Any, given: Mapping[str, Any], operands: Operands, made: Tensor) -> list[str]:

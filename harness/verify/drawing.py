@@ -8,11 +8,10 @@ number of cases allows. It is greedy, as in Cohen et al., The AETG System, IEEE 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -22,6 +21,9 @@ from hypothesis.errors import Unsatisfiable
 from lastbit.case import Case, Chosen, Group, Option
 from lastbit.inputs.bits import key_of
 from lastbit.inputs.choices import Feature, feature, features
+
+Selection = tuple[str, Option]
+"""A choice and one of its options."""
 
 
 def designed(groups: Sequence[Group], cases: int, *, whole: bool = True) -> list[Group]:
@@ -35,15 +37,16 @@ def designed(groups: Sequence[Group], cases: int, *, whole: bool = True) -> list
         return list(groups)
     design, rows = _Design(), {number: list[Chosen]() for number in choosing}
     for number in choosing * (cases // 2):
-        design.add(rows[number], groups[number])
+        design.add(rows[number], design.best(groups[number]))
     left = len(choosing) * (cases - max(1, cases // 4)) - sum(map(len, rows.values()))
-    queue = [(design.worth(groups[number]), number) for number in choosing]
+    queue = [(design.worth(design.best(groups[number])), number) for number in choosing]
     heapq.heapify(queue)
     while queue and (left > 0 or (whole and queue[0][0][0] < 0)):  # the next case has a new option
         before, number = heapq.heappop(queue)
-        if (worth := design.worth(groups[number])) == before:
-            left -= design.add(rows[number], groups[number])
-            worth = design.worth(groups[number])
+        row = design.best(groups[number])
+        if (worth := design.worth(row)) == before:
+            left -= design.add(rows[number], row)
+            worth = design.worth(design.best(groups[number]))
         if worth < (0, 0):
             heapq.heappush(queue, (worth, number))
     drawn = max(1, cases // 4) + max(left, 0) // len(choosing)
@@ -55,46 +58,50 @@ def designed(groups: Sequence[Group], cases: int, *, whole: bool = True) -> list
 
 @dataclass
 class _Design:
-    """The features and pairs of options covered so far."""
+    """The features and pairs of options covered so far; `paired` has each option with those before it in a case."""
 
     covered: set[Feature] = field(default_factory=set)
-    paired: set[Hashable] = field(default_factory=set)
-    uses: Counter[tuple[str, Option]] = field(default_factory=Counter)
+    paired: defaultdict[Selection, set[Selection]] = field(default_factory=lambda: defaultdict(set))
+    uses: Counter[Selection] = field(default_factory=Counter)
 
     def best(self, group: Group) -> Chosen:
         """Choose an option for each choice in turn: a new one, then the one with most new pairs, then the rarest."""
         row: dict[str, Option] = {}
+        before: set[Selection] = set()
         for choice, options in group.choices.items():
-            row[choice] = max(options, key=lambda option: self._preference(row, choice, option))
+            row[choice] = max(options, key=lambda option: self._preference(row, before, choice, option))
+            before.add((choice, row[choice]))
         return row
 
-    def _preference(self, row: Chosen, choice: str, option: Option) -> tuple[bool, int, int]:
-        new = feature(choice, option, {**row, choice: option}) not in self.covered
-        pairs = sum((other, (choice, option)) not in self.paired for other in row.items())
-        return new, pairs, -self.uses[choice, option]
+    def _preference(
+        self, row: dict[str, Option], before: set[Selection], choice: str, option: Option
+    ) -> tuple[bool, int, int]:
+        row[choice] = option
+        own = choice, option
+        return feature(choice, option, row) not in self.covered, len(before - self.paired[own]), -self.uses[own]
 
-    def worth(self, group: Group) -> tuple[int, int]:
-        """Count the features, and pairs of options, that the group's next case would add; negated, for a heap."""
-        return self._worth(self.best(group))
-
-    def _worth(self, row: Chosen) -> tuple[int, int]:
+    def worth(self, row: Chosen) -> tuple[int, int]:
+        """Count the features, and pairs of options, that a case would add; negated, for a heap."""
         new = sum(feature not in self.covered for feature in features(row))
-        return -new, -sum(pair not in self.paired for pair in _pairs(row))
+        return -new, -sum(len(before - self.paired[own]) for own, before in _with_those_before(row))
 
-    def add(self, rows: list[Chosen], group: Group) -> bool:
-        """Choose for one more case of the group if it adds anything; return whether it does."""
-        row = self.best(group)
-        if self._worth(row) == (0, 0):
+    def add(self, rows: list[Chosen], row: Chosen) -> bool:
+        """Take a case if it adds anything; return whether it does."""
+        if self.worth(row) == (0, 0):
             return False
         rows.append(row)
         self.covered.update(features(row))
-        self.paired.update(_pairs(row))
+        for own, before in _with_those_before(row):
+            self.paired[own] |= before
         self.uses.update(row.items())
         return True
 
 
-def _pairs(row: Chosen) -> Iterator[Hashable]:
-    return combinations(row.items(), 2)
+def _with_those_before(row: Chosen) -> Iterator[tuple[Selection, set[Selection]]]:
+    before: set[Selection] = set()
+    for own in row.items():
+        yield own, before
+        before.add(own)
 
 
 def free(group: Group) -> Any:

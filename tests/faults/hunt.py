@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,9 @@ from lastbit.verify.drawing import designed, draw
 from lastbit.verify.project import Project, open_project
 from tests.faults.catalogue import GROUPS
 from tests.faults.plant import Fault, kernel_of, without_faults
+
+KEPT: dict[str, tuple[int, int]] = json.loads((Path(__file__).with_name("shown.json")).read_text())
+"""Fault → number of the case that shows it, and of the one that shows it in its results, where it is not the first."""
 
 _STAGE_KINDS = ("outside", "special")
 
@@ -181,6 +186,13 @@ def effects(kernel: Kernel, without: Kernel, reference: Kernel, cases: Iterable[
             total.caught + (alarm and not false_alarm),
         )
     return total
+
+
+def changed(kernel: Kernel, without: Kernel, case: Case, device: torch.device) -> int:
+    """How many elements of the results of a case have other bits than those of the kernel without the fault."""
+    inputs = build(case, device)
+    right, actual = (_results(k, inputs.hand_out(), case) for k in (without, kernel))
+    return sum(_changed(actual.get(name), t) for name, t in right.items())
 
 
 def _changed(actual: Tensor | None, right: Tensor) -> int:

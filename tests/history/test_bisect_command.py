@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,17 @@ LONG = "rms_norm x=fp32[16,2048] weight=fp32[2048] eps=1e-06 seed=2"
 MOST = math.log2(COMMITS) + 3
 
 
+@pytest.fixture(scope="module")
+def demo_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Demo]:
+    """Return the demo of a seed, made once: no command may leave anything in it."""
+
+    @functools.cache
+    def made(seed: int, *, drifts: bool) -> Demo:
+        return make_demo(tmp_path_factory.mktemp("demo") / "repository", seed, drifts=drifts)
+
+    return made
+
+
 def run_bisect(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
     bisect.add_bisect(parser)
@@ -36,16 +48,13 @@ def execute_here(config: Config, arguments: Sequence[str], *, quiet: bool) -> Ru
     return Run(tuple(verify_case(item.subject, case) for item in items for case in item.group.examples))
 
 
-def searched(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, *options: str, seed: int, drifts: bool
-) -> tuple[Demo, str]:
-    """Make the demo, and return it with what the command printed about it, from a folder beside the repository."""
-    demo = make_demo(tmp_path / "repository", seed, drifts=drifts)
+def searched(demo: Demo, capsys: pytest.CaptureFixture[str], case: str, *options: str) -> str:
+    """Return what the command printed about a demo, from a folder elsewhere."""
     before = git(demo.folder, "status", "--porcelain"), git(demo.folder, "worktree", "list")
     where = ("--repository", str(demo.folder), "--good", demo.commits[0], "--bad", "main")
     assert run_bisect(case, *where, *options) == 0
     assert (git(demo.folder, "status", "--porcelain"), git(demo.folder, "worktree", "list")) == before
-    return demo, capsys.readouterr().out
+    return capsys.readouterr().out
 
 
 def found(printed: str) -> tuple[str, int]:
@@ -56,10 +65,11 @@ def found(printed: str) -> tuple[str, int]:
 
 @pytest.mark.usefixtures("forked_runs")
 def test_the_commit_that_rounds_elsewhere_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    demo_of: Callable[..., Demo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    demo, printed = searched(tmp_path, capsys, CASE, seed=1, drifts=False)
+    demo = demo_of(1, drifts=False)
+    printed = searched(demo, capsys, CASE)
     commit, verifications = found(printed)
     assert demo.culprit.startswith(commit)
     assert verifications <= MOST
@@ -71,11 +81,12 @@ def test_the_commit_that_rounds_elsewhere_is_named(
 
 
 def test_a_drift_that_never_fails_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    demo_of: Callable[..., Demo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bisect, "execute", execute_here)
-    demo, printed = searched(tmp_path, capsys, LONG, "--drift", "1.3", seed=7, drifts=True)
+    demo = demo_of(7, drifts=True)
+    printed = searched(demo, capsys, LONG, "--drift", "1.3")
     commit, verifications = found(printed)
     assert demo.culprit.startswith(commit)
     assert verifications <= MOST
@@ -83,19 +94,21 @@ def test_a_drift_that_never_fails_is_found(
     assert "Bad means: rel. error of stage output is at least" in printed
 
 
-def test_a_drift_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drift_is_no_failure(demo_of: Callable[..., Demo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --drift the same history has no bad commit, and the error shows what could be followed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bisect, "execute", execute_here)
+    demo = demo_of(7, drifts=True)
     with pytest.raises(UsageError, match=r"PASSED at the good end and PASSED at the bad end.*rel_l2 .* at the good"):
-        demo = make_demo(tmp_path / "repository", 7, drifts=True)
         run_bisect(LONG, "--repository", str(demo.folder), "--good", demo.commits[0], "--bad", "main")
 
 
 @pytest.mark.usefixtures("forked_runs")
-def test_an_end_that_does_not_build_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_does_not_build_is_named(
+    demo_of: Callable[..., Demo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    demo = make_demo(tmp_path / "repository", 1, drifts=False)
+    demo = demo_of(1, drifts=False)
     broken = min(demo.unbuildable, key=demo.commits.index)
     with pytest.raises(LastbitError, match=rf"the good end {broken[:7]} cannot be measured.*kernels/norms.py raised"):
         run_bisect(CASE, "--repository", str(demo.folder), "--good", broken, "--bad", "main")

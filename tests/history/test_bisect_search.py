@@ -41,10 +41,9 @@ def test_first_bad_version_is_found_in_few_verifications(seed: int) -> None:
     assert runs <= MOST
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("merges", [False, True])
 def test_first_bad_commit_is_found_in_few_verifications(tmp_path: Path, merges: bool) -> None:
-    for seed in range(30):
+    for seed in range(6):
         shape = with_merges(seed, COMMITS) if merges else line_of(COMMITS)
         names = commit_all(tmp_path / str(seed), shape)
         history = random_history(seed, names, shape)

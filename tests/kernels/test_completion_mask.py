@@ -16,18 +16,18 @@ from lastbit.devices import machine
 from lastbit.errors import UnsupportedCase, UsageError
 from lastbit.inputs import build
 from lastbit.judging.problem import Problem
-from lastbit.kernel import Kernel, load_file, load_kernels
+from lastbit.kernel import Kernel, load_file
 from lastbit.placement import PlacementWarning
 from lastbit.result import Verdict
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.drawing import free
-from tests.rms_norm_contract import DEVICE, FOLDER, needs_device  # installs the bit-faithful interpreter
+from tests.rms_norm_contract import DEVICE, FOLDER, LOADED, needs_device  # installs the bit-faithful interpreter
 
 pytestmark = needs_device
 
 OP = load_file(FOLDER.parent / "references" / "completion_mask.py").completion_mask
 CASES = load_file(FOLDER.parent / "cases" / "completion_mask.py")
-KERNELS = {k.name.partition("[")[0]: k for k in load_kernels(FOLDER) if k.op == OP.name}
+KERNELS = {k.name.partition("[")[0]: k for k in LOADED if k.op == OP.name}
 STAGES = ("is_eos", "eos_index")
 ACCEPTS = frozenset({"ids", "eos_ids", "mask_truncated"})
 BOTH = pytest.mark.parametrize("family", ["triton", "eager"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -42,8 +41,6 @@ CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = 60
 SEEDS = (0, 1)  # two runs of so many cases have the rarest combination of options, regime and layout that a fault needs
-KEPT: dict[str, tuple[int, int]] = json.loads((Path(hunt.__file__).with_name("shown.json")).read_text())
-"""Fault → number of the case that shows it, and of the one that shows it in its results, where it is not the first."""
 EQUIVALENT = [f for f in FAULTS if f.equivalent]
 SEEN = [f for f in FAULTS if not f.equivalent]
 
@@ -84,7 +81,7 @@ def hidden_by(exposed: hunt.Sighting, kernel: Kernel) -> hunt.Sighting:
 
 @pytest.mark.parametrize("fault", SEEN, ids=str)
 def test_fault_is_seen_and_named(fault: Fault):
-    first, first_hidden = KEPT.get(str(fault), (1, 1))
+    first, first_hidden = hunt.KEPT.get(str(fault), (1, 1))
     with planted(fault) as kernel:
         exposed = shown(kernel, fault, first)
         apart = first != first_hidden or not exposed.actual
@@ -99,9 +96,9 @@ def test_fault_is_seen_and_named(fault: Fault):
 @pytest.mark.parametrize("fault", EQUIVALENT, ids=str)
 def test_equivalent_copy_gives_the_same_bits(fault: Fault):
     cases = hunt.cases_for(fault, fault.dtypes[0], COUNT)[:12]
+    assert cases
     with planted(fault) as kernel:
-        effects = hunt.effects(kernel, hunt.clean(fault), hunt.clean(fault, "eager"), cases, CPU)
-    assert effects.cases == len(cases) and effects.changed == 0
+        assert not any(hunt.changed(kernel, hunt.clean(fault), case, CPU) for case in cases)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)

@@ -15,11 +15,11 @@ from lastbit.result import Verdict
 from lastbit.verify.check import Subject, verify_case
 from tests.attention_formula import attention as formula
 from tests.faults.hunt import op_of
-from tests.rms_norm_contract import DEVICE, FOLDER, needs_device  # installs the bit-faithful interpreter
+from tests.rms_norm_contract import DEVICE, FOLDER, LOADED, needs_device  # installs the bit-faithful interpreter
 
 pytestmark = needs_device
 
-KERNELS = {k.name: k for k in load_kernels(FOLDER) if k.op == "attention"}
+KERNELS = {k.name: k for k in LOADED if k.op == "attention"}
 EXTERNAL = {k.name: k for k in load_kernels(FOLDER / "external") if k.op == "attention"}
 CASES = load_file(FOLDER.parent / "cases" / "attention.py")
 EDGES = [

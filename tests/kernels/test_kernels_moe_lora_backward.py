@@ -15,15 +15,14 @@ from torch import Tensor
 from lastbit import assert_contract
 from lastbit.cases.moe_lora_backward import groups
 from lastbit.errors import UnsupportedCase
-from lastbit.kernel import load_kernels
 from lastbit.numerics.formats import cast
 from lastbit.verify.assertion import ContractViolation
 from tests.moe_lora_exact import limited
-from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, FP16, assert_bits, needs_device, normals
+from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FP16, LOADED, assert_bits, needs_device, normals
 
 pytestmark = needs_device
 
-KERNELS = {k.name: k for k in load_kernels(FOLDER) if k.op == "moe_lora_backward"}
+KERNELS = {k.name: k for k in LOADED if k.op == "moe_lora_backward"}
 TRITON = KERNELS["triton[moe_lora_backward+fused]"]
 BY_NAME = unwrap(TRITON.call).__globals__
 CONTRACTS = ("fused", "eager")

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 
 from lastbit import assert_contract
-from lastbit.kernel import load_kernels
 from lastbit.references._layer_weights import OpWeights
 from lastbit.references.moe_lora import moe_lora
 from lastbit.references.moe_lora_backward import PreviousGradients, moe_lora_backward
 from tests.moe_lora_formula import lattice
 from tests.quantized_weights import stored
-from tests.rms_norm_contract import BF16, FOLDER, assert_bits, needs_device, normals
+from tests.rms_norm_contract import BF16, LOADED, assert_bits, needs_device, normals
 
 pytestmark = needs_device
 
-KERNELS = {k.name: k for k in load_kernels(FOLDER) if k.op in ("moe_lora", "moe_lora_backward")}
+KERNELS = {k.name: k for k in LOADED if k.op in ("moe_lora", "moe_lora_backward")}
 FORWARD = unwrap(KERNELS["triton[moe_lora+fused]"].call).__globals__
 BACKWARD = unwrap(KERNELS["triton[moe_lora_backward+fused]"].call).__globals__
 SAVED = ("saved_gate", "saved_up", "intermediate")

@@ -12,16 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.kernel import load_kernels
 from lastbit.numerics.formats import cast, format_of
 from lastbit.numerics.quantized import SCHEMES, dequantized, unpack
 from tests.quantized_weights import STORED, every_storage, stored
 from tests.quantizers import Quantized, pack
-from tests.rms_norm_contract import BF16, DEVICE, FOLDER, FP16, INTERPRETED, assert_bits, needs_device, normals
+from tests.rms_norm_contract import BF16, DEVICE, FP16, INTERPRETED, LOADED, assert_bits, needs_device, normals
 
 pytestmark = needs_device
 
-KERNELS = {k.name: k for k in load_kernels(FOLDER) if k.op in ("moe_lora", "moe_lora_backward")}
+KERNELS = {k.name: k for k in LOADED if k.op in ("moe_lora", "moe_lora_backward")}
 FORWARD, BACKWARD = (KERNELS[f"triton[{op}+fused]"].call for op in ("moe_lora", "moe_lora_backward"))
 TOKENS, SLOTS, EXPERTS, HIDDEN, WIDTH, RANK = 6, 2, 3, 64, 128, 4
 PROJECTIONS = {"gate": (WIDTH, HIDDEN), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}

@@ -11,16 +11,15 @@ from torch import Tensor
 
 from lastbit.cases.quantize import _GROUPS, groups
 from lastbit.errors import UnsupportedCase
-from lastbit.kernel import load_kernels
 from lastbit.siblings import siblings
-from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, FP16, needs_device, normals, strided
+from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, FP16, LOADED, needs_device, normals, strided
 
 pytestmark = needs_device
 
 with siblings(FOLDER):
     module: Any = importlib.import_module("quantize")
 
-KERNELS = {k.name: k.call for k in load_kernels(FOLDER) if k.op == "quantize"}
+KERNELS = {k.name: k.call for k in LOADED if k.op == "quantize"}
 FAMILIES = pytest.mark.parametrize("name", ["triton[quotient]", "eager[quotient]"])
 
 
@@ -119,7 +118,7 @@ def test_tensors_that_have_no_codes(name: str) -> None:
 
 
 def test_the_fused_kernel_says_what_it_lacks() -> None:
-    fused = {k.name: k.call for k in load_kernels(FOLDER) if k.op == "rms_norm_quantize"}
+    fused = {k.name: k.call for k in LOADED if k.op == "rms_norm_quantize"}
     x, per_token = normals(2, 8, dtype=BF16), fused["triton[rms_norm_quantize+per_token]"]
     with pytest.raises(UnsupportedCase, match="dtype='int8'"):
         per_token(x, eps=1e-6, dtype="int8", least_scale=0.0)

@@ -9,12 +9,11 @@ import torch
 
 from lastbit.config import Config
 from lastbit.errors import UnsupportedCase
-from lastbit.kernel import load_kernels
 from lastbit.verify.project import open_project
 from tests.faults.plant import without_faults
-from tests.rms_norm_contract import DEVICE, FOLDER, needs_device  # installs the bit-faithful interpreter
+from tests.rms_norm_contract import DEVICE, LOADED, needs_device  # installs the bit-faithful interpreter
 
-KERNELS = {k.name: k for k in load_kernels(FOLDER) if k.op == "softmax"}
+KERNELS = {k.name: k for k in LOADED if k.op == "softmax"}
 MODULE = without_faults().modules["softmax"]
 
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from lastbit import assert_contract
-from lastbit.kernel import load_kernels
 from lastbit.verify.assertion import ContractViolation
 from tests.moe_lora_ranks import LEARNING_RATE, LORA, SCALING, STALE, Record, Sizes, problem, trained
-from tests.rms_norm_contract import FOLDER, INTERPRETED, assert_bits
+from tests.rms_norm_contract import INTERPRETED, LOADED, assert_bits
 
-KERNELS = {k.op: k for k in load_kernels(FOLDER) if k.name.startswith("triton[moe_lora") and k.contract == "fused"}
+KERNELS = {k.op: k for k in LOADED if k.name.startswith("triton[moe_lora") and k.contract == "fused"}
 FORWARD, BACKWARD, ACCUMULATED, NEXT_FORWARD, NEXT_BACKWARD = range(5)
 
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="Triton compiles here; the CPU needs TRITON_INTERPRET=1")

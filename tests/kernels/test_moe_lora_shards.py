@@ -16,18 +16,17 @@ from torch import Tensor
 from lastbit import assert_contract
 from lastbit.config import Config
 from lastbit.judging.problem import Problem
-from lastbit.kernel import load_kernels
 from lastbit.numerics.formats import BF16 as BF16_FORMAT
 from lastbit.numerics.formats import cast
 from lastbit.numerics.quantized import dequantized
 from lastbit.verify.assertion import ContractViolation
 from lastbit.verify.project import open_project
 from tests.quantized_weights import every_storage, stored
-from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, assert_bits, needs_device, normals
+from tests.rms_norm_contract import BF16, DEVICE, FLOAT, LOADED, assert_bits, needs_device, normals
 
 pytestmark = needs_device
 
-KERNELS = {k.name: k for k in load_kernels(FOLDER) if k.op in ("moe_lora", "moe_lora_backward")}
+KERNELS = {k.name: k for k in LOADED if k.op in ("moe_lora", "moe_lora_backward")}
 OPS = {op: KERNELS[f"triton[{op}+fused]"] for op in ("moe_lora", "moe_lora_backward")}
 BY_NAME = unwrap(OPS["moe_lora"].call).__globals__
 shard, merge, LayerWeights = (BY_NAME[name] for name in ("shard", "merge", "LayerWeights"))

@@ -111,10 +111,8 @@ def test_wheel_works_where_folders_have_the_names_of_ours(wheel: Path, tmp_path:
     ours, theirs = map(Path, run([sys.executable, "-c", imported], **where).split())
     assert (ours.parent, theirs.parent) == (wheel / "lastbit", tmp_path / "harness")
     run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], **where)
-    verified = run(
-        [sys.executable, "-m", "lastbit", "verify", "my_kernels", "--profile", "smoke", "--cases-per-group", "1"],
-        **where,
-    )
+    words = ["verify", "my_kernels", "--profile", "smoke", "--cases-per-group", "1", "-n", "1"]
+    verified = run([sys.executable, "-m", "lastbit", *words], **where)
     assert "PASSED  kernels: 1 passed" in verified
 
 
