@@ -82,17 +82,6 @@ def is_same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b)
 
 
-def numbers_in(values: Mapping[str, Any]) -> set[float]:
-    """Return the numbers among variables, sizes and strides of tensors included."""
-    found = set[float]()
-    for _, part in parts_of(values):
-        if isinstance(part, Tensor):
-            found |= {float(n) for n in (*part.shape, *part.stride(), part.numel())}
-        elif isinstance(part, int | float):
-            found.add(float(part))
-    return found
-
-
 def passer(
     frames: Sequence[HostFrame], parameters: Sequence[str], name: str, now: Any, right: Any, *, level: int | None
 ) -> Place | None:
@@ -111,7 +100,7 @@ def passer(
         call = scope.call(called)
         expression = None if call is None else scope.resolved(scope.passed(call, parameters, name))
         if expression is not None and part:
-            expression, name, part = scope.resolved(scope.field(expression, part, now)), part, ""
+            expression, name, part = scope.resolved(scope.field(expression, part)), part, ""
         if expression is None:
             return None
         if level is not None:
@@ -168,7 +157,7 @@ class _Scope:
             own = self.frame.variables.get(value.id) if isinstance(value, ast.Name) else None
             if isinstance(own, Mapping) and name in own and isinstance(value, ast.Name):
                 if value.id == self.frame.further:
-                    return ast.copy_location(ast.Name(name, ast.Load()), value)
+                    return ast.copy_location(ast.Name(name), value)
                 made = self.resolved(value)
                 keys = made.keys if isinstance(made, ast.Dict) else []
                 at = [i for i, key in enumerate(keys) if isinstance(key, ast.Constant) and key.value == name]
@@ -184,7 +173,7 @@ class _Scope:
             expression = self._assigned(expression.id)
         return expression
 
-    def field(self, expression: ast.expr, part: str, now: Any) -> ast.expr | None:
+    def field(self, expression: ast.expr, part: str) -> ast.expr | None:
         """Return what was passed by the name of a field to the call that made what has it."""
         while isinstance(expression, ast.Attribute | ast.Subscript):
             expression = expression.value
@@ -205,7 +194,7 @@ class _Scope:
         return found.pop() if len(found) == 1 else ""
 
     def _source(self, name: str, wanted: Any) -> str:
-        assigned = None if self.parameter(node := ast.Name(name, ast.Load())) else self.resolved(node)
+        assigned = None if self.parameter(node := ast.Name(name)) else self.resolved(node)
         if assigned is not None and name in _variables(assigned):  # a parameter that is assigned anew
             return name if name in self.frame.parameters else ""
         return self.parameter(node) or ("" if assigned is None else self.only(assigned, wanted))
@@ -215,22 +204,24 @@ class _Scope:
         names = self._names(expression, wanted)
         if not names or all(self.parameter(ast.Name(name)) for name in names):
             return self.place(expression)
-        assigned = self.resolved(ast.Name(names[0], ast.Load())) if len(names) == 1 else None
+        assigned = self.resolved(ast.Name(names[0])) if len(names) == 1 else None
         return None if assigned is None or names[0] in _variables(assigned) else self.origin(assigned, wanted)
 
     def chooses(self, expression: ast.expr, now: Any, right: Any) -> bool:
         """Return whether an expression decides on a number, and the function knows the right one, or on a flag."""
         if isinstance(expression, ast.Attribute | ast.Subscript):
             return False  # of what somebody else has made
-        if isinstance(now, tuple):
-            return all(
-                self.parameter(ast.Name(name, ast.Load()))
-                for name in _variables(expression)
-                if name in self.frame.variables
-            )
-        if isinstance(now, bool | str) or isinstance(expression, ast.Constant):
-            return True
-        return isinstance(right, int | float) and float(right) in numbers_in(self.frame.variables)
+        if isinstance(now, tuple):  # a grid, of what the function was given itself
+            own = (name for name in _variables(expression) if name in self.frame.variables)
+            return all(self.parameter(ast.Name(name)) for name in own)
+        parts = [part for _, part in parts_of(self.frame.variables)]
+        numbers = {n for t in parts if isinstance(t, Tensor) for n in (*t.shape, *t.stride(), t.numel())}
+        return (
+            isinstance(now, bool)
+            or isinstance(expression, ast.Constant)
+            or right in numbers
+            or right in (n for n in parts if isinstance(n, int | float))
+        )
 
     def place(self, node: ast.expr) -> Place | None:
         nodes = node.elts if isinstance(node, ast.Tuple) and not hasattr(node, "lineno") else [node]

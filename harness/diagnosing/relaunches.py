@@ -1,19 +1,17 @@
 """Mends of a launch: one thing that a Triton kernel was passed is changed, and the call done again from there on.
 
-What leads to the wrong stage is tried, the likeliest first: flags, numbers, tensors, strides and sizes, the grid. With
-the worst element right, the kernel is judged anew, with that change, as any other kernel.
+If the worst element is right then, the kernel with that change is judged as any other kernel.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
-import linecache
+import operator
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, wraps
+from functools import cached_property, wraps
 from itertools import groupby
 from types import FrameType
 from typing import Any
@@ -38,6 +36,8 @@ SECONDS = 3.0
 """Of the processor, for which launches are done again; where that is not enough, no line is named."""
 MOST_JUDGED = 4
 """Changes with which the kernel is judged anew, beside that time."""
+SIZES = 6
+"""The kind of changes of strides and sizes, of which there are most."""
 MOST_NUMBERS = 12
 """Other numbers that are tried for one."""
 MOST_BYTES = 256 << 20
@@ -86,28 +86,12 @@ class Instead:
     right: Any
     way: Way = ()
 
-    def bound(self, bound: Bound, frames: Sequence[HostFrame]) -> dict[str, Any]:
-        """Return the arguments with this one changed.
-
-        Raises:
-            LookupError: there is no such tensor this time.
-        """
+    def passed(self, bound: Bound, frames: Sequence[HostFrame]) -> Any:
+        """Return what is passed; raises KeyError where there is no such tensor this time."""
         name, _, part = self.name.partition(".")
         if self.way:
-            found = dict(parts_of(frames[int(self.way[0])].variables))
-            made: Any = _laid_out(found[self.way[1:]], bound[name])
-        else:
-            made = bound[name]._replace(**{part: self.right}) if part else self.right
-        return {**bound, name: made}
-
-
-@dataclass(frozen=True, eq=False)
-class MendedLaunch:
-    """A change with which every element is right: where it was passed, None if that is not sure, and in words."""
-
-    place: Place | None
-    launched: Place
-    words: str
+            return _laid_out(dict(parts_of(frames[int(self.way[0])].variables))[self.way[1:]], bound[name])
+        return bound[name]._replace(**{part: self.right}) if part else self.right
 
 
 @dataclass(eq=False)
@@ -136,22 +120,20 @@ class _Relaunching:
     def launch(self, function: Any, bound: Bound, grid: Grid, perform: Perform) -> None:
         number, self.count = self.count, self.count + 1
         done = self.done[number] if number < len(self.done) else None
-        if self.change is None:
+        change = self.change
+        if change is None:
             self._record(function, bound, grid, perform)
-        elif self.last is not None and number > self.last:
-            return
-        elif number in self.change.launches:
-            if not self.change.name:
-                perform(bound, self.change.right)
-            else:
-                perform(self.change.bound(bound, _frames(sys._getframe(1)) if self.change.way else ()), grid)
-            if done is not None and number == max(self.change.launches) and self._is_as(done.after, bound):
+        elif number in change.launches:
+            right = change.passed(bound, _frames(sys._getframe(1)) if change.way else ())
+            changed = {change.name.partition(".")[0]: right} if change.name else {}
+            perform({**bound, **changed}, grid if change.name else right)
+            if done is not None and number == max(change.launches) and self._is_as(done.after, bound):
                 raise Unchanged
         elif done is not None and done.function is function and self._is_as(done.before, bound):
             with _disable_current_modes():
                 for name, left in done.after.items():
                     _tensors_of(bound)[name].copy_(left)
-        else:
+        elif self.last is None or number <= self.last:
             perform(bound, grid)
 
     def _is_as(self, known: Mapping[str, Tensor], bound: Bound) -> bool:
@@ -177,51 +159,52 @@ class Unchanged(Exception):
 
 
 def mended_launches(
-    subject: Subject, case: Case, inputs: Inputs, asked: CallRequest, worst: Worst, stage: str, wanted: Collection[int]
-) -> tuple[MendedLaunch, ...] | None:
-    """Return the changes of one thing passed in the launches `wanted` that make every element right.
+    subject: Subject,
+    inputs: Inputs,
+    asked: CallRequest,
+    stage: str,
+    worst: Worst,
+    wanted: Collection[int],
+    *,
+    sizes: bool,
+) -> dict[str, tuple[Place, bool]]:
+    """Map changes of launches that make every element right, in words, to where they were passed, and whether surely.
 
-    None where the time was not enough for all changes. `worst` is the worst element of `stage`.
+    `worst` is the worst element of `stage`; strides and sizes are changed only if `sizes` is true. Nothing is found
+    where the time was not enough for all of a kind.
     """
     until = time.process_time() + SECONDS
     first = _Relaunching()
     _result(subject, inputs, first, asked, stage)
-    if first.count != len(first.seen):
-        return None
-    used = {tensor.data_ptr() for own in first.seen for tensor in own.tensors.values()}
-    chosen = [(n, first.seen[n]) for n in sorted(wanted, reverse=True) if n < len(first.seen)]
-    others = [c for number, own in chosen for c in _others(number, own, inputs.case.params, used)]
-    found, judged = dict[tuple[int, str], MendedLaunch](), 0
-    for _, several in groupby(sorted(others, key=lambda pair: pair[0]), key=lambda pair: pair[0]):
-        changes = [change for _, change in several]
-        for change in [*changes, *_in_all(changes, first.seen)]:
+    seen = first.seen
+    if first.count != len(seen) or not wanted:
+        return {}
+    used = {tensor.data_ptr() for own in seen for tensor in own.tensors.values()}
+    chosen = [(number, seen[number]) for number in sorted(wanted, reverse=True) if number < len(seen)]
+    others = [pair for number, own in chosen for pair in _others(number, own, inputs.case.params, used)]
+    found, judged = dict[tuple[int, str], Instead](), 0
+    for kind, several in groupby(sorted(others, key=operator.itemgetter(0)), key=operator.itemgetter(0)):
+        changes = [change for _, change in several if sizes or kind < SIZES]
+        for change in dict.fromkeys([*changes, *(_in_all(change, seen) for change in changes)]):
             if time.process_time() > until or judged > MOST_JUDGED:
-                return None
-            ats, again = [(n, change.name) for n in change.launches], _Relaunching(change, first.seen, max(wanted))
-            if not found.keys().isdisjoint(ats):
-                continue
-            if _may_be(_result(subject, inputs, again, asked, stage), worst):
+                return {}
+            again, ats = _Relaunching(change, seen, max(wanted)), [(n, change.name) for n in change.launches]
+            if not found.keys() & set(ats) and _may_be(_result(subject, inputs, again, asked, stage), worst):
                 begin, judged = time.process_time(), judged + 1
-                if _is_right(subject, case, change):
-                    found |= dict.fromkeys(ats, _mended(first.seen, change))
+                found |= dict.fromkeys(ats, change) if _is_right(subject, inputs.case, change) else {}
                 until += time.process_time() - begin
         if found:
             break
-    return tuple(dict.fromkeys(found.values()))
+    return dict(_told(seen, change) for change in dict.fromkeys(found.values()))
 
 
-def _in_all(changes: Sequence[Instead], seen: Sequence[DoneLaunch]) -> Iterator[Instead]:
-    """Yield changes of numbers and flags in all launches from one line that were passed the same."""
-    made = set[Instead]()
-    for change in changes if len(seen) > 1 else ():
-        own = seen[change.launches[0]]
-        alike = [n for n, s in enumerate(seen) if s.function is own.function and s.launched == own.launched]
-        if change.way or not change.name:
-            continue
-        again = replace(change, launches=tuple(n for n in alike if seen[n].given(change.name) == change.now))
-        if len(again.launches) > 1 and again not in made:
-            made.add(again)
-            yield again
+def _in_all(change: Instead, seen: Sequence[DoneLaunch]) -> Instead:
+    """Return the change of a number or flag in all launches from one line that were passed the same."""
+    own = seen[change.launches[0]]
+    alike = [n for n, s in enumerate(seen) if s.function is own.function and s.launched == own.launched]
+    if change.way or not change.name:
+        return change
+    return replace(change, launches=tuple(n for n in alike if seen[n].given(change.name) == change.now))
 
 
 def _result(subject: Subject, inputs: Inputs, call: _Relaunching, asked: CallRequest, stage: str) -> Tensor | None:
@@ -251,19 +234,18 @@ def _is_right(subject: Subject, case: Case, change: Instead) -> bool:
     return result.verdict not in BAD and by_formula(changed, case, result, alternatives=False)[0].verdict not in BAD
 
 
-def _mended(seen: Sequence[DoneLaunch], change: Instead) -> MendedLaunch:
-    now, right, own = change.now, change.right, seen[change.launches[0]]
+def _told(seen: Sequence[DoneLaunch], change: Instead) -> tuple[str, tuple[Place, bool]]:
+    own, now = seen[change.launches[0]], change.now
     level = int(change.way[0]) if change.way else None
-    if change.way:
+    if isinstance(now, Tensor):
         known = (way[-1] for way, part in parts_of(own.frames[-1].variables) if is_same(part, now))
-        now_said = "None" if now is None else next(known, "another tensor")
-    else:
-        now_said = str(now)
+        now = next(known, "another tensor")
     launches = (seen[number] for number in change.launches)
-    places = {passer(one.frames, list(one.bound), change.name, now, right, level=level) for one in launches}
-    text = f"{change.name or 'the grid'} = {right} in place of {now_said}"
-    place = places.pop() if len(places) == 1 else None
-    return MendedLaunch(place, own.launched, f"with {text} in the launch of {own.function.__name__}")
+    arguments = change.name, change.now, change.right
+    places = {passer(one.frames, list(one.bound), *arguments, level=level) for one in launches}
+    words = f"{change.name or 'the grid'} = {change.right} in place of {now} in the launch of {own.function.__name__}"
+    [place] = places if len(places) == 1 else [None]
+    return f"with {words}", (place or own.launched, place is not None)
 
 
 def _others(
@@ -273,26 +255,24 @@ def _others(
 
     Of tensors those come first that no launch was passed (they are `used` nowhere), then others for one passed twice.
     """
-    floats = {float(v) for v in (*params.values(), *own.bound.values(), 1.0) if type(v) is float}
-    strides = sorted({n for t in own.tensors.values() for n in t.stride()})
-    sizes = {v for name, v in own.bound.items() if type(v) is int and "stride" not in name.lower()}
-    sizes = sorted(sizes | {n for t in own.tensors.values() for n in t.shape})
+    floats = sorted({float(v) for v in (*params.values(), *own.bound.values(), 1.0) if type(v) is float})
+    sized = {v for name, v in own.bound.items() if type(v) is int and "stride" not in name.lower()}
+    sized |= {n for t in own.tensors.values() for n in t.shape}
+    strides = {n for t in own.tensors.values() for n in t.stride()}
     pool = [(part, _layout(part), way) for part, way in _known(own)]
+    found: list[tuple[int, str, Any, Any, Way]] = []
+    found += ((0, "", own.grid, tuple(n + (i == dim) for i, n in enumerate(own.grid)), ()) for dim in range(3))
     for name, now in own.bound.items():
         constant = "constexpr" in str(inspect.get_annotations(own.function).get(name, ""))
-        if isinstance(now, bool):
-            yield 1, Instead((number,), name, now, not now)
-        elif isinstance(now, str):
-            yield from ((2, Instead((number,), name, now, v)) for v in _compared_with(own.function, name) if v != now)
-        elif hasattr(now, "_asdict"):
-            flags = ((part, v) for part, v in now._asdict().items() if isinstance(v, bool))
-            yield from ((1, Instead((number,), f"{name}.{part}", v, not v)) for part, v in flags)
-        elif isinstance(now, float):
-            yield from ((2, Instead((number,), name, now, v)) for v in sorted(floats) if v != now)
+        flags = now._asdict() if hasattr(now, "_asdict") else {"": now}
+        parts = ((f"{name}.{part}" if part else name, v) for part, v in flags.items() if isinstance(v, bool))
+        found += ((1, part, v, not v, ()) for part, v in parts)
+        if isinstance(now, float):
+            found += ((2, name, now, v, ()) for v in floats if v != now)
         elif type(now) is int and not constant:
-            values = strides if "stride" in name.lower() else [*sizes, now + 1, now - 1]
-            given = dict.fromkeys(v for v in sorted(values, key=lambda v: abs(v - now)) if v != now)
-            yield from ((6, Instead((number,), name, now, v)) for v in list(given)[:MOST_NUMBERS])
+            others = strides if "stride" in name.lower() else sized | {now + 1, now - 1}
+            nearest = sorted(others - {now}, key=lambda v: abs(v - now))
+            found += ((SIZES, name, now, v, ()) for v in nearest[:MOST_NUMBERS])
         elif (now is None or name in own.tensors) and name not in own.after:
             before = own.tensors.get(name)
             twice = before is not None and sum(is_same(before, t) for t in own.tensors.values()) > 1
@@ -300,9 +280,8 @@ def _others(
                 known = part.data_ptr() in used
                 alike = before is None or (layout[0] == before.dtype and not is_same(part, before))
                 if alike and (not known or (before is not None and layout == _layout(before))):
-                    yield 4 if twice else 3 + 2 * known, Instead((number,), name, before, way[-1], way)
-    grids = (tuple(n + (i == dim) for i, n in enumerate(own.grid)) for dim in range(3))
-    yield from ((0, Instead((number,), "", own.grid, grid)) for grid in grids)
+                    found.append((4 if twice else 3 + 2 * known, name, before, way[-1], way))
+    yield from ((kind, Instead((number,), *rest)) for kind, *rest in found)
 
 
 def _known(own: DoneLaunch) -> Iterator[tuple[Tensor, Way]]:
@@ -362,13 +341,3 @@ def _frames(frame: FrameType | None) -> tuple[HostFrame, ...]:
             found.append(HostFrame(place, frame.f_code, dict(frame.f_locals)))
         frame = frame.f_back
     return tuple(found)
-
-
-@cache
-def _compared_with(function: Any, name: str) -> tuple[str, ...]:
-    """Return the texts with which functions in the file of a kernel compare a parameter of that name."""
-    tree = ast.parse("".join(linecache.getlines(function.__code__.co_filename)))
-    compared = [n for n in ast.walk(tree) if isinstance(n, ast.Compare) and getattr(n.left, "id", "") == name]
-    found = (part.value for n in compared for side in n.comparators for part in ast.walk(side)
-             if isinstance(part, ast.Constant) and isinstance(part.value, str))  # fmt: skip
-    return tuple(dict.fromkeys(found))

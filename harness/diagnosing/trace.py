@@ -141,18 +141,19 @@ def _launched_wrongly(
 
     A load that reads wrong elements does as it is told then.
     """
-    worst, own = told.worst, tracing.inputs
+    subject, inputs, worst = tracing.subject, tracing.inputs, told.worst
     assert worst is not None
-    with watch(own.case):
-        found = mended_launches(tracing.subject, own.case, own, tracing.request, worst, tracing.stage, launches)
+    with watch(inputs.case):
+        sizes = mending is None or mending.complete
+        found = mended_launches(subject, inputs, tracing.request, tracing.stage, worst, launches, sizes=sizes)
     if not found:
         return told
-    steps = tuple(replace(step_at(one.place or one.launched), mend=one.words) for one in found)
-    sure = len(found) == 1 and found[0].place is not None
-    if mending is not None and not mending.of_elements:
-        sure &= not any(mend.sure for mend in mending.mends)
-    told = replace(told, mended=(*steps, *told.mended), blamed=steps[0] if sure else None)
-    return replace(told, leaves=steps[0], between=(), since=(), until="") if sure else told
+    steps = tuple(replace(step_at(place), mend=words) for words, (place, _) in found.items())
+    others = mending is not None and not mending.of_elements and any(mend.sure for mend in mending.mends)
+    told = replace(told, mended=(*steps, *told.mended), blamed=None)
+    if others or len(found) > 1 or not all(sure for _, sure in found.values()):
+        return told
+    return replace(told, blamed=steps[0], leaves=steps[0], between=(), since=(), until="")
 
 
 def _in_the_line_of(told: KernelTrace, named: Sequence[Step]) -> KernelTrace:
