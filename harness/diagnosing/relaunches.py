@@ -6,6 +6,7 @@ If the worst element is right then, the kernel with that change is judged as any
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 import sys
 import time
@@ -64,6 +65,10 @@ class DoneLaunch:
         """Return what it was passed by a name, or in a field of that."""
         name, _, part = name.partition(".")
         return getattr(self.bound[name], part) if part else self.bound[name]
+
+    def known(self, way: Way) -> Any:
+        """Return what a function of the host knew."""
+        return dict(parts_of(self.frames[int(way[0])].variables))[way[1:]]
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -167,17 +172,18 @@ def mended_launches(
     wanted: Collection[int],
     *,
     sizes: bool,
+    few: bool,
 ) -> dict[str, tuple[Place, bool]]:
     """Map changes of launches that make every element right, in words, to where they were passed, and whether surely.
 
-    `worst` is the worst element of `stage`; strides and sizes are changed only if `sizes` is true. Nothing is found
-    where the time was not enough for all of a kind.
+    `worst` is the worst element of `stage`, one of `few` or many. Strides and sizes are changed only if `sizes` is
+    true. Nothing is found where the time was not enough for all of a kind, or where the element may be anything.
     """
     until = time.process_time() + SECONDS
     first = _Relaunching()
     _result(subject, inputs, first, asked, stage)
     seen = first.seen
-    if first.count != len(seen) or not wanted:
+    if first.count != len(seen) or not wanted or not math.isfinite(worst.hi - worst.lo):
         return {}
     used = {tensor.data_ptr() for own in seen for tensor in own.tensors.values()}
     chosen = [(number, seen[number]) for number in sorted(wanted, reverse=True) if number < len(seen)]
@@ -191,7 +197,7 @@ def mended_launches(
             again, ats = _Relaunching(change, seen, max(wanted)), [(n, change.name) for n in change.launches]
             if not found.keys() & set(ats) and _may_be(_result(subject, inputs, again, asked, stage), worst):
                 begin, judged = time.process_time(), judged + 1
-                found |= dict.fromkeys(ats, change) if _is_right(subject, inputs.case, change) else {}
+                found |= dict.fromkeys(ats, change) if _is_right(subject, inputs.case, change, few=few) else {}
                 until += time.process_time() - begin
         if found:
             break
@@ -204,7 +210,7 @@ def _in_all(change: Instead, seen: Sequence[DoneLaunch]) -> Instead:
     alike = [n for n, s in enumerate(seen) if s.function is own.function and s.launched == own.launched]
     if change.way or not change.name:
         return change
-    return replace(change, launches=tuple(n for n in alike if seen[n].given(change.name) == change.now))
+    return replace(change, launches=tuple(n for n in alike if is_same(seen[n].given(change.name), change.now)))
 
 
 def _result(subject: Subject, inputs: Inputs, call: _Relaunching, asked: CallRequest, stage: str) -> Tensor | None:
@@ -221,31 +227,33 @@ def _result(subject: Subject, inputs: Inputs, call: _Relaunching, asked: CallReq
 
 def _may_be(result: Tensor | None, worst: Worst) -> bool:
     """Return whether the worst element is allowed in a result."""
-    if result is None:
-        return False
-    value = float(result[worst.index])
-    return worst.lo <= value <= worst.hi or (value != value and worst.lo != worst.lo)
+    return result is not None and worst.lo <= float(result[worst.index]) <= worst.hi
 
 
-def _is_right(subject: Subject, case: Case, change: Instead) -> bool:
-    """Return whether the kernel with a change passes the case, by its values and by its formula."""
+def _is_right(subject: Subject, case: Case, change: Instead, *, few: bool) -> bool:
+    """Return whether the kernel with a change passes, by its values and its formula; by both if they were few."""
     changed = _Relaunching(change).changed(subject)
-    result, _ = examine(changed, case)
-    return result.verdict not in BAD and by_formula(changed, case, result, alternatives=False)[0].verdict not in BAD
+    result, followed = by_formula(changed, case, examine(changed, case)[0], alternatives=False)
+    return result.verdict not in BAD and not (few and followed is None)
 
 
 def _told(seen: Sequence[DoneLaunch], change: Instead) -> tuple[str, tuple[Place, bool]]:
     own, now = seen[change.launches[0]], change.now
     level = int(change.way[0]) if change.way else None
-    if isinstance(now, Tensor):
-        known = (way[-1] for way, part in parts_of(own.frames[-1].variables) if is_same(part, now))
-        now = next(known, "another tensor")
+    right = _name(own, own.known(change.way)) if level is not None else change.right
+    now = _name(own, now) if isinstance(now, Tensor) else now
     launches = (seen[number] for number in change.launches)
     arguments = change.name, change.now, change.right
     places = {passer(one.frames, list(one.bound), *arguments, level=level) for one in launches}
-    words = f"{change.name or 'the grid'} = {change.right} in place of {now} in the launch of {own.function.__name__}"
+    words = f"{change.name or 'the grid'} = {right} in place of {now} in the launch of {own.function.__name__}"
     [place] = places if len(places) == 1 else [None]
     return f"with {words}", (place or own.launched, place is not None)
+
+
+def _name(own: DoneLaunch, tensor: Any) -> str:
+    """Return what a function of the host calls a tensor, the outermost that has a name for it."""
+    ways = (way for f in reversed(own.frames) for way, part in parts_of(f.variables) if is_same(part, tensor))
+    return next((way[-1] for way in ways if not way[-1].isdecimal()), "another tensor")
 
 
 def _others(

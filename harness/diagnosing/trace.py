@@ -13,7 +13,7 @@ from torch import Tensor
 from lastbit.calling.performing import CallRequest, results_of
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.memory_findings import is_sure, steps_named, steps_of_findings
-from lastbit.diagnosing.mends import Mending
+from lastbit.diagnosing.mends import LEAST, Mending
 from lastbit.diagnosing.reading import Read, reading
 from lastbit.diagnosing.relaunches import mended_launches
 from lastbit.diagnosing.steps import folded, step_at, steps_of, steps_of_all
@@ -126,26 +126,33 @@ def trace_result(judged: Judged, *, every: bool = False, limit: int = LIMIT, wat
     found = replace(found, leaves=named, blamed=named if named is None or is_sure(seen.log, named) else None)
     if seen.visit is None:
         told = replace(found, reason=seen.why_nothing)
-        unwritten = bool(seen.log.launches) and result.verdict is Verdict.FAILED
-        return _launched_wrongly(told, tracing, range(len(seen.log.launches)), watch) if unwritten else told
+        launches = range(len(seen.log.launches)) if result.verdict is Verdict.FAILED else ()
+        return _launched_wrongly(told, tracing, judged, launches, watch)
     told, mending = _told(found, tracing.problem, seen, judged.actual[stage], every)
     if mending is not None and mending.launches and (told.blamed is None or mending.of_elements):
-        told = _launched_wrongly(told, tracing, mending.launches, watch, mending)
+        told = _launched_wrongly(told, tracing, judged, mending.launches, watch, mending)
     return _in_the_line_of(told, [step for step in steps_named(seen.log, beside) if is_sure(seen.log, step)])
 
 
 def _launched_wrongly(
-    told: KernelTrace, tracing: _Tracing, launches: Collection[int], watch: Watch, mending: Mending | None = None
+    told: KernelTrace,
+    tracing: _Tracing,
+    judged: Judged,
+    launches: Collection[int],
+    watch: Watch,
+    mending: Mending | None = None,
 ) -> KernelTrace:
     """Blame the line that passes a launch something wrong, if one change there is the only one that makes all right.
 
     A load that reads wrong elements does as it is told then.
     """
-    subject, inputs, worst = tracing.subject, tracing.inputs, told.worst
+    subject, inputs, worst, wrong = tracing.subject, tracing.inputs, told.worst, judged.result.failing_stage
     assert worst is not None
+    few = wrong is None or max(wrong.isolated.outside, wrong.cumulative.outside) < LEAST
     with watch(inputs.case):
         sizes = mending is None or mending.complete
-        found = mended_launches(subject, inputs, tracing.request, tracing.stage, worst, launches, sizes=sizes)
+        told_of = tracing.request, tracing.stage, worst, launches
+        found = mended_launches(subject, inputs, *told_of, sizes=sizes, few=few)
     if not found:
         return told
     steps = tuple(replace(step_at(place), mend=words) for words, (place, _) in found.items())
