@@ -47,7 +47,7 @@ MOST_STAGES = 40
 MOST_LAUNCHES = 8
 """Launches of one kernel that are mended one by one."""
 LEAST = 8
-"""Wrong elements that must become right where residues are not known: of fewer, any line's other rounding mends all."""
+"""Wrong elements that must become right where residues are none of them wrong: of fewer, much mends all by chance."""
 
 NOT_ROUNDED, OF_OPERAND = "not rounded", "of its operand"
 OTHER = "another value of the reference's"
@@ -219,7 +219,9 @@ class _Mending:
                 mend = self._decided(mend)
                 if mend.line not in mends or mend.sure:
                     mends[mend.line] = mend
-        few = self.stages.result.residues is None and last.outside(self.stages.result).sum() < LEAST
+        own, wanted = self.stages.result.residues, last.residues
+        told_apart = own is not None and wanted is not None and bool(wanted.differs(own).any())
+        few = not told_apart and last.outside(self.stages.result).sum() < LEAST
         return Mending(*told, () if few else tuple(mends.values()))
 
     def _wrong_stages(self) -> Iterator[tuple[Stage, Expression]]:

@@ -195,13 +195,15 @@ class _Scope:
 
     def _source(self, name: str, wanted: Any) -> str:
         assigned = None if self.parameter(node := ast.Name(name)) else self.resolved(node)
-        if assigned is not None and name in _variables(assigned):  # a parameter that is assigned anew
-            return name if name in self.frame.parameters else ""
-        return self.parameter(node) or ("" if assigned is None else self.only(assigned, wanted))
+        anew = assigned is None or name in _variables(assigned)  # from what it was before, as a parameter may be
+        return self.parameter(node) or ("" if anew else self.only(assigned, wanted))
 
     def origin(self, expression: ast.expr, wanted: Any) -> Place | None:
         """Return where the value came into an expression of this function; None where that cannot be told."""
         names = self._names(expression, wanted)
+        keys = (n.slice for n in ast.walk(expression) if isinstance(n, ast.Subscript))
+        if any(set(_variables(key)) & set(self.frame.variables) for key in keys):
+            return None  # what the key is was decided elsewhere
         if not names or all(self.parameter(ast.Name(name)) for name in names):
             return self.place(expression)
         assigned = self.resolved(ast.Name(names[0])) if len(names) == 1 else None
