@@ -195,8 +195,9 @@ class _Scope:
 
     def _source(self, name: str, wanted: Any) -> str:
         assigned = None if self.parameter(node := ast.Name(name)) else self.resolved(node)
-        anew = assigned is None or name in _variables(assigned)  # from what it was before, as a parameter may be
-        return self.parameter(node) or ("" if anew else self.only(assigned, wanted))
+        if assigned is None or name in _variables(assigned):  # from what it was before, as a parameter may be
+            return self.parameter(node)
+        return self.only(assigned, wanted)
 
     def origin(self, expression: ast.expr, wanted: Any) -> Place | None:
         """Return where the value came into an expression of this function; None where that cannot be told."""
@@ -243,11 +244,10 @@ class _Scope:
         """List what assigns a variable of the function or changes what it holds."""
         found = list[ast.AST]()
         for node in ast.walk(self.function):
-            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store | ast.Del):
-                found.append(node)
-            changed = isinstance(node, ast.Attribute) and node.attr in MUTATING
-            changed |= isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store)
-            if changed and isinstance(node.value, ast.Name) and node.value.id == name:
+            stored = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
+            part = stored or (isinstance(node, ast.Attribute) and node.attr in MUTATING)
+            own = node if stored and isinstance(node, ast.Name) else getattr(node, "value", None) if part else None
+            if isinstance(own, ast.Name) and own.id == name:
                 found.append(node)
         return found
 

@@ -192,7 +192,7 @@ def mended_launches(
     for kind, several in groupby(sorted(others, key=operator.itemgetter(0)), key=operator.itemgetter(0)):
         changes = [change for _, change in several if sizes or kind < SIZES]
         for change in dict.fromkeys([*changes, *(_in_all(change, seen) for change in changes)]):
-            if time.process_time() > until or judged > MOST_JUDGED:
+            if time.process_time() > until or judged == MOST_JUDGED:
                 return {}
             again, ats = _Relaunching(change, seen, max(wanted)), [(n, change.name) for n in change.launches]
             if not found.keys() & set(ats) and _may_be(_result(subject, inputs, again, asked, stage), worst):

@@ -81,8 +81,22 @@ def test_a_kernel_that_is_wrong_itself_is_named(tmp_path: Path) -> None:
     assert explanation.culprit is not None and explanation.culprit.code.startswith("xhat = rounded(")
 
 
-def test_no_line_where_the_text_does_not_say_who_passed_it(tmp_path: Path) -> None:
-    text = HELPED.replace("def launch(", "def vectors_of(x, weight):\n    return [x]\n\n\ndef launch(")
-    text = text.replace("    y = torch", "    [made] = vectors_of(x, weight)\n    y = torch")
-    explanation = found(tmp_path, text, "[weight],\n        y", "[made],\n        y")
+MADE = HELPED.replace("    y = torch", "    [made] = vectors_of(x, weight)\n    y = torch").replace(
+    "def launch(", "def vectors_of(x, weight):\n    return [weight]\n\n\ndef launch("
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [
+        (MADE.replace("[weight],\n        y", "[made],\n        y"), "return [weight]", "return [x]"),
+        (HELPED, "[weight], columns = vectors, x", "vectors, columns = [torch.zeros_like(vectors[0])], x"),
+        (HELPED.replace("[weight],\n", "[(x, weight)[-at]],\n").replace("    y = torch", "    at = 1\n    y = torch"),
+         "at = 1", "at = 0"),
+    ],
+    ids=["made by another function", "a parameter assigned anew", "by a key"],
+)  # fmt: skip
+def test_no_line_where_the_text_does_not_say_who_passed_it(tmp_path: Path, text: str, old: str, new: str) -> None:
+    explanation = found(tmp_path, text, old, new)
     assert explanation.culprit is None
+    assert explanation.trace.mended[0].mend.startswith("with w_ptr = weight in place of")
