@@ -52,7 +52,8 @@ class Launcher(GridExecutor):  # type: ignore[misc]
             raise ValueError(f"a grid has 1 to 3 dimensions, not {grid}")
         if any(n > most for n, most in zip(grid, _MOST_PROGRAMS, strict=False)):
             raise ValueError(f"the grid is {grid}; CUDA takes at most {_MOST_PROGRAMS}: use the first for more")
-        launch(self.fn, bound, tuple(int(n) for n in grid) + (1,) * (3 - len(grid)), self._run_programs)
+        with np.errstate(all="ignore"):
+            launch(self.fn, bound, tuple(int(n) for n in grid) + (1,) * (3 - len(grid)), self._run_programs)
         if elsewhere:
             self._restore_args_dev(args, host_args, kwargs, host_kwargs)
 
@@ -62,7 +63,7 @@ class Launcher(GridExecutor):  # type: ignore[misc]
         builder.set_grid_dim(*grid)
         before = builder.memory
         try:
-            with np.errstate(all="ignore"), watched_launch(self.fn, lambda: arguments.values):
+            with watched_launch(self.fn, lambda: arguments.values):
                 every = np.array(list(programs(grid)), np.int32).reshape(-1, 3)
                 Launch(self.fn, arguments, builder).run(chosen(every))
         except Exception as error:
