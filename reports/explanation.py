@@ -190,7 +190,8 @@ def _place(explanation: Explanation, *, others: int) -> Iterator[Field]:
     if first is not None:
         called = f", called in line {first.called[0].rsplit(':', 2)[1]}" if first.called else ""
         yield "line", f"{shown_path(f'{first.file}:{first.line}')}  {first.code or first.text}{called}"
-        yield "", computed(first)
+        if first.count or not first.mend:
+            yield "", computed(first)
         if first.mend:
             yield "", first.right
     elif trace.between:

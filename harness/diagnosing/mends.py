@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from lastbit.diagnosing.grid import Grid
-from lastbit.diagnosing.told import MOVING, alias, chain_of_address, deciding, definition, is_given, lines_of
+from lastbit.diagnosing.told import MOVING, alias, chain_of_address, deciding, definition, is_given, is_index, lines_of
 from lastbit.diagnosing.traced_stages import Stage, Stages, distance, hands_on
 from lastbit.interpret.numpy_formats import Array
 from lastbit.interpret.places import Place
@@ -51,7 +51,7 @@ MOST_STAGES = 40
 MOST_LAUNCHES = 8
 """Launches of one kernel that are mended one by one."""
 LEAST = 8
-"""Wrong elements that must become right where residues are not known: of fewer, any line's other rounding mends all."""
+"""Wrong elements that must become right where residues are none of them wrong: of fewer, much mends all by chance."""
 
 NOT_ROUNDED, OF_OPERAND = "not rounded", "of its operand"
 OTHER = "another value of the reference's"
@@ -124,6 +124,7 @@ class Mending:
         computes: the last of the span is no value of the reference's.
         mends: those with which every element is right, one for each line that has one, of the first kind of which any
             line has one.
+        complete: the time was enough for all that could be tried.
     """
 
     stage: str
@@ -132,6 +133,17 @@ class Mending:
     since: tuple[str, ...] = ()
     computes: bool = True
     mends: tuple[Mend, ...] = ()
+    complete: bool = True
+
+    @property
+    def launches(self) -> frozenset[int]:
+        """Numbers of the launches that lead from what is right to what is wrong."""
+        return frozenset(ev.program[0] for e in self.span for ev in e.events if ev.program is not None)
+
+    @property
+    def of_elements(self) -> bool:
+        """Whether a load is named because of its elements; what it was passed may be wrong."""
+        return self.only is not None and self.only.kind is MendKind.ELEMENTS
 
     @property
     def only(self) -> Mend | None:
@@ -203,7 +215,7 @@ class _Mending:
             if mend.kind > (MendKind.OPERATION if given else latest):
                 break
             if time.process_time() > until:
-                return Mending(*told)
+                return Mending(*told, complete=False)
             first = known is None or not known.sure or known.of_arguments > mend.of_arguments
             if not first or (given and mend.kind is MendKind.OPERATION and known is None):
                 continue  # what computes with a given number may do another operation with it
@@ -211,7 +223,9 @@ class _Mending:
                 mend = self._decided(mend)
                 if mend.line not in mends or mend.sure:
                     mends[mend.line] = mend
-        few = self.stages.result.residues is None and last.outside(self.stages.result).sum() < LEAST
+        own, wanted = self.stages.result.residues, last.residues
+        told_apart = own is not None and wanted is not None and bool(wanted.differs(own).any())
+        few = not told_apart and last.outside(self.stages.result).sum() < LEAST
         return Mending(*told, () if few else tuple(mends.values()))
 
     def _wrong_stages(self) -> Iterator[tuple[Stage, Expression]]:
@@ -877,10 +891,15 @@ def _error(stage: Stage, e: Expression) -> float:
 
 
 def constant_of(operand: Operand) -> float | None:
-    """Return the number that an operand has in every element, if it follows from constants and arguments alone."""
+    """Return the number that an operand has in every element, if it follows from constants and arguments alone.
+
+    The index of a program is no such number: another program has another one.
+    """
     if operand.address or operand.memory is not None:
         return None
     if operand.event is not None and operand.event.origin is Origin.MEMORY:
+        return None
+    if operand.event is not None and is_index(operand.event):
         return None
     values = operand.values if operand.event is None else operand.event.values
     flat = np.asarray(values).reshape(-1)

@@ -30,6 +30,9 @@ LARGEST = 1 << 20
 Matches = Mapping[int, StageMatch | None]
 """Number of an event that is a stage, or with which the value leaves the contract → the stage that it agrees with."""
 
+Read = tuple[KernelTrace, Matches, Mending | None]
+"""A trace with what was read, the stages, and the search for the wrong line, if there was one."""
+
 
 @dataclass(frozen=True, eq=False)
 class SeenCall:
@@ -81,23 +84,21 @@ class SeenCall:
         )
 
 
-def reading(
-    found: KernelTrace, problem: Problem, seen: SeenCall, index: tuple[int, ...], *, failing: bool
-) -> tuple[KernelTrace, Matches]:
+def reading(found: KernelTrace, problem: Problem, seen: SeenCall, index: tuple[int, ...], *, failing: bool) -> Read:
     """Add the expressions that are stages of the reference to a trace, and the one at fault if it is `failing`.
 
     Nothing is added for a large case, and for a result that has no element for each cell or that no event wrote.
     """
     if seen.write is None or seen.write.event is None or problem.main.numel() > LARGEST:
-        return found, {}
+        return found, {}, None
     grid = grid_of(problem, seen.tensor, seen.where, seen.write, index)
     if grid is None:
-        return found, {}
+        return found, {}, None
     with following_residues(), products_of(problem.constants):
         return _read(found, seen.log, seen.where, grid, failing)
 
 
-def _read(found: KernelTrace, log: Log, where: Addresses, grid: Grid, failing: bool) -> tuple[KernelTrace, Matches]:
+def _read(found: KernelTrace, log: Log, where: Addresses, grid: Grid, failing: bool) -> Read:
     written = ends(log, grid, where)
     ancestry = Ancestry.of(log, [event for event, _ in written.values()])
     cells = ancestry.cells({number: own for number, (_, own) in written.items()}, grid.cells_of_inputs())
@@ -105,7 +106,7 @@ def _read(found: KernelTrace, log: Log, where: Addresses, grid: Grid, failing: b
     stages = Stages(grid, grid.problem.evaluate(), found.stage, own, tuple(written), ancestry)
     matched, last = stages.matched({}), stages.all.get(found.stage)
     if not failing or last is None or last.name not in matched or not last.outside(stages.result).any():
-        return _told(found, log, stages, matched, None)
+        return *_told(found, log, stages, matched, None), None
     mended = mending(stages, matched)
     stage, value = stages.all[mended.stage], mended.value or matched[mended.stage]
     onward, names = stages.onward(stages.from_kernel(stage, value)), list(stages.all)
@@ -128,7 +129,7 @@ def _read(found: KernelTrace, log: Log, where: Addresses, grid: Grid, failing: b
         until=mended.stage,
         wrong=mended.stage,
     )
-    return found, matches
+    return found, matches, mended
 
 
 def _told(

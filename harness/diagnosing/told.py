@@ -53,6 +53,12 @@ def is_given(event: Event) -> bool:
     return bool(operand.name) if operand.event is None else is_given(operand.event)
 
 
+def is_index(event: Event) -> bool:
+    """Return whether a number is the index of a program, unchanged."""
+    before = event.operands[0].event if event.operands and event.name in MOVING else None
+    return event.name in OF_PROGRAM or (before is not None and is_index(before))
+
+
 def chain_of_address(event: Event, *, pointer: bool = False) -> dict[int, Event]:
     """Collect the events, by number, that compute the address an event reads, and its mask unless `pointer` is true."""
     found = dict[int, Event]()

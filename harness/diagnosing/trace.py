@@ -16,8 +16,10 @@ from torch import Tensor
 from lastbit.calling.performing import CallRequest, results_of
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.memory_findings import is_sure, steps_named, steps_of_findings
+from lastbit.diagnosing.mends import LEAST, Mending
 from lastbit.diagnosing.reading import SeenCall, reading
-from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
+from lastbit.diagnosing.relaunches import mended_launches
+from lastbit.diagnosing.steps import folded, step_at, steps_of, steps_of_all
 from lastbit.inputs import Inputs, build, guarded_allocations
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
@@ -155,9 +157,42 @@ def trace_result(judged: Judged, *, every: bool = False, limit: int = LIMIT, wat
     named = next(iter(of_findings), None)
     found = replace(found, leaves=named, blamed=named if named is None or is_sure(seen.log, named) else None)
     if seen.visit is None:
-        return replace(found, reason=seen.why_nothing)
-    told = _told(found, tracing.problem, seen, judged.actual[stage], every)
+        told = replace(found, reason=seen.why_nothing)
+        launches = range(len(seen.log.launches)) if result.verdict is Verdict.FAILED else ()
+        return _launched_wrongly(told, tracing, judged, launches, watch)
+    told, mending = _told(found, tracing.problem, seen, judged.actual[stage], every)
+    if mending is not None and mending.launches and (told.blamed is None or mending.of_elements):
+        told = _launched_wrongly(told, tracing, judged, mending.launches, watch, mending)
     return _in_the_line_of(told, [step for step in steps_named(seen.log, beside) if is_sure(seen.log, step)])
+
+
+def _launched_wrongly(
+    told: KernelTrace,
+    tracing: _Tracing,
+    judged: Judged,
+    launches: Collection[int],
+    watch: Watch,
+    mending: Mending | None = None,
+) -> KernelTrace:
+    """Blame the line that passes a launch something wrong, if one change there is the only one that makes all right.
+
+    A load that reads wrong elements does as it is told then.
+    """
+    subject, inputs, worst, wrong = tracing.subject, tracing.inputs, told.worst, judged.result.failing_stage
+    assert worst is not None
+    few = wrong is None or max(wrong.isolated.outside, wrong.cumulative.outside) < LEAST
+    with watch(inputs.case):
+        sizes = mending is None or mending.complete
+        told_of = tracing.request, tracing.stage, worst, launches
+        found = mended_launches(subject, inputs, *told_of, sizes=sizes, few=few)
+    if not found:
+        return told
+    steps = tuple(replace(step_at(place), mend=words) for words, (place, _) in found.items())
+    others = mending is not None and not mending.of_elements and any(mend.sure for mend in mending.mends)
+    told = replace(told, mended=(*steps, *told.mended), blamed=None)
+    if others or len(found) > 1 or not all(sure for _, sure in found.values()):
+        return told
+    return replace(told, blamed=steps[0], leaves=steps[0], between=(), since=(), until="")
 
 
 def _in_the_line_of(told: KernelTrace, named: Sequence[Step]) -> KernelTrace:
@@ -251,13 +286,16 @@ class _Tracing:
             wanted.update(new)
             seen = self.call(wanted)
 
+    @property
+    def request(self) -> CallRequest:
+        stages = self.subject.kernel.stages if self.stage in self.subject.kernel.stages else ()
+        needed = tuple(dict.fromkeys([*self.problem.required, self.stage]))
+        optional = tuple(name for name in self.problem.may_return if name != self.stage)
+        return CallRequest(self.inputs.case.params, needed, optional, stages=stages)
+
     def call(self, wanted: Collection[Program] = (), *, followed: bool = False, only: bool = False) -> SeenCall:
         """Call the kernel and keep all operations of these programs; with `only`, run no others."""
-        kernel, problem = self.subject.kernel, self.problem
-        stages = kernel.stages if self.stage in kernel.stages else ()
-        needed = tuple(dict.fromkeys([*problem.required, self.stage]))
-        optional = tuple(name for name in problem.may_return if name != self.stage)
-        asked = CallRequest(self.inputs.case.params, needed, optional, stages=stages)
+        kernel, problem, asked = self.subject.kernel, self.problem, self.request
         handed = self.inputs.hand_out()
         followed = followed and follows(handed) and not python_primitives(kernel)  # what these do has other residues
         shadow = ShadowMemory() if followed else None
@@ -280,16 +318,18 @@ def _located(log: Log, tensor: Tensor, where: Addresses, index: tuple[int, ...])
     return seen
 
 
-def _told(found: KernelTrace, problem: Problem, seen: SeenCall, judged: Tensor, every: bool) -> KernelTrace:
+def _told(
+    found: KernelTrace, problem: Problem, seen: SeenCall, judged: Tensor, every: bool
+) -> tuple[KernelTrace, Mending | None]:
     assert found.worst is not None
     same = array_of(seen.tensor[found.worst.index]).tobytes() == array_of(judged[found.worst.index]).tobytes()
     failing = found.verdict is Verdict.FAILED and same
-    read, matches = reading(found, problem, seen, found.worst.index, failing=failing)
+    read, matches, mending = reading(found, problem, seen, found.worst.index, failing=failing)
     steps = tuple(folded(steps_of(seen.log, seen.path, matches)))
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
     other = "The element has other bits in the call that is shown here than in the one that was judged."
     notes = [*found.notes, *([] if same else [other]), *_notes(seen)]
-    return replace(read, steps=steps, all=whole, notes=tuple(notes))
+    return replace(read, steps=steps, all=whole, notes=tuple(notes)), mending
 
 
 def _notes(seen: SeenCall) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache, cached_property, lru_cache
 from types import FunctionType
@@ -40,7 +41,7 @@ class Arguments:
         key: what the course of a program may depend on: constants, and the types. None if that is unknown.
     """
 
-    def __init__(self, function: Any, bound: dict[str, Any]) -> None:
+    def __init__(self, function: Any, bound: Mapping[str, Any]) -> None:
         self.bound = bound
         self.arrays: list[Array] = []
         self.dtypes: list[Any] = []

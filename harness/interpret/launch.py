@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ from lastbit.interpret.replay import Diverged, Replay
 from lastbit.interpret.rewrite import Rewriter, compile_rewritten
 from lastbit.interpret.speculation import Speculation
 from lastbit.interpret.tape import Segment, Tape, Tapes, Trust
-from lastbit.interpret.watching import chosen, watched_launch
+from lastbit.interpret.watching import chosen, launch, watched_launch
 
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 """The largest grid that CUDA launches, of every compute capability (CUDA C++ Programming Guide, technical
@@ -53,11 +53,12 @@ class Launcher(GridExecutor):  # type: ignore[misc]
         if any(n > most for n, most in zip(grid, _MOST_PROGRAMS, strict=False)):
             raise ValueError(f"the grid is {grid}; CUDA takes at most {_MOST_PROGRAMS}: use the first for more")
         with np.errstate(all="ignore"):
-            self._run_programs(Arguments(self.fn, bound), tuple(int(n) for n in grid) + (1,) * (3 - len(grid)))
+            launch(self.fn, bound, tuple(int(n) for n in grid) + (1,) * (3 - len(grid)), self._run_programs)
         if elsewhere:
             self._restore_args_dev(args, host_args, kwargs, host_kwargs)
 
-    def _run_programs(self, arguments: Arguments, grid: tuple[int, ...]) -> None:
+    def _run_programs(self, bound: Mapping[str, Any], grid: tuple[int, ...]) -> None:
+        arguments = Arguments(self.fn, bound)
         builder = interpreter.interpreter_builder
         builder.set_grid_dim(*grid)
         before = builder.memory

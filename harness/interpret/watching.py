@@ -61,3 +61,30 @@ def as_one(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs) if _watcher is None else _watcher.operation(function, args, kwargs)
 
     return operation
+
+
+Bound = Mapping[str, Any]
+Grid = tuple[int, ...]
+Perform = Callable[[Bound, Grid], None]
+"""Runs a launch with these arguments on this grid."""
+
+_launcher: Callable[[Any, Bound, Grid, Perform], None] | None = None
+
+
+@contextmanager
+def launched_by(launcher: Callable[[Any, Bound, Grid, Perform], None]) -> Iterator[None]:
+    """Let `launcher` do every launch within: it may change what a function is passed, or leave the launch out."""
+    global _launcher
+    outer, _launcher = _launcher, launcher
+    try:
+        yield
+    finally:
+        _launcher = outer
+
+
+def launch(function: Any, bound: Bound, grid: Grid, perform: Perform) -> None:
+    """Perform a launch, by the launcher if there is one."""
+    if _launcher is None:
+        perform(bound, grid)
+    else:
+        _launcher(function, bound, grid, perform)

@@ -22,7 +22,7 @@ def places(frame: FrameType | None, upto: FrameType | None = None) -> Places:
     delayed = None
     while frame is not None and frame is not upto:
         code = frame.f_code
-        if _is_of_a_kernel(code.co_filename):
+        if is_of_a_kernel(code.co_filename):
             if delayed != code.co_filename:
                 found.append(place_of(code, frame.f_lasti))
             delayed = code.co_filename if code.co_name == "<lambda>" else None
@@ -34,7 +34,7 @@ def is_lastbits_own(frame: FrameType | None) -> bool:
     """Return whether a frame is in lastbit itself, called by a kernel, as where lastbit guards its allocations."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if _is_of_a_kernel(file):
+        if is_of_a_kernel(file):
             return False
         if file.startswith(_OWN) and not file.startswith(_HERE):
             return True
@@ -43,7 +43,8 @@ def is_lastbits_own(frame: FrameType | None) -> bool:
 
 
 @cache
-def _is_of_a_kernel(file: str) -> bool:
+def is_of_a_kernel(file: str) -> bool:
+    """Return whether a file is none of Python's, torch's, Triton's, numpy's and lastbit's."""
     if file.startswith("<"):
         return False
     if file.startswith(_packages()):
