@@ -106,7 +106,7 @@ def run_item(
         raise NoCase(f"lastbit found no case of group {item.group.name} that {allowed}")
     run = _run_all if failures is None or item.asked else partial(_run_until_failure, failures=failures, leave=leave)
     run(explorer, [reseeded(case) if fresh else case for case in item.own(drawn)])
-    if item.group.strategy is not None:
+    if not item.asked:
         run(explorer, list(filter(explorer.takes, untold(explorer.results, item.subject.op, separable or Separable()))))
     return explorer.results
 

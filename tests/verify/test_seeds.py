@@ -80,9 +80,11 @@ def test_the_first_case_of_each_kind_sees_other_values(asked: bool, expected: li
     assert list(Counter(seen).values()) == expected
 
 
-def test_a_case_that_is_added_is_one_that_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a case that can tell contracts apart are cut, which a declaration may exclude."""
-    drawing = next(group for group in groups_of(OP) if group.strategy is not None)
+@pytest.mark.parametrize(("asked", "added"), [(False, LINES[:1]), (True, ())])
+def test_a_case_that_tells_contracts_apart_is_added_where_no_line_was_given(
+    monkeypatch: pytest.MonkeyPatch, asked: bool, added: tuple[str, ...]
+) -> None:
+    """Rows of such a case are cut, which what the kernel takes may exclude."""
     taken, other = parse_case(LINES[0]), parse_case(LINES[0] + " mask_truncated=True")
     monkeypatch.setattr("lastbit.verify.item_run.untold", lambda *_: [taken, other])
 
@@ -90,7 +92,8 @@ def test_a_case_that_is_added_is_one_that_the_kernel_takes(monkeypatch: pytest.M
         is_eos = torch.isin(ids, eos_ids).int()
         return (is_eos.cumsum(-1) - is_eos == 0).int()
 
-    assert {r.case for r in ran(mask, replace(drawing, strategy=st.nothing()))} == {str(taken)}
+    examples = Group("mine", examples=(parse_case(LINES[1]),))
+    assert {r.case for r in ran(mask, examples, asked=asked)} == {LINES[1], *added}
 
 
 def test_lines_that_a_reader_gives_are_asked_for(tmp_path: Path) -> None:
