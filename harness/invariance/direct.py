@@ -14,8 +14,8 @@ from lastbit.inputs.guards import ALIGNMENT
 from lastbit.invariance.basis import Basis
 from lastbit.relations import NotApplicable, Tensors
 
-# All six are of one kind by chance one time in 32.
-_TRIES = 6
+# All twelve are of one kind by chance one time in 2,048.
+_TRIES = 12
 
 
 def require_direct(basis: Basis, how: str) -> None:

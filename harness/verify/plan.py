@@ -254,9 +254,9 @@ _MOST_PARTS = 4
 def _shares(kernels: Iterable[Kernel]) -> dict[str, tuple[int, int]]:
     """Return the part of the cases of a group, as (place, parts), for each kernel that shares them with others.
 
-    Kernels that are one function under several contracts, or in several variants, have most of their text in common.
-    Each case shows that to one of them; all of them together have every case, and each has enough to be told from the
-    others.
+    Kernels that are one function under several contracts have most of their text in common. Each case shows that to one
+    of them; all of them together have every case, and each has enough to be told from the others. Variants under one
+    contract differ in their text instead, and each has all.
     """
     families: dict[object, list[Kernel]] = {}
     for kernel in kernels:
@@ -266,7 +266,7 @@ def _shares(kernels: Iterable[Kernel]) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for family in families.values():
         parts = min(len(family), _MOST_PARTS)
-        if family[0].source and len(family) > 1:
+        if family[0].source and len({kernel.contract for kernel in family}) == len(family) > 1:
             found |= {kernel.name: (number % parts, parts) for number, kernel in enumerate(family)}
     return found
 

@@ -28,7 +28,7 @@ _DUPLICATE = "(expert_ids[:, :, None] == expert_ids[:, None, :]).tril(-1).any(-1
 _NUMBER = "(expert_ids.long() - first_expert).clamp(-1, experts).add(1).reshape(-1)"
 EARLIER = f"torch.nn.functional.one_hot({_NUMBER}).cumsum(0).gather(1, {_NUMBER}[:, None]).view_as(expert_ids)"
 _ROW = "(pairs.pair // rows.slots).to(tl.int64) * rows.stride"
-_TABLE = "from grouped_tile import RowOperand,"
+_TABLE = "from grouped_tile import PairTable, RowOperand,"
 _TAKEN = "            first, second = sums(work, pairs_of(table, block, expert, BLOCK_M),"
 _POSITIONS = "tl.load(block_starts_ptr + block).to(tl.int32) + tl.arange(0, BLOCK_M)"
 _USED = "(end - start + rows - 1) // rows"

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from lastbit.cli import main
-from lastbit.commands import explain, explaining, verify
+from lastbit.commands import explaining, verify
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.errors import UsageError
+from lastbit.judges import confined_explanations
 from lastbit.run import Run
 from lastbit.verify.processes import environment_of, options_of
 from tests.diagnosing.test_explaining import Explainer, found
@@ -64,7 +65,7 @@ def test_a_failure_of_an_isolated_run_is_explained_in_isolation(monkeypatch: pyt
         def __init__(self, config: Config) -> None:
             made.append(config)
 
-    monkeypatch.setattr(explain, "ConfinedExplainer", Confined)
+    monkeypatch.setattr(confined_explanations, "ConfinedExplainer", Confined)
     line = "rms_norm x=bf16[2,8] eps=0.001 seed=5"
     assert main(["explain", line, "--isolate"]) == 2, "no kernel is named"
     main(["explain", line, "--isolate", "mine"])

@@ -262,7 +262,7 @@ class SharedScratch(Sequences):
     def forward(self, *tensors: Any, shards: int) -> tuple[Tensor, Any]:
         output, state = API.forward(*tensors, shards=shards)
         self.buffer.data.copy_(state.intermediate)
-        mark = API.Mark(self.buffer.data_ptr(), self.buffer._version)
+        mark = API.WriteMark(self.buffer.data_ptr(), self.buffer._version)
         return output, replace(state, intermediate=self.buffer, marks={**state.marks, "intermediate": mark})
 
 
