@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from lastbit.reports.why import Explanation, KernelTrace
@@ -106,6 +106,34 @@ class Coverage:
     missing: tuple[str, ...] = ()
 
 
+REFUSAL, ERROR, DEVICE = "refusal", "error", "device"
+"""Why it is known of a branch that no case takes it: it raises, an error leads to it, or another device."""
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """A branch in the source of kernels that no case of a run took, although cases came to where it begins.
+
+    Attributes:
+        file, line: where it is.
+        function: the one that it is in.
+        text: the condition or loop as it is written, from `if` on.
+        never: `true`, `false`, `ran`, `matched` or `caught`.
+        why: `REFUSAL`, `ERROR`, `DEVICE`; empty for what handles inputs.
+        kernels: those that came there.
+        cases: how many cases these were judged on.
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str
+    never: str
+    kernels: tuple[str, ...]
+    cases: int
+    why: str = ""
+
+
 @dataclass(frozen=True)
 class NotRun:
     """An item that was asked for, or exists, and was not run, with the reason.
@@ -160,6 +188,7 @@ class Run:
         coverage: of what cases choose from; empty for a run of lines that a reader gave.
         explanations: of a failure for each of the first causes of a kernel, as far as time allowed.
         traces: of kernels that declare no stages, on ordinary cases: their stages and nothing else.
+        unreached: branches of the kernels' own files that no case took; None where nobody could see.
     """
 
     results: tuple[CaseResult, ...]
@@ -173,6 +202,7 @@ class Run:
     explanations: tuple[Explanation, ...] = ()
     traces: tuple[KernelTrace, ...] = ()
     undecidable: tuple[Undecidable, ...] = ()
+    unreached: tuple[Unreached, ...] | None = None
 
     def subjects(self) -> tuple[tuple[str, str], ...]:
         """List the (kernel, device) pairs of the run, in order of appearance; revisions K@REV follow their kernel."""
@@ -205,6 +235,10 @@ class Run:
             )
             for (name, dtype), seen in found.items()
         )
+
+    def judged_cases(self, kernels: Collection[str]) -> int:
+        """Count the cases on which kernels were judged, on all devices."""
+        return sum(r.kernel in kernels and r.counted and r.verdict not in TURNED_DOWN for r in self.results)
 
     def judged(self, kernel: str, device: str) -> tuple[int, int]:
         """Count the cases on which a kernel was judged, and with them those that it declined."""

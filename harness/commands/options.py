@@ -74,6 +74,12 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", action="count", dest="verbose", default=0, help=help)
 
 
+def add_uncovered(parser: argparse.ArgumentParser) -> None:
+    """Add --uncovered."""
+    help = "list every branch of the kernels' own files that no case reached"
+    parser.add_argument("--uncovered", action="store_true", help=help)
+
+
 def add_isolate(parser: argparse.ArgumentParser) -> None:
     """Add --isolate."""
     help = "call kernels in processes of their own, which have neither reference nor seeds nor records"

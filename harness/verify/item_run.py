@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -334,6 +335,9 @@ class Records(Protocol):
     def leave(self, item: Item, cases: int) -> None:
         """Note how many cases of an item are not run because its kernel has failed."""
 
+    def watched(self, item: Item) -> AbstractContextManager[object]:
+        """Return the context in which the calls of an item's kernel are watched for the branches that they take."""
+
     def note_time(self) -> None:
         """Note the time that this process has spent so far, by parts."""
 
@@ -348,7 +352,8 @@ def perform(item: Item, records: Records, kernels: Kernels | None) -> None:
     """
     device = item.subject.device
     try:
-        with kept_floating_point(), in_processes(item, kernels, records.timeout) as prepared:
+        seen = records.watched(item) if kernels is None else nullcontext()
+        with kept_floating_point(), seen, in_processes(item, kernels, records.timeout) as prepared:
             run_item(
                 prepared,
                 cases=records.cases,

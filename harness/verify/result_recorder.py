@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
+from lastbit.branches.taken import watching
+from lastbit.branches.unreached_branches import TAKEN, append_taken
 from lastbit.case import Case
 from lastbit.config import Config
+from lastbit.kernel import REVISION_MARK
 from lastbit.result import CaseResult, Verdict
 from lastbit.timing import seconds_so_far
 from lastbit.verify.device_memory import SharedDevice, Verify, directly, is_lost
@@ -97,6 +100,10 @@ class CaseRecorder:
         kernel, device = item.subject.kernel.name, self.called(str(item.subject.device))
         self.tell("left", cases, {"kernel": kernel, "device": device, "group": item.group.name})
 
+    def watched(self, item: Item) -> AbstractContextManager[object]:
+        """Watch no branches."""
+        return nullcontext()
+
     def note_time(self) -> None:
         """Tell where the time of this process went so far, by parts."""
         self.tell("time", dict(seconds_so_far()))
@@ -136,6 +143,19 @@ class ResultRecorder(CaseRecorder):
             case "time":
                 with suppress(OSError):
                     write_json(self._stem.with_suffix(TIME), content[0])
+
+    @contextmanager
+    def watched(self, item: Item) -> Iterator[None]:
+        """Watch the branches that the calls of an item's kernel take, and write them where the run looks for them."""
+        kernel = item.subject.kernel
+        if REVISION_MARK in kernel.name:  # it is compared, and not asked what it lacks
+            yield
+            return
+        with watching(kernel.name, Path(kernel.source.rpartition(":")[0])) as taken:
+            try:
+                yield
+            finally:
+                append_taken(self._stem.with_suffix(TAKEN), kernel.name, taken)
 
     def _note(self, suffix: str, content: object) -> None:
         with written(path := self._stem.with_suffix(suffix)):

@@ -1,0 +1,70 @@
+"""The branches that no case of a run took, from what its workers noted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from lastbit.branches.branch_sites import NEVER, Site, sites_of
+from lastbit.branches.taken import TakenBranches
+from lastbit.interpret.decisions import Decision
+from lastbit.run import Unreached
+
+TAKEN = ".taken"
+"""Suffix of the file in which a worker notes the branches that kernels took, a line for each item that it ran."""
+
+
+def append_taken(path: Path, kernel: str, taken: TakenBranches) -> None:
+    """Note what calls of a kernel decided, or that nobody could see it; nothing if it cannot be written."""
+    found = sorted(taken.decisions()) if taken.known else None
+    with suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps([kernel, found]) + "\n")
+
+
+def taken_in(folder: Path) -> dict[str, set[Decision]] | None:
+    """Return kernel → what its calls decided in the workers of a run; None if that of some calls is not known."""
+    found: dict[str, set[Decision]] = {}
+    for path in sorted(folder.glob(f"*{TAKEN}")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError):  # of a line that a worker was writing when it ended
+                kernel, decided = json.loads(line)
+                if decided is None:
+                    return None
+                found.setdefault(kernel, set()).update(tuple(one) for one in decided)
+    return found or None
+
+
+def unreached(
+    taken: Mapping[str, Collection[Decision]] | None, cases: Callable[[Collection[str]], int]
+) -> tuple[Unreached, ...] | None:
+    """List the branches that no kernel took, in the order of files and lines; `cases` counts those of some kernels.
+
+    Only sites to which some call came are looked at: of what lies behind a branch that was not taken, that branch alone
+    is told. What one kernel took, its file's other kernels need not.
+    """
+    if taken is None:
+        return None
+    ways: dict[tuple[str, int, int], dict[int, dict[str, None]]] = {}
+    for kernel, decided in taken.items():
+        for file, line, column, way in decided:
+            ways.setdefault((file, line, column), {}).setdefault(way, {})[kernel] = None
+    files = sorted({file for file, _, _ in ways})
+    found = []
+    for file in files:
+        for site in sites_of(file):
+            seen = ways.get((file, site.line, site.column), {})
+            kernels = tuple(dict.fromkeys(kernel for some in seen.values() for kernel in some))
+            for never, why in _not_taken(site, seen):
+                found.append(Unreached(file, site.shown, site.function, site.text, never, kernels, cases(kernels), why))
+    return tuple(found)
+
+
+def _not_taken(site: Site, seen: Collection[int]) -> Iterator[tuple[str, str]]:
+    """Yield what is said of each way that nobody went, and why that is; nothing of a site that nobody came to."""
+    if not seen:
+        return
+    for never, missing in zip(NEVER[site.kind], (max(seen) < 1, 0 not in seen), strict=False):
+        if missing:
+            yield never, site.why.get(1 - (never == "false"), "")

@@ -1,0 +1,94 @@
+"""The ways that interpreted programs go at conditions and loops.
+
+Python sees each of them once: a tape remembers what was decided while Python ran its programs, and a launch that runs
+from the tape goes the same ways.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
+from typing import Any
+
+Decision = tuple[str, int, int, int]
+"""File, line and column of a condition or of what a loop runs over, and the way that was gone.
+
+It is 0 or 1 for a condition, and for a loop how often it ran, `MANY` for every larger number.
+"""
+
+MANY = 3
+
+_taken: set[Decision] | None = None
+_watcher: Callable[[Iterable[Decision]], object] | None = None
+
+
+@contextmanager
+def decisions_watched(watcher: Callable[[Iterable[Decision]], object]) -> Iterator[None]:
+    """Let `watcher` be told the decisions of every launch within."""
+    global _watcher
+    outer, _watcher = _watcher, watcher
+    try:
+        yield
+    finally:
+        _watcher = outer
+
+
+@contextmanager
+def decisions_of(taken: set[Decision]) -> Iterator[Set[Decision]]:
+    """Add to `taken` what is decided within, in one launch, and tell all of it at the end."""
+    global _taken
+    outer, _taken = _taken, taken
+    try:
+        yield taken
+    finally:
+        _taken = outer
+        if _watcher is not None:
+            _watcher(taken)
+
+
+_tracer: object = None
+
+
+@contextmanager
+def launches_untraced(tracer: object) -> Iterator[None]:
+    """Let Python's `tracer` see nothing of launches within, whose programs tell what they decide and cost less so."""
+    global _tracer
+    outer, _tracer = _tracer, tracer
+    try:
+        yield
+    finally:
+        _tracer = outer
+
+
+def tracer_to_pause() -> Any:
+    """Return the tracer of this thread if it is the one that is to see no launch; None otherwise.
+
+    Who gets one calls `sys.settrace` with None and then with it, both in one frame: a tracer counts frames.
+    """
+    tracer = sys.gettrace()
+    return tracer if tracer is not None and tracer is _tracer else None
+
+
+def decided(place: tuple[str, int, int] | None, way: int) -> None:
+    """Note the way that was gone at a place."""
+    if _taken is not None and place is not None:
+        _taken.add((*place, way))
+
+
+def counted(values: Iterable[Any], place: tuple[str, int, int]) -> Iterator[Any]:
+    """Yield the values of a loop, and note how often it ran."""
+    count = 0
+    for value in values:
+        count += 1
+        yield value
+    decided(place, min(count, MANY))
+
+
+def put_places(tree: ast.AST, file: str, helpers: Iterable[str]) -> None:
+    """Pass to each call of the helpers the place of its argument, as the last one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in helpers:
+            place = ast.Constant((file, node.lineno, node.col_offset))
+            node.args.append(ast.copy_location(place, node))
