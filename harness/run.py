@@ -122,6 +122,8 @@ class Unreached:
         why: `REFUSAL`, `ERROR`, `DEVICE`; empty for what handles inputs.
         kernels: those that came there.
         cases: how many cases these were judged on.
+        wanted: what would have to hold in a case that reaches it, where the source says so.
+        decides: its kernels are inconclusive while nobody takes it, as --strict asks.
     """
 
     file: str
@@ -132,6 +134,8 @@ class Unreached:
     kernels: tuple[str, ...]
     cases: int
     why: str = ""
+    wanted: str = ""
+    decides: bool = False
 
 
 @dataclass(frozen=True)
@@ -236,6 +240,10 @@ class Run:
             for (name, dtype), seen in found.items()
         )
 
+    def left_out(self, kernel: str) -> tuple[Unreached, ...]:
+        """List the branches for which a kernel is inconclusive because no case reached them."""
+        return tuple(one for one in self.unreached or () if one.decides and kernel in one.kernels)
+
     def judged_cases(self, kernels: Collection[str]) -> int:
         """Count the cases on which kernels were judged, on all devices."""
         return sum(r.kernel in kernels and r.counted and r.verdict not in TURNED_DOWN for r in self.results)
@@ -248,7 +256,7 @@ class Run:
 
     def verdict(self, kernel: str, device: str) -> Verdict:
         """Return FAILED or ERRORED if any case is; INCONCLUSIVE if a contract was never ruled out, or too little
-        decided.
+        decided, or with --strict, code that handles inputs was not reached.
 
         Too little is `LEAST_DECIDED` of the elements of a result, and `LEAST_JUDGED` of the cases.
         """
@@ -257,7 +265,7 @@ class Run:
             return Verdict.worst(*bad)
         if any(p.missing for p in self.power if (p.kernel, p.device) == (kernel, device)):
             return Verdict.INCONCLUSIVE
-        if any(d.missing for d in self.decided(kernel, device)):
+        if any(d.missing for d in self.decided(kernel, device)) or self.left_out(kernel):
             return Verdict.INCONCLUSIVE
         judged, planned = self.judged(kernel, device)
         if 0 < judged < LEAST_JUDGED * planned:

@@ -39,6 +39,13 @@ def telling(run: Run) -> list[Unreached]:
     return [one for one in run.unreached or () if not one.why]
 
 
+def reaching(one: Unreached) -> str:
+    """Say of a branch which case would reach it: what is said, and `a case with n > 8192 would`."""
+    comma = "," if ", where " in one.wanted else ""
+    case = f"a case with {one.wanted}{comma} would" if one.wanted else "no condition says which case would"
+    return f"{said(one)}; {case}"
+
+
 def counted(run: Run) -> str:
     """Write `3 branches that no case reached`, of those that handle inputs; empty for none."""
     count = len(telling(run))

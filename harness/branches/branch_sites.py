@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from lastbit.interpret.decisions import Decision
 from lastbit.run import DEVICE, ERROR, REFUSAL
@@ -18,6 +20,19 @@ _DEVICES = frozenset({"available", "capability", "device", "devices", "interpret
     *("cpu", "cuda", "gpu", "hip", "mps", "npu", "rocm", "xpu")
 }
 """Words of a name that tells one device from another."""
+
+_OPPOSITE = {
+    ast.Lt: ">=",
+    ast.GtE: "<",
+    ast.Gt: "<=",
+    ast.LtE: ">",
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+    ast.In: "not in",
+    ast.NotIn: "in",
+}
 
 NEVER = {"if": ("true", "false"), "while": ("true",), "for": ("ran",), "case": ("matched",), "except": ("caught",)}
 """Kind of a site → what is said of it where nothing went the first way, or the other one."""
@@ -36,6 +51,7 @@ class Site:
         before: the line that is run where the site is asked; itself for most.
         program: its function is one of Triton.
         why: way → why it is known that nobody goes there.
+        wanted: way → what holds where somebody goes there.
     """
 
     line: int
@@ -48,6 +64,7 @@ class Site:
     before: int
     program: bool
     why: Mapping[int, str] = field(default_factory=dict)
+    wanted: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def shown(self) -> int:
@@ -130,12 +147,16 @@ def _header(node: ast.stmt) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Finder:
-    """Finds the sites of statements; `function` is the one that they are in, a `program` if Triton runs it."""
+    """Finds the sites of statements; `function` is the one that they are in, a `program` if Triton runs it.
+
+    `sizes` maps those of its names that are assigned once, from something that names a shape, to that.
+    """
 
     lines: Sequence[str]
     firsts: Mapping[int, int]
     function: str = ""
     program: bool = False
+    sizes: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, body: Sequence[ast.stmt]) -> Iterator[Site]:
         """Yield the sites of a block."""
@@ -158,10 +179,23 @@ class _Finder:
         if isinstance(node, ast.ClassDef):  # a class in no function has no site but those of its methods
             for method in node.body:
                 if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
-                    yield from _Finder(self.lines, self.firsts, f"{name}.{method.name}", False).of(method.body)
+                    yield from replace(self, function=name)._inside(method)
             return
         program = any(_is_jit(decorator) for decorator in node.decorator_list)
-        yield from _Finder(self.lines, self.firsts, name, program).of(node.body)
+        yield from _Finder(self.lines, self.firsts, name, program, dict(self._sizes(node))).of(node.body)
+
+    def _sizes(self, function: ast.AST) -> Iterator[tuple[str, str]]:
+        nodes = list(ast.walk(function))
+        stored = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        for node in nodes:
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and "shape" in (text := self._text(node.value)):
+                target = node.targets[0]
+                parts = target.elts if isinstance(target, ast.Tuple) else [target]
+                for number, part in enumerate(parts):
+                    if isinstance(part, ast.Starred):
+                        break
+                    if isinstance(part, ast.Name) and stored[part.id] == 1:
+                        yield part.id, text if part is target else f"{text}[{number}]"
 
     def _at(self, node: ast.stmt, following: Sequence[ast.stmt]) -> Iterator[Site]:
         header = _header(node)
@@ -171,9 +205,9 @@ class _Finder:
                     kind = "if" if isinstance(node, ast.If) else "while"
                     word = re.match(r"\w+", self.lines[node.lineno - 1][node.col_offset :])
                     text = f"{word[0] if word else kind} {self._text(test)}"
-                    past = past or (following if _ends(body) else ())
-                    why = {way: said for way, to in ((1, body), (0, past)) if (said := _why(test, to))}
-                    yield self._site(test, kind, text, header, body, header[0], why)
+                    beyond = past or (following if _ends(body) else ())
+                    why = {way: said for way, to in ((1, body), (0, beyond)) if (said := _why(test, to))}
+                    yield self._site(test, kind, text, header, body, header[0], why, self._wanted(test))
             case ast.For(iter=over, body=body):
                 text = f"for {self._text(node.target)} in {self._text(over)}"
                 yield self._site(over, "for", text, header, body, header[0], {})
@@ -184,10 +218,10 @@ class _Finder:
                         text = f"case {self._text(one.pattern)}"
                         yield self._site(one.pattern, "case", text, header, one.body, header[0], why)
             case ast.Try(body=body, handlers=handlers):
-                for one in handlers:
-                    kind = f"except {self._text(one.type)}" if one.type else "except"
-                    place = one.type or one
-                    yield self._site(place, "except", kind, header, one.body, self._first(body), {1: ERROR})
+                for handler in handlers:
+                    text = f"except {self._text(handler.type)}" if handler.type else "except"
+                    place = handler.type or handler
+                    yield self._site(place, "except", text, header, handler.body, self._first(body), {1: ERROR})
         if self.program:
             yield from self._choices(node)
 
@@ -198,7 +232,24 @@ class _Finder:
                 for one in ast.walk(part):
                     if isinstance(one, ast.IfExp) and not isinstance(one.test, ast.Constant):
                         text = f"if {self._text(one.test)}"
-                        yield self._site(one.test, "if", text, (one.lineno, one.lineno), [], one.lineno, {})
+                        wanted = self._wanted(one.test)
+                        yield self._site(one.test, "if", text, (one.lineno, one.lineno), [], one.lineno, {}, wanted)
+
+    def _wanted(self, test: ast.expr) -> dict[int, str]:
+        """Say for each way what holds of a condition there, and what its names stand for."""
+        names = dict.fromkeys(node.id for node in ast.walk(test) if isinstance(node, ast.Name))
+        where = ", ".join(f"{name} = {self.sizes[name]}" for name in names if name in self.sizes)
+        said = {1: self._text(test), 0: self._negated(test)}
+        return {way: f"{text}, where {where}" if where else text for way, text in said.items()}
+
+    def _negated(self, test: ast.expr) -> str:
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self._text(operand)
+            case ast.Compare(left=left, ops=[operation], comparators=[right]):
+                return f"{self._text(left)} {_OPPOSITE[type(operation)]} {self._text(right)}"
+        plain = isinstance(test, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+        return f"not {self._text(test)}" if plain else f"not ({self._text(test)})"
 
     def _site(
         self,
@@ -209,12 +260,12 @@ class _Finder:
         body: Sequence[ast.stmt],
         before: int,
         why: Mapping[int, str],
+        wanted: Mapping[int, str] = MappingProxyType({}),
     ) -> Site:
         first = self._first(body)
         seen = 0 if header[0] <= first <= header[1] else first
-        return Site(
-            place.lineno, place.col_offset, kind, text, self.function, header, seen, before, self.program, dict(why)
-        )
+        where = place.lineno, place.col_offset
+        return Site(*where, kind, text, self.function, header, seen, before, self.program, dict(why), dict(wanted))
 
     def _first(self, body: Sequence[ast.stmt]) -> int:
         """Return the first line of a block that Python runs; 0 if it is told of none."""

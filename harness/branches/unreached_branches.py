@@ -37,9 +37,11 @@ def taken_in(folder: Path) -> dict[str, set[Decision]] | None:
 
 
 def unreached(
-    taken: Mapping[str, Collection[Decision]] | None, cases: Callable[[Collection[str]], int]
+    taken: Mapping[str, Collection[Decision]] | None, cases: Callable[[Collection[str]], int], *, decides: bool = False
 ) -> tuple[Unreached, ...] | None:
     """List the branches that no kernel took, in the order of files and lines; `cases` counts those of some kernels.
+
+    With `decides`, kernels are inconclusive for those that handle inputs.
 
     Only sites to which some call came are looked at: of what lies behind a branch that was not taken, that branch alone
     is told. What one kernel took, its file's other kernels need not.
@@ -56,15 +58,15 @@ def unreached(
         for site in sites_of(file):
             seen = ways.get((file, site.line, site.column), {})
             kernels = tuple(dict.fromkeys(kernel for some in seen.values() for kernel in some))
-            for never, why in _not_taken(site, seen):
-                found.append(Unreached(file, site.shown, site.function, site.text, never, kernels, cases(kernels), why))
+            for way, never in _not_taken(site, seen):
+                why, wanted = site.why.get(way, ""), site.wanted.get(way, "")
+                where = file, site.shown, site.function, site.text, never
+                found.append(Unreached(*where, kernels, cases(kernels), why, wanted, decides and not why))
     return tuple(found)
 
 
-def _not_taken(site: Site, seen: Collection[int]) -> Iterator[tuple[str, str]]:
-    """Yield what is said of each way that nobody went, and why that is; nothing of a site that nobody came to."""
-    if not seen:
-        return
-    for never, missing in zip(NEVER[site.kind], (max(seen) < 1, 0 not in seen), strict=False):
-        if missing:
-            yield never, site.why.get(1 - (never == "false"), "")
+def _not_taken(site: Site, seen: Collection[int]) -> Iterator[tuple[int, str]]:
+    """Yield each way that nobody went and what is said of it; nothing of a site that nobody came to."""
+    if seen:
+        missing = {1: max(seen) < 1, 0: 0 not in seen}
+        yield from ((way, never) for way, never in zip((1, 0), NEVER[site.kind], strict=False) if missing[way])

@@ -59,7 +59,8 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> None:
     """Add what a run of worker processes needs: as many of them as `workers` says, or as the devices call for."""
     add_timeout(parser)
-    parser.add_argument("--strict", action="store_true", help="notices fail a case, too")
+    help = "notices fail a case, and a kernel is inconclusive if no case reached code of it that handles inputs"
+    parser.add_argument("--strict", action="store_true", help=help)
     parser.add_argument(
         "--run-folder", type=Path, metavar="FOLDER", help="where the records go (default: below .lastbit/runs)"
     )

@@ -10,6 +10,7 @@ import ast
 import sys
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 Decision = tuple[str, int, int, int]
@@ -52,8 +53,8 @@ _tracer: object = None
 
 
 @contextmanager
-def launches_untraced(tracer: object) -> Iterator[None]:
-    """Let Python's `tracer` see nothing of launches within, whose programs tell what they decide and cost less so."""
+def hiding_from(tracer: object) -> Iterator[None]:
+    """Let Python's `tracer` see nothing of what is `unseen` within."""
     global _tracer
     outer, _tracer = _tracer, tracer
     try:
@@ -62,13 +63,24 @@ def launches_untraced(tracer: object) -> Iterator[None]:
         _tracer = outer
 
 
-def tracer_to_pause() -> Any:
-    """Return the tracer of this thread if it is the one that is to see no launch; None otherwise.
+def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Hide calls of a function from the tracer that is to see nothing of it; others, such as a debugger, see them.
 
-    Who gets one calls `sys.settrace` with None and then with it, both in one frame: a tracer counts frames.
+    The tracer is taken away and put back in one frame, because it counts frames.
     """
-    tracer = sys.gettrace()
-    return tracer if tracer is not None and tracer is _tracer else None
+
+    @wraps(function)
+    def hidden(*args: Any, **kwargs: Any) -> Any:
+        tracer = sys.gettrace()
+        if tracer is None or tracer is not _tracer:
+            return function(*args, **kwargs)
+        sys.settrace(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            sys.settrace(tracer)
+
+    return hidden
 
 
 def decided(place: tuple[str, int, int] | None, way: int) -> None:
@@ -90,5 +102,6 @@ def put_places(tree: ast.AST, file: str, helpers: Iterable[str]) -> None:
     """Pass to each call of the helpers the place of its argument, as the last one."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in helpers:
-            place = ast.Constant((file, node.lineno, node.col_offset))
+            constants = (ast.Constant(part) for part in (file, node.lineno, node.col_offset))
+            place = ast.Tuple([ast.copy_location(constant, node) for constant in constants], ast.Load())
             node.args.append(ast.copy_location(place, node))

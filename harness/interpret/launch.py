@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ from triton.runtime.interpreter import GridExecutor, InterpretedFunction, interp
 from lastbit.interpret.address_ranges import given
 from lastbit.interpret.arguments import Arguments, as_parameter, bind
 from lastbit.interpret.builder import Builder
-from lastbit.interpret.decisions import decisions_of, tracer_to_pause
+from lastbit.interpret.decisions import decisions_of, unseen
 from lastbit.interpret.failure import described
 from lastbit.interpret.faults import blank_of, masked, noted
 from lastbit.interpret.memory import LaunchMemory
@@ -42,17 +41,8 @@ class Launcher(GridExecutor):  # type: ignore[misc]
     def __init__(self, fn: Any, arg_names: list[str], grid: Any, pre_run_hooks: Any = ()) -> None:
         self.fn, self.arg_names, self.grid, self.pre_run_hooks = fn, arg_names, grid, pre_run_hooks
 
+    @unseen
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        if (tracer := tracer_to_pause()) is None:
-            self._launch(args, kwargs)
-            return
-        sys.settrace(None)
-        try:
-            self._launch(args, kwargs)
-        finally:
-            sys.settrace(tracer)
-
-    def _launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         kwargs = {name: value for name, value in kwargs.items() if name in self.arg_names}
         elsewhere = _any_on_device((*args, *kwargs.values()))
         host_args, host_kwargs = self._init_args_hst(args, kwargs) if elsewhere else (args, kwargs)

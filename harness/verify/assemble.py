@@ -311,7 +311,8 @@ def collect(
     folder = Path(config.folder)
     environment, spent = environment_of(config) | isolation_of(ended), _spent(folder)
     run = assembled(config, ended, recorded, environment=environment, spent=spent, interrupted=interrupted)
-    return replace(run, unreached=unreached(taken_in(folder), run.judged_cases))
+    decides = config.strict and not config.lines  # who gives lines asks about these alone
+    return replace(run, unreached=unreached(taken_in(folder), run.judged_cases, decides=decides))
 
 
 def _spent(folder: Path) -> Spent:

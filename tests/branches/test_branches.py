@@ -121,6 +121,22 @@ def test_a_branch_that_some_call_took_is_not_told(tmp_path: Path) -> None:
     assert lines == {12, 16, 28}, "what raised is one of this kernel's calls, too"
 
 
+def test_only_what_handles_inputs_decides(tmp_path: Path) -> None:
+    module, path = load(tmp_path, PYTHON)
+    with watching("strict", path) as taken, traced_call():
+        module.norm(torch.ones(2, 8))
+    found = unreached({"strict": taken.decisions()}, len, decides=True)
+    assert {one.line for one in found or () if one.decides} == {10, 18, 24}
+
+
+def test_what_a_case_must_have_to_reach_a_branch(tmp_path: Path) -> None:
+    module, path = load(tmp_path, PYTHON)
+    found = {one.line: one.wanted for one in seen(path, lambda: module.norm(torch.ones(2, 8)), kernel="wanted")}
+    assert found[10] == "n > WIDE, where n = x.shape[-1]"
+    assert found[24] == "not (weight is None and x.dim() < 9)"
+    assert found[18] == ""
+
+
 def test_a_case_that_matches_nothing_and_a_condition_of_two_lines(tmp_path: Path) -> None:
     module, path = load(tmp_path, PYTHON)
     found = told(seen(path, lambda: module.norm(torch.ones(2, 8)), kernel="other"))

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lastbit import cli
-from lastbit.reports import markdown, records, unreached
+from lastbit.reports import alerts, annotations, markdown, records, sarif, unreached
+from lastbit.result import Verdict
 from lastbit.run import DEVICE, REFUSAL, Coverage, Run, Unreached
 from tests.reports.test_reports import KERNEL, passed, shown
 
@@ -56,6 +57,27 @@ def test_they_are_kept_with_the_records(tmp_path: Path) -> None:
     del rest["unreached"]
     (tmp_path / "run.json").write_text(json.dumps(rest))
     assert records.read(tmp_path).unreached is None, "of an older lastbit"
+
+
+def test_with_strict_a_kernel_is_inconclusive_and_the_line_says_which_case_would_decide() -> None:
+    wanted = replace(WIDE, wanted="n > 8192, where n = x.shape[-1]")
+    assert run_with(wanted).overall is Verdict.PASSED
+    run = run_with(replace(wanted, decides=True), UNTRIED)
+    assert (run.overall, run.exit_code) == (Verdict.INCONCLUSIVE, 1)
+    reason = f"{SAID}; a case with n > 8192, where n = x.shape[-1], would"
+    assert reason in " ".join(shown(run, verbose=0).split())
+    assert [reason in " ".join(alert.text.split()) for alert in alerts.alerts(run)] == [True]
+    other = replace(run, unreached=(replace(wanted, decides=True, kernels=("another",)),))
+    assert other.overall is Verdict.PASSED
+
+
+def test_sarif_has_a_note_at_the_line_and_annotations_have_none() -> None:
+    run = run_with(WIDE, UNTRIED)
+    [result] = json.loads(sarif.document(run))["runs"][0]["results"]
+    place = result["locations"][0]["physicalLocation"]
+    assert (result["ruleId"], result["level"], place["region"]) == ("unreached", "note", {"startLine": 41})
+    assert place["artifactLocation"]["uri"] == "norms.py"
+    assert annotations.lines(run) == ""
 
 
 def test_what_is_not_known_is_said_only_where_somebody_asks() -> None:
@@ -129,8 +151,8 @@ def verify(
 
 
 def test_a_run_tells_what_no_case_of_any_kernel_reached(verify: Callable[..., tuple[int, str, Run]]) -> None:
-    code, text, run = verify("thrice x=bf16[2,64] seed=1", "thrice x=bf16[3,64] seed=1", "--uncovered")
-    assert (code, run.unreached is not None) == (0, True)
+    code, text, run = verify("thrice x=bf16[2,64] seed=1", "thrice x=bf16[3,64] seed=1", "--uncovered", "--strict")
+    assert (code, run.unreached is not None) == (0, True), "lines that a reader gives are not asked for more"
     assert [(one.line, one.never, one.why, one.cases) for one in run.unreached or ()] == [(8, "true", "", 1)]
     assert "kernels/thrice.py:8 `if x.shape[-1] > 8192` was never true (1 case)" in text
 
