@@ -106,8 +106,11 @@ class Coverage:
     missing: tuple[str, ...] = ()
 
 
-REFUSAL, ERROR, DEVICE = "refusal", "error", "device"
-"""Why it is known of a branch that no case takes it: it raises, an error leads to it, or another device."""
+REFUSAL, ERROR, DEVICE, EXTENT = "refusal", "error", "device", "extent"
+"""Why a branch that no case takes may be no gap: it raises, an error or another device leads to it, or it is none.
+
+The last is a loop that never ran twice, or a mask.
+"""
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,8 @@ class Unreached:
         file, line: where it is.
         function: the one that it is in.
         text: the condition or loop as it is written, from `if` on.
-        never: `true`, `false`, `ran`, `matched` or `caught`.
-        why: `REFUSAL`, `ERROR`, `DEVICE`; empty for what handles inputs.
+        never: `true`, `false`, `partly true`, `ran`, `ran twice`, `matched` or `caught`.
+        why: `REFUSAL`, `ERROR`, `DEVICE`, `EXTENT`; empty for what handles inputs.
         kernels: those that came there.
         cases: how many cases these were judged on.
         wanted: what would have to hold in a case that reaches it, where the source says so.

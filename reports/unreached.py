@@ -29,8 +29,8 @@ def place(one: Unreached) -> str:
 
 def said(one: Unreached) -> str:
     """Write ``norms.py:41 `if n > 8192` was never true (12 cases)``, and what is known of why."""
-    why = f"; {_WHY[one.why]}" if one.why else ""
-    verb = "never" if one.never in ("ran", "matched") else "was never"
+    why = f"; {_WHY[one.why]}" if one.why in _WHY else ""
+    verb = "never" if one.never.startswith(("ran", "matched")) else "was never"
     return f"{place(one)} `{one.text}` {verb} {one.never} ({plural(one.cases, 'case')}){why}"
 
 

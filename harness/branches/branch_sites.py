@@ -35,7 +35,8 @@ _OPPOSITE = {
 }
 
 NEVER = {"if": ("true", "false"), "while": ("true",), "for": ("ran",), "case": ("matched",), "except": ("caught",)}
-"""Kind of a site → what is said of it where nothing went the first way, or the other one."""
+"""Kind of a site → what is said of it where nothing went the first way, or the other one; masks have ways of their own.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Site:
 
     Attributes:
         line, column: of its condition, or of what a loop runs over.
-        kind: one of `NEVER`.
+        kind: one of `NEVER`, or `mask`.
         text: as it is written, from `if` on.
         header: first and last line of the statement without its body.
         body: the first line of the body; 0 where a tracer of lines cannot see it.
@@ -226,10 +227,13 @@ class _Finder:
             yield from self._choices(node)
 
     def _choices(self, node: ast.stmt) -> Iterator[Site]:
-        """Yield the conditional expressions of a statement of a program, which the interpreter sees."""
+        """Yield the conditional expressions and masks of a statement of a program, which the interpreter sees."""
         for part in ast.iter_child_nodes(node):
             if isinstance(part, ast.expr):
                 for one in ast.walk(part):
+                    if isinstance(one, ast.Call) and (mask := _mask(one)) is not None:
+                        text, lines = f"mask={self._text(mask)}", (one.lineno, one.lineno)
+                        yield self._site(one, "mask", text, lines, [], one.lineno, {}, self._wanted(mask))
                     if isinstance(one, ast.IfExp) and not isinstance(one.test, ast.Constant):
                         text = f"if {self._text(one.test)}"
                         wanted = self._wanted(one.test)
@@ -287,6 +291,15 @@ def _is_jit(decorator: ast.expr) -> bool:
     """Return whether a decorator is `triton.jit` or has its name, with arguments or without."""
     plain = decorator.func if isinstance(decorator, ast.Call) else decorator
     return getattr(plain, "attr", getattr(plain, "id", "")) == "jit"
+
+
+def _mask(call: ast.Call) -> ast.expr | None:
+    """Return the mask of a load or store; None where it has none, or a call is another one."""
+    place = {"load": 1, "store": 2}.get(getattr(call.func, "attr", ""))
+    if place is None:
+        return None
+    named = (keyword.value for keyword in call.keywords if keyword.arg == "mask")
+    return next(named, call.args[place] if len(call.args) > place else None)
 
 
 def _why(test: ast.AST, block: Sequence[ast.stmt]) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lastbit.branches.branch_sites import NEVER, Site, sites_of
 from lastbit.branches.taken import TakenBranches
-from lastbit.interpret.decisions import Decision
-from lastbit.run import Unreached
+from lastbit.interpret.decisions import ALL, NONE, SOME, Decision
+from lastbit.run import EXTENT, Unreached
 
 TAKEN = ".taken"
 """Suffix of the file in which a worker notes the branches that kernels took, a line for each item that it ran."""
@@ -58,15 +58,28 @@ def unreached(
         for site in sites_of(file):
             seen = ways.get((file, site.line, site.column), {})
             kernels = tuple(dict.fromkeys(kernel for some in seen.values() for kernel in some))
-            for way, never in _not_taken(site, seen):
-                why, wanted = site.why.get(way, ""), site.wanted.get(way, "")
+            for way, never, besides in _not_taken(site, seen):
+                why, wanted = besides or site.why.get(way, ""), site.wanted.get(way, "")
                 where = file, site.shown, site.function, site.text, never
                 found.append(Unreached(*where, kernels, cases(kernels), why, wanted, decides and not why))
     return tuple(found)
 
 
-def _not_taken(site: Site, seen: Collection[int]) -> Iterator[tuple[int, str]]:
-    """Yield each way that nobody went and what is said of it; nothing of a site that nobody came to."""
-    if seen:
-        missing = {1: max(seen) < 1, 0: 0 not in seen}
-        yield from ((way, never) for way, never in zip((1, 0), NEVER[site.kind], strict=False) if missing[way])
+def _not_taken(site: Site, seen: Collection[int]) -> Iterator[tuple[int, str, str]]:
+    """Yield each way that nobody went, what is said of it, and why where it is no branch; nothing if nobody came there.
+
+    Of a mask only the first that applies is told.
+    """
+    masked = site.kind == "mask"
+    seen = {way for way in seen if (way >= NONE) is masked}
+    if not seen:
+        return
+    if masked:
+        said = {"true": seen == {NONE}, "false": seen == {ALL}, "partly true": SOME not in seen}
+        never = next((never for never, missing in said.items() if missing), "")
+        yield from [(int(never != "false"), never, EXTENT)] * bool(never)
+        return
+    missing = {1: max(seen) < 1, 0: 0 not in seen}
+    yield from ((way, never, "") for way, never in zip((1, 0), NEVER[site.kind], strict=False) if missing[way])
+    if site.kind == "for" and site.program and max(seen) == 1:
+        yield 1, "ran twice", EXTENT

@@ -13,13 +13,19 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+import numpy as np
+
+from lastbit.interpret.numpy_formats import Array
+
 Decision = tuple[str, int, int, int]
 """File, line and column of a condition or of what a loop runs over, and the way that was gone.
 
-It is 0 or 1 for a condition, and for a loop how often it ran, `MANY` for every larger number.
+It is 0 or 1 for a condition, and for a loop how often it ran, `MANY` for every larger number. Of the mask of an access
+to memory it is `NONE`, `SOME` or `ALL` of its lanes, in one program.
 """
 
 MANY = 3
+NONE, SOME, ALL = 10, 11, 12
 
 _taken: set[Decision] | None = None
 _watcher: Callable[[Iterable[Decision]], object] | None = None
@@ -96,6 +102,21 @@ def counted(values: Iterable[Any], place: tuple[str, int, int]) -> Iterator[Any]
         count += 1
         yield value
     decided(place, min(count, MANY))
+
+
+def mask_seen(place: Any, mask: Array, lanes: int, rank: int) -> None:
+    """Note how many lanes a mask lets through, of which `lanes` are true; with an axis more than `rank`, per program.
+
+    Only who watches launches is told, since every program has masks of its own, also one that runs from a tape.
+    """
+    if _watcher is None or place is None:
+        return
+    each = [lanes]
+    if 0 < lanes < mask.size and mask.ndim > rank:
+        each = np.unique(np.count_nonzero(mask.reshape(len(mask), -1), axis=1)).tolist()
+    most = mask.size if len(each) == 1 and each[0] == lanes else mask.size // len(mask)
+    for count in each:
+        decided((place.file, place.line, place.column), NONE if not count else ALL if count == most else SOME)
 
 
 def put_places(tree: ast.AST, file: str, helpers: Iterable[str]) -> None:

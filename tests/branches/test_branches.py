@@ -17,7 +17,7 @@ from lastbit.branches.unreached_branches import append_taken, taken_in, unreache
 from lastbit.interpret import install
 from lastbit.kernel import load_file
 from lastbit.reports.unreached import said
-from lastbit.run import DEVICE, ERROR, REFUSAL, Unreached
+from lastbit.run import DEVICE, ERROR, EXTENT, REFUSAL, Unreached
 
 if triton.knobs.runtime.interpret:
     install()
@@ -198,8 +198,50 @@ def test_a_branch_of_a_program_that_no_launch_took_is_told(tmp_path: Path) -> No
     }, constexpr
     wide, large = torch.ones(16), torch.full((8,), 200.0)
     reached = seen(path, *(lambda x=x: module.norm(x, twice=True) for x in (wide, large)), kernel="wide")
-    assert {one.line for one in reached} == {8, 22, 25, 32}
+    assert {one.line for one in reached if not one.why} == {8, 22, 25, 32}
     assert {one.line: one.never for one in reached}[8] == "false"
+
+
+MASKED = """\
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def program(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        inside = i < n
+        x = tl.load(x_ptr + i, mask=inside, other=0.0)
+        x += tl.load(x_ptr, start >= 0, 0.0)
+        tl.store(y_ptr + tl.program_id(0) * n + i, x, inside & (tl.program_id(0) < 2))
+
+
+def norm(x):
+    y = torch.empty(3, x.numel())
+    program[(3,)](x, y, x.numel(), BLOCK=8)
+    return y
+"""
+
+
+@interpreted
+@pytest.mark.parametrize("early", [False, True])
+def test_masks_and_loops_of_programs_are_told_besides(tmp_path: Path, early: bool) -> None:
+    """They are looked at in every program, also in many that run together from a tape that is there already."""
+    module, path = load(tmp_path, MASKED)
+    x = torch.ones(200)
+    if early:
+        module.norm(x[:8])
+        module.norm(x[:20])
+    found = {one.text: (one.never, one.why) for one in seen(path, lambda: module.norm(x[:8]), kernel="8")}
+    once = {"mask=inside": ("false", EXTENT)}
+    if not early:  # of a tape, all that its programs did counts
+        once["for start in range(0, n, BLOCK)"] = ("ran twice", EXTENT)
+    partly = {"mask=inside & (tl.program_id(0) < 2)": ("partly true", EXTENT)}
+    assert found == once | partly | {"mask=start >= 0": ("false", EXTENT)}
+    found = {one.text: (one.never, one.why) for one in seen(path, lambda: module.norm(x[:20]), kernel="20")}
+    assert found == {"mask=start >= 0": ("false", EXTENT)}
 
 
 @interpreted
@@ -208,7 +250,7 @@ def test_a_launch_from_a_tape_goes_the_ways_of_its_tape(tmp_path: Path) -> None:
     module, path = load(tmp_path, PROGRAMS)
     module.norm(torch.full((16,), 200.0), twice=True)
     found = seen(path, lambda: module.norm(torch.full((16,), 200.0), twice=True), kernel="second")
-    assert {one.line: one.never for one in found if one.function == "program"}.keys() == {20, 22, 25}
+    assert {one.line: one.never for one in found if one.function == "program" and not one.why}.keys() == {20, 22, 25}
     assert {one.never for one in found if one.line == 20} == {"false"}
 
 
