@@ -306,7 +306,7 @@ def _excluding(access: Access, mask: Array | None) -> Array | None:
     """Return a mask, or None in place of one that excludes no lane."""
     if mask is None:
         return None
-    lanes = np.count_nonzero(mask)
+    lanes = int(np.count_nonzero(mask))
     mask_seen(access.place, mask, lanes, access.rank)
     return None if lanes == mask.size else mask
 
