@@ -119,7 +119,7 @@ def _read(file: str) -> _Text | None:
         source = Path(file).read_text(encoding="utf-8")
         tree = ast.parse(source, file)
         firsts = dict(_first_lines(tree))
-        return _Text(tuple(_Finder(source.splitlines(), firsts).of(tree.body)), firsts)
+        return _Text(tuple(_Finder(source.split("\n"), firsts).of(tree.body)), firsts)
     return None
 
 
@@ -281,9 +281,13 @@ class _Finder:
                 return _header(node)[0]
         return 0
 
-    def _text(self, node: ast.AST) -> str:
-        """Return the source of a part in one line, shortened."""
-        text = " ".join((ast.get_source_segment("\n".join(self.lines), node) or ast.unparse(node)).split())
+    def _text(self, node: ast.expr | ast.pattern) -> str:
+        """Return the source of a part in one line, shortened; `ast.get_source_segment` splits the file each time."""
+        assert node.end_lineno is not None
+        lines = [line.encode() for line in self.lines[node.lineno - 1 : node.end_lineno]]
+        lines[-1] = lines[-1][: node.end_col_offset]
+        lines[0] = lines[0][node.col_offset :]
+        text = " ".join(b" ".join(lines).decode().split())
         return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
 
 
