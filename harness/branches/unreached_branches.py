@@ -16,11 +16,16 @@ TAKEN = ".taken"
 """Suffix of the file in which a worker notes the branches that kernels took, a line for each item that it ran."""
 
 
-def append_taken(path: Path, kernel: str, taken: TakenBranches) -> None:
-    """Note what calls of a kernel decided, or that nobody could see it; nothing if it cannot be written."""
-    found = sorted(taken.decisions()) if taken.known else None
+def append_taken(path: Path, kernel: str, taken: TakenBranches, noted: Collection[Decision] = ()) -> set[Decision]:
+    """Note what calls of a kernel decided besides what was `noted`, or that nobody could see it; return all.
+
+    Nothing is noted where it cannot be written.
+    """
+    found = taken.decisions() if taken.known else None
+    new = None if found is None else sorted(found.difference(noted))
     with suppress(OSError), path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps([kernel, found]) + "\n")
+        file.write(json.dumps([kernel, new]) + "\n")
+    return found or set()
 
 
 def taken_in(folder: Path) -> dict[str, set[Decision]] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from lastbit.branches.taken import watching
 from lastbit.branches.unreached_branches import TAKEN, append_taken
 from lastbit.case import Case
 from lastbit.config import Config
+from lastbit.interpret.decisions import Decision
 from lastbit.kernel import REVISION_MARK
 from lastbit.result import CaseResult, Verdict
 from lastbit.timing import seconds_so_far
@@ -120,6 +121,7 @@ class ResultRecorder(CaseRecorder):
         folder = Path(config.folder)
         super().__init__(config, dump, folder, Failures(folder))
         self._lacking: list[Mapping[str, str | int]] = []
+        self._taken: dict[str, Collection[Decision]] = {}
         self._stem = folder / f"{worker}-{os.getpid()}"
         with written(self._stem):
             self._results: TextIO = self._stem.with_suffix(".jsonl").open("a")
@@ -155,7 +157,8 @@ class ResultRecorder(CaseRecorder):
             try:
                 yield
             finally:
-                append_taken(self._stem.with_suffix(TAKEN), kernel.name, taken)
+                noted, path = self._taken.get(kernel.name, ()), self._stem.with_suffix(TAKEN)
+                self._taken[kernel.name] = append_taken(path, kernel.name, taken, noted)
 
     def _note(self, suffix: str, content: object) -> None:
         with written(path := self._stem.with_suffix(suffix)):
