@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastbit.interpret.numpy_formats import Array
+if TYPE_CHECKING:  # it imports Triton, which must not be imported before somebody has asked for the interpreter
+    from lastbit.interpret.numpy_formats import Array
 
 Decision = tuple[str, int, int, int]
 """File, line and column of a condition or of what a loop runs over, and the way that was gone.
