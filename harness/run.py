@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from lastbit.reports.why import Explanation, KernelTrace
@@ -108,6 +108,41 @@ class Coverage:
     missing: tuple[str, ...] = ()
 
 
+REFUSAL, ERROR, DEVICE, EXTENT = "refusal", "error", "device", "extent"
+"""Why a branch that no case takes may be no gap: it raises, an error or another device leads to it, or it is none.
+
+The last is a loop that never ran twice, or a mask.
+"""
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """A branch in the source of kernels that no case of a run took, although cases came to where it begins.
+
+    Attributes:
+        file, line: where it is.
+        function: the one that it is in.
+        text: the condition or loop as it is written, from `if` on.
+        never: `true`, `false`, `partly true`, `ran`, `ran twice`, `matched` or `caught`.
+        why: `REFUSAL`, `ERROR`, `DEVICE`, `EXTENT`; empty for what handles inputs.
+        kernels: those that came there.
+        cases: how many cases these were judged on.
+        wanted: what would have to hold in a case that reaches it, where the source says so.
+        decides: its kernels are inconclusive while nobody takes it, as --strict asks.
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str
+    never: str
+    kernels: tuple[str, ...]
+    cases: int
+    why: str = ""
+    wanted: str = ""
+    decides: bool = False
+
+
 @dataclass(frozen=True)
 class NotRun:
     """An item that was asked for, or exists, and was not run, with the reason.
@@ -162,6 +197,7 @@ class Run:
         coverage: of what cases choose from; empty for a run of lines that a reader gave.
         explanations: of a failure for each of the first causes of a kernel, as far as time allowed.
         traces: of kernels that declare no stages, on ordinary cases: their stages and nothing else.
+        unreached: branches of the kernels' own files that no case took; None where nobody could see.
     """
 
     results: tuple[CaseResult, ...]
@@ -175,6 +211,7 @@ class Run:
     explanations: tuple[Explanation, ...] = ()
     traces: tuple[KernelTrace, ...] = ()
     undecidable: tuple[Undecidable, ...] = ()
+    unreached: tuple[Unreached, ...] | None = None
 
     def subjects(self) -> tuple[tuple[str, str], ...]:
         """List the (kernel, device) pairs of the run, in order of appearance; revisions K@REV follow their kernel."""
@@ -208,6 +245,14 @@ class Run:
             for (name, dtype), seen in found.items()
         )
 
+    def left_out(self, kernel: str) -> tuple[Unreached, ...]:
+        """List the branches for which a kernel is inconclusive because no case reached them."""
+        return tuple(one for one in self.unreached or () if one.decides and kernel in one.kernels)
+
+    def judged_cases(self, kernels: Collection[str]) -> int:
+        """Count the cases on which kernels were judged, on all devices."""
+        return sum(r.kernel in kernels and r.counted and r.verdict not in TURNED_DOWN for r in self.results)
+
     def judged(self, kernel: str, device: str) -> tuple[int, int]:
         """Count the cases on which a kernel was judged, and with them those that it declined."""
         results = self.of(kernel, device)
@@ -216,7 +261,7 @@ class Run:
 
     def verdict(self, kernel: str, device: str) -> Verdict:
         """Return FAILED or ERRORED if any case is; INCONCLUSIVE if a contract was never ruled out, or too little
-        decided.
+        decided, or with --strict, code that handles inputs was not reached.
 
         Too little is `LEAST_DECIDED` of the elements of a result, and `LEAST_JUDGED` of the cases.
         """
@@ -225,7 +270,7 @@ class Run:
             return Verdict.worst(*bad)
         if any(p.missing for p in self.power if (p.kernel, p.device) == (kernel, device)):
             return Verdict.INCONCLUSIVE
-        if any(d.missing for d in self.decided(kernel, device)):
+        if any(d.missing for d in self.decided(kernel, device)) or self.left_out(kernel):
             return Verdict.INCONCLUSIVE
         judged, planned = self.judged(kernel, device)
         if 0 < judged < LEAST_JUDGED * planned:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lastbit.reports import wording
+from lastbit.reports import unreached, wording
 from lastbit.reports.explanation import explanation_of, problem_and_why
 from lastbit.reports.summary import KernelFailure, noticed, problems, repro_line
 from lastbit.reports.why import Explanation, Step
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import Run
 
-ERRORED, INCONCLUSIVE = "errored", "inconclusive"
+ERRORED, INCONCLUSIVE, UNREACHED = "errored", "inconclusive", "unreached"
 """Kinds of alerts besides those of findings."""
 
 
@@ -76,6 +76,7 @@ def doubts(run: Run, kernel: str, device: str) -> list[str]:
         run,
         results=tuple(r for r in run.results if (r.kernel, r.device) == (kernel, device)),
         power=tuple(p for p in run.power if (p.kernel, p.device) == (kernel, device)),
+        unreached=run.left_out(kernel),
     )
     missing = wording.never_told_apart(own)
     return [*missing, *wording.undecided(own), *([wording.ADVICE] if missing else [])]
@@ -151,6 +152,22 @@ def _noticed(run: Run, root: Path) -> Iterator[Alert]:
             text=f"{entry.sentence}\n{entry.repro(run.environment.get('options', ''))}",
             place=_place(result, root),
         )
+
+
+def unreached_alerts(run: Run) -> list[Alert]:
+    """Make a note for each branch that handles inputs and that no case reached; no annotation shows these."""
+    ops, root = {result.kernel: result.op for result in run.results}, repository_root()
+    return [
+        Alert(
+            kind=UNREACHED,
+            level="note",
+            key=(ops.get(one.kernels[0], ""), one.function, UNREACHED, f"{one.text} {one.never}"),
+            title=f"No case reached a branch of {one.function}",
+            text=f"{unreached.reaching(one)}\nkernels: {', '.join(one.kernels)}",
+            place=Location(_relative(one.file, root), one.line),
+        )
+        for one in unreached.telling(run)
+    ]
 
 
 def _place(result: CaseResult, root: Path) -> Location:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lastbit.errors import LastbitError
-from lastbit.reports import changes_text, charts, html_tables, properties, wording
+from lastbit.reports import changes_text, charts, html_tables, properties, unreached, wording
 from lastbit.reports.changes import Changes, KernelChange, compare, names_of
 from lastbit.reports.coverage import coverage_tables
 from lastbit.reports.html_findings import finding
@@ -116,6 +116,8 @@ def _context(run: Run) -> dict[str, Any]:
         "undecided": wording.undecided(run),
         "power": html_tables.power(run.power, op_of),
         "coverage": [(html_tables.coverage(found), found.gaps) for found in coverage_tables(run)],
+        "unreached": unreached.every_line(run) if run.unreached else [],
+        "unreached_heading": unreached.HEADING,
         "properties": [html_tables.asked(found) for found in property_tables(found_in(run))],
         "words": properties.MEANING,
         "sensitivity": html_tables.sensitivity(in_order),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from lastbit.property_result import PropertyResult
-from lastbit.reports import changes_text, wording
+from lastbit.reports import changes_text, unreached, wording
 from lastbit.reports.changes import Changes, KernelChange, compare, names_of
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
 from lastbit.reports.explanation import explanation_of, problem_and_why
@@ -54,7 +54,7 @@ def page(run: Run, *, base: Run | None = None) -> str:
     blocks += _problems(run)
     blocks += _notices(run)
     blocks += _stages(run)
-    blocks += [*_properties(run), *_gaps(run), *_coverage(run), _environment(run)]
+    blocks += [*_properties(run), *_gaps(run), *_unreached(run), *_coverage(run), _environment(run)]
     return joined(blocks, LIMIT)
 
 
@@ -178,6 +178,13 @@ def _gaps(run: Run) -> Iterator[MarkdownBlock]:
             yield MarkdownBlock(
                 f"### {heading}\n\n{bullets([plain(line) for line in lines])}", "list of gaps", important=True
             )
+
+
+def _unreached(run: Run) -> Iterator[MarkdownBlock]:
+    """Yield the branches of the kernels' own files that no case took."""
+    if run.unreached:
+        text = bullets([plain(said) for said in unreached.every_line(run)])
+        yield MarkdownBlock(folded(f"{unreached.HEADING}: {len(run.unreached)} branches", text), "branches")
 
 
 def _coverage(run: Run) -> Iterator[MarkdownBlock]:

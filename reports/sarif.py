@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from lastbit.reports.alerts import ERRORED, INCONCLUSIVE, Alert, Location, alerts, place_of, repository_root
+from lastbit.reports.alerts import (
+    ERRORED,
+    INCONCLUSIVE,
+    UNREACHED,
+    Alert,
+    Location,
+    alerts,
+    place_of,
+    repository_root,
+    unreached_alerts,
+)
 from lastbit.reports.explanation import shown_steps, stage_of, value_of
 from lastbit.run import Run
 
@@ -43,6 +53,7 @@ RULES: Mapping[str, str] = {
     "synccheck": "A barrier that not all threads reach, seen by compute-sanitizer",
     "lanes": "Lanes of a warp that add in two ways, both possible",
     ERRORED: "A kernel that raised, hung, died, or returned what cannot be judged",
+    UNREACHED: "A branch of a kernel that no case of the run reached",
     INCONCLUSIVE: "A kernel that the run could not tell from another contract, or of which it decided too little",
 }
 """Kind → what it means, in a few words."""
@@ -50,7 +61,7 @@ RULES: Mapping[str, str] = {
 
 def document(run: Run) -> str:
     """Write the run as the text of a SARIF log with one run."""
-    found = alerts(run)
+    found = [*alerts(run), *unreached_alerts(run)]
     kinds = list(dict.fromkeys(alert.kind for alert in found))
     driver = {"name": "lastbit", "version": run.environment.get("lastbit", ""), "rules": [_rule(k) for k in kinds]}
     log = {
@@ -72,7 +83,7 @@ def document(run: Run) -> str:
 
 def _rule(kind: str) -> dict[str, Any]:
     text = RULES.get(kind, kind.replace("_", " "))
-    level = {INCONCLUSIVE: "warning", "lanes": "note"}.get(kind, "error")
+    level = {INCONCLUSIVE: "warning", UNREACHED: "note", "lanes": "note"}.get(kind, "error")
     return {"id": kind, "shortDescription": {"text": text}, "defaultConfiguration": {"level": level}}
 
 

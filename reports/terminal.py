@@ -11,7 +11,7 @@ from textwrap import shorten, wrap
 from rich.console import Console
 from rich.text import Text
 
-from lastbit.reports import wording
+from lastbit.reports import unreached, wording
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
 from lastbit.reports.explanation import brief_lines, explain_line, explanation_of, problem_and_why
 from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_table, to_copy, verdict_word
@@ -71,12 +71,19 @@ _GIVEN = re.compile(r"\bvalues\([^()]*\)")
 Cause = list[tuple[KernelFailure, Explanation | None]]
 
 
-def print_run(run: Run, console: Console | None = None, *, verbose: int = 0, stages_of: Run | None = None) -> None:
+def print_run(
+    run: Run,
+    console: Console | None = None,
+    *,
+    verbose: int = 0,
+    stages_of: Run | None = None,
+    uncovered: bool = False,
+) -> None:
     """Print the verdict and the findings, then a line for each op, what is open and what was not run.
 
-    `verbose` 1 adds the table of stages, statistics, properties and notices; 2 adds coverage, what the run could not
-    have seen and where its time went. The stages are those of `stages_of`, which may have another revision's besides.
-    Where nothing is wrong the verdict comes last.
+    `verbose` 1 adds the table of stages, statistics, properties, notices and, as `uncovered` does, the branches that no
+    case reached; 2 adds coverage, what the run could not have seen and where its time went. The stages are those of
+    `stages_of`, which may have another revision's besides. Where nothing is wrong the verdict comes last.
     """
     console = console or make_console()
     if run.overall in BAD:
@@ -92,6 +99,8 @@ def print_run(run: Run, console: Console | None = None, *, verbose: int = 0, sta
         _print_coverage(run, console)
     _print_ops(run, console)
     _print_list(console, "Inconclusive", wording.inconclusive(run))
+    if uncovered or (verbose and run.unreached):
+        _print_list(console, unreached.HEADING, unreached.every_line(run))
     every_reason = [*wording.first_lines(wording.not_run(run)), *wording.first_lines(wording.turned_down(run))]
     _print_list(console, "Not run", every_reason if verbose else list(_not_run(run, console.width - 2)))
     facts = {"Kernels in processes of their own, which were kept from": "isolated", "Sanitized": "sanitized"}
@@ -105,6 +114,8 @@ def print_run(run: Run, console: Console | None = None, *, verbose: int = 0, sta
         _print_verdict(run, console)
     if folder := run.environment.get("records"):
         line(console, f"records in {shown_path(folder)}")
+        if run.coverage and (said := unreached.counted(run)) and not (verbose or uncovered):
+            line(console, f"{said}: lastbit report {shlex.quote(shown_path(folder))} --uncovered", "dim")
         if verbose < 2:
             more = "coverage" if verbose else "stages and statistics"
             if not verbose and (found := noticed(run)):

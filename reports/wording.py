@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+from lastbit.reports import unreached
 from lastbit.reports.stage_summary import MEANING
 from lastbit.reports.summary import KernelFailure, grouped, listed, plural, share, shown_path, signed, ulp_bins
 from lastbit.result import BAD, CaseResult, StageResult, Verdict, idle_in, simplest, told
@@ -214,6 +215,9 @@ def _to_decide(run: Run, kernel: str, device: str) -> str:
     judged, planned = run.judged(kernel, device)
     if 0 < judged < LEAST_JUDGED * planned:
         return f"it declined {planned - judged:,} of {plural(planned, 'case')}; {_to_declare(run.of(kernel, device))}"
+    if branches := run.left_out(kernel):
+        more = f", and {len(branches) - 1:,} more, which --uncovered lists" if len(branches) > 1 else ""
+        return f"{unreached.reaching(branches[0])}{more}"
     return next(r.reason for r in run.of(kernel, device) if r.verdict is Verdict.INCONCLUSIVE)
 
 
@@ -249,6 +253,7 @@ def undecided(run: Run) -> list[str]:
         "further off fails"
         for (stage, dtype), kernels in open_always.items()
     ]
+    lines += [unreached.reaching(one) for one in run.unreached or () if one.decides]
     return [*lines, *_by_reason(run, Verdict.INCONCLUSIVE)]
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lastbit.branches.taken import traced_call
 from lastbit.calling.process_state import kept_process_state
 from lastbit.errors import KernelError
 from lastbit.inputs.allocations import guarded_allocations
@@ -166,7 +167,8 @@ def returned_by(
 ) -> Returned:
     """Call a kernel and wait for the device."""
     with kept_process_state() as changed, collected(blank) as seen, timed(KERNEL):
-        value = call(**tensors, **arguments)
+        with traced_call():
+            value = call(**tensors, **arguments)
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
     return Returned(value, changed + [_fault(fault, tensors) for fault in seen.faults.values()])

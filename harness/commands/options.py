@@ -60,7 +60,8 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> None:
     """Add what a run of worker processes needs: as many of them as `workers` says, or as the devices call for."""
     add_timeout(parser)
-    parser.add_argument("--strict", action="store_true", help="notices fail a case, too")
+    help = "notices fail a case, and a kernel is inconclusive if no case reached code of it that handles inputs"
+    parser.add_argument("--strict", action="store_true", help=help)
     parser.add_argument(
         "--run-folder", type=Path, metavar="FOLDER", help="where the records go (default: below .lastbit/runs)"
     )
@@ -73,6 +74,12 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
     """Add -v, which may be given twice."""
     help = "print the table of stages, statistics and notices, too; -vv: coverage, and what the run could not have seen"
     parser.add_argument("-v", action="count", dest="verbose", default=0, help=help)
+
+
+def add_uncovered(parser: argparse.ArgumentParser) -> None:
+    """Add --uncovered."""
+    help = "list every branch of the kernels' own files that no case reached"
+    parser.add_argument("--uncovered", action="store_true", help=help)
 
 
 def add_isolate(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from lastbit.commands.options import RUNS, add_verbose
+from lastbit.commands.options import RUNS, add_uncovered, add_verbose
 from lastbit.errors import LastbitError, UsageError
 from lastbit.reports import html, junit, markdown, records, sarif
 from lastbit.reports.annotations import lines
@@ -44,6 +44,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", metavar="FILE", help=form.help)
     parser.add_argument("--annotations", action="store_true", help="print annotations of GitHub Actions")
     parser.add_argument("--base", type=Path, metavar="RUN", help="say what changed since this run")
+    add_uncovered(parser)
     add_verbose(parser)
 
 
@@ -72,7 +73,7 @@ def _report(options: argparse.Namespace, rest: Sequence[str]) -> int:
         texts["--annotations"] = (STANDARD_OUTPUT, partial(lines, run))
     _write_each(texts)
     if not texts:
-        _print(run, base, options.verbose)
+        _print(run, base, options.verbose, uncovered=options.uncovered)
     return 0
 
 
@@ -127,11 +128,11 @@ def newest_run(folder: Path = RUNS) -> Path:
     return max(complete, key=lambda path: path.stat().st_mtime).parent
 
 
-def _print(run: Run, base: Run | None, verbose: int) -> None:
+def _print(run: Run, base: Run | None, verbose: int, *, uncovered: bool = False) -> None:
     console = make_console()
     if base is not None:
         print_changes(compare(base, run, names=names_of(base)), console)
-    print_run(run, console, verbose=verbose)
+    print_run(run, console, verbose=verbose, uncovered=uncovered)
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from lastbit.commands.options import (
     add_device,
     add_isolate,
     add_run,
+    add_uncovered,
     add_verbose,
     add_words,
     config_of,
@@ -80,6 +81,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     add_isolate(parser)
     help = "ask about this property of the kernels' bits alone, of given lines too (repeatable): see lastbit invariance"
     parser.add_argument("--property", action="append", default=[], metavar="NAME", help=help)
+    add_uncovered(parser)
     add_verbose(parser)
 
 
@@ -109,11 +111,12 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         raise UsageError(f"{said}; name a file or folder: lastbit verify {near}")
     config = replace(config, **here)
     arguments = [*workers_of(options), *rest]
+    how = {"verbose": options.verbose, "uncovered": options.uncovered, "show_inputs": given_cases}
     if options.base is None and options.cluster is None:
-        return _run(config, arguments, verbose=options.verbose, show_inputs=given_cases)
+        return _run(config, arguments, **how)
     run = partial(execute, arguments=arguments) if options.cluster is None else _on_cluster(options)
     if options.base is None:
-        return _shown(lambda: run(config, explaining=True), options.verbose, show_inputs=given_cases)
+        return _shown(lambda: run(config, explaining=True), **how)
     from lastbit.history.revisions import kernels_at
     from lastbit.verify.project import kernel_folders
 
@@ -122,7 +125,7 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     with kernels_at(options.base, kernel_folders(config), build=options.build) as place:
         folder = str(Path(config.folder, "base").absolute())
         before = replace(config.anywhere, folder=folder, revision=options.base, **place.settings)
-        return _shown(lambda: _with_base(run, config, before), options.verbose, show_inputs=given_cases)
+        return _shown(lambda: _with_base(run, config, before), **how)
 
 
 def _check_cluster(options: argparse.Namespace, rest: Sequence[str]) -> None:
@@ -135,10 +138,10 @@ def _check_cluster(options: argparse.Namespace, rest: Sequence[str]) -> None:
         raise UsageError("--sanitize looks at processes of this machine; run it without --cluster")
 
 
-def _run(config: Config, arguments: Sequence[str], *, verbose: int, show_inputs: bool = False) -> int:
+def _run(config: Config, arguments: Sequence[str], **how: Any) -> int:
     """Start the run, show its progress, print and keep its records."""
     print(visible(str(config.device_plan), keep="\n"), flush=True)
-    return _shown(lambda: execute(config, arguments, explaining=True), verbose, show_inputs=show_inputs)
+    return _shown(lambda: execute(config, arguments, explaining=True), **how)
 
 
 def _on_cluster(options: argparse.Namespace) -> partial[Run]:
@@ -186,17 +189,17 @@ def _with_base(run: Callable[..., Run], config: Config, before: Config) -> Run:
     return both
 
 
-def _shown(execute: Callable[[], Run], verbose: int, *, show_inputs: bool = False) -> int:
-    """Print what comes of a run, even if it is interrupted."""
+def _shown(execute: Callable[[], Run], **how: Any) -> int:
+    """Print what comes of a run, even if it is interrupted; `how` are options of `_print`."""
     try:
-        return _print(execute(), verbose, show_inputs=show_inputs)
+        return _print(execute(), **how)
     except Interrupted as interruption:
         if interruption.run is not None:
-            _print(interruption.run, verbose, show_inputs=show_inputs)
+            _print(interruption.run, **how)
         raise
 
 
-def _print(run: Run, verbose: int = 0, *, show_inputs: bool = False) -> int:
+def _print(run: Run, *, verbose: int = 0, uncovered: bool = False, show_inputs: bool = False) -> int:
     """Print the run; the exit code is that of this revision, or 1 if it got worse than the other."""
     from lastbit.reports.changes import compare, names_of, with_base
     from lastbit.reports.changes_text import print_changes
@@ -209,9 +212,9 @@ def _print(run: Run, verbose: int = 0, *, show_inputs: bool = False) -> int:
             line(console, f"input bits on {device}: {fingerprint}")
     today, base = with_base(run)
     if base is None:
-        print_run(run, console, verbose=verbose)
+        print_run(run, console, verbose=verbose, uncovered=uncovered)
         return run.exit_code
-    print_run(today, console, verbose=verbose, stages_of=run)
+    print_run(today, console, verbose=verbose, stages_of=run, uncovered=uncovered)
     changes = compare(base, today, names=names_of(base))
     print_changes(changes, console)
     worse = changes.exit_code() == 1 and today.overall is not Verdict.ERRORED

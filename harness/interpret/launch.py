@@ -15,6 +15,7 @@ from triton.runtime.interpreter import GridExecutor, InterpretedFunction, interp
 from lastbit.interpret.address_ranges import given
 from lastbit.interpret.arguments import Arguments, as_parameter, bind
 from lastbit.interpret.builder import Builder
+from lastbit.interpret.decisions import decisions_of, unseen
 from lastbit.interpret.failure import described
 from lastbit.interpret.faults import blank_of, masked, noted
 from lastbit.interpret.memory import LaunchMemory
@@ -40,6 +41,7 @@ class Launcher(GridExecutor):  # type: ignore[misc]
     def __init__(self, fn: Any, arg_names: list[str], grid: Any, pre_run_hooks: Any = ()) -> None:
         self.fn, self.arg_names, self.grid, self.pre_run_hooks = fn, arg_names, grid, pre_run_hooks
 
+    @unseen
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         kwargs = {name: value for name, value in kwargs.items() if name in self.arg_names}
         elsewhere = _any_on_device((*args, *kwargs.values()))
@@ -98,10 +100,11 @@ class Launch:
 
     def run(self, grid_indices: Array) -> None:
         """Run the programs with these indices, in this order, a row each."""
-        if watching_races():
-            self._watching_races(grid_indices)
-        else:
-            self._run(grid_indices)
+        with decisions_of(self._tape.taken):
+            if watching_races():
+                self._watching_races(grid_indices)
+            else:
+                self._run(grid_indices)
 
     def _watching_races(self, grid_indices: Array) -> None:
         """Look for races, too; and run again for each place with masked lanes: does what they hold reach memory?"""

@@ -24,6 +24,7 @@ from lastbit.interpret.coalescing import (
     taken,
     windows,
 )
+from lastbit.interpret.decisions import mask_seen
 from lastbit.interpret.faults import noted, outside, uninitialised
 from lastbit.interpret.numpy_formats import Array, DType, bits_of
 from lastbit.interpret.places import Place
@@ -131,7 +132,7 @@ class LaunchMemory:
         if access.rank > 1 and (turned := where.turned) is not None:
             swapped = [None if x is None else x.swapaxes(-1, -2) for x in (mask, fill)]
             return np.ascontiguousarray(self.load(access, turned, *swapped).swapaxes(-1, -2))
-        mask = None if mask is None or np.count_nonzero(mask) == mask.size else mask
+        mask = _excluding(access, mask)
         undefined = self._undefined(access, fill is None and mask is not None)
         other = undefined if fill is None else bits_of(np.ascontiguousarray(fill))
         lanes = lanes_of(where, mask)
@@ -148,7 +149,7 @@ class LaunchMemory:
 
     def store(self, access: Access, where: OffsetAddresses, value: Array, mask: Array | None = None) -> None:
         """Store bits at addresses, but for those that a mask excludes; of two at one address, the last."""
-        mask = None if mask is None or np.count_nonzero(mask) == mask.size else mask
+        mask = _excluding(access, mask)
         bits = bits_of(np.ascontiguousarray(value))
         lanes = lanes_of(where, mask)
         if (found := self._lookup(access, lanes, bits)) is not None:
@@ -299,6 +300,15 @@ class LaunchMemory:
             width = access.dtype.itemsize
             noted(outside(access.kind, access.place, tensors, where[astray], width, self.program))
         return where, mask & inside
+
+
+def _excluding(access: Access, mask: Array | None) -> Array | None:
+    """Return a mask, or None in place of one that excludes no lane."""
+    if mask is None:
+        return None
+    lanes = int(np.count_nonzero(mask))
+    mask_seen(access.place, mask, lanes, access.rank)
+    return None if lanes == mask.size else mask
 
 
 def _put(view: Array, index: Array, lanes: Lanes, bits: Array, speculation: Speculation | None) -> None:

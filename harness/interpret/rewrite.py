@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton.runtime.interpreter import interpreter_semantic
 
+from lastbit.interpret.decisions import counted, decided, put_places
+
 SUBSTITUTES: dict[int, tuple[Any, Any]] = {}
 """id of a function of Triton's language → itself, and its interpreted form for kernels that imported it."""
 
@@ -89,6 +91,7 @@ class Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name) and node.iter.func.id == "range":
             node.iter.func.id = "__lastbit_range"
+        node.iter = ast.copy_location(_call("__lastbit_counted", node.iter), node.iter)
         return node
 
     def _visit_test(self, node: Any) -> ast.AST:
@@ -191,6 +194,7 @@ def _path(node: ast.AST) -> list[str]:
 def compile_rewritten(self: Any, tree: ast.Module) -> Any:
     """Compile and execute a rewritten kernel; replaces `FunctionRewriter._compile_and_exec`."""
     _indent(tree, getline(self.filename, self.def_file_lineno))
+    put_places(tree, self.filename, ("__lastbit_truth", "__lastbit_counted"))
     local = Namespace(self.fn, tree)  # defaults are looked up here, names in the body in the other one
     exec(compile(tree, self.filename, "exec"), Namespace(self.fn, tree), local)
     return local[self.fn.__name__]
@@ -255,9 +259,11 @@ def counting_with_names(arg1: Any, arg2: Any = None, step: Any = None, **hints: 
     return _counting(*((0, arg1) if arg2 is None else (arg1, arg2)), 1 if step is None else step)
 
 
-def _truth(value: Any) -> Any:
+def _truth(value: Any, place: tuple[str, int, int]) -> Any:
     """Return the condition of a branch or loop as a bool; Triton's interpreter takes every larger block for True."""
-    return observed(value, bool) if _is_tensor(value) else value
+    truth = observed(value, bool) if _is_tensor(value) else value
+    decided(place, int(bool(truth)))
+    return truth
 
 
 def _extreme(name: str, elementwise: str) -> Callable[..., Any]:
@@ -289,4 +295,5 @@ _HELPERS: dict[str, Any] = {
     "__lastbit_not": lambda value: value.__not__() if _is_tensor(value) else not value,
     "__lastbit_range": _counting,
     "__lastbit_truth": _truth,
+    "__lastbit_counted": counted,
 }

@@ -16,6 +16,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from lastbit.interpret.decisions import Decision
 from lastbit.interpret.rewrite import Meaning
 
 # Arbitrary: as that of recorder.py.
@@ -188,6 +189,7 @@ class Tape:
         root: where every program begins; None before the first one.
         attributes: of handles, by their register.
         functions: the functions that ran.
+        taken: what Python decided while it ran programs of this kind.
         refused: no tape can tell what this kernel does.
         trust: how it is known what programs that run together do.
         stored: names of the parameters whose tensors programs store to.
@@ -200,6 +202,7 @@ class Tape:
     root: Segment | None = None
     attributes: dict[int, dict[str, Any]] = field(default_factory=dict)
     functions: set[Any] = field(default_factory=set)
+    taken: set[Decision] = field(default_factory=set)
     refused: bool = False
     trust: Trust = Trust.RANGES
     stored: set[str] = field(default_factory=set)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from lastbit.branches.unreached_branches import taken_in, unreached
 from lastbit.case import Case, Choices, Option, parse_case
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UsageError
@@ -311,16 +312,19 @@ def collect(
     if not torch.accelerator.is_available():
         lacking = NotRun("every kernel on an accelerator", NO_ACCELERATOR)
         ended[-1] = replace(ended[-1], not_run=(*ended[-1].not_run, lacking))
-    environment, spent = environment_of(config) | isolation_of(ended), _spent(Path(config.folder))
-    return assembled(
+    folder = Path(config.folder)
+    environment, spent = environment_of(config) | isolation_of(ended), _spent(folder)
+    run = assembled(
         config,
         ended,
         recorded,
         environment=environment,
         spent=spent,
         interrupted=interrupted,
-        known=_answers(Path(config.folder)),
+        known=_answers(folder),
     )
+    decides = config.strict and not config.lines  # who gives lines asks about these alone
+    return replace(run, unreached=unreached(taken_in(folder), run.judged_cases, decides=decides))
 
 
 def _answers(folder: Path) -> dict[Question, bool]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence, Set
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -346,6 +346,9 @@ class Records(Protocol):
     def looking(self) -> AbstractContextManager[None]:
         """Make a context in which such stages are looked for; the process ends if that takes too long."""
 
+    def watched(self, item: Item) -> AbstractContextManager[object]:
+        """Return the context in which the calls of an item's kernel are watched for the branches that they take."""
+
     def note_time(self) -> None:
         """Note the time that this process has spent so far, by parts, and what it has learned for the run's end."""
 
@@ -366,7 +369,8 @@ def perform(item: Item, records: Records, kernels: Kernels | None, look: Look = 
     """
     device = item.subject.device
     try:
-        with kept_floating_point(), in_processes(item, kernels, records.timeout) as prepared:
+        seen = records.watched(item) if kernels is None else nullcontext()
+        with kept_floating_point(), seen, in_processes(item, kernels, records.timeout) as prepared:
             results = run_item(
                 prepared,
                 cases=records.cases,

@@ -5,16 +5,20 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
+from lastbit.branches.taken import watching
+from lastbit.branches.unreached_branches import TAKEN, append_taken
 from lastbit.case import Case
 from lastbit.config import Config
+from lastbit.interpret.decisions import Decision
+from lastbit.kernel import REVISION_MARK
 from lastbit.result import CaseResult, Verdict
 from lastbit.timing import seconds_so_far
 from lastbit.verify.device_memory import SharedDevice, Verify, directly, is_lost
@@ -118,6 +122,10 @@ class CaseRecorder:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
+    def watched(self, item: Item) -> AbstractContextManager[object]:
+        """Watch no branches."""
+        return nullcontext()
+
     def note_time(self) -> None:
         """Tell where the time of this process went so far, by parts."""
         self.tell("time", dict(seconds_so_far()))
@@ -135,6 +143,7 @@ class ResultRecorder(CaseRecorder):
         super().__init__(config, dump, folder, Failures(folder))
         self._lacking: list[Mapping[str, str | int]] = []
         self._told = 0
+        self._taken: dict[str, Collection[Decision]] = {}
         self._stem = folder / f"{worker}-{os.getpid()}"
         with written(self._stem):
             self._results: TextIO = self._stem.with_suffix(".jsonl").open("a")
@@ -172,6 +181,20 @@ class ResultRecorder(CaseRecorder):
         """Add lines to a file; without them the run lacks nothing that counts."""
         with suppress(OSError), self._stem.with_suffix(suffix).open("a") as file:
             file.writelines(f"{line}\n" for line in lines)
+
+    @contextmanager
+    def watched(self, item: Item) -> Iterator[None]:
+        """Watch the branches that the calls of an item's kernel take, and write them where the run looks for them."""
+        kernel = item.subject.kernel
+        if REVISION_MARK in kernel.name:  # it is compared, and not asked what it lacks
+            yield
+            return
+        with watching(kernel.name, Path(kernel.source.rpartition(":")[0])) as taken:
+            try:
+                yield
+            finally:
+                noted, path = self._taken.get(kernel.name, ()), self._stem.with_suffix(TAKEN)
+                self._taken[kernel.name] = append_taken(path, kernel.name, taken, noted)
 
     def _note(self, suffix: str, content: object) -> None:
         with written(path := self._stem.with_suffix(suffix)):

@@ -150,6 +150,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.numerics",
     ),
     "lastbit.interpret": ("lastbit.errors", "lastbit.numerics"),
+    "lastbit.branches": ("lastbit.files", "lastbit.trees", "lastbit.run", "lastbit.interpret"),
     "lastbit.tracing": ("lastbit.errors", "lastbit.interpret", "lastbit.numerics", "lastbit.shadows"),
     "lastbit.shadows": ("lastbit.kernel", "lastbit.calling", "lastbit.interpret", "lastbit.numerics"),
     "lastbit.calibrate": (
@@ -180,6 +181,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.result",
         "lastbit.inputs",
         "lastbit.interpret",
+        "lastbit.branches",
     ),
     "lastbit.children": ("lastbit.reports.characters",),
     "lastbit.isolation": (
@@ -220,6 +222,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "lastbit.verify": (
         *BELOW_VERIFY,
         *CALLS,
+        "lastbit.branches",
         "lastbit.calibrate",
         "lastbit.judging",
         "lastbit.shadows",

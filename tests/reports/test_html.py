@@ -16,7 +16,7 @@ import pytest
 from lastbit.errors import LastbitError
 from lastbit.reports import charts, html, stage_summary, standing, summary
 from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
-from lastbit.run import DeviceAgreement, NotRun, Power, Run, Undecidable
+from lastbit.run import DeviceAgreement, NotRun, Power, Run, Undecidable, Unreached
 
 NASTY = """k<b>&amp;"'</script><script>alert(1)</script>\u2028"""
 CASE = "rms_norm x=bf16[4,128]@256,1:rows weight=bf16[128] eps=1e-06 seed=17"
@@ -326,3 +326,11 @@ def test_page_of_many_records_is_small() -> None:
 def test_a_run_in_which_every_case_errored_has_a_page() -> None:
     errored = [bare(Verdict.ERRORED, "ValueError: no", case=f"{CASE}{n}") for n in range(2)]
     assert "ValueError: no" in html.page(Run(tuple(errored)))
+
+
+def test_branches_that_no_case_reached_are_listed() -> None:
+    branch = Unreached("norms.py", 41, "norm", "if n > 8192", "true", ("good",), 12)
+    text = html.page(Run((passed(),), unreached=(branch,)))
+    assert "What no case reached: 1 branch of the kernels’ own files" in text
+    assert "norms.py:41 `if n &gt; 8192` was never true (12 cases)" in text
+    assert "What no case reached" not in html.page(Run((passed(),)))

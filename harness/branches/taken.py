@@ -1,0 +1,150 @@
+"""The branches that calls of a kernel take: of Python by coverage.py, of interpreted programs by what these decide.
+
+    with watching("norm", Path("norms.py")) as taken:
+        with traced_call():
+            call(…)
+    taken.decisions()
+
+A thread has one tracer. Where it has another one already, as under `coverage run` or in a debugger, nothing is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from lastbit.branches.branch_sites import decisions_of_arcs
+from lastbit.files import BUILT_IN, PACKAGE
+from lastbit.interpret import decisions
+from lastbit.interpret.decisions import Decision
+from lastbit.trees import checkout_of
+
+if TYPE_CHECKING:
+    from coverage import Coverage
+
+_NOT_OWN = (PACKAGE, *(BUILT_IN / name for name in ("references", "cases", "reports")))
+_COMPILES = "torch._dynamo.convert_frame"
+_INSTALLED = ("site-packages", "dist-packages")
+_QUIET = ("no-data-collected", "trace-changed", "module-not-measured", "no-ctracer", "no-sysmon-context")
+
+
+class TakenBranches:
+    """The branches that calls of one kernel took in its own files.
+
+    Own are the files of the repository that it is in, or else those of its folder, without installed packages and
+    lastbit itself.
+
+    Attributes:
+        known: no other tracer was in the way of a call.
+    """
+
+    def __init__(self, kernel: str, file: Path) -> None:
+        self.known = True
+        self._kernel, self._root = kernel, _root_of(file)
+        self._in_programs: set[Decision] = set()
+        self._own: dict[str, bool] = {}
+        self._named = False
+        with suppress(OSError):
+            if "torch.compile" in file.read_text(encoding="utf-8", errors="replace"):
+                import_module(_COMPILES)  # as the first call would, which is traced
+
+    def add(self, decided: Iterable[Decision]) -> None:
+        """Add what interpreted programs decided."""
+        self._in_programs.update(one for one in decided if self._is_own(one[0]))
+
+    def decisions(self) -> set[Decision]:
+        """Return all decisions of calls of this kernel in this process."""
+        data = _tracer(self._root).get_data()
+        data.set_query_context(self._kernel)
+        arcs = ((file, data.arcs(file) or ()) for file in data.measured_files())
+        return self._in_programs.union(*(decisions_of_arcs(file, pairs) for file, pairs in arcs))
+
+    def _is_own(self, file: str) -> bool:
+        if file not in self._own:
+            path = Path(file).resolve()
+            others = any(path.is_relative_to(place) for place in _NOT_OWN) or not {*_INSTALLED}.isdisjoint(path.parts)
+            self._own[file] = path.is_relative_to(self._root) and not others
+        return self._own[file]
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Trace Python within, but not the programs that it launches: these tell themselves what they decide."""
+        if _is_traced():
+            self.known = False
+            yield
+            return
+        tracer = _tracer(self._root)
+        tracer.start()
+        try:
+            if not self._named:
+                tracer.switch_context(self._kernel)
+                self._named = True
+            with decisions.hiding_from(sys.gettrace()), _compiling_unseen():
+                yield
+        finally:
+            tracer.stop()
+
+
+_taken: TakenBranches | None = None
+
+
+@contextmanager
+def watching(kernel: str, file: Path) -> Iterator[TakenBranches]:
+    """Watch the calls of a kernel within, of which `file` has the source."""
+    global _taken
+    outer, _taken = _taken, TakenBranches(kernel, file)
+    try:
+        with decisions.decisions_watched(_taken.add):
+            yield _taken
+    finally:
+        _taken = outer
+
+
+@contextmanager
+def traced_call() -> Iterator[None]:
+    """Trace a call of the kernel that is watched; nothing if none is."""
+    if _taken is None:
+        yield
+        return
+    with _taken.tracing():
+        yield
+
+
+@contextmanager
+def _compiling_unseen() -> Iterator[None]:
+    """Hide the work of torch.compile from the tracer, which would take half as long again."""
+    if (frames := getattr(sys.modules.get(_COMPILES), "ConvertFrame", None)) is None:
+        yield
+        return
+    with patch.object(frames, "__call__", decisions.unseen(frames.__call__)):
+        yield
+
+
+def _is_traced() -> bool:
+    """Return whether somebody else traces this thread, or measures coverage of this process."""
+    monitoring = getattr(sys, "monitoring", None)
+    return sys.gettrace() is not None or bool(monitoring and monitoring.get_tool(monitoring.COVERAGE_ID))
+
+
+def _root_of(file: Path) -> Path:
+    file = file.resolve()
+    checkout = None if not {*_INSTALLED}.isdisjoint(file.parts) else checkout_of(file.parent)
+    return checkout.root.resolve() if checkout else file.parent
+
+
+@functools.cache
+def _tracer(root: Path) -> Coverage:
+    """Return what traces the files below a folder; it holds what it has seen in memory."""
+    from coverage import Coverage
+
+    omitted = [f"{place}/*" for place in _NOT_OWN] + [f"*/{name}/*" for name in _INSTALLED]
+    own = Coverage(data_file=None, config_file=False, branch=True, include=[f"{root}/*"], omit=omitted, messages=False)
+    own.set_option("run:core", "ctrace")  # which branches and contexts need
+    own.set_option("run:disable_warnings", list(_QUIET))
+    return own

@@ -1,0 +1,90 @@
+"""The branches that no case of a run took, from what its workers noted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from lastbit.branches.branch_sites import NEVER, Site, sites_of
+from lastbit.branches.taken import TakenBranches
+from lastbit.interpret.decisions import ALL, NONE, SOME, Decision
+from lastbit.run import EXTENT, Unreached
+
+TAKEN = ".taken"
+"""Suffix of the file in which a worker notes the branches that kernels took, a line for each item that it ran."""
+
+
+def append_taken(path: Path, kernel: str, taken: TakenBranches, noted: Collection[Decision] = ()) -> set[Decision]:
+    """Note what calls of a kernel decided besides what was `noted`, or that nobody could see it; return all.
+
+    Nothing is noted where it cannot be written.
+    """
+    found = taken.decisions() if taken.known else None
+    new = None if found is None else sorted(found.difference(noted))
+    with suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps([kernel, new]) + "\n")
+    return found or set()
+
+
+def taken_in(folder: Path) -> dict[str, set[Decision]] | None:
+    """Return kernel → what its calls decided in the workers of a run; None if that of some calls is not known."""
+    found: dict[str, set[Decision]] = {}
+    for path in sorted(folder.glob(f"*{TAKEN}")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError):  # of a line that a worker was writing when it ended
+                kernel, decided = json.loads(line)
+                if decided is None:
+                    return None
+                found.setdefault(kernel, set()).update(tuple(one) for one in decided)
+    return found or None
+
+
+def unreached(
+    taken: Mapping[str, Collection[Decision]] | None, cases: Callable[[Collection[str]], int], *, decides: bool = False
+) -> tuple[Unreached, ...] | None:
+    """List the branches that no kernel took, in the order of files and lines; `cases` counts those of some kernels.
+
+    With `decides`, kernels are inconclusive for those that handle inputs.
+
+    Only sites to which some call came are looked at: of what lies behind a branch that was not taken, that branch alone
+    is told. What one kernel took, its file's other kernels need not.
+    """
+    if taken is None:
+        return None
+    ways: dict[tuple[str, int, int], dict[int, dict[str, None]]] = {}
+    for kernel, decided in taken.items():
+        for file, line, column, way in decided:
+            ways.setdefault((file, line, column), {}).setdefault(way, {})[kernel] = None
+    files = sorted({file for file, _, _ in ways})
+    found = []
+    for file in files:
+        for site in sites_of(file):
+            seen = ways.get((file, site.line, site.column), {})
+            kernels = tuple(dict.fromkeys(kernel for some in seen.values() for kernel in some))
+            for way, never, besides in _not_taken(site, seen):
+                why, wanted = besides or site.why.get(way, ""), site.wanted.get(way, "")
+                where = file, site.shown, site.function, site.text, never
+                found.append(Unreached(*where, kernels, cases(kernels), why, wanted, decides and not why))
+    return tuple(found)
+
+
+def _not_taken(site: Site, seen: Collection[int]) -> Iterator[tuple[int, str, str]]:
+    """Yield each way that nobody went, what is said of it, and why where it is no branch; nothing if nobody came there.
+
+    Of a mask only the first that applies is told.
+    """
+    masked = site.kind == "mask"
+    seen = {way for way in seen if (way >= NONE) is masked}
+    if not seen:
+        return
+    if masked:
+        said = {"true": seen == {NONE}, "false": seen == {ALL}, "partly true": SOME not in seen}
+        never = next((never for never, missing in said.items() if missing), "")
+        yield from [(int(never != "false"), never, EXTENT)] * bool(never)
+        return
+    missing = {1: max(seen) < 1, 0: 0 not in seen}
+    yield from ((way, never, "") for way, never in zip((1, 0), NEVER[site.kind], strict=False) if missing[way])
+    if site.kind == "for" and site.program and max(seen) == 1:
+        yield 1, "ran twice", EXTENT
