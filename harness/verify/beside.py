@@ -19,12 +19,18 @@ T = TypeVar("T")
 
 
 class Beside:
-    """Process on the CPU that follows the kernels of a configuration; it is started when needed."""
+    """Process on the CPU that follows the kernels of a configuration; it is started when needed.
+
+    Attributes:
+        limit: seconds in which it follows a kernel in a case.
+        given_up: where a function is written, and a case in which following it took too long and decided nothing.
+    """
 
     def __init__(self, config: Config) -> None:
         # Less than the time of a case, so that the clock of the case that waits does not end its process.
-        limit = 0.85 * config.timeout
-        self._config = replace(config, device_plan=DevicePlan(), timeout=limit, lines=(), folder="")
+        self.limit = 0.85 * config.timeout
+        self.given_up = set[tuple[str, str]]()
+        self._config = replace(config, device_plan=DevicePlan(), timeout=self.limit, lines=(), folder="")
         self._opened, self._refused = False, ""
 
     @cached_property

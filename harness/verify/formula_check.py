@@ -47,6 +47,10 @@ Of 8.2 million, a cross entropy in PyTorch takes some 70 s, while other processe
 _SHARE = 0.7
 """Of the time for such a case, what goes into following programs; the rest is for the reference."""
 
+# Arbitrary: attention over 1,000 keys took all of its 102 s for each of four contracts of one function.
+_LONG = 0.5
+"""Of the time for such a case: if that much decided nothing, the same function is not followed in it again."""
+
 _BYTES = 3000
 """Memory for each element of such a case: what the gradient of a cross entropy in PyTorch took for 2.3 million."""
 
@@ -183,6 +187,10 @@ def _with_formula_beside(subject: Subject, case: Case, result: CaseResult, begin
     size = sum(map(_span, case.tensors))
     if size >= _LARGEST_BESIDE or size * _BYTES > available_bytes():
         return _undecided(result, "the case is too large for that")
+    key = subject.kernel.source or subject.kernel.name, str(case)
+    if key in subject.beside.given_up:
+        return _undecided(result, "the same function took too long there")
+    start = time.monotonic()
     try:
         with made_current(subject.device):
             given = build(case.gathered(), subject.device).hand_out()
@@ -194,9 +202,14 @@ def _with_formula_beside(subject: Subject, case: Case, result: CaseResult, begin
         subject.beside.open()
         begins()
         compiled = "torch._dynamo" in sys.modules
-        return subject.beside.do(follow_beside, subject.kernel.name, result, seen, compiled=compiled)
+        judged = subject.beside.do(follow_beside, subject.kernel.name, result, seen, compiled=compiled)
     except LastbitError as why:
-        return _undecided(result, str(why).partition(f", in {case.op} ")[0])  # the case, where the process ended in it
+        judged = _undecided(
+            result, str(why).partition(f", in {case.op} ")[0]
+        )  # the case, where the process ended in it
+    if judged.verdict is Verdict.INCONCLUSIVE and time.monotonic() - start > _LONG * subject.beside.limit:
+        subject.beside.given_up.add(key)
+    return judged
 
 
 def _span(tensor: TensorSpec) -> int:

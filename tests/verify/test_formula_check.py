@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lastbit.case import Group, parse_case
 from lastbit.config import Config
+from lastbit.errors import LastbitError
 from lastbit.inputs import build
 from lastbit.judges.judge_file import contracts_of
 from lastbit.judging import formula
@@ -25,6 +26,7 @@ from lastbit.numerics.residues.field import P
 from lastbit.result import OF_FORMULA, CaseResult, Judgement, Verdict
 from lastbit.shadows.following import Followed, follow
 from lastbit.verify import formula_check
+from lastbit.verify.beside import Beside
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.formula_check import judged_by_formula, with_formula
 from lastbit.verify.plan import Item, Plan
@@ -44,18 +46,19 @@ def judged() -> tuple[Problem, Judgement]:
     return problem, replace(found, verdict=Verdict.INCONCLUSIVE, reason="nothing is decided")
 
 
-class InProcess:
+class InProcess(Beside):
     """Follows kernels in this process, and not in one beside it."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        item = Item(Subject(kernel, RMS_NORM, torch.device("cpu")), Group(""))
+    def __init__(self, *kernels: Kernel) -> None:
+        items = (Item(Subject(kernel, RMS_NORM, torch.device("cpu")), Group("")) for kernel in kernels)
         config = Config(folder="")
-        self.place = Workplace(config, open_project(config), Plan((item,), (), 0))
+        super().__init__(config)
+        self.place = Workplace(config, open_project(config), Plan(tuple(items), (), 0))
 
     def open(self) -> None:
         """Do nothing: the place is there."""
 
-    def do(self, work: Callable[..., CaseResult], *args: Any, **kwargs: Any) -> CaseResult:
+    def do(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return work(self.place, *args, **kwargs)
 
 
@@ -68,7 +71,7 @@ def judged_on_a_gpu(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Ten
     here = Subject(kernel, RMS_NORM, torch.device("cpu"))
     result = replace(verify_case(here, case, repeat=False), device="cuda:0")
     result = replace(result, verdict=Verdict.INCONCLUSIVE, reason="nothing is decided")
-    beside: Any = InProcess(kernel)
+    beside = InProcess(kernel)
     return with_formula(replace(here, device=torch.device("cuda:0"), beside=beside), case, result)
 
 
@@ -124,12 +127,39 @@ def test_no_inputs_are_made_of_cases_that_are_too_large(monkeypatch: pytest.Monk
     monkeypatch.setattr(formula_check, "build", lambda case, device: pytest.fail("inputs were made"))
     kernel = Kernel("mine", "rms_norm", "fp32_multiply", lambda x, *, eps: x)
     case = parse_case("rms_norm x=bf16[2,515]@2147483712,1 eps=1e-06 seed=1")
-    beside: Any = InProcess(kernel)
+    beside = InProcess(kernel)
     one = Subject(kernel, RMS_NORM, torch.device("cuda:0"), beside=beside)
     result = one.outcome(Verdict.PASSED, str(case), case.dtypes)
     assert with_formula(one, case, result) is result
     found = with_formula(one, case, replace(result, verdict=Verdict.INCONCLUSIVE, reason="nothing is decided"))
     assert found.reason == "nothing is decided; residues, on the CPU, say nothing: the case is too large for that"
+
+
+@pytest.mark.parametrize(("long", "asked"), [(-1.0, ["a", "c"]), (0.5, ["a", "b", "c"])])
+def test_what_took_too_long_is_not_followed_again_in_another_contract_of_the_function(
+    monkeypatch: pytest.MonkeyPatch, long: float, asked: list[str]
+) -> None:
+    """Four contracts of one attention took all of their time in the same case, one after another."""
+    monkeypatch.setattr(formula_check, "build", lambda case, device: build(case, torch.device("cpu")))
+    monkeypatch.setattr(formula_check, "made_current", lambda device: nullcontext())
+    monkeypatch.setattr(formula_check, "_LONG", long)
+    seen = list[str]()
+
+    def followed(place: Workplace, kernel: str, *_: object, **__: object) -> CaseResult:
+        seen.append(kernel)
+        raise LastbitError("it took too long")
+
+    monkeypatch.setattr(formula_check, "follow_beside", followed)
+    one = Kernel("a", "rms_norm", "fp32_multiply", right, source="mine.py:7")
+    kernels = one, replace(one, name="b"), replace(one, name="c", source="mine.py:70")
+    beside, case = InProcess(*kernels), parse_case(CASE)
+    for kernel in kernels:
+        subject = Subject(kernel, RMS_NORM, torch.device("cuda:0"), beside=beside)
+        result = replace(subject.outcome(Verdict.INCONCLUSIVE, str(case), case.dtypes), reason="open")
+        reason = "it took too long" if kernel.name in asked else "the same function took too long there"
+        found = with_formula(subject, case, result)
+        assert found.reason == f"open; residues, on the CPU, say nothing: {reason}"
+    assert seen == asked
 
 
 def test_equal_residues_decide(judged: tuple[Problem, Judgement]) -> None:
