@@ -204,9 +204,8 @@ def _with_formula_beside(subject: Subject, case: Case, result: CaseResult, begin
         compiled = "torch._dynamo" in sys.modules
         judged = subject.beside.do(follow_beside, subject.kernel.name, result, seen, compiled=compiled)
     except LastbitError as why:
-        judged = _undecided(
-            result, str(why).partition(f", in {case.op} ")[0]
-        )  # the case, where the process ended in it
+        why_not = str(why).partition(f", in {case.op} ")[0]  # without the case, where the process ended in it
+        judged = _undecided(result, why_not)
     if judged.verdict is Verdict.INCONCLUSIVE and time.monotonic() - start > _LONG * subject.beside.limit:
         subject.beside.given_up.add(key)
     return judged
