@@ -90,6 +90,7 @@ def performed(look: Any, verdict: Verdict = Verdict.PASSED) -> tuple[list[str], 
         verify_on=lambda device: lambda attempt: attempt(),
         keep_stages=kept.append,
         looking=nullcontext,
+        watched=nullcontext,
         note_time=lambda: None,
     )
     perform(replace(item(line()), shows=True), records, None, look)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -138,7 +139,8 @@ def recording(results: list[CaseResult]) -> Any:
         "leave": None,
     }
     own["separable"] = None
-    return SimpleNamespace(**own, record=results.append, verify_on=lambda device: None, note_time=lambda: None)
+    does: dict[str, Any] = {"record": results.append, "verify_on": lambda device: None, "note_time": lambda: None}
+    return SimpleNamespace(**own, **does, watched=nullcontext)
 
 
 def test_a_group_of_which_nothing_can_be_drawn_is_no_error_of_the_kernel() -> None:
