@@ -94,7 +94,7 @@ class TeamsWork:
 
     @property
     def stages(self) -> list[str]:
-        """What was found of the stages of kernels that declare none, as text."""
+        """Return what was found of the stages of kernels that declare none, as text."""
         return [text for team in self.teams for text in team.stages]
 
     @property

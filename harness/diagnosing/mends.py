@@ -142,7 +142,7 @@ class Mending:
 
     @property
     def of_elements(self) -> bool:
-        """Whether a load is named because of its elements; what it was passed may be wrong."""
+        """Return whether a load is named because of its elements; what it was passed may be wrong."""
         return self.only is not None and self.only.kind is MendKind.ELEMENTS
 
     @property

@@ -53,7 +53,7 @@ class Primitive:
 
     @property
     def __name__(self) -> str:
-        """What a formula calls it, as if it were a function."""
+        """Return what a formula calls it, as if it were a function."""
         return self.name
 
 
