@@ -1,9 +1,10 @@
-"""Places of lastbit's own files, and writing of files that stay old or complete, whenever the process is stopped."""
+"""Places of lastbit's own files, and files that are whole, or else lines, whenever the process is stopped."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -23,3 +24,15 @@ def replace_file(path: Path, save: Callable[[Path], object]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Add lines that nothing depends on to a file: where it cannot be written, they are lost."""
+    with suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def lines_in(folder: Path, suffix: str) -> Iterator[str]:
+    """Yield the lines of the files of a folder that end in `suffix`; the last of one may have been cut off."""
+    for path in sorted(folder.glob(f"*{suffix}")):
+        yield from path.read_text(encoding="utf-8").splitlines()

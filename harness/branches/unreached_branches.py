@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lastbit.branches.branch_sites import NEVER, Site, sites_of
 from lastbit.branches.taken import TakenBranches
+from lastbit.files import append_lines, lines_in
 from lastbit.interpret.decisions import ALL, NONE, SOME, Decision
 from lastbit.run import EXTENT, Unreached
 
@@ -23,21 +24,19 @@ def append_taken(path: Path, kernel: str, taken: TakenBranches, noted: Collectio
     """
     found = taken.decisions() if taken.known else None
     new = None if found is None else sorted(found.difference(noted))
-    with suppress(OSError), path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps([kernel, new]) + "\n")
+    append_lines(path, [json.dumps([kernel, new])])
     return found or set()
 
 
 def taken_in(folder: Path) -> dict[str, set[Decision]] | None:
     """Return kernel → what its calls decided in the workers of a run; None if that of some calls is not known."""
     found: dict[str, set[Decision]] = {}
-    for path in sorted(folder.glob(f"*{TAKEN}")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError):  # of a line that a worker was writing when it ended
-                kernel, decided = json.loads(line)
-                if decided is None:
-                    return None
-                found.setdefault(kernel, set()).update(tuple(one) for one in decided)
+    for line in lines_in(folder, TAKEN):
+        with suppress(ValueError):  # of a line that a worker was writing when it ended
+            kernel, decided = json.loads(line)
+            if decided is None:
+                return None
+            found.setdefault(kernel, set()).update(tuple(one) for one in decided)
     return found or None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from importlib import import_module
@@ -12,6 +12,7 @@ from threading import Thread
 from types import MappingProxyType
 
 from lastbit.config import Config
+from lastbit.files import lines_in
 from lastbit.reports import records
 from lastbit.reports.characters import visible
 from lastbit.reports.encoding import decoded
@@ -66,7 +67,7 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
     from lastbit.verify.assemble import INTERRUPTED, collect
 
     run = collect(config, children, results.all, interrupted=interrupted)
-    run = kept(with_stages(run, stages_in(Path(config.folder))), Path(config.folder))
+    run = kept(with_stages(run, lines_in(Path(config.folder), STAGES)), Path(config.folder))
     if run.broken.endswith(INTERRUPTED):
         raise Interrupted(run)
     if sanitizer is not None:
@@ -145,12 +146,6 @@ def with_why(config: Config, run: Run, *, elsewhere: Mapping[str, str] = Mapping
 
     found = with_explanations(config, run, elsewhere=elsewhere)
     return kept(found, Path(config.folder), records.write_rest) if found.explanations else run
-
-
-def stages_in(folder: Path) -> Iterator[str]:
-    """Yield what the workers of a run found of the stages of kernels that declare none, as text."""
-    for path in sorted(folder.glob(f"*{STAGES}")):
-        yield from path.read_text().splitlines()
 
 
 def with_stages(run: Run, found: Iterable[str]) -> Run:

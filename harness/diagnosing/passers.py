@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import ast
 import inspect
-import linecache
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from types import CodeType
 from typing import Any
 
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lastbit.diagnosing.told import tree_of_file
 from lastbit.interpret.places import Place
 
 DEEPEST, MOST_PARTS = 3, 64
@@ -125,7 +125,7 @@ class _Scope:
 
     @cached_property
     def function(self) -> ast.AST:
-        around = [n for n in ast.walk(_tree(self.frame.place.file)) if isinstance(n, ast.FunctionDef)]
+        around = [n for n in ast.walk(tree_of_file(self.frame.place.file)) if isinstance(n, ast.FunctionDef)]
         line = self.frame.place.line
         own = [f for f in around if f.lineno <= line <= (f.end_lineno or 0) and f.name == self.frame.code.co_name]
         return max(own, key=lambda f: f.lineno, default=ast.Pass())
@@ -272,11 +272,3 @@ def _variables(expression: ast.expr) -> list[str]:
     nodes = [n for n in ast.walk(expression) if isinstance(n, ast.Name)]
     bound = {n.id for n in nodes if isinstance(n.ctx, ast.Store)}
     return list(dict.fromkeys(n.id for n in nodes if n.id not in bound))
-
-
-@cache
-def _tree(file: str) -> ast.Module:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return ast.Module([], [])

@@ -174,7 +174,7 @@ def _of_parameters(function: Function, expressions: Sequence[ast.expr]) -> set[s
 
 def _call(place: Place) -> ast.Call | None:
     """Return the call at a place; None if there is none."""
-    calls = (n for n in ast.walk(_tree(place.file)) if isinstance(n, ast.Call))
+    calls = (n for n in ast.walk(tree_of_file(place.file)) if isinstance(n, ast.Call))
     found = [n for n in calls if (n.lineno, n.end_lineno) == (place.line, place.end_line)]
     return next((n for n in found if ast.unparse(n) == ast.unparse(ast.parse(place.text))), None) if found else None
 
@@ -182,7 +182,7 @@ def _call(place: Place) -> ast.Call | None:
 @cache
 def _function(place: Place) -> Function | None:
     """Return the function that contains a place; None if there is none."""
-    found = [n for n in ast.walk(_tree(place.file)) if isinstance(n, Function)]
+    found = [n for n in ast.walk(tree_of_file(place.file)) if isinstance(n, Function)]
     around = [f for f in found if _begin(f) <= place.line <= (f.end_lineno or 0)]
     return max(around, key=lambda f: f.lineno, default=None)
 
@@ -202,7 +202,8 @@ def _passed(call: ast.Call, function: Function) -> dict[str, ast.expr]:
 
 
 @cache
-def _tree(file: str) -> ast.Module:
+def tree_of_file(file: str) -> ast.Module:
+    """Parse a file of source; it is empty where it cannot be read or parsed."""
     try:
         return ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:

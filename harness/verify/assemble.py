@@ -22,6 +22,7 @@ from lastbit.branches.unreached_branches import taken_in, unreached
 from lastbit.case import Case, Choices, Option, parse_case
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UsageError
+from lastbit.files import lines_in
 from lastbit.inputs.choices import Feature, all_features, features_of
 from lastbit.result import BAD, TURNED_DOWN, CaseResult, Verdict
 from lastbit.run import Coverage, NotRun, Run, Spent
@@ -330,11 +331,10 @@ def collect(
 def _answers(folder: Path) -> dict[Question, bool]:
     """Read which contracts can be told apart on which cases, as the workers noted; a line that was cut off is lost."""
     found: dict[Question, bool] = {}
-    for path in folder.glob(f"*{ANSWERS}"):
-        for line in path.read_text().splitlines():
-            with suppress(ValueError):
-                question, answer = json.loads(line)
-                found[tuple(question)] = answer
+    for line in lines_in(folder, ANSWERS):
+        with suppress(ValueError):
+            question, answer = json.loads(line)
+            found[tuple(question)] = answer
     return found
 
 

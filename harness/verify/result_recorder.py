@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from lastbit.branches.taken import watching
 from lastbit.branches.unreached_branches import TAKEN, append_taken
 from lastbit.case import Case
 from lastbit.config import Config
+from lastbit.files import append_lines
 from lastbit.interpret.decisions import Decision
 from lastbit.kernel import REVISION_MARK
 from lastbit.result import CaseResult, Verdict
@@ -165,7 +166,7 @@ class ResultRecorder(CaseRecorder):
                 self._lacking.append({**content[1], "cases": content[0]})
                 self._note(LEFT, self._lacking)
             case "stages":
-                self._append(STAGES, [content[0]])
+                append_lines(self._stem.with_suffix(STAGES), [content[0]])
             case "time":
                 with suppress(OSError):
                     write_json(self._stem.with_suffix(TIME), content[0])
@@ -174,13 +175,8 @@ class ResultRecorder(CaseRecorder):
         """Tell the time, and what is new of contracts that can be told apart, which is asked at the run's end, too."""
         super().note_time()
         new = list(self.separable.known.items())[self._told :]
-        self._append(ANSWERS, (json.dumps(one) for one in new))
+        append_lines(self._stem.with_suffix(ANSWERS), map(json.dumps, new))
         self._told += len(new)
-
-    def _append(self, suffix: str, lines: Iterable[str]) -> None:
-        """Add lines to a file; without them the run lacks nothing that counts."""
-        with suppress(OSError), self._stem.with_suffix(suffix).open("a") as file:
-            file.writelines(f"{line}\n" for line in lines)
 
     @contextmanager
     def watched(self, item: Item) -> Iterator[None]:

@@ -14,6 +14,7 @@ from lastbit import cli
 from lastbit.reports import alerts, annotations, markdown, records, sarif, unreached
 from lastbit.result import Verdict
 from lastbit.run import DEVICE, REFUSAL, Coverage, Run, Unreached
+from tests.commands.test_verify_cli import REFERENCE
 from tests.reports.test_reports import KERNEL, passed, shown
 
 WIDE = Unreached("norms.py", 41, "norm", "if n > 8192", "true", (KERNEL,), 12)
@@ -85,15 +86,6 @@ def test_what_is_not_known_is_said_only_where_somebody_asks() -> None:
     assert "is not known" not in shown(run, verbose=1)
     assert list(unreached.every_line(run)) == [unreached.UNKNOWN]
 
-
-REFERENCE = """\
-from lastbit.ops import op
-
-
-@op(rows=("x",), rounds={"y": "x"})
-def thrice(x, *, contract, stage):
-    stage("y", x * 3.0, result=True)
-"""
 
 KERNELS = """\
 from lastbit import UnsupportedCase, kernel
