@@ -21,6 +21,7 @@ from lastbit.inputs.choices import (
     row_layouts,
     tensor_choices,
 )
+from lastbit.inputs.combinations import combinations
 from lastbit.inputs.fingerprint import fingerprint, fingerprints_of
 from lastbit.inputs.layouts import LAYOUTS, Layout, applicable_layouts
 from lastbit.inputs.of_case import Inputs, Rebound, bare, build, fingerprints, holding, refilled
@@ -50,6 +51,7 @@ __all__ = [
     "bits_of",
     "build",
     "chosen_tensor",
+    "combinations",
     "cut_rows",
     "differences",
     "fingerprint",
