@@ -40,6 +40,10 @@ NO_ACCELERATOR = "no accelerator is here, and the CPU ran Triton interpreted"
 _PROPERTIES = 6
 """Cases that take as long as one whose properties are asked, as measured on an H200 (invariance_h200.md)."""
 
+# On an H200 four kernels of experts took 43 % of all workers' time, and attention begun late ran alone at the end.
+_PRODUCTS = 4
+"""Cases of other ops that take as long as one of an op with products of matrices."""
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -150,9 +154,12 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _cost_of_a_case(op: Op) -> int:
-    """Estimate the cost of a case by the number of stages; tensors of all groups have about one size."""
+    """Estimate the cost of a case by its op: the number of stages, and whether it has products of matrices.
+
+    Tensors of all groups have about one size.
+    """
     known = stage_names(op.reference)
-    return max(len(known.words), 1) if known else 1
+    return (max(len(known.words), 1) if known else 1) * (_PRODUCTS if op.flops is not None else 1)
 
 
 @dataclass(frozen=True)
