@@ -49,6 +49,7 @@ class Config:
             interpreted.
         isolate: kernels run in processes of their own.
         properties: names of the properties that alone are asked; lines are asked about these, and else about none.
+        watched: installed packages in which the branches that kernels take are watched, too.
         plain: a file that declares no kernel has one of the only op, which claims no contract.
     """
 
@@ -73,6 +74,7 @@ class Config:
     random: bool = False
     isolate: bool = False
     properties: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
     plain: bool = False
 
     def __post_init__(self) -> None:

@@ -14,13 +14,15 @@ import re
 import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from lastbit.errors import LastbitError
+from lastbit.errors import LastbitError, UsageError
 from lastbit.files import BUILT_IN, PACKAGE
 
 _OWN = (PACKAGE, *(BUILT_IN / name for name in ("reports", "references", "cases", "tests")))
@@ -158,3 +160,19 @@ def _installed_from(checkout: Checkout) -> frozenset[Path]:
             if source is not None and source.is_of(checkout):
                 found |= {Path(str(distribution.locate_file(file))) for file in distribution.files or ()}
     return frozenset(found)
+
+
+def folders_of_package(name: str) -> tuple[Path, ...]:
+    """Return the folders that have an installed package, or the file of a module.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    spec = None
+    with suppress(ImportError, ValueError):
+        spec = find_spec(name)
+    places = () if spec is None else spec.submodule_search_locations or filter(None, [spec.origin])
+    found = tuple(Path(place).resolve() for place in places)
+    if not found:
+        raise UsageError(f"there is no installed package {name!r} to watch; give the name that Python imports it by")
+    return found

@@ -23,7 +23,7 @@ from lastbit.branches.branch_sites import decisions_of_arcs
 from lastbit.files import BUILT_IN, PACKAGE
 from lastbit.interpret import decisions
 from lastbit.interpret.decisions import Decision
-from lastbit.trees import checkout_of
+from lastbit.trees import checkout_of, folders_of_package
 
 if TYPE_CHECKING:
     from coverage import Coverage
@@ -37,16 +37,17 @@ _QUIET = ("no-data-collected", "trace-changed", "module-not-measured", "no-ctrac
 class TakenBranches:
     """The branches that calls of one kernel took in its own files.
 
-    Own are the files of the repository that it is in, or else those of its folder, without installed packages and
-    lastbit itself.
+    Own are the files of the repository that it is in, or else those of its folder, and those of the installed packages
+    that are named; not other installed ones, nor lastbit itself.
 
     Attributes:
         known: no other tracer was in the way of a call.
     """
 
-    def __init__(self, kernel: str, file: Path) -> None:
+    def __init__(self, kernel: str, file: Path, packages: tuple[str, ...] = ()) -> None:
         self.known = True
         self._kernel, self._root = kernel, _root_of(file)
+        self._packages = tuple(folder for package in packages for folder in folders_of_package(package))
         self._in_programs: set[Decision] = set()
         self._own: dict[str, bool] = {}
         self._named = False
@@ -60,16 +61,17 @@ class TakenBranches:
 
     def decisions(self) -> set[Decision]:
         """Return all decisions of calls of this kernel in this process."""
-        data = _tracer(self._root).get_data()
+        data = _tracer(self._root, self._packages).get_data()
         data.set_query_context(self._kernel)
-        arcs = ((file, data.arcs(file) or ()) for file in data.measured_files())
+        arcs = ((file, data.arcs(file) or ()) for file in data.measured_files() if self._is_own(file))
         return self._in_programs.union(*(decisions_of_arcs(file, pairs) for file, pairs in arcs))
 
     def _is_own(self, file: str) -> bool:
         if file not in self._own:
             path = Path(file).resolve()
             others = any(path.is_relative_to(place) for place in _NOT_OWN) or not {*_INSTALLED}.isdisjoint(path.parts)
-            self._own[file] = path.is_relative_to(self._root) and not others
+            named = any(path.is_relative_to(folder) for folder in self._packages)
+            self._own[file] = named or (path.is_relative_to(self._root) and not others)
         return self._own[file]
 
     @contextmanager
@@ -79,7 +81,7 @@ class TakenBranches:
             self.known = False
             yield
             return
-        tracer = _tracer(self._root)
+        tracer = _tracer(self._root, self._packages)
         tracer.start()
         try:
             if not self._named:
@@ -95,10 +97,10 @@ _taken: TakenBranches | None = None
 
 
 @contextmanager
-def watching(kernel: str, file: Path) -> Iterator[TakenBranches]:
-    """Watch the calls of a kernel within, of which `file` has the source."""
+def watching(kernel: str, file: Path, packages: tuple[str, ...] = ()) -> Iterator[TakenBranches]:
+    """Watch the calls of a kernel within, of which `file` has the source, in its files and those of `packages`."""
     global _taken
-    outer, _taken = _taken, TakenBranches(kernel, file)
+    outer, _taken = _taken, TakenBranches(kernel, file, packages)
     try:
         with decisions.decisions_watched(_taken.add):
             yield _taken
@@ -139,12 +141,14 @@ def _root_of(file: Path) -> Path:
 
 
 @functools.cache
-def _tracer(root: Path) -> Coverage:
-    """Return what traces the files below a folder; it holds what it has seen in memory."""
+def _tracer(root: Path, packages: tuple[Path, ...]) -> Coverage:
+    """Return what traces the files below folders; it holds what it has seen in memory."""
     from coverage import Coverage
 
-    omitted = [f"{place}/*" for place in _NOT_OWN] + [f"*/{name}/*" for name in _INSTALLED]
-    own = Coverage(data_file=None, config_file=False, branch=True, include=[f"{root}/*"], omit=omitted, messages=False)
+    included = [f"{root}/*", *(f"{place}/*" if place.is_dir() else str(place) for place in packages)]
+    omitted = [f"{place}/*" for place in _NOT_OWN]
+    omitted += [] if packages else [f"*/{name}/*" for name in _INSTALLED]  # which would omit these, too
+    own = Coverage(data_file=None, config_file=False, branch=True, include=included, omit=omitted, messages=False)
     own.set_option("run:core", "ctrace")  # which branches and contexts need
     own.set_option("run:disable_warnings", list(_QUIET))
     return own

@@ -30,7 +30,7 @@ from lastbit.errors import LastbitError, UsageError
 from lastbit.reports.characters import visible
 from lastbit.result import Verdict
 from lastbit.run import NotRun, Run
-from lastbit.trees import MixedTrees
+from lastbit.trees import MixedTrees, folders_of_package
 
 _WITH_VALUE = (
     *("-k", "-m", "-p", "-o", "-c", "-r", "-W"),
@@ -82,6 +82,8 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     help = "ask about this property of the kernels' bits alone, of given lines too (repeatable): see lastbit invariance"
     parser.add_argument("--property", action="append", default=[], metavar="NAME", help=help)
     add_uncovered(parser)
+    help = "an installed package whose branches are kernels' own, too, as of those that they adapt (repeatable)"
+    parser.add_argument("--watch", action="append", default=[], metavar="PACKAGE", help=help)
     add_verbose(parser)
 
 
@@ -93,6 +95,8 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if options.cluster is not None:
         _check_cluster(options, rest)
     given: int | None = vars(options).get("seed", None if options.isolate else 0)
+    for package in options.watch:
+        folders_of_package(package)
     config = config_of(
         options,
         profile=options.profile or ("smoke" if options.sanitize else "ci"),
@@ -101,6 +105,7 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         random=given is None,
         cases=options.cases_per_group,
         keep_going=options.keep_going or options.base is not None,  # two revisions are compared on common cases
+        watched=tuple(options.watch),
     )
     if options.build and options.base is None:
         raise UsageError(f"--build {options.build} builds the revision of --base, and none is given")

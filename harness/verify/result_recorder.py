@@ -142,6 +142,7 @@ class ResultRecorder(CaseRecorder):
     def __init__(self, config: Config, worker: str, dump: Callable[[CaseResult], str]) -> None:
         folder = Path(config.folder)
         super().__init__(config, dump, folder, Failures(folder))
+        self._watched = config.watched
         self._lacking: list[Mapping[str, str | int]] = []
         self._told = 0
         self._taken: dict[str, Collection[Decision]] = {}
@@ -185,7 +186,7 @@ class ResultRecorder(CaseRecorder):
         if REVISION_MARK in kernel.name:  # it is compared, and not asked what it lacks
             yield
             return
-        with watching(kernel.name, Path(kernel.source.rpartition(":")[0])) as taken:
+        with watching(kernel.name, Path(kernel.source.rpartition(":")[0]), self._watched) as taken:
             try:
                 yield
             finally:

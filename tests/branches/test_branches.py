@@ -14,6 +14,7 @@ import triton
 from lastbit.branches.branch_sites import sites_of
 from lastbit.branches.taken import TakenBranches, traced_call, watching
 from lastbit.branches.unreached_branches import append_taken, taken_in, unreached
+from lastbit.errors import UsageError
 from lastbit.interpret import install
 from lastbit.kernel import load_file
 from lastbit.reports.unreached import said
@@ -315,6 +316,27 @@ def test_files_of_others_are_not_the_kernels(tmp_path: Path) -> None:
     harness = Path(sys.modules[TakenBranches.__module__].__file__ or "")
     own.add((str(path), 1, 0, 1) for path in (beside, installed, tmp_path / "c.py", harness))
     assert {Path(file) for file, *_ in own.decisions()} == {beside}
+
+
+def test_a_package_that_is_named_is_watched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "site-packages"
+    for name in ("adapted", "other"):
+        (installed / name).mkdir(parents=True)
+        text = f"def {name}(n):\n    if n > 8192:\n        n = 1\n    return n\n"
+        (installed / name / "__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(installed)
+    own = tmp_path / "kernels"
+    own.mkdir()
+    module, path = load(own, "import adapted, other\n\n\ndef norm(n):\n    return other.other(adapted.adapted(n))\n")
+    seen_in = {}
+    for packages in ((), ("adapted",)):
+        sys.settrace(None)
+        with watching("norm", path, packages) as taken, traced_call():
+            module.norm(64)
+        seen_in[packages] = [Path(one.file) for one in unreached({"norm": taken.decisions()}, len) or ()]
+    assert seen_in == {(): [], ("adapted",): [installed / "adapted" / "__init__.py"]}
+    with pytest.raises(UsageError, match="there is no installed package 'adaptad' to watch"):
+        TakenBranches("norm", path, ("adaptad",))
 
 
 def test_sites_are_in_functions_and_have_ways() -> None:
