@@ -11,9 +11,16 @@ from dataclasses import dataclass, field, replace
 from lastbit.reports import changes_text, properties
 from lastbit.reports.changes import KernelChange
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, CoverageTable
-from lastbit.reports.stage_summary import STAGE_HEADERS, StageSummary, TracedStage, traced_cells
+from lastbit.reports.stage_summary import (
+    STAGE_COLUMNS,
+    StageFigure,
+    StageSummary,
+    TracedStage,
+    stage_cells,
+    traced_cells,
+)
 from lastbit.reports.standing import Standing
-from lastbit.reports.summary import distance, error, share, signed, tally
+from lastbit.reports.summary import share, tally
 from lastbit.reports.wording import LEGEND
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import Decided, DeviceAgreement, Power
@@ -170,26 +177,15 @@ def stages(op: str, found: Iterable[Standing]) -> Table:
     for one in found:
         rows += [_stage(one, stage) for stage in one.stages]
         rows += [_traced(one, stage) for stage in one.traced]
-    names = "kernel, device, stage, dtype, values, cases, extreme, rel. error, contract, ulp, mismatch, outside, bias"
-    return Table(f"Stages of {op}", rows, dict(LEGEND), names=names)
+    names = dict.fromkeys(("kernel", "device", "stage", "dtype", "values", *STAGE_COLUMNS))
+    return Table(f"Stages of {op}", rows, dict(LEGEND), names=", ".join(names))
 
 
 def _stage(one: Standing, stage: StageSummary) -> Row:
-    total = stage.total
-    figures = {
-        "values": verdict(stage.verdict),
-        "cases": count(stage.cases),
-        "extreme": count(len(stage.extreme)),
-        "rel. error": number(error(stage.worst_error), stage.worst_error),
-        "contract": number(error(stage.contract_error), stage.contract_error),
-        "ulp": number(distance(stage.near_ulp), stage.near_ulp),
-        "mismatch": _share(total.mismatched, total.numel),
-        "outside": count(stage.outside, "bad"),
-        "bias": number(signed(stage.typical_bias), stage.typical_bias),
-    }
-    row = _stage_row(one, Cell(stage.shown_name, kind="name"), stage.dtype, figures)
+    row = _stage_row(one, stage_cells(stage), stage.dtype)
     anchor = stage_anchor(*one.subject, stage.name, stage.dtype)
-    return replace(row, about={**row.about, "verdict": stage.verdict.value}, anchor=anchor)
+    cells = {**row.cells, "values": verdict(stage.verdict)}
+    return replace(row, cells=cells, about={**row.about, "verdict": stage.verdict.value}, anchor=anchor)
 
 
 def stage_anchor(kernel: str, device: str, stage: str, dtype: str) -> str:
@@ -199,18 +195,22 @@ def stage_anchor(kernel: str, device: str, stage: str, dtype: str) -> str:
 
 def _traced(one: Standing, stage: TracedStage) -> Row:
     """Make the row of a stage that was seen in a kernel; it decides nothing, so it has no verdict."""
-    texts = dict(zip(STAGE_HEADERS, traced_cells(stage), strict=True))
-    figures: dict[str, float] = {"cases": stage.cases, "rel. error": stage.error, "contract": stage.contract_error}
-    name, dtype = Cell(texts.pop("stage"), kind="name", detail=stage.code), texts.pop("dtype")
-    cells = {"values": Cell(texts.pop("values"))}
-    cells |= {name: number(text, figures.get(name, math.nan)) for name, text in texts.items()}
-    return _stage_row(one, name, dtype, cells)
+    return _stage_row(one, traced_cells(stage), stage.dtype, stage.code)
 
 
-def _stage_row(one: Standing, name: Cell, dtype: str, figures: Mapping[str, Cell]) -> Row:
-    """Make a row of the table of stages, whose columns after the dtype are `figures`."""
-    cells = {"kernel": Cell(one.kernel, kind="name"), "device": Cell(one.device), "stage": name, "dtype": Cell(dtype)}
-    return Row({**cells, **figures}, {**_about(one), "dtype": dtype})
+def _stage_row(one: Standing, figures: Mapping[str, StageFigure], dtype: str, code: str = "") -> Row:
+    """Make a row of the table of stages."""
+    cells = {
+        "kernel": Cell(one.kernel, kind="name"),
+        "device": Cell(one.device),
+        "stage": Cell(figures["stage"].text, kind="name", detail=code),
+        "dtype": Cell(dtype),
+        "values": Cell(figures["values"].text),
+    }
+    for name, (text, value, wrong) in figures.items():
+        kind = "number nothing" if text == "0" else "number bad" if wrong else "number"
+        cells.setdefault(name, replace(number(text, value), kind=kind))
+    return Row(cells, {**_about(one), "dtype": dtype})
 
 
 def power(entries: Sequence[Power], ops: Mapping[str, str]) -> Table:

@@ -12,7 +12,7 @@ from lastbit.reports.explanation import explanation_of, problem_and_why
 from lastbit.reports.markdown_text import MarkdownBlock, block_of_code, bullets, code, folded, joined, plain, table
 from lastbit.reports.properties import MEANING as MEANING_OF_WORDS
 from lastbit.reports.properties import cell, found_in, property_tables
-from lastbit.reports.stage_summary import STAGE_HEADERS, StageSummary, stage_cells, traced_cells
+from lastbit.reports.stage_summary import STAGE_COLUMNS, StageFigure, stage_cells, traced_cells
 from lastbit.reports.standing import Standing, standings
 from lastbit.reports.summary import (
     ORDER,
@@ -141,14 +141,13 @@ def _stages(run: Run) -> Iterator[MarkdownBlock]:
 def _stage_table(one: Standing) -> str:
     about = f"contract {code(one.contract)} of {code(one.op)}, {code(one.source)}; {one.tally}"
     about += f"; beside the values below, {one.beside}" if one.beside else ""
-    rows = [*map(_cells, one.stages), *(tuple(map(plain, traced_cells(stage))) for stage in one.traced)]
+    rows = [_cells(cells) for cells in (*map(stage_cells, one.stages), *map(traced_cells, one.traced))]
     extreme = f"extreme: {plain(one.extremes)}" if one.extremes else ""
-    return "\n\n".join(filter(None, [about, table(STAGE_HEADERS, rows, left=2) if rows else "", extreme]))
+    return "\n\n".join(filter(None, [about, table(tuple(STAGE_COLUMNS), rows, left=2) if rows else "", extreme]))
 
 
-def _cells(stage: StageSummary) -> Sequence[str]:
-    *first, outside, bias, values = stage_cells(stage)
-    return (*map(plain, first), f"**{outside}**" if stage.outside else outside, bias, values)
+def _cells(cells: Mapping[str, StageFigure]) -> Sequence[str]:
+    return [f"**{plain(cell.text)}**" if cell.wrong else plain(cell.text) for cell in cells.values()]
 
 
 def _properties(run: Run) -> Iterator[MarkdownBlock]:

@@ -11,10 +11,10 @@ import math
 import operator
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lastbit.reports.summary import distance, error, grouped, plural, share, signed
 from lastbit.reports.why import StageMatch, Step
@@ -107,28 +107,42 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median(known) if known else math.nan
 
 
-STAGE_HEADERS = (
-    "stage", "dtype", "cases", "extreme", "rel. error", "contract", "ulp", "mismatch", "outside", "bias", "values",
-)  # fmt: skip
-"""Columns of a table of stages."""
+class StageFigure(NamedTuple):
+    """A cell of a table of stages.
+
+    Attributes:
+        value: what it is sorted by; NaN for a word, and for an unknown number.
+        wrong: the kernel fails for it.
+    """
+
+    text: str
+    value: float = math.nan
+    wrong: bool = False
 
 
-def stage_cells(stage: StageSummary) -> tuple[str, ...]:
-    """Format the cells of a stage, under `STAGE_HEADERS`."""
-    total = stage.total
-    return (
-        stage.shown_name,
-        stage.dtype,
-        f"{stage.cases:,}",
-        f"{len(stage.extreme):,}",
-        error(stage.worst_error),
-        error(stage.contract_error),
-        distance(stage.near_ulp),
-        share(total.mismatched, total.numel),
-        f"{stage.outside:,}",
-        signed(stage.typical_bias),
-        stage.verdict.value,
-    )
+STAGE_COLUMNS: Mapping[str, Callable[[StageSummary], StageFigure]] = {
+    "stage": lambda stage: StageFigure(stage.shown_name),
+    "dtype": lambda stage: StageFigure(stage.dtype),
+    "cases": lambda stage: StageFigure(f"{stage.cases:,}", stage.cases),
+    "extreme": lambda stage: StageFigure(f"{len(stage.extreme):,}", len(stage.extreme)),
+    "rel. error": lambda stage: StageFigure(error(stage.worst_error), stage.worst_error),
+    "contract": lambda stage: StageFigure(error(stage.contract_error), stage.contract_error),
+    "ulp": lambda stage: StageFigure(distance(stage.near_ulp), stage.near_ulp),
+    "mismatch": lambda stage: StageFigure(
+        share(stage.total.mismatched, stage.total.numel),
+        stage.total.mismatched / stage.total.numel if stage.total.numel else math.nan,
+    ),
+    "outside": lambda stage: StageFigure(f"{stage.outside:,}", stage.outside, wrong=stage.outside > 0),
+    "bias": lambda stage: StageFigure(signed(stage.typical_bias), stage.typical_bias),
+    "values": lambda stage: StageFigure(stage.verdict.value),
+}
+"""Column of a table of stages → its cell: the terminal, Markdown and HTML take them from here, with the meanings of
+`LEGEND` in `lastbit.reports.wording`."""
+
+
+def stage_cells(stage: StageSummary) -> dict[str, StageFigure]:
+    """Return the cells of a stage by column."""
+    return {name: cell(stage) for name, cell in STAGE_COLUMNS.items()}
 
 
 def stage_order(results: Iterable[CaseResult]) -> list[str]:
@@ -300,22 +314,17 @@ def _traced(kernel: str, seen: Sequence[tuple[Step, StageMatch]]) -> TracedStage
     )
 
 
-def traced_cells(stage: TracedStage) -> tuple[str, ...]:
-    """Format the cells of such a stage, under `lastbit.reports.stage_summary.STAGE_HEADERS`."""
-    of = f"{stage.outside:,} of {stage.of:,}" if stage.outside else "0"
-    return (
-        stage.name,
-        stage.dtype,
-        f"{stage.cases:,}",
-        "–",
-        error(stage.error),
-        error(stage.contract_error),
-        "–",
-        "–",
-        of,
-        "–",
-        "–",
-    )
+def traced_cells(stage: TracedStage) -> dict[str, StageFigure]:
+    """Return the cells of such a stage by column; it decides nothing."""
+    known = {
+        "stage": StageFigure(stage.name),
+        "dtype": StageFigure(stage.dtype),
+        "cases": StageFigure(f"{stage.cases:,}", stage.cases),
+        "rel. error": StageFigure(error(stage.error), stage.error),
+        "contract": StageFigure(error(stage.contract_error), stage.contract_error),
+        "outside": StageFigure(f"{stage.outside:,} of {stage.of:,}" if stage.outside else "0"),
+    }
+    return {name: known.get(name, StageFigure("–")) for name in STAGE_COLUMNS}
 
 
 def frame(run: Run) -> pd.DataFrame:

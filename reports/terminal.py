@@ -17,7 +17,7 @@ from lastbit.reports.explanation import brief_lines, explain_line, explanation_o
 from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_table, to_copy, verdict_word
 from lastbit.reports.progress import RunProgress
 from lastbit.reports.properties import broken, found_in, held
-from lastbit.reports.stage_summary import STAGE_HEADERS, stage_cells, traced_cells
+from lastbit.reports.stage_summary import STAGE_COLUMNS, stage_cells, traced_cells
 from lastbit.reports.standing import Standing, by_op, standings
 from lastbit.reports.summary import (
     ORDER,
@@ -277,7 +277,7 @@ def _print_stages(run: Run, console: Console) -> None:
     for device in devices:
         line(console, f"Stages on {device}", "bold")
         rows = [row for one in found if one.device == device for row in _stage_rows(one)]
-        gone += print_table(console, STAGE_HEADERS, rows, spare=_SPARE)
+        gone += print_table(console, tuple(STAGE_COLUMNS), rows, spare=_SPARE)
         line(console)
     for name, meaning in wording.legend(run) if devices else ():
         if name not in gone:
@@ -297,11 +297,11 @@ def _stage_rows(one: Standing) -> Iterator[Sequence[Text] | Text]:
     if one.beside:
         yield Text(f"  beside the values below, {one.beside}", STYLES[Verdict.FAILED])
     for stage in one.stages:
-        *cells, outside, bias, _ = map(Text, stage_cells(stage))
-        outside.style = STYLES[Verdict.FAILED] if stage.outside else ""
-        yield *cells, outside, bias, verdict_word(stage.verdict)
+        cells = stage_cells(stage)
+        words = {name: Text(cell.text, STYLES[Verdict.FAILED] if cell.wrong else "") for name, cell in cells.items()}
+        yield tuple((words | {"values": verdict_word(stage.verdict)}).values())
     for traced in one.traced:  # decides nothing
-        yield tuple(Text(cell, "dim") for cell in traced_cells(traced))
+        yield tuple(Text(cell.text, "dim") for cell in traced_cells(traced).values())
     if one.extremes:
         yield Text(f"  extreme: {one.extremes}", "dim")
 

@@ -51,7 +51,7 @@ class Sanitizer:
     @property
     def version(self) -> str:
         """`2025.3.1.0`, or what it says instead."""
-        said = subprocess.run([self.path, "--version"], capture_output=True, text=True, check=False).stdout
+        said = subprocess.run([self.path, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
         words = [line for line in said.splitlines() if line.startswith("Version")] or said.splitlines()[-1:]
         return words[0].removeprefix("Version ").partition(" (")[0] if words else "of unknown version"
 

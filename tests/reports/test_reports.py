@@ -431,7 +431,7 @@ def test_a_failure_that_no_value_shows_stands_beside_the_values() -> None:
     assert "beside the values below, 2 cases failed for wrote outside" in table
     [row] = [line for line in table.splitlines() if line.startswith("  output ")]
     assert row.endswith("PASSED")
-    assert stage_summary.STAGE_HEADERS[-1] == "values"
+    assert list(stage_summary.STAGE_COLUMNS)[-1] == "values"
     assert "beside the values below" not in shown(full_run())
     assert "beside the values below, 2 cases failed for wrote outside" in markdown.page(Run((clean, clean)))
 
