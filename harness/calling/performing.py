@@ -21,7 +21,7 @@ from lastbit.errors import KernelError
 from lastbit.inputs.allocations import guarded_allocations
 from lastbit.inputs.guards import Guarded, extent, twin
 from lastbit.inputs.of_case import rebound
-from lastbit.inputs.overlap import overlaps
+from lastbit.inputs.overlap import is_folded, overlaps
 from lastbit.inputs.poison import Poison
 from lastbit.inputs.written import AllocationCheck
 from lastbit.interpret import descending
@@ -85,7 +85,8 @@ class Performed:
         results: names of the results among these.
         own: the results that lie in no input.
         inside: names of what lies in the allocation of an input, all of which is restored.
-        shared: pairs of a returned tensor and another one, or an `input NAME`, that share memory.
+        shared: pairs of a returned tensor and another one, an `input NAME`, or itself if its elements do, that share
+            memory.
         poison: result → what its memory, and other memory of the kernel's, was filled with.
         rebound: what became of the tensors that the kernel was handed.
         checks: what must hold of the memory that it allocated; whoever is given these makes them.
@@ -202,9 +203,10 @@ def _within(guards: Sequence[Guarded], tensor: Tensor) -> bool:
 
 
 def _shared(named: Mapping[str, Tensor], guards: Sequence[Guarded]) -> list[tuple[str, str]]:
-    """List pairs of a returned tensor and another one, or an `input NAME`, that share memory."""
+    """List pairs of a returned tensor and another one, an `input NAME` or itself, that share memory."""
     guarded = {f"{INPUT}{g.name}": g.tensor for g in guards}
-    return [(a, b) for a, b in overlaps({**named, **guarded}) if a in named]
+    own = [(name, name) for name, tensor in named.items() if is_folded(tensor)]
+    return [*own, *((a, b) for a, b in overlaps({**named, **guarded}) if a in named)]
 
 
 def _reused(held: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Iterator[Finding]:

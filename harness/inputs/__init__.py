@@ -25,7 +25,7 @@ from lastbit.inputs.combinations import combinations
 from lastbit.inputs.fingerprint import fingerprint, fingerprints_of
 from lastbit.inputs.layouts import LAYOUTS, Layout, applicable_layouts
 from lastbit.inputs.of_case import Inputs, Rebound, bare, build, fingerprints, holding, refilled
-from lastbit.inputs.overlap import overlaps
+from lastbit.inputs.overlap import is_folded, overlaps
 from lastbit.inputs.poison import Differences, Poison, differences, unwritten
 from lastbit.inputs.values import regimes
 from lastbit.inputs.written import Violation, violations
@@ -59,6 +59,7 @@ __all__ = [
     "fingerprints_of",
     "guarded_allocations",
     "holding",
+    "is_folded",
     "layouts_like",
     "leading_dims",
     "least_rows",

@@ -1,4 +1,4 @@
-"""Pairs of tensors that share memory."""
+"""Pairs of tensors that share memory, and tensors whose own elements do."""
 
 from __future__ import annotations
 
@@ -33,6 +33,27 @@ def overlaps(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
     """
     spans = {name: span for name, tensor in tensors.items() if (span := _span(tensor)) is not None}
     return [(a, b) for a, b in combinations(spans, 2) if _share(spans[a], spans[b])]
+
+
+def is_folded(tensor: Tensor) -> bool:
+    """Return whether two elements of a tensor share memory, as in what `expand` returns.
+
+    Strides that do not settle it, over more than a gigabyte of addresses, count as elements apart.
+    """
+    if tensor.numel() < 2 or tensor.device.type == "meta":
+        return False
+    moving = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    if not moving[0][0]:
+        return True
+    covered, nested = 1, True
+    for stride, size in moving:
+        nested &= stride >= covered
+        covered += stride * (size - 1)
+    if nested or covered > _LARGEST_MAP:
+        return False
+    marks = torch.zeros(covered, dtype=torch.bool)
+    marks.as_strided(tensor.shape, tensor.stride()).fill_(True)
+    return int(marks.sum()) < tensor.numel()
 
 
 def _span(tensor: Tensor) -> _Span | None:

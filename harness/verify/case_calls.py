@@ -203,11 +203,14 @@ class Caller:
 
 
 def _overlaps(performed: Performed, mutates: list[str]) -> Iterator[Finding]:
-    """Yield results that share memory with another one, or with an input that the kernel does not overwrite."""
+    """Yield results that share memory: with another one, with an input that is not overwritten, or among elements."""
     overwritten = {f"{INPUT}{name}" for name in mutates}
     for a, b in performed.shared:
         other = b in performed.results or b.startswith(INPUT)
-        if a in performed.results and other and b not in overwritten:
+        if a == b and a in performed.results:
+            sentence = f"elements of result {a} share memory, as after expand; writing to one changes others."
+            yield Finding("overlap", a, sentence)
+        elif a in performed.results and other and b not in overwritten:
             sentence = f"result {a} shares memory with {b}; writing to one changes the other."
             yield Finding("overlap", a, sentence)
 

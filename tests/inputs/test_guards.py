@@ -19,6 +19,7 @@ from lastbit.inputs import (
     build,
     differences,
     guarded_allocations,
+    is_folded,
     overlaps,
     poison,
     unwritten,
@@ -477,6 +478,14 @@ def test_overlaps_agree_with_sets_of_addresses(data: st.DataObject) -> None:
     numbers = torch.arange(400)
     a, b = ({*numbers.as_strided(t.shape, t.stride(), t.storage_offset()).flatten().tolist()} for t in tensors.values())
     assert overlaps(tensors) == ([("a", "b")] if a & b else [])
+
+
+@given(data=st.data())
+def test_elements_that_share_memory_agree_with_sets_of_addresses(data: st.DataObject) -> None:
+    sizes, steps = st.integers(0, 4), st.integers(0, 12)
+    shape, strides = data.draw(st.tuples(sizes, sizes, sizes)), data.draw(st.tuples(steps, steps, steps))
+    numbers = torch.arange(400).as_strided(shape, strides)
+    assert is_folded(numbers) == (len({*numbers.flatten().tolist()}) < numbers.numel())
 
 
 def test_what_was_never_written_is_known_of_elements_wider_than_a_byte() -> None:

@@ -432,6 +432,17 @@ def test_results_that_share_memory() -> None:
     assert "shares memory with" in sentence(result, "overlap")
 
 
+@pytest.mark.parametrize("strides", [(0, 1), (32, 1)])
+def test_a_result_whose_elements_share_memory(strides: tuple[int, int]) -> None:
+    """The right bits, x being all zeros, in one row for all, or in rows of which each begins within the last."""
+    result = verified(
+        lambda x, weight, *, eps: torch.zeros(6 * 64, dtype=x.dtype).as_strided(x.shape, strides),
+        "rms_norm x=bf16[6,64]:zeros weight=bf16[64] eps=1e-06",
+    )
+    assert set(kinds(result)) == {"overlap"}
+    assert "elements of result output share memory" in sentence(result, "overlap")
+
+
 # Declared mutation
 
 
