@@ -38,6 +38,7 @@ RULES: Mapping[str, str] = {
     "unwritten": "Elements of a result that were never written",
     "guards": "Another result where nothing watches what the kernel allocates",
     "other_values": "A wrong result in a later call with other values of the same shapes",
+    "other_parameters": "A wrong result in a later call with other numbers for the parameters",
     "uninitialised": "Elements of a result that were computed from memory that was never written",
     "overlap": "Results that share memory",
     "reused_memory": "A result in the memory of an earlier call's",

@@ -6,6 +6,7 @@ of the same shapes are judged at once, so that nothing of them is held for long.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel
 from lastbit.result import Finding
 from lastbit.shadows.following import Followed, follow
+from lastbit.takes import beyond
 from lastbit.timing import GUARDS, REST, timed
 from lastbit.verify import placed
 from lastbit.verify.device_memory import LATER
@@ -357,6 +359,49 @@ def call_mixed(
     return replace(other, forbidden=tuple(against), mixed=tuple(mixed))
 
 
+_SMALL = 2.0**-6
+"""What an eps or a least scale is below: a number beside which it would not be seen."""
+
+
+def with_other_numbers(kernel: Kernel, case: Case) -> Case:
+    """Return the case with other numbers for its parameters, as far as the kernel declares that it takes them.
+
+    Small ones become a quarter, others a quarter of themselves: a scale, cap or limit then changes ordinary results,
+    and so does an eps. What is 0, infinite, NaN, an integer or a word stays.
+    """
+    for name, value in case.params.items():
+        if isinstance(value, float) and value and math.isfinite(value):
+            number = math.copysign(0.25, value) if abs(value) < _SMALL else value / 4
+            other = replace(case, params={**case.params, name: number})
+            case = case if beyond(kernel.takes, other) else other
+    return case
+
+
+def call_renumbered(caller: Caller, inputs: Inputs, problem_of: ProblemOf) -> tuple[Finding, ...]:
+    """Call the kernel on `inputs` with other numbers for its parameters; return what the reference says against it.
+
+    A kernel that keeps what it was first passed with tensors of these shapes, such as eps, is wrong here. There is no
+    finding where no number changes, the op is not defined for them, or the kernel raises: no case says that it must
+    take them.
+    """
+    changed = replace(inputs, case=with_other_numbers(caller.kernel, inputs.case))
+    if changed.case == inputs.case:
+        return ()
+    problem = problem_of(changed)
+    try:
+        given = replace(caller, results=tuple(problem.required), may_return=tuple(problem.may_return))
+        call = given.guarded(changed)
+    except Exception:
+        inputs.restore()
+        return ()
+    before = inputs.case.params
+    told = [
+        f"{name}={value} (not {before[name]})" for name, value in changed.case.params.items() if value != before[name]
+    ]
+    where = f"in a later call, with the same tensors and {', '.join(told)}"
+    return tuple(dict.fromkeys((*call.findings, *forbidden(problem, call.actual, "other_parameters", where))))
+
+
 def is_harmless(findings: Iterable[Finding]) -> bool:
     """Return whether no write outside was found; after one, calls without guards could spoil the process."""
     return all(finding.kind != "wrote_outside" for finding in findings)
@@ -378,6 +423,7 @@ class Calls:
         apart: results that differ between these two.
         other: a call with other values of the same shapes, between these two.
         unguarded: one on the values of the case after that, where the other ones lay, without guards on allocations.
+        renumbered: what is wrong with one on the values of the case with other numbers for its parameters.
     """
 
     kernel: Kernel
@@ -386,6 +432,7 @@ class Calls:
     apart: frozenset[str]
     other: OtherValues | None = None
     unguarded: Unguarded | None = None
+    renumbered: tuple[Finding, ...] = ()
 
     def findings(self) -> Iterator[Finding]:
         """Yield the kernel's faults in each call, and contradictions between its calls."""
@@ -415,8 +462,10 @@ class Unguarded:
 
 
 @timed(GUARDS)
-def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat: bool) -> Calls:
-    """Call the kernel on `inputs` twice, or with `repeat` five times; one that writes outside keeps its guards.
+def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat: bool, renumber: bool = False) -> Calls:
+    """Call the kernel on `inputs` twice, or with `repeat` five times, and six times if it is to `renumber` parameters.
+
+    A kernel that writes outside keeps its guards.
 
     Results of the first call are copied, because a later call could write to them. What a call shows is settled before
     the next one, for the sake of memory: beside what the kernel needs itself, a case holds four times its inputs and
@@ -434,11 +483,13 @@ def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat:
             _unguarded(caller, _where_others_lay(inputs, other), first, problem_of) if repeat and harmless else None
         )
         other = other and replace(other, guards=())
+        sound = repeat and harmless and not (other and other.forbidden)
+        renumbered = call_renumbered(caller, inputs, problem_of) if renumber and sound else ()
         last = caller.last(inputs)
     differing = apart(first, last, (*first.results, *caller.kernel.unordered))
     once = {n: first.actual[n] if n in first.results and n not in differing else t for n, t in last.actual.items()}
     last = replace(last, actual=once)
-    return Calls(caller.kernel, replace(first, own={}), last, frozenset(differing), other, unguarded)
+    return Calls(caller.kernel, replace(first, own={}), last, frozenset(differing), other, unguarded, renumbered)
 
 
 def _where_others_lay(inputs: Inputs, other: OtherValues | None) -> Inputs:

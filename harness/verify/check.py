@@ -103,17 +103,22 @@ class Subject:
 
 
 def verify_case(
-    subject: Subject, case: Case, *, repeat: bool = True, settled: Collection[str] | None = ()
+    subject: Subject,
+    case: Case,
+    *,
+    repeat: bool = True,
+    renumber: bool = True,
+    settled: Collection[str] | None = (),
 ) -> CaseResult:
     """Call the kernel on `case` and judge it; nothing that the kernel does wrong raises.
 
     Two calls find their own allocations filled with different bits. The later one also stores the stages that the
     kernel declares, and an interpreted one runs its programs in descending order: results that differ were not written,
-    or depend on something else. With `repeat`, two calls between them see other values of the same shapes, and no
-    guards on allocations. Alternative contracts that are `settled` are not ruled out again; None
-    tries none at all, which changes no verdict.
+    or depend on something else. With `repeat`, calls between them see other values of the same shapes, no guards on
+    allocations, and with `renumber` other numbers for the parameters. Alternative contracts that are `settled` are not
+    ruled out again; None tries none at all, which changes no verdict.
     """
-    examined = _examined(subject, case, repeat, settled)
+    examined = _examined(subject, case, repeat, renumber, settled)
     print(examined.traceback, end="", file=sys.stderr)  # pytest keeps it in the log of the run
     result = examined.result
     del examined  # and the tensors with it
@@ -124,7 +129,7 @@ def verify_case(
 
 def examine(subject: Subject, case: Case) -> tuple[CaseResult, dict[str, Tensor]]:
     """Verify a case as `verify_case` without `repeat`; also return copies of the judged tensors, by stage."""
-    examined = _examined(subject, case, repeat=False, settled=())
+    examined = _examined(subject, case, repeat=False, renumber=False, settled=())
     return examined.result, {name: tensor.clone() for name, tensor in examined.actual.items()}
 
 
@@ -137,7 +142,7 @@ class _Examined:
     traceback: str = ""
 
 
-def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[str] | None) -> _Examined:
+def _examined(subject: Subject, case: Case, repeat: bool, renumber: bool, settled: Collection[str] | None) -> _Examined:
     kernel, outcome = subject.kernel, subject.outcome(Verdict.UNSUPPORTED, str(case), case.dtypes)
     actual: dict[str, Tensor] = {}
     raised = ""
@@ -147,7 +152,7 @@ def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[st
         if reason := unsupported(kernel, case):
             return _Examined(replace(outcome, reason=reason))
         with made_current(subject.device):  # where Triton launches
-            outcome, actual = _judged(subject, case, outcome, repeat, settled)
+            outcome, actual = _judged(subject, case, outcome, repeat, renumber, settled)
     except UnsupportedCase as error:
         outcome = replace(outcome, reason=str(error), declined=True)
     except KeyboardInterrupt:
@@ -193,13 +198,13 @@ def unsupported(kernel: Kernel, case: Case) -> str:
 
 @remembering()
 def _judged(
-    subject: Subject, case: Case, outcome: CaseResult, repeat: bool, settled: Collection[str] | None
+    subject: Subject, case: Case, outcome: CaseResult, repeat: bool, renumber: bool, settled: Collection[str] | None
 ) -> tuple[CaseResult, dict[str, Tensor]]:
-    caller, problem, calls = _called(subject, case, repeat)
+    caller, problem, calls = _called(subject, case, repeat, renumber)
     judgement, actual = _judgement(problem, calls, settled)
     findings = [*calls.findings(), *_placement(caller, case)]
-    if calls.other is not None and judgement.verdict is not Verdict.FAILED:
-        findings += calls.other.forbidden
+    if judgement.verdict is not Verdict.FAILED:
+        findings += [*(calls.other.forbidden if calls.other else ()), *calls.renumbered]
     if any(finding.kind == "wrote_outside" for finding in findings):
         PROBLEMS.forget()
     findings = list(dict.fromkeys(findings))
@@ -209,7 +214,7 @@ def _judged(
     return result.strict if subject.strict else result, actual
 
 
-def _called(subject: Subject, case: Case, repeat: bool) -> tuple[Caller, Problem, Calls]:
+def _called(subject: Subject, case: Case, repeat: bool, renumber: bool) -> tuple[Caller, Problem, Calls]:
     """Make all calls of a case but those for placement; its inputs are released on return."""
     inputs = build(case.gathered(), subject.device)
     problem = subject.problem(inputs)
@@ -217,7 +222,7 @@ def _called(subject: Subject, case: Case, repeat: bool) -> tuple[Caller, Problem
     optional = tuple(problem.may_return)
     caller = Caller(subject.kernel, subject.device, results, optional, subject.performer, problem.shapes)
     with races() if subject.races else nullcontext():
-        return caller, problem, make_calls(caller, inputs, subject.problem, repeat=repeat)
+        return caller, problem, make_calls(caller, inputs, subject.problem, repeat=repeat, renumber=renumber)
 
 
 def _judgement(problem: Problem, calls: Calls, settled: Collection[str] | None) -> tuple[Judgement, dict[str, Tensor]]:

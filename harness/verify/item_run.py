@@ -187,6 +187,7 @@ class Explorer:
         self.item, self._record, self._started, self._verify = item, record, started, verify
         self._features = features or partial(features_of, accepts=item.subject.kernel.accepts)
         self._repeated: set[object] = set()
+        self._renumbered: set[str] = set()
         self._followed: set[object] = set()
         self._settled: dict[str, set[str]] = {}
 
@@ -194,12 +195,14 @@ class Explorer:
         """Run a case of the item and record its result.
 
         The kernel is called with other values, too, if the case is the first with one of its features, or a reader
-        asked for it.
+        asked for it; with other numbers for its parameters, if it is the first that is given these.
         """
-        features = self._features(case)
-        result = self._verified(case, repeat=self.item.asked or not features <= self._repeated)
+        features, numbers = self._features(case), {name for name, v in case.params.items() if isinstance(v, float)}
+        renumber = self.item.asked or not numbers <= self._renumbered
+        result = self._verified(case, repeat=self.item.asked or not features <= self._repeated, renumber=renumber)
         if result.verdict not in TURNED_DOWN:
             self._repeated |= features
+            self._renumbered |= numbers
         self.results.append(result)
         self._record(result)
         return result
@@ -259,13 +262,13 @@ class Explorer:
         self._record(result)
         return None
 
-    def _verified(self, case: Case, *, repeat: bool, counted: bool = True) -> CaseResult:
+    def _verified(self, case: Case, *, repeat: bool, renumber: bool = True, counted: bool = True) -> CaseResult:
         settled = self._settled.setdefault(case.dtypes, set())
 
         def attempt() -> CaseResult:
             begins = partial(self._started, self.item, case, counted=counted)
             begins()
-            result = verify_case(self.item.subject, case, repeat=repeat, settled=settled)
+            result = verify_case(self.item.subject, case, repeat=repeat, renumber=renumber, settled=settled)
             if self._asks_for_formula(case, result, counted=counted):
                 result = with_formula(self.item.subject, case, result, begins)
             asks = self.item.group.properties and counted

@@ -98,6 +98,7 @@ def test_two_calls_alone_let_pass_what_needs_other_values_or_no_guards() -> None
         "output by shape",
         "output by address",
         "output by weight",
+        "eps by shape",
         "captured graph",
         "sees __wrapped__",
         "sees a Python function",

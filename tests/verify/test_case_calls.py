@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ def test_a_case_holds_no_more_than_it_must(repeat: bool) -> None:
     assert judge.held.most <= max(last, elsewhere if repeat else 0) + little
     whole = inputs + result + stage
     assert judge.seen[-1] <= whole + little, "what the kernel was given, and the same results again, are gone"
-    assert len(judge.seen) == 1 + 2 * repeat
+    assert len(judge.seen) == 1 + 3 * repeat
     assert judge.seen[0] <= (elsewhere if repeat else whole) + little
 
 
@@ -173,9 +174,10 @@ def test_a_result_beyond_an_input_is_what_the_kernel_wrote_there() -> None:
     assert [finding.kind for finding in calls.findings()] == ["wrote_outside", "reused_memory"]
 
 
-@pytest.mark.parametrize("number", [1, 4, 5])
+@pytest.mark.parametrize("number", [1, 4, 6])
 def test_a_result_without_memory_is_an_error(number: int) -> None:
-    count = iter(range(1, 6))
+    """In any call but that with other numbers for the parameters, which a kernel need not take."""
+    count = iter(range(1, 7))
 
     def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         output = norm(x, weight, eps=eps)["output"]
@@ -183,3 +185,31 @@ def test_a_result_without_memory_is_an_error(number: int) -> None:
 
     result = verify_case(Subject(Kernel("mine", "rms_norm", "", kernel), RMS_NORM, CPU), SMALL)
     assert result.verdict is Verdict.ERRORED and "device meta" in result.reason
+
+
+def test_a_kernel_need_not_take_other_numbers() -> None:
+    """No case has them; what such a call leaves in an input that may be overwritten does not reach the next one."""
+
+    def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        output = norm(x, weight, eps=eps)["output"]
+        x.zero_()
+        if eps != 1e-6:
+            raise ValueError(eps)
+        return output
+
+    subject = Subject(Kernel("mine", "rms_norm", "", kernel, mutates=("x",)), RMS_NORM, CPU)
+    assert verify_case(subject, SMALL).verdict is Verdict.PASSED
+
+
+@pytest.mark.parametrize(
+    ("params", "takes", "expected"),
+    [
+        ({"eps": 1e-6, "scale": -2.0}, {}, {"eps": 0.25, "scale": -0.5}),
+        ({"eps": 1e-6, "scale": -2.0}, {"eps": (1e-6, 1e-5)}, {"eps": 1e-6, "scale": -0.5}),
+        ({"eps": 0.0, "cap": math.inf, "width": 4, "flag": True, "mode": "row"}, {}, {}),
+    ],
+)
+def test_other_numbers(params: dict[str, Any], takes: dict[str, Any], expected: dict[str, Any]) -> None:
+    kernel = Kernel("mine", "rms_norm", "", norm, takes=takes)
+    case = Case("rms_norm", SMALL.tensors, params)
+    assert case_calls.with_other_numbers(kernel, case).params == {**params, **expected}
