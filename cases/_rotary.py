@@ -29,11 +29,11 @@ HEADS = ("normal", "rows", "tiny", "outlier", "lattice", "pow2", "subnormal", "l
 """Regimes of q and k."""
 
 
-def rotary_choices(table: str, rows: int) -> dict[str, tuple[Option, ...]]:
-    """Map the tables and the positions of tokens to their options."""
+def rotary_choices(cos: str, sin: str, rows: int) -> dict[str, tuple[Option, ...]]:
+    """Map the tables, of these dtypes, and the positions of tokens to their options."""
     found: dict[str, tuple[Option, ...]] = {}
-    for name in ("cos", "sin"):
-        found |= tensor_choices(name, (table,), _TABLES, row_layouts(2))
+    for name, dtype in (("cos", cos), ("sin", sin)):
+        found |= tensor_choices(name, (dtype,), _TABLES, row_layouts(2))
     return found | tensor_choices("positions", ("int64", "int32"), ("below_N", "counting", "zeros"), layouts_like(64))
 
 

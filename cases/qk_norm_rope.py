@@ -1,15 +1,27 @@
-"""Cases of RMSNorm of heads with rotary embedding after it: dtypes of heads, weight and tables, and edges."""
+"""Cases of RMSNorm of heads with rotary embedding after it: groups in which every two dtypes meet, and edges."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 from hypothesis import strategies as st
 
-from lastbit import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor, layouts_like, row_layouts, tensor_choices
+from lastbit import (
+    Case,
+    Choices,
+    Chosen,
+    Group,
+    TensorSpec,
+    chosen_tensor,
+    combinations,
+    layouts_like,
+    row_layouts,
+    tensor_choices,
+)
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
 from lastbit.cases._rotary import HEADS, heads, real_heads, real_shapes, real_tables, rotary_choices
@@ -27,22 +39,29 @@ class _QkNormOptions:
     weight: str | None
     table: str
     interleaved: bool
-    narrow: int
-    wide: int
+    halves: tuple[int, int]
 
     def __str__(self) -> str:
+        low, high = self.halves
         words = [self.x, f"weight_{self.weight}" if self.weight else "", f"table_{self.table}"]
-        return "-".join(
-            filter(None, [*words, "interleaved" * self.interleaved, f"R{2 * self.narrow}to{2 * self.wide}"])
-        )
+        return "-".join(filter(None, [*words, "interleaved" * self.interleaved, f"R{2 * low}to{2 * high}"]))
 
 
-_GROUPS = (
-    _QkNormOptions("bf16", "bf16", "fp32", False, 33, 64),
-    _QkNormOptions("bf16", "bf16", "bf16", True, 17, 32),
-    _QkNormOptions("fp16", "fp16", "fp16", False, 17, 32),
-    _QkNormOptions("bf16", None, "fp32", False, 1, 16),
-)
+_HALVES = ((33, 64), (17, 32), (17, 32), (1, 16))
+
+
+def _rows(accepts: frozenset[str]) -> Iterator[_QkNormOptions]:
+    """Yield rows of options in which every two meet that a kernel with these parameters takes."""
+    found = combinations(
+        {
+            "x": ("bf16", "fp16", "fp32"),
+            "weight": ("bf16", "fp16", "fp32", None) if "weight" in accepts else (None,),
+            "table": ("fp32", "bf16", "fp16"),
+            "interleaved": (False, True) if "interleaved" in accepts else (False,),
+        }
+    )
+    for row, halves in zip(found, cycle(_HALVES), strict=False):
+        yield _QkNormOptions(**row, halves=halves)  # type: ignore[arg-type]
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
@@ -51,10 +70,8 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("qk_norm_rope", accepts, small=small)))
     yield from properties("qk_norm_rope", accepts, small=small)
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
-    for options in _GROUPS:
-        if "interleaved" in accepts or not options.interleaved:
-            strategy = partial(_cases, options, accepts, most)
-            yield Group(str(options), strategy, choices=_choices(options, accepts, most // 64))
+    for options in _rows(accepts):
+        yield Group(str(options), partial(_cases, options, most), choices=_choices(options, accepts, most // 64))
 
 
 def _choices(options: _QkNormOptions, accepts: frozenset[str], rows: int) -> Choices:
@@ -62,12 +79,12 @@ def _choices(options: _QkNormOptions, accepts: frozenset[str], rows: int) -> Cho
     if options.weight is not None:
         found |= tensor_choices("weight", (options.weight,), ("normal", "near_one", "signs"), layouts_like(64))
     offset = {"weight_offset": (None, 1.0)} if "weight_offset" in accepts else {}
-    return found | rotary_choices(options.table, rows) | {"eps": (1e-6, 1e-5)} | offset
+    return found | rotary_choices(options.table, options.table, rows) | {"eps": (1e-6, 1e-5)} | offset
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: _QkNormOptions, accepts: frozenset[str], most: int, chosen: Chosen) -> Case:
-    drawn = draw(heads(chosen, options.narrow, options.wide, most))
+def _cases(draw: st.DrawFn, options: _QkNormOptions, most: int, chosen: Chosen) -> Case:
+    drawn = draw(heads(chosen, *options.halves, most))
     tensors = [chosen_tensor("x", chosen, drawn.shape), *drawn.tables]
     if options.weight is not None:
         tensors.append(chosen_tensor("weight", chosen, drawn.shape[-1:]))

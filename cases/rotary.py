@@ -1,4 +1,4 @@
-"""Cases of rotary embeddings: a group per dtypes of heads and tables, real-model shapes, and edges.
+"""Cases of rotary embeddings: groups in which every two dtypes and options meet, real-model shapes, and edges.
 
 A group fixes what a Triton kernel is specialised on; regimes and layouts are chosen, and Hypothesis draws the rest.
 """
@@ -8,11 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 from hypothesis import strategies as st
 
-from lastbit import Case, Choices, Chosen, Group, chosen_tensor, least_rows, row_layouts, tensor_choices
+from lastbit import (
+    Case,
+    Choices,
+    Chosen,
+    Group,
+    chosen_tensor,
+    combinations,
+    least_rows,
+    row_layouts,
+    tensor_choices,
+)
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
 from lastbit.cases._rotary import HEADS, heads, real_heads, real_shapes, real_tables, rotary_choices
@@ -26,26 +37,34 @@ class _RotaryOptions:
     """The fixed facts of a group: dtypes of q and the tables, k or not, how pairs lie, and the range of R / 2."""
 
     q: str
-    table: str
+    cos: str
+    sin: str
     k: bool
     interleaved: bool
-    narrow: int
-    wide: int
+    halves: tuple[int, int]
 
     def __str__(self) -> str:
-        words = [self.q, f"table_{self.table}" if self.table != self.q else "", "k" if self.k else ""]
-        return "-".join(
-            filter(None, [*words, "interleaved" * self.interleaved, f"R{2 * self.narrow}to{2 * self.wide}"])
-        )
+        low, high = self.halves
+        words = [self.q, f"cos_{self.cos}-sin_{self.sin}", "k" * self.k, "interleaved" * self.interleaved]
+        return "-".join(filter(None, [*words, f"R{2 * low}to{2 * high}"]))
 
 
-_GROUPS = (
-    _RotaryOptions("bf16", "fp32", True, False, 33, 64),
-    _RotaryOptions("bf16", "bf16", True, True, 17, 32),
-    _RotaryOptions("fp16", "fp16", True, False, 33, 64),
-    _RotaryOptions("fp16", "fp32", False, True, 1, 16),
-    _RotaryOptions("fp32", "fp32", True, False, 17, 32),
-)
+_HALVES = ((33, 64), (17, 32), (1, 16))
+
+
+def _rows(accepts: frozenset[str]) -> Iterator[_RotaryOptions]:
+    """Yield rows of options in which every two meet that a kernel with these parameters takes."""
+    found = combinations(
+        {
+            "q": ("bf16", "fp16", "fp32"),
+            "cos": ("fp32", "bf16", "fp16"),
+            "sin": ("fp32", "bf16", "fp16"),
+            "k": (True, False) if "k" in accepts else (False,),
+            "interleaved": (False, True) if "interleaved" in accepts else (False,),
+        }
+    )
+    for row, halves in zip(found, cycle(_HALVES), strict=False):
+        yield _RotaryOptions(**row, halves=halves)  # type: ignore[arg-type]
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
@@ -54,25 +73,20 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("rotary", accepts, small=small)))
     yield from properties("rotary", accepts, small=small)
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
-    for options in _GROUPS:
-        if accepts >= _needed(options):
-            yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most // 64))
-
-
-def _needed(options: _RotaryOptions) -> set[str]:
-    return {"interleaved"} if options.interleaved else {"k"} if options.k else set()
+    for options in _rows(accepts):
+        yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most // 64))
 
 
 def _choices(options: _RotaryOptions, rows: int) -> Choices:
     """Map the tensors of a group to their options, where q may have that many rows."""
     found = tensor_choices("q", (options.q,), HEADS, row_layouts(rows))
     found |= tensor_choices("k", (options.q,), HEADS, row_layouts(rows)) if options.k else {}
-    return found | rotary_choices(options.table, rows)
+    return found | rotary_choices(options.cos, options.sin, rows)
 
 
 @st.composite
 def _cases(draw: st.DrawFn, options: _RotaryOptions, most: int, chosen: Chosen) -> Case:
-    drawn = draw(heads(chosen, options.narrow, options.wide, most))
+    drawn = draw(heads(chosen, *options.halves, most))
     *tokens, count, width = drawn.shape
     tensors = [chosen_tensor("q", chosen, drawn.shape), *drawn.tables]
     if options.k:
