@@ -1,6 +1,7 @@
 """Cases of attention: sequences of few queries and keys, the heads of real models, and edges.
 
-A group fixes what a kernel is compiled for: the dtype, sinks or not, and the power of two above the width of a head.
+A group fixes what a kernel is compiled for: dtypes, sinks, mask and cap or not, and the power of two above the width
+of a head. Every two of these meet in some group.
 Few keys are not a matter of time alone: the more terms, the fewer outputs have one legal value.
 """
 
@@ -10,43 +11,78 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
-from lastbit import Case, Choices, Chosen, Group, Option, TensorSpec, chosen_tensor, layouts_like, tensor_choices
+from lastbit import (
+    Case,
+    Choices,
+    Chosen,
+    Group,
+    Option,
+    TensorSpec,
+    chosen_tensor,
+    combinations,
+    layouts_like,
+    tensor_choices,
+)
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["attention"]
-_QUERIES = ("normal", "outlier", "tiny", "zero_rows", "integers", "special")
-_KEYS = ("normal", "outlier", "outlier_last", "integers", "signs")
-_VALUES = ("normal", "rows", "lattice", "sparse", "outlier")
-_SINKS = ("normal", "zeros", "outlier", "integers")
-_CAPS = (None, 30.0, 5.0)
-_LAYOUTS = ("contiguous", "packed_qkv", "columns_first", "every_second", "unaligned", "expanded")
+_WIDE = {
+    "q": ("normal", "outlier", "tiny", "zero_rows", "integers", "special"),
+    "k": ("normal", "outlier", "outlier_last", "integers", "signs"),
+    "v": ("normal", "rows", "lattice", "sparse", "outlier"),
+}
+_NARROW = {"q": ("normal", "integers", "special"), "k": ("normal", "outlier", "signs"), "v": ("normal", "rows", "sparse")}
+_REGIMES = {"bf16": _WIDE, "fp16": _WIDE, "fp32": _NARROW}
+"""Regimes of queries, keys and values by their dtype: what a kernel computes with is fp32 whatever that is."""
+_SINKS = ("normal", "outlier", "zeros", "integers")
+_CAPS = (30.0, 5.0)
+_PLACED = ("contiguous", "packed_qkv", "columns_first", "every_second", "unaligned", "expanded")
+_LAYOUTS = {"bf16": _PLACED, "fp16": _PLACED, "fp32": _PLACED[:3]}
 _SCALES = (0.25, 0.17677669529663687, 1.0, 0.088)
 _MOST_QUERIES, _MOST_KEYS = 10, 40
 
 
 @dataclass(frozen=True)
 class _AttentionOptions:
-    """The fixed facts of a group: the dtype, whether there are sinks, and the range of the width of a head."""
+    """The fixed facts of a group: dtypes of q and of sinks, if any, parameters, and the range of the width of a head."""
 
     dtype: str
-    sinks: bool
-    narrow: int
-    wide: int
+    sinks: str | None
+    causal: bool
+    capped: bool
+    widths: tuple[int, int]
 
     def __str__(self) -> str:
-        return f"{self.dtype}{'-sinks' * self.sinks}-D{self.narrow}to{self.wide}"
+        low, high = self.widths
+        words = [self.dtype, f"sinks_{self.sinks}" if self.sinks else "", "causal" * self.causal, "cap" * self.capped]
+        return "-".join(filter(None, [*words, f"D{low}to{high}"]))
 
 
-_GROUPS = (
-    _AttentionOptions("bf16", False, 17, 32),
-    _AttentionOptions("fp16", True, 1, 16),
-)
+_OTHER = {"bf16": "fp32", "fp16": "fp32", "fp32": "bf16"}
+"""Dtype of q → another one that sinks have, as a model keeps them in fp32 beside 16-bit numbers."""
+_WIDTHS = ((17, 32), (1, 16))
+
+
+def _rows(accepts: frozenset[str]) -> Iterator[_AttentionOptions]:
+    """Yield rows of options in which every two meet that a kernel with these parameters takes."""
+    found = combinations(
+        {
+            "dtype": ("bf16", "fp16", "fp32"),
+            "sinks": (None, "own", "other") if "sinks" in accepts else (None,),
+            "causal": (False, True) if "causal" in accepts else (False,),
+            "capped": (False, True) if "cap" in accepts else (False,),
+        }
+    )
+    for row, widths in zip(found, cycle(_WIDTHS), strict=False):
+        sinks = {None: None, "own": row["dtype"], "other": _OTHER[str(row["dtype"])]}[row.pop("sinks")]
+        yield _AttentionOptions(**row, sinks=sinks, widths=widths)  # type: ignore[arg-type]
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
@@ -54,20 +90,19 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=tuple(edges("attention", accepts, small=small)))
     yield from properties("attention", accepts, small=small)
-    for options in _GROUPS:
-        if not options.sinks or "sinks" in accepts:
-            yield Group(str(options), partial(_cases, options), choices=_choices(options, accepts))
+    for options in _rows(accepts):
+        yield Group(str(options), partial(_cases, options), choices=_choices(options))
 
 
-def _choices(options: _AttentionOptions, accepts: frozenset[str]) -> Choices:
-    dtypes = (options.dtype,)
+def _choices(options: _AttentionOptions) -> Choices:
     found: dict[str, tuple[Option, ...]] = {}
-    for name, regimes in (("q", _QUERIES), ("k", _KEYS), ("v", _VALUES)):
-        found |= tensor_choices(name, dtypes, regimes, _LAYOUTS)
-    if options.sinks:
-        found |= tensor_choices("sinks", dtypes, _SINKS, layouts_like(4))
-    found |= {"causal": (False, True)} if "causal" in accepts else {}
-    found |= {"cap": _CAPS} if "cap" in accepts else {}
+    for name, regimes in _REGIMES[options.dtype].items():
+        found |= tensor_choices(name, (options.dtype,), regimes, _LAYOUTS[options.dtype])
+    if options.sinks is not None:
+        regimes = _SINKS if options.sinks == options.dtype else _SINKS[:2]
+        found |= tensor_choices("sinks", (options.sinks,), regimes, layouts_like(4))
+    found |= {"causal": (True,)} if options.causal else {}
+    found |= {"cap": _CAPS} if options.capped else {}
     return found | {"scale": _SCALES}
 
 
@@ -75,13 +110,13 @@ def _choices(options: _AttentionOptions, accepts: frozenset[str]) -> Choices:
 def _cases(draw: st.DrawFn, options: _AttentionOptions, chosen: Chosen) -> Case:
     batch, groups, shared = 2, 2, draw(st.sampled_from((1, 2)))
     queries, keys = draw(st.integers(2, _MOST_QUERIES)), draw(st.integers(2, _MOST_KEYS))
-    width, value_width = (draw(st.integers(options.narrow, options.wide)) for _ in range(2))
+    width, value_width = (draw(st.integers(*options.widths)) for _ in range(2))
     tensors = [
         chosen_tensor("q", chosen, (batch, queries, groups * shared, width)),
         chosen_tensor("k", chosen, (batch, keys, groups, width)),
         chosen_tensor("v", chosen, (batch, keys, groups, value_width)),
     ]
-    if options.sinks:
+    if options.sinks is not None:
         tensors.append(chosen_tensor("sinks", chosen, (groups * shared,)))
     params: dict[str, Any] = {name: chosen[name] for name in ("scale", "causal", "cap") if chosen.get(name) is not None}
     return Case("attention", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))

@@ -47,6 +47,8 @@ class _QkNormOptions:
         return "-".join(filter(None, [*words, "interleaved" * self.interleaved, f"R{2 * low}to{2 * high}"]))
 
 
+_HEADS = {"bf16": HEADS, "fp16": HEADS, "fp32": ("normal", "rows", "outlier", "lattice", "special")}
+"""Regimes of x by its dtype: what a kernel computes with is fp32 whatever that is."""
 _HALVES = ((33, 64), (17, 32), (17, 32), (1, 16))
 
 
@@ -75,7 +77,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 
 
 def _choices(options: _QkNormOptions, accepts: frozenset[str], rows: int) -> Choices:
-    found = tensor_choices("x", (options.x,), HEADS, row_layouts(rows))
+    found = tensor_choices("x", (options.x,), _HEADS[options.x], row_layouts(rows))
     if options.weight is not None:
         found |= tensor_choices("weight", (options.weight,), ("normal", "near_one", "signs"), layouts_like(64))
     offset = {"weight_offset": (None, 1.0)} if "weight_offset" in accepts else {}

@@ -6,7 +6,9 @@ from tests.faults.plant import Edit, Fault
 
 GROUPS = {
     "plain": {"bf16": "bf16-D17to32"},
-    "sinks": {"fp16": "fp16-sinks-D1to16"},
+    "causal": {"fp16": "fp16-causal-D17to32"},
+    "cap": {"bf16": "bf16-sinks_bf16-causal-cap-D1to16"},
+    "sinks": {"fp16": "fp16-sinks_fp16-D17to32"},
     "edges": {"bf16": "edges", "fp16": "edges"},
 }
 """Options of a fault → dtype of q → the group of cases that it is hunted with."""
@@ -31,7 +33,7 @@ def _fault(
 ) -> Fault:
     """Return a change of the text of attention.py: old and new."""
     changed = tuple(Edit(old, new, "attention.py") for old, new in edits)
-    dtypes = ("fp16",) if options == "sinks" else ("bf16",)
+    dtypes = ("fp16",) if options in ("sinks", "causal") else ("bf16",)
     return Fault(name, description, changed, named, named, "attention", variant, options, dtypes)
 
 
@@ -127,32 +129,38 @@ MASKS = (
         "own key masked",
         "masks the key of the query itself",
         (_SEEN, "key[None, :] < last"),
+        options="causal",
     ),
     _fault(
         "one key too many",
         "lets a query see the key after its own",
         (_SEEN, "key[None, :] <= 1 + last"),
         ("-1), 0) + 1)", "-1), 0) + 2)"),
+        options="causal",
     ),
     _fault(
         "aligned at the start",
         "lets the first query see the first key alone",
         ("last = token + (keys - queries)", "last = token"),
+        options="causal",
     ),
     _fault(
         "mask of 0",
         "gives masked keys a score of 0",
         ('scores = tl.where(seen, scores, float("-inf"))', "scores = tl.where(seen, scores, 0.0)"),
+        options="causal",
     ),
     _fault(
         "cap left out of the division",
         "caps scores without dividing them first",
         ("else scale / cap", "else scale"),
+        options="cap",
     ),
     _fault(
         "clipped, not capped",
         "clips scores at the cap",
         ("libdevice.tanh(scores) * cap", "tl.clamp(scores, -1.0, 1.0) * cap"),
+        options="cap",
     ),
     _fault(
         "scale of the width",
