@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from lastbit import (
     Option,
     TensorSpec,
     chosen_tensor,
+    combinations,
     layouts_like,
     least_rows,
     residues,
@@ -39,9 +40,15 @@ _LOGITS = {
 }
 """Regimes of logits by their dtype: what a kernel computes with is fp32 whatever that is."""
 _LABELS = ("labels_N", "below_N")
-_LOGIT_SCALES = (0.5, 2.0, 0.3)
-_SOFTCAPS = (30.0, 1.0)
-_Z_LOSSES = (1e-4, 0.1)
+_PARAMS: dict[str, tuple[Option, ...]] = {
+    "label_smoothing": (0.1, 0.5),
+    "logit_scale": (0.5, 2.0, 0.3),
+    "softcap": (30.0, 1.0),
+    "z_loss": (1e-4, 0.1),
+}
+"""Parameters that a kernel may be compiled with or without, and what they may be."""
+_CLASSES = ((1, 64), (257, 500), (65, 256))
+"""Ranges of V, which chooses the block of a kernel."""
 
 SMALL_ELEMENTS = 1 << 11  # of logits where a CPU takes part
 LARGE_ELEMENTS = 1 << 22
@@ -49,37 +56,39 @@ LARGE_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True)
 class LogitsVariant:
-    """The fixed facts of a group: dtype of the logits, and the range of V, which chooses the block of a kernel."""
+    """The fixed facts of a group: dtypes of logits and labels, the range of V, and which parameters are given."""
 
     dtype: str
-    narrow: int
-    wide: int
+    labels: str
+    classes: tuple[int, int]
+    params: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.dtype}-V{self.narrow}to{self.wide}"
+        low, high = self.classes
+        return "-".join([self.dtype, f"labels_{self.labels}", *self.params, f"V{low}to{high}"])
 
 
-VARIANTS = (
-    LogitsVariant("bf16", 1, 64),
-    LogitsVariant("bf16", 257, 500),
-    LogitsVariant("fp16", 65, 256),
-    LogitsVariant("fp32", 200, 300),
-)
+def variants(
+    accepts: frozenset[str],
+    own: Mapping[str, Sequence[Option]],
+    together: Callable[[Mapping[str, Any]], bool] = lambda row: True,
+) -> Iterator[tuple[LogitsVariant, dict[str, Any]]]:
+    """Yield rows of options in which every two meet that a kernel with these parameters takes, with the op's `own`."""
+    axes: dict[str, Sequence[Option]] = {"dtype": ("bf16", "fp16", "fp32"), "classes": range(len(_CLASSES)), **own}
+    axes |= {name: (False, True) if name in accepts else (False,) for name in _PARAMS}
+    for row in combinations({**axes, "labels": ("int64", "int32")}, together):
+        given = tuple(name for name in _PARAMS if row[name])
+        classes = _CLASSES[int(row["classes"] or 0)]
+        yield LogitsVariant(str(row["dtype"]), str(row["labels"]), classes, given), {name: row[name] for name in own}
 
 
 def choices(variant: LogitsVariant, accepts: frozenset[str], most: int) -> dict[str, tuple[Option, ...]]:
     """Map each tensor and parameter that a kernel accepts to its options, where logits may have `most` elements."""
-    layouts = layouts_like(min(most // variant.wide, 2), 64)
+    layouts = layouts_like(min(most // variant.classes[1], 2), 64)
     found: dict[str, tuple[Option, ...]] = tensor_choices("logits", (variant.dtype,), _LOGITS[variant.dtype], layouts)
-    found |= tensor_choices("labels", ("int64", "int32"), _LABELS, layouts_like(64))
-    found |= {"logits columns % 16": residues(variant.narrow, variant.wide, 16)}
-    own: dict[str, tuple[Option, ...]] = {
-        "label_smoothing": (None, 0.1, 0.5),
-        "logit_scale": (None, *_LOGIT_SCALES),
-        "softcap": (None, *_SOFTCAPS),
-        "z_loss": (None, *_Z_LOSSES),
-        "count": (None, DRAWN),
-    }
+    found |= tensor_choices("labels", (variant.labels,), _LABELS, layouts_like(64))
+    found |= {"logits columns % 16": residues(*variant.classes, 16)}
+    own = {name: options if name in variant.params else (None,) for name, options in _PARAMS.items()}
     return found | {name: options for name, options in own.items() if name in accepts}
 
 
@@ -88,11 +97,10 @@ def drawn(
     draw: st.DrawFn, variant: LogitsVariant, most: int, chosen: Chosen
 ) -> tuple[list[TensorSpec], dict[str, Any]]:
     """Draw logits and labels, and return them with the parameters that were chosen."""
-    classes = draw(widths_with(chosen["logits columns % 16"], variant.narrow, variant.wide, 16))
+    classes = draw(widths_with(chosen["logits columns % 16"], *variant.classes, 16))
     rows = draw(st.integers(least_rows(chosen)[0], max(least_rows(chosen)[0], most // classes)))
     tensors = [chosen_tensor("logits", chosen, (rows, classes)), chosen_tensor("labels", chosen, (rows,), classes)]
-    names = ("label_smoothing", "logit_scale", "softcap", "z_loss", "count")
-    params = {name: option for name in names if (option := chosen.get(name)) is not None}
+    params = {name: option for name in (*_PARAMS, "count") if (option := chosen.get(name)) is not None}
     if params.get("count") == DRAWN:
         params["count"] = draw(st.integers(1, 3 * rows))
     return tensors, params

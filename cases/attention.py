@@ -38,7 +38,11 @@ _WIDE = {
     "k": ("normal", "outlier", "outlier_last", "integers", "signs"),
     "v": ("normal", "rows", "lattice", "sparse", "outlier"),
 }
-_NARROW = {"q": ("normal", "integers", "special"), "k": ("normal", "outlier", "signs"), "v": ("normal", "rows", "sparse")}
+_NARROW = {
+    "q": ("normal", "integers", "special"),
+    "k": ("normal", "outlier", "signs"),
+    "v": ("normal", "rows", "sparse"),
+}
 _REGIMES = {"bf16": _WIDE, "fp16": _WIDE, "fp32": _NARROW}
 """Regimes of queries, keys and values by their dtype: what a kernel computes with is fp32 whatever that is."""
 _SINKS = ("normal", "outlier", "zeros", "integers")
@@ -51,7 +55,7 @@ _MOST_QUERIES, _MOST_KEYS = 10, 40
 
 @dataclass(frozen=True)
 class _AttentionOptions:
-    """The fixed facts of a group: dtypes of q and of sinks, if any, parameters, and the range of the width of a head."""
+    """The fixed facts of a group: dtypes of q and of any sinks, parameters, and the range of the width of a head."""
 
     dtype: str
     sinks: str | None

@@ -1,4 +1,4 @@
-"""Cases of cross entropy: one group per dtype and range of classes, vocabularies of real models, and edges."""
+"""Cases of cross entropy: groups in which every two dtypes and options meet, vocabularies of real models, and edges."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from lastbit import Case, Choices, Chosen, Group
+from lastbit import DRAWN, Case, Choices, Chosen, Group, Option
 from lastbit.cases._cross_entropy import (
     LARGE_ELEMENTS,
     SMALL_ELEMENTS,
-    VARIANTS,
     LogitsVariant,
     choices,
     drawn,
     real_logits,
+    variants,
 )
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
@@ -29,13 +29,16 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("cross_entropy", accepts, small=small)))
     yield from properties("cross_entropy", accepts, small=small)
     most = SMALL_ELEMENTS if small else LARGE_ELEMENTS
-    for variant in VARIANTS:
-        own = choices(variant, accepts, most)
-        yield Group(str(variant), partial(_cases, variant, most), choices={**own, **_reductions(accepts)})
+    for variant, row in variants(accepts, {"reduction": _REDUCTIONS if "reduction" in accepts else (None,)}):
+        own = {**choices(variant, accepts, most), **_reduction(row["reduction"], accepts)}
+        name = f"{variant}-{row['reduction']}" if row["reduction"] else str(variant)
+        yield Group(name, partial(_cases, variant, most), choices=own)
 
 
-def _reductions(accepts: frozenset[str]) -> Choices:
-    return {"reduction": _REDUCTIONS} if "reduction" in accepts else {}
+def _reduction(reduction: str | None, accepts: frozenset[str]) -> Choices:
+    """Map what a kernel does with the losses to its options: a count goes with a mean alone."""
+    found: dict[str, tuple[Option, ...]] = {"reduction": (reduction,)} if "reduction" in accepts else {}
+    return found | ({"count": (None, DRAWN)} if reduction == "mean" and "count" in accepts else {})
 
 
 @st.composite
@@ -43,8 +46,6 @@ def _cases(draw: st.DrawFn, variant: LogitsVariant, most: int, chosen: Chosen) -
     tensors, params = draw(drawn(variant, most, chosen))
     if reduction := chosen.get("reduction"):
         params["reduction"] = reduction
-    if reduction != "mean":
-        params.pop("count", None)
     return Case("cross_entropy", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
 
 

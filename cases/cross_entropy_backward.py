@@ -7,15 +7,15 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from lastbit import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor, layouts_like, tensor_choices
+from lastbit import DRAWN, Case, Choices, Chosen, Group, TensorSpec, chosen_tensor, layouts_like, tensor_choices
 from lastbit.cases._cross_entropy import (
     LARGE_ELEMENTS,
     SMALL_ELEMENTS,
-    VARIANTS,
     LogitsVariant,
     choices,
     drawn,
     real_logits,
+    variants,
 )
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
@@ -30,14 +30,15 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("cross_entropy_backward", accepts, small=small)))
     yield from properties("cross_entropy_backward", accepts, small=small)
     most = SMALL_ELEMENTS if small else LARGE_ELEMENTS
-    for number, variant in enumerate(VARIANTS):
-        saved = bool(number % 2) and "lse" in accepts
-        own = {**choices(variant, accepts, most), **_gradients(variant, saved=saved)}
-        yield Group(f"{variant}{'-lse' * saved}", partial(_cases, variant, saved, most), choices=own)
+    axes = {"grad": ("fp32", "own"), "saved": (False, True) if "lse" in accepts else (False,)}
+    for variant, row in variants(accepts, axes, lambda row: (row["dtype"], row["grad"]) != ("fp32", "own")):
+        grad, saved = variant.dtype if row["grad"] == "own" else "fp32", bool(row["saved"])
+        own = {**choices(variant, accepts, most), **_gradients(grad, saved=saved)}
+        own |= {"count": (None, DRAWN)} if "count" in accepts else {}
+        yield Group(f"{variant}-grad_{grad}{'-lse' * saved}", partial(_cases, variant, saved, most), choices=own)
 
 
-def _gradients(variant: LogitsVariant, *, saved: bool) -> Choices:
-    dtype = variant.dtype if saved else "fp32"
+def _gradients(dtype: str, *, saved: bool) -> Choices:
     found = tensor_choices("grad_output", (dtype,), _GRADIENTS, layouts_like(64))
     return found | (tensor_choices("lse", ("fp32",), _SAVED, layouts_like(64)) if saved else {})
 
