@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from lastbit import Chosen, Option, TensorSpec, chosen_tensor, row_layouts, tensor_choices
+from collections.abc import Sequence
 
-_REGIMES = ("normal", "rows", "outlier", "lattice", "zero_rows", "subnormal", "huge", "special")
+from lastbit import Chosen, Option, TensorSpec, chosen_tensor, tensor_choices
+
+REGIMES = ("normal", "rows", "outlier", "lattice", "zero_rows", "subnormal", "huge", "special")
 
 
 def peers(ranks: int) -> tuple[str, ...]:
@@ -12,11 +14,11 @@ def peers(ranks: int) -> tuple[str, ...]:
     return tuple(f"peer_{number}" for number in range(1, ranks))
 
 
-def rank_choices(ranks: int, dtype: str, rows: int) -> dict[str, tuple[Option, ...]]:
+def rank_choices(dtype: str, layouts: Sequence[str], regimes: Sequence[str] = REGIMES) -> dict[str, tuple[Option, ...]]:
     """Map x and its first peer to their options; the other peers are like that one."""
     found: dict[str, tuple[Option, ...]] = {}
     for name in ("x", "peer_1"):
-        found |= tensor_choices(name, (dtype,), _REGIMES, row_layouts(rows))
+        found |= tensor_choices(name, (dtype,), regimes, layouts)
     return found
 
 

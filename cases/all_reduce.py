@@ -1,4 +1,4 @@
-"""Cases of all-reduce: a group per dtype and number of ranks, and edges."""
+"""Cases of all-reduce: a group per dtype and number of ranks up to four, and edges with more."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from lastbit import Case, Chosen, Group, leading_dims, least_rows
+from lastbit import Case, Chosen, Group, Option, combinations, leading_dims, least_rows, row_layouts
 from lastbit.cases._edges import edges
 from lastbit.cases._ranks import peers, rank_choices, rank_tensors
 
-_GROUPS = (("bf16", 2), ("bf16", 4), ("fp16", 3), ("fp32", 4))
+_AXES: dict[str, tuple[Option, ...]] = {"dtype": ("bf16", "fp16", "fp32"), "ranks": (2, 3, 4)}
 _SMALL_ELEMENTS = 1 << 11  # of x where a CPU takes part
 _LARGE_ELEMENTS = 1 << 21
 
@@ -20,10 +20,11 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Yield the groups for a kernel that takes the tensors `accepts`; `small` cuts them."""
     yield Group("edges", examples=tuple(edges("all_reduce", accepts, small=small)))
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
-    for dtype, ranks in _GROUPS:
+    for row in combinations(_AXES):
+        dtype, ranks = str(row["dtype"]), int(row["ranks"] or 0)
         if accepts.issuperset(peers(ranks)):
             strategy = partial(_cases, ranks, most)
-            yield Group(f"{dtype}-ranks{ranks}", strategy, choices=rank_choices(ranks, dtype, most // 64))
+            yield Group(f"{dtype}-ranks{ranks}", strategy, choices=rank_choices(dtype, row_layouts(most // 64)))
 
 
 @st.composite

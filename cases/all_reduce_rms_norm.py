@@ -1,4 +1,4 @@
-"""Cases of all-reduce and RMSNorm: two and four ranks, with a residual and without, and edges."""
+"""Cases of all-reduce and RMSNorm: two to four ranks, with weight and residual or without, and edges with more."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from lastbit import (
     Chosen,
     Group,
     chosen_tensor,
+    combinations,
     layouts_like,
     leading_dims,
     least_rows,
@@ -21,7 +22,7 @@ from lastbit import (
     tensor_choices,
 )
 from lastbit.cases._edges import edges
-from lastbit.cases._ranks import peers, rank_choices, rank_tensors
+from lastbit.cases._ranks import REGIMES, peers, rank_choices, rank_tensors
 
 _SMALL_ELEMENTS = 1 << 11  # of x where a CPU takes part
 _LARGE_ELEMENTS = 1 << 21
@@ -29,43 +30,54 @@ _LARGE_ELEMENTS = 1 << 21
 
 @dataclass(frozen=True)
 class _AllReduceNormOptions:
-    """The fixed facts of a group; without a weight and residual for a kernel that takes none."""
+    """The fixed facts of a group: dtypes of the ranks' tensors and of the weight, if any, and a residual or none."""
 
-    ranks: int
     dtype: str
+    ranks: int
     weight: str | None
     residual: bool
-
-    def without(self, accepts: frozenset[str]) -> _AllReduceNormOptions:
-        weight = self.weight if "weight" in accepts else None
-        return _AllReduceNormOptions(self.ranks, self.dtype, weight, self.residual and "residual" in accepts)
 
     def __str__(self) -> str:
         words = [self.dtype, f"weight_{self.weight}" if self.weight else "", "residual" if self.residual else ""]
         return "-".join([*filter(None, words), f"ranks{self.ranks}"])
 
 
-_GROUPS = (
-    _AllReduceNormOptions(2, "bf16", "bf16", True),
-    _AllReduceNormOptions(4, "bf16", "fp32", True),
-    _AllReduceNormOptions(2, "fp16", "fp16", False),
-)
+_OTHER = {"bf16": "fp32", "fp16": "fp32", "fp32": "bf16"}
+"""Dtype of the tensors → another one that a weight has."""
+_REGIMES = {"bf16": REGIMES, "fp16": REGIMES, "fp32": ("normal", "outlier", "special")}
+"""Regimes of the tensors by their dtype: what a kernel adds and normalizes is fp32 whatever that is."""
+
+
+def _rows(accepts: frozenset[str]) -> Iterator[_AllReduceNormOptions]:
+    """Yield rows of options in which every two meet that a kernel with these parameters takes."""
+    found = combinations(
+        {
+            "dtype": ("bf16", "fp16", "fp32"),
+            "ranks": tuple(ranks for ranks in (2, 4, 3) if accepts.issuperset(peers(ranks))),
+            "weight": ("own", "other", None) if "weight" in accepts else (None,),
+            "residual": (True, False) if "residual" in accepts else (False,),
+        }
+    )
+    for row in found:
+        weight = {None: None, "own": row["dtype"], "other": _OTHER[str(row["dtype"])]}[row.pop("weight")]
+        yield _AllReduceNormOptions(**row, weight=weight)  # type: ignore[arg-type]
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("edges", examples=tuple(edges("all_reduce_rms_norm", accepts, small=small)))
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
-    for options in dict.fromkeys(o.without(accepts) for o in _GROUPS if accepts.issuperset(peers(o.ranks))):
+    for options in _rows(accepts):
         yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most // 64))
 
 
 def _choices(options: _AllReduceNormOptions, rows: int) -> Choices:
-    found = rank_choices(options.ranks, options.dtype, rows)
+    layouts = row_layouts(rows)[: 3 if options.dtype == "fp32" else None]
+    found = rank_choices(options.dtype, layouts, _REGIMES[options.dtype])
     if options.weight is not None:
         found |= tensor_choices("weight", (options.weight,), ("normal", "near_one", "signs"), layouts_like(64))
     if options.residual:
-        found |= tensor_choices("residual", (options.dtype,), ("normal", "rows", "outlier"), row_layouts(rows))
+        found |= tensor_choices("residual", (options.dtype,), ("normal", "rows", "outlier"), layouts)
     return {**found, "eps": (1e-6, 1e-5)}
 
 
