@@ -20,17 +20,15 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from lastbit.branches.branch_sites import decisions_of_arcs
-from lastbit.files import BUILT_IN, PACKAGE
+from lastbit.branches.own_files import INSTALLED, NOT_OWN, is_own, root_of
 from lastbit.interpret import decisions
 from lastbit.interpret.decisions import Decision
-from lastbit.trees import checkout_of, folders_of_package
+from lastbit.trees import folders_of_package
 
 if TYPE_CHECKING:
     from coverage import Coverage
 
-_NOT_OWN = (PACKAGE, *(BUILT_IN / name for name in ("references", "cases", "reports")))
 _COMPILES = "torch._dynamo.convert_frame"
-_INSTALLED = ("site-packages", "dist-packages")
 _QUIET = ("no-data-collected", "trace-changed", "module-not-measured", "no-ctracer", "no-sysmon-context")
 
 
@@ -46,10 +44,9 @@ class TakenBranches:
 
     def __init__(self, kernel: str, file: Path, packages: tuple[str, ...] = ()) -> None:
         self.known = True
-        self._kernel, self._root = kernel, _root_of(file)
+        self._kernel, self._root = kernel, root_of(file)
         self._packages = tuple(folder for package in packages for folder in folders_of_package(package))
         self._in_programs: set[Decision] = set()
-        self._own: dict[str, bool] = {}
         self._named = False
         with suppress(OSError):
             if "torch.compile" in file.read_text(encoding="utf-8", errors="replace"):
@@ -57,22 +54,16 @@ class TakenBranches:
 
     def add(self, decided: Iterable[Decision]) -> None:
         """Add what interpreted programs decided."""
-        self._in_programs.update(one for one in decided if self._is_own(one[0]))
+        self._in_programs.update(one for one in decided if is_own(one[0], self._root, self._packages))
 
     def decisions(self) -> set[Decision]:
         """Return all decisions of calls of this kernel in this process."""
         data = _tracer(self._root, self._packages).get_data()
         data.set_query_context(self._kernel)
-        arcs = ((file, data.arcs(file) or ()) for file in data.measured_files() if self._is_own(file))
+        arcs = (
+            (file, data.arcs(file) or ()) for file in data.measured_files() if is_own(file, self._root, self._packages)
+        )
         return self._in_programs.union(*(decisions_of_arcs(file, pairs) for file, pairs in arcs))
-
-    def _is_own(self, file: str) -> bool:
-        if file not in self._own:
-            path = Path(file).resolve()
-            others = any(path.is_relative_to(place) for place in _NOT_OWN) or not {*_INSTALLED}.isdisjoint(path.parts)
-            named = any(path.is_relative_to(folder) for folder in self._packages)
-            self._own[file] = named or (path.is_relative_to(self._root) and not others)
-        return self._own[file]
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
@@ -134,20 +125,14 @@ def _is_traced() -> bool:
     return sys.gettrace() is not None or bool(monitoring and monitoring.get_tool(monitoring.COVERAGE_ID))
 
 
-def _root_of(file: Path) -> Path:
-    file = file.resolve()
-    checkout = None if not {*_INSTALLED}.isdisjoint(file.parts) else checkout_of(file.parent)
-    return checkout.root.resolve() if checkout else file.parent
-
-
 @functools.cache
 def _tracer(root: Path, packages: tuple[Path, ...]) -> Coverage:
     """Return what traces the files below folders; it holds what it has seen in memory."""
     from coverage import Coverage
 
     included = [f"{root}/*", *(f"{place}/*" if place.is_dir() else str(place) for place in packages)]
-    omitted = [f"{place}/*" for place in _NOT_OWN]
-    omitted += [] if packages else [f"*/{name}/*" for name in _INSTALLED]  # which would omit these, too
+    omitted = [f"{place}/*" for place in NOT_OWN]
+    omitted += [] if packages else [f"*/{name}/*" for name in INSTALLED]  # which would omit these, too
     own = Coverage(data_file=None, config_file=False, branch=True, include=included, omit=omitted, messages=False)
     own.set_option("run:core", "ctrace")  # which branches and contexts need
     own.set_option("run:disable_warnings", list(_QUIET))

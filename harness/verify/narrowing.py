@@ -72,7 +72,7 @@ def not_asked(kernel: Kernel, op: Op, groups: Iterable[Group], own: Iterable[Gro
 
 def _narrowed(group: Group, kernel: Kernel) -> Group | None:
     """Return the group of the cases that the kernel takes, None if there are none."""
-    fit = partial(_fitted, kernel)
+    fit = partial(fitted, kernel)
     examples = tuple(dict.fromkeys(case for example in group.examples if (case := fit(example)) is not None))
     choices = {choice: _options(choice, options, kernel) for choice, options in group.choices.items()}
     own = replace(group, examples=examples, choices=choices)
@@ -82,7 +82,7 @@ def _narrowed(group: Group, kernel: Kernel) -> Group | None:
     return replace(own, strategy=None, choices={}) if examples else None
 
 
-def _fitted(kernel: Kernel, case: Case) -> Case | None:
+def fitted(kernel: Kernel, case: Case) -> Case | None:
     """Return the case with its tensors placed as the kernel takes them, None if it does not take that either."""
     placed = placed_inside(_with_held(kernel), case)
     return None if unsupported(kernel, placed) else placed
@@ -130,7 +130,7 @@ def _meets(group: Group, kernel: Kernel) -> bool:
     for count in _PROBES:
         drawn: list[Case] = []
         drawing(free(group), drawn.append, count=count, seed_=0)
-        if any(_fitted(kernel, case) for case in drawn):
+        if any(fitted(kernel, case) for case in drawn):
             return True
     return False
 
@@ -142,7 +142,7 @@ def _chosen_within(kernel: Kernel, strategy: Any, chosen: Chosen) -> Any:
 @st.composite
 def _within(draw: st.DrawFn, kernel: Kernel, strategy: Any) -> Case:
     """Draw a case of a strategy that the kernel takes."""
-    cases = (_fitted(kernel, draw(strategy)) for _ in range(_TRIES))
+    cases = (fitted(kernel, draw(strategy)) for _ in range(_TRIES))
     found = next((case for case in cases if case is not None), None)
     return reject() if found is None else found
 

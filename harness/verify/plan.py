@@ -220,7 +220,7 @@ def make_plan(
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
     beside = None if device_type == "cpu" or config.sanitize else Beside(config)
     shares = _shares(kernels) if config.shares else {}
-    groups_for = _groups_for(project, config)
+    groups_for = _groups_for(project, config, len({kernel.source or kernel.name for kernel in kernels}))
     items: list[Item] = []
     not_run = [*lacking]
     not_run += [n for k in kernels if k.name not in refused for n in likely_slips(k, project.op(k.op))]
@@ -338,7 +338,9 @@ def later_imports(config: Config) -> Callable[[], None]:
     return check
 
 
-def _groups_for(project: Project, config: Config) -> Callable[[Subject], tuple[Sequence[Group], Sequence[NotRun]]]:
+def _groups_for(
+    project: Project, config: Config, functions: int
+) -> Callable[[Subject], tuple[Sequence[Group], Sequence[NotRun]]]:
     """Return a function that makes the groups of cases of a kernel on a device, and notes of what is left out."""
     if config.lines:
         cases = [parse_case(line) for line in config.lines]
@@ -350,7 +352,7 @@ def _groups_for(project: Project, config: Config) -> Callable[[Subject], tuple[S
     # It draws by Hypothesis, which takes as long to import as all of lastbit, and which lines of cases need not.
     from lastbit.verify.run_groups import groups_in_a_run
 
-    return groups_in_a_run(project, config)
+    return groups_in_a_run(project, config, functions)
 
 
 def _of_lines(own: Sequence[Case], config: Config) -> tuple[Group, ...]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from hypothesis import strategies as st
 
+from lastbit.branches.size_constants import SizeConstants, size_constants
 from lastbit.case import PEER, Case, Group
 from lastbit.config import PROFILES, Config
 from lastbit.devices import machine
@@ -18,10 +20,23 @@ from lastbit.verify.drawing import designed, free
 from lastbit.verify.narrowing import groups_of, narrowed, not_asked, takes_less
 from lastbit.verify.project import Project
 from lastbit.verify.property_checks import ordinary_group
+from lastbit.verify.sizes import Sized, cases_of_each, sized_cases, templates_of
+
+_FULL = "sizes that its source names, for which a run of so many kernels has no case left; alone it has more"
+_MOST_NUMBERS = 6  # that a note names
 
 
-def groups_in_a_run(project: Project, config: Config) -> Callable[[Subject], tuple[list[Group], list[NotRun]]]:
-    """Return a function that makes the groups of a kernel on a device, and notes of those that it does not take."""
+def groups_in_a_run(
+    project: Project, config: Config, functions: int = 1
+) -> Callable[[Subject], tuple[list[Group], list[NotRun]]]:
+    """Return a function that makes the groups of a kernel on a device, and notes of those that it does not take.
+
+    `functions` is how many functions the kernels of the run are, which share its sized cases.
+    """
+    most = cases_of_each(functions, share=config.cases_per_group / PROFILES["ci"])
+    compared = bool(config.revision or config.revisions)  # case by case, and each may name other sizes
+
+    templates = functools.cache(partial(templates_of, project, small=config.small))
 
     @functools.cache  # most kernels of an op have groups in common
     def made(op: str, accepts: frozenset[str], taking_less: Kernel | None) -> list[Group]:
@@ -40,9 +55,19 @@ def groups_in_a_run(project: Project, config: Config) -> Callable[[Subject], tup
         groups = made(kernel.op, kernel.accepts, kernel if takes_less(kernel, op) else None)
         groups = [*groups, *_further(project, subject, groups, small=config.small)]
         every = project.groups(kernel.op, kernel.accepts, small=config.small)
-        return groups, list(not_asked(kernel, op, every, groups))
+        constants = SizeConstants() if compared else size_constants(kernel.call, kernel.source)
+        sized = sized_cases(templates(kernel.op), kernel, constants, most)
+        groups += [Group("sizes", examples=sized.cases)] if sized.cases else []
+        return groups, [*not_asked(kernel, op, every, groups), *_left_out(kernel, sized)]
 
     return groups_and_notes
+
+
+def _left_out(kernel: Kernel, sized: Sized) -> Iterator[NotRun]:
+    """Yield a note of the numbers of a kernel's comparisons for which the run has no case left."""
+    if sized.left:
+        numbers = ", ".join(map(str, sized.left[:_MOST_NUMBERS])) + ", …" * (len(sized.left) > _MOST_NUMBERS)
+        yield NotRun(f"{kernel.name} beside {numbers}", _FULL)
 
 
 def _further(project: Project, subject: Subject, groups: Iterable[Group], *, small: bool) -> Iterator[Group]:

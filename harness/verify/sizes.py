@@ -1,0 +1,299 @@
+"""Cases in which one dimension after the other is long, or of a size that the kernel's source names.
+
+`cases/sizes/OP.txt` has templates: case lines in which the dimensions of tensors are names.
+
+    rms_norm T=2..2111..70001 N=16..40009 x=bf16[T,N] weight=bf16[N] eps=1e-06
+    rotary T=3..1103 D=16..520/2 P=5..5003 q=bf16[T,1,D] cos=fp32[P,D/2] sin=fp32[P,D/2] positions=int64[T]:below_{P}
+
+`T=2..2111..70001/4` is a dimension: 2 where another one is looked at, at most 2111 where a CPU takes part and 70001 on an
+accelerator, always a multiple of 4. Shapes may have products and quotients of dimensions, and so has the rest of a line
+in braces.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from lastbit.branches.size_constants import SizeConstants
+from lastbit.case import Case, parse_case
+from lastbit.errors import UsageError
+from lastbit.kernel import Kernel
+from lastbit.verify.narrowing import fitted
+from lastbit.verify.project import Project
+
+# 93 kernels of 36 functions take some 60 s of two cores for as many; one kernel takes a few seconds for the most.
+_CASES_OF_A_RUN, _FEWEST, _MOST = 240, 6, 24
+"""Sized cases that the functions of a run have together, and how many each has at least and at most."""
+
+# Arbitrary: cases of so many elements take hardly longer than smaller ones; with more, several dimensions are long.
+_PACKED = 1 << 15
+"""Elements of all tensors up to which another dimension takes a new size in the same case."""
+
+_LARGEST = 1 << 18
+"""Elements of a tensor up to which two dimensions together reach a number that no dimension reaches."""
+
+# Arbitrary: the next ones are longer still, or shorter by a little.
+_TRIES = 6
+"""Sizes of a dimension that are tried beside those of another one."""
+
+# Arbitrary: drawn cases have all smaller sizes, and sources have many small numbers that are no sizes.
+_SMALL = 8
+
+_DIMENSION = re.compile(r"(?P<name>[A-Z]\w*)=(?P<narrow>\d+)\.\.(?P<long>\d+)(\.\.(?P<longer>\d+))?(/(?P<step>\d+))?")
+_SHAPE = re.compile(r"\[([^\]]+)\]")
+_BRACES = re.compile(r"\{([^}]+)\}")
+_FACTOR = re.compile(r"(?P<sign>^|[*/])(?P<factor>\w+)")
+
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Dimension:
+    """The sizes of a dimension: `narrow` where others are long, up to `longest`, in steps, of a kernel `among` some."""
+
+    narrow: int
+    longest: int
+    step: int = 1
+    among: Collection[object] | None = None
+
+    def has(self, size: int) -> bool:
+        inside = 1 <= size <= self.longest and size % self.step == 0
+        return inside and (self.among is None or size in self.among)
+
+    def within(self, among: Collection[object]) -> _Dimension | None:
+        """Return the dimension with those of its sizes that are among some; None if there are none."""
+        sizes = sorted(size for size in among if isinstance(size, int) and self.has(size))
+        if not sizes:
+            return None
+        narrow = next((size for size in sizes if size >= self.narrow), sizes[-1])
+        return _Dimension(narrow, sizes[-1], self.step, among)
+
+
+@dataclass(frozen=True)
+class Template:
+    """A case line whose tensors have named dimensions."""
+
+    line: str
+    dimensions: Mapping[str, _Dimension]
+
+    def case(self, sizes: Sizes, seed: int = 0) -> Case:
+        """Make the case of some sizes; the other dimensions are narrow."""
+        known = self._with_narrow(sizes)
+        line = _SHAPE.sub(
+            lambda found: f"[{','.join(str(_value(part, known)) for part in found[1].split(','))}]", self.line
+        )
+        line = _BRACES.sub(lambda found: str(_value(found[1], known)), line)
+        return parse_case(f"{line} seed={seed}")
+
+    def elements(self, sizes: Sizes) -> int:
+        """Return how many elements all tensors of the case of some sizes have."""
+        known = self._with_narrow(sizes)
+        return sum(math.prod(_value(part, known) for part in shape) for shape in self.shapes)
+
+    def has(self, sizes: Sizes) -> bool:
+        """Return whether each of the sizes is one of a dimension here."""
+        return all(name in self.dimensions and self.dimensions[name].has(size) for name, size in sizes.items())
+
+    def dimension_of(self, tensor: str, place: int) -> str:
+        """Return the name of a tensor's dimension; empty where it is not one alone, or there is none."""
+        shape = re.search(rf" {tensor}=\w+\[([^\]]+)\]", self.line)
+        parts = shape[1].split(",") if shape else []
+        return parts[place] if -len(parts) <= place < len(parts) and parts[place] in self.dimensions else ""
+
+    @cached_property
+    def shapes(self) -> list[list[str]]:
+        """The dimensions of each tensor as they are written, the first tensor's first."""
+        return [found[1].split(",") for found in _SHAPE.finditer(self.line)]
+
+    def _with_narrow(self, sizes: Sizes) -> Sizes:
+        return {name: sizes.get(name, own.narrow) for name, own in self.dimensions.items()}
+
+
+def templates_of(project: Project, op: str, *, small: bool) -> list[Template]:
+    """Return the templates of an op, for runs that a CPU takes part in or for others; none of one without a file."""
+    files = [folder / "cases" / "sizes" / f"{op}.txt" for folder in project.folders]
+    return [one for file in files if file.is_file() for one in read_templates(file, small=small)]
+
+
+def read_templates(path: Path, *, small: bool) -> list[Template]:
+    """Read the templates of a file.
+
+    Raises:
+        UsageError: a line is no template; the message has its number.
+    """
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line and not line.startswith("#"):
+            try:
+                found.append(_template(line, small=small))
+            except UsageError as error:
+                raise UsageError(f"{path}, line {number}: {error}") from error
+    return found
+
+
+def _template(line: str, *, small: bool) -> Template:
+    words, dimensions = [], {}
+    for word in line.split():
+        if (found := _DIMENSION.fullmatch(word)) is None:
+            words.append(word)
+            continue
+        narrow, step = int(found["narrow"]), int(found["step"] or 1)
+        longest = int(found["long"] if small else found["longer"] or found["long"])
+        own = _Dimension(narrow, longest // step * step, step)
+        if not own.has(narrow):
+            raise UsageError(f"{word!r} must begin with a multiple of {step} from 1 to {longest}")
+        dimensions[found["name"]] = own
+    template = Template(" ".join(words), dimensions)
+    template.case({})
+    return template
+
+
+def _value(expression: str, sizes: Sizes) -> int:
+    """Compute products and quotients of dimensions and numbers: `G*W`, `2*N`, `D/2`."""
+    if expression in sizes:
+        return sizes[expression]
+    parts = list(_FACTOR.finditer(expression))
+    if "".join(part[0] for part in parts) != expression:
+        raise UsageError(f"cannot read {expression!r}: expected dimensions and numbers with * or / between them")
+    value = 1
+    for part in parts:
+        name = part["factor"]
+        if not name.isdigit() and name not in sizes:
+            raise UsageError(f"dimension {name!r} is not declared; write {name}=NARROW..LONGEST before the tensors")
+        factor = int(name) if name.isdigit() else sizes[name]
+        value = value // factor if part["sign"] == "/" else value * factor
+    return value
+
+
+@dataclass(frozen=True)
+class Sized:
+    """The sized cases of a kernel, and the numbers of its comparisons beside which no dimension has a case."""
+
+    cases: tuple[Case, ...] = ()
+    left: tuple[int, ...] = ()
+
+
+def cases_of_each(functions: int, *, share: float = 1.0) -> int:
+    """Return how many sized cases each function of a run has; `share` is that of a run of profile `ci`."""
+    return round(min(_MOST, max(_FEWEST, _CASES_OF_A_RUN // max(functions, 1))) * share)
+
+
+def sized_cases(templates: Sequence[Template], kernel: Kernel, constants: SizeConstants, most: int) -> Sized:
+    """Choose the sized cases of a kernel, at most so many.
+
+    Each dimension is at its longest in one of them. Then come the numbers of the kernel's comparisons, its blocks, and
+    powers of two, with one less and one more. Dimensions take new sizes together where the tensors stay narrow, and the
+    templates take turns.
+    """
+    own = [narrow for template in templates if (narrow := _narrowed(template, kernel)) is not None]
+    left = _rungs(own, constants)
+    numbers = {number for number in left.values() if number}
+    cases: list[Case] = []
+    while left and len(cases) < most:
+        first, turn = next(iter(left)), len(cases) % len(own)
+        tried = (_packed(template, dict(first), left, kernel) for template in own[turn:] + own[:turn])
+        made = next((one for one in tried if one is not None), None)
+        number = left.pop(first)
+        if made is not None:
+            case, sizes = made
+            numbers.discard(number)
+            cases.append(replace(case, seed=len(cases) + 1))
+            for rung in [rung for rung in left if all(sizes.get(name) == size for name, size in rung)]:
+                numbers.discard(left.pop(rung))
+    return Sized(tuple(cases), tuple(sorted(numbers)))
+
+
+def _narrowed(template: Template, kernel: Kernel) -> Template | None:
+    """Return the template with the sizes that a kernel declares it takes; None if it does not take such cases."""
+    dimensions = dict(template.dimensions)
+    for key, options in kernel.takes.items():
+        tensor, _, what = key.partition(" ")
+        place = -1 if what == "columns" else int(what.removeprefix("size ")) if what.startswith("size ") else None
+        name = "" if place is None else template.dimension_of(tensor, place)
+        if name:
+            within = dimensions[name].within(options)
+            if within is None:
+                return None
+            dimensions[name] = within
+    own = replace(template, dimensions=dimensions)
+    return own if fitted(kernel, own.case({})) else None
+
+
+Rung = tuple[tuple[str, int], ...]
+"""Sizes of one dimension, or of two that reach a number together."""
+
+
+def _rungs(templates: Sequence[Template], constants: SizeConstants) -> dict[Rung, int]:
+    """Map sizes to look at, the worthiest first, to the number of the kernel's comparisons that they reach, or 0."""
+    longest: dict[str, int] = {}
+    for template in templates:
+        for name, own in template.dimensions.items():
+            longest[name] = max(own.longest, longest.get(name, 0))
+    steps = {name: own.step for template in templates for name, own in template.dimensions.items()}
+    compared = [number for number in constants.compared if number >= _SMALL]
+    few = [number for number in constants.compared if number < _SMALL]
+    found: dict[Rung, int] = {((name, size),): 0 for name, size in longest.items()}
+
+    def add(size: int, number: int = 0, *, up: bool = True) -> None:
+        for name, most in longest.items():
+            own = (-(-size // steps[name]) if up else size // steps[name]) * steps[name]
+            if 2 <= own <= most:
+                found.setdefault(((name, own),), number)
+
+    for number in compared:
+        add(number + 1, number)
+    for number in compared:
+        if together := _together(number, templates, longest):
+            found.setdefault(together, number)
+    for number in compared:
+        add(number)
+        add(number - 1, up=False)
+    for number in constants.blocks:
+        add(number + 1)
+    for number in (*compared, *constants.blocks):
+        add(2 * number + 1)
+    for number in (*constants.blocks, *few):
+        add(number)
+        add(number - 1, up=False)
+        add(2 * number)
+    powers = [1 << power for power in range(max(longest.values(), default=0).bit_length(), 2, -1)]
+    for power in powers:
+        add(power + 1)
+    for power in powers:
+        add(3 * power // 2)
+        add(power - 1, up=False)
+        add(power)
+    return found
+
+
+def _together(number: int, templates: Sequence[Template], longest: Mapping[str, int]) -> Rung:
+    """Return sizes of the first tensor's dimensions whose product is above a number that none of them reaches."""
+    first = templates[0] if templates else None
+    names = [name for name in longest if first and any(name in part.split("*") for part in first.shapes[0])]
+    if len(names) < 2 or not max(longest[name] for name in names) < number < _LARGEST:
+        return ()
+    names = sorted(names, key=lambda name: -longest[name])[:2]
+    short = min(longest[names[1]], math.isqrt(number) + 1)
+    return ((names[0], number // short + 1), (names[1], short))
+
+
+def _packed(
+    template: Template, sizes: dict[str, int], left: Mapping[Rung, int], kernel: Kernel
+) -> tuple[Case, Sizes] | None:
+    """Return the case of some sizes, with further ones of other dimensions; None if the kernel does not take it."""
+    if not template.has(sizes) or (case := fitted(kernel, template.case(sizes))) is None:
+        return None
+    tried: dict[str, int] = {}
+    for (name, size), *others in left:
+        if others or name in sizes or tried.get(name, 0) == _TRIES or not template.has({name: size}):
+            continue
+        tried[name] = tried.get(name, 0) + 1
+        together = sizes | {name: size}
+        if template.elements(together) <= _PACKED and (more := fitted(kernel, template.case(together))) is not None:
+            sizes, case = together, more
+    return case, sizes

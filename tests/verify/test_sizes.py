@@ -1,0 +1,206 @@
+"""Sized cases: every dimension is long once, and what a kernel's source compares sizes with has cases beside it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lastbit.branches.size_constants import SizeConstants, size_constants
+from lastbit.branches.taken import traced_call, watching
+from lastbit.branches.unreached_branches import unreached
+from lastbit.case import Case
+from lastbit.config import Config
+from lastbit.errors import UsageError
+from lastbit.inputs import build
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.result import Verdict
+from lastbit.takes import declared_takes
+from lastbit.verify.check import verify_case
+from lastbit.verify.project import open_project
+from lastbit.verify.sizes import Template, cases_of_each, read_templates, sized_cases, templates_of
+from tests.faults import hunt
+from tests.faults.sizes import BRANCHES, LONG, Branch, TooLong
+from tests.rms_norm_contract import DEVICE  # installs the bit-faithful interpreter, where Triton interprets
+
+PROJECT = open_project(Config(folder=""))
+OPS = sorted(path.stem for path in (Path(__file__).resolve().parents[2] / "cases").glob("[a-z]*.py"))
+FEW, MANY = cases_of_each(1000), cases_of_each(1)
+NORM = "rms_norm T=2..300..900 N=16..4000/8 x=bf16[T,N] weight=bf16[N] eps=1e-06"
+
+
+def cases_of(kernel: Kernel, most: int, constants: SizeConstants | None = None) -> tuple[Case, ...]:
+    own = size_constants(kernel.call, kernel.source) if constants is None else constants
+    return sized_cases(templates_of(PROJECT, kernel.op, small=True), kernel, own, most).cases
+
+
+def verdict(kernel: Kernel, case: Case) -> Verdict:
+    return verify_case(hunt.subject_of(kernel, torch.device(DEVICE)), case, repeat=False).verdict
+
+
+@pytest.mark.parametrize("fault", LONG, ids=str)
+def test_a_kernel_that_is_wrong_from_a_length_on_fails(fault: TooLong) -> None:
+    """By the fewest cases that a kernel has in any run, whatever its source says."""
+    cases = cases_of(fault.base, FEW, SizeConstants())
+    assert verdict(fault.planted(), next(filter(fault.applies, cases))) is Verdict.FAILED
+
+
+@pytest.fixture
+def untraced() -> Iterator[None]:
+    """Nobody traces this process meanwhile: under `nox -s coverage` somebody does."""
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    yield
+    sys.settrace(tracer)
+
+
+@pytest.mark.parametrize("branch", BRANCHES, ids=str)
+def test_what_is_behind_a_comparison_of_a_size_is_reached_and_a_fault_there_fails(
+    branch: Branch, tmp_path: Path, untraced: None
+) -> None:
+    kernels = []
+    for name, second in (("right", "results"), ("wrong", "spoiled(results)")):
+        file = tmp_path / name / f"{name}.py"
+        file.parent.mkdir()
+        file.write_text(branch.text(second))
+        kernels += load_kernels(file)
+    right, wrong = kernels
+    cases, differing = cases_of(right, MANY), []
+    with watching("branching", tmp_path / "right" / "right.py") as taken:
+        for case in cases:
+            inputs = build(case, DEVICE)
+            with traced_call():
+                expected = right.call(**inputs.hand_out(), **case.params)
+            actual = wrong.call(**inputs.hand_out(), **case.params)
+            differing += [case] if _first(expected).ne(_first(actual)).any() else []
+        assert unreached({"branching": taken.decisions()}, cases=len) == ()
+    assert len(differing) < len(cases)
+    assert verdict(wrong, differing[0]) is Verdict.FAILED
+
+
+def _first(results: object) -> torch.Tensor:
+    several = results.values() if isinstance(results, dict) else results if isinstance(results, tuple) else [results]
+    return next(iter(several))
+
+
+SOURCE = """\
+import triton
+import triton.language as tl
+from lastbit import kernel
+
+WIDE = 1 << 13
+NARROW: tl.constexpr = tl.constexpr(48)
+
+
+class Plan:
+    limit = 24
+
+    def rows(self, n):
+        return n // 20
+
+
+@triton.jit
+def program(x_ptr, n, BLOCK: tl.constexpr):
+    for start in range(0, n, BLOCK):
+        if n % NARROW == 0:
+            pass
+
+
+def launch(x, block=384, *, warps=5):
+    tiles = 640
+    program[(Plan().rows(3),)](x, x.shape[-1], BLOCK=512)
+    return x[:, :77] if x.shape[0] > 2 * tiles else x
+
+
+@kernel("rms_norm")
+def norm(x, weight, *, eps):
+    if x.shape[-1] > WIDE or x.shape[0] in (30, 31) or Plan.limit < len(x):
+        return launch(x)
+    return min(x, 1000)
+
+
+def other(x):
+    return x.shape[0] > 12345
+"""
+
+
+def test_numbers_of_the_functions_that_a_kernel_reaches_may_be_sizes(tmp_path: Path) -> None:
+    file = tmp_path / "norm.py"
+    file.write_text(SOURCE)
+    [kernel] = load_kernels(file)
+    found = size_constants(kernel.call, kernel.source)
+    assert {8192, 30, 31, 24, 1000, 1280, 48} <= set(found.compared)
+    assert {384, 5, 512, 77, 20} <= set(found.blocks)
+    assert 12345 not in {*found.compared, *found.blocks}
+    assert size_constants(len, "") == SizeConstants()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_has_templates_whose_longest_cases_have_a_result(op: str) -> None:
+    known = PROJECT.op(op)
+    for small in (True, False):
+        for template in templates_of(PROJECT, op, small=small):
+            for case in (template.case({}), *(template.case({n: d.longest}) for n, d in template.dimensions.items())):
+                assert case.op == op and case.names <= {*known.inputs, *known.params}
+                assert max(tensor.numel for tensor in case.tensors) <= 1 << (20 if small else 28)
+    assert templates_of(PROJECT, op, small=True)
+
+
+def template(tmp_path: Path, line: str = NORM, *, small: bool = True) -> Template:
+    file = tmp_path / "rms_norm.txt"
+    file.write_text(f"# a comment\n\n{line}\n")
+    return read_templates(file, small=small)[0]
+
+
+def norm(x, weight, *, eps):  # type: ignore[no-untyped-def]
+    return x
+
+
+def test_a_template_is_a_case_line_in_which_dimensions_are_names(tmp_path: Path) -> None:
+    made = template(tmp_path)
+    assert str(made.case({"T": 7})) == "rms_norm x=bf16[7,16] weight=bf16[16] eps=1e-06 seed=0"
+    assert made.has({"T": 300, "N": 4000}) and not made.has({"T": 301}) and not made.has({"N": 12})
+    assert template(tmp_path, small=False).has({"T": 900})
+    sliced = template(tmp_path, "rms_norm N=8..64 x=bf16[3,N] weight=bf16[N/2]:below_{N} eps=1e-06")
+    assert str(sliced.case({})) == "rms_norm x=bf16[3,8] weight=bf16[4]:below_8 eps=1e-06 seed=0"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("rms_norm T=2..3 x=bf16[T,N]", "line 3: dimension 'N' is not declared; write N=NARROW"),
+        ("rms_norm T=2..3 x=bf16[T-1,4]", "cannot read 'T-1'"),
+        ("rms_norm T=3..9/2 x=bf16[T,4]", "must begin with a multiple of 2"),
+    ],
+)
+def test_a_line_that_is_no_template_is_told_by_its_number(tmp_path: Path, line: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said.replace("[", r"\[")):
+        template(tmp_path, line)
+
+
+def test_a_kernel_gets_sizes_that_it_declares(tmp_path: Path) -> None:
+    takes = declared_takes({"x size 0": range(4, 200, 4), "x columns": tuple(range(64, 4096, 64))}, "mine")
+    kernel = Kernel("mine", "rms_norm", "", norm, takes=takes, source="mine.py:7")
+    cases = sized_cases([template(tmp_path)], kernel, SizeConstants(compared=(100,)), MANY).cases
+    shapes = {case.tensors[0].shape for case in cases}
+    assert all(rows % 4 == 0 and rows < 200 and columns % 64 == 0 for rows, columns in shapes)
+    assert max(rows for rows, _ in shapes) == 196 and max(columns for _, columns in shapes) == 3968
+    other = Kernel("mine", "rms_norm", "", norm, takes=declared_takes({"x dtype": "fp16"}, "mine"), source="mine.py:7")
+    assert not sized_cases([template(tmp_path)], other, SizeConstants(), MANY).cases
+
+
+def test_numbers_beside_which_there_is_no_case_left_are_told(tmp_path: Path) -> None:
+    kernel, made = Kernel("mine", "rms_norm", "", norm, source="mine.py:7"), template(tmp_path)
+    every = tuple(range(100, 200, 10))
+    few = sized_cases([made], kernel, SizeConstants(compared=every), 3)
+    assert len(few.cases) == 3 and few.left and set(few.left) < set(every)
+    assert not sized_cases([made], kernel, SizeConstants(compared=every), 40).left
+    assert not sized_cases([made], kernel, SizeConstants(blocks=every), 3).left
+
+
+def test_the_budget_of_a_run_is_divided_among_its_functions() -> None:
+    assert cases_of_each(1) > cases_of_each(20) > cases_of_each(1000) > 0
+    assert cases_of_each(1, share=0) == 0
