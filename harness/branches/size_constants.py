@@ -138,9 +138,10 @@ class _Reader:
         self._local: dict[str, int] = {}
         self._parameters = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
         for part in ast.walk(node):
-            if isinstance(part, ast.Assign) and len(part.targets) == 1 and isinstance(part.targets[0], ast.Name):
-                if (value := self._value(part.value)) is not None:
-                    self._local[part.targets[0].id] = value
+            match part:
+                case ast.Assign(targets=[ast.Name(id=name)], value=assigned):
+                    if (value := self._value(assigned)) is not None:
+                        self._local[name] = value
 
     def numbers(self) -> Iterator[tuple[int, bool]]:
         for part in ast.walk(self._node):

@@ -47,6 +47,7 @@ def _new(options: argparse.Namespace, rest: Sequence[str]) -> int:
 _FILES = {
     "references": "what it computes, and where it may round",
     "cases": "what it is tried on",
+    "cases/sizes": "its dimensions, and how long they get",
     "kernels": "three implementations of it",
     "tests": "a test of the reference, and of what it tells apart",
 }
@@ -60,11 +61,9 @@ def written(name: str, folder: Path) -> dict[Path, str]:
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UsageError(f"{name!r} cannot be the name of an op: use lower-case letters, digits and _, as in 'softcap'")
-    sources = [path for what in _FILES for path in sorted((TEMPLATES / what).glob("*.py"))]
-    texts = {
-        folder / path.parent.name / path.name.replace(_NAME, name): path.read_text().replace(_NAME, name)
-        for path in sources
-    }
+    sources = {path: what for what in _FILES for path in sorted((TEMPLATES / what).glob(f"*{_NAME}.*"))}
+    files = {path: folder / what / path.name.replace(_NAME, name) for path, what in sources.items()}
+    texts = {files[path]: path.read_text().replace(_NAME, name) for path in sources}
     if there := [str(path) for path in texts if path.exists()]:
         raise UsageError(f"left as it is: {', '.join(there)}; choose another name for the op, or remove this first")
     known = open_project(Config(folder="", projects=(str(folder),) if folder.is_dir() else ())).ops
@@ -73,4 +72,4 @@ def written(name: str, folder: Path) -> dict[Path, str]:
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    return {path: _FILES[path.parent.name] for path in texts}
+    return {files[path]: _FILES[what] for path, what in sources.items()}

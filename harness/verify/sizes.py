@@ -5,9 +5,9 @@
     rms_norm T=2..2111..70001 N=16..40009 x=bf16[T,N] weight=bf16[N] eps=1e-06
     rotary T=3..1103 D=16..520/2 P=5..5003 q=bf16[T,1,D] cos=fp32[P,D/2] sin=fp32[P,D/2] positions=int64[T]:below_{P}
 
-`T=2..2111..70001/4` is a dimension: 2 where another one is looked at, at most 2111 where a CPU takes part and 70001 on an
-accelerator, always a multiple of 4. Shapes may have products and quotients of dimensions, and so has the rest of a line
-in braces.
+`T=4..2112..70004/4` is a dimension: 4 where another one is looked at, at most 2112 where a CPU takes part and 70004 on
+an accelerator, always a multiple of 4. Shapes may have products and quotients of dimensions, and so may the rest of a
+line in braces.
 """
 
 from __future__ import annotations

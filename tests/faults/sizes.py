@@ -145,9 +145,10 @@ class Branch:
         """Return the source of the kernel; `second` is what it returns the other way: as it should be, or spoiled."""
         names = [part.split("=")[0].strip() for part in self.signature.replace("*, ", "").split(",")]
         base = next(kernel for kernel in without_faults().kernels if kernel.name == self.kernel)
+        file = base.source.rpartition(":")[0].rpartition("/")[2]
         given = ", ".join(f"{name}={name}" for name in names)
         return _TEXT.format(
-            file=base.source.rpartition(":")[0].rpartition("/")[2], base=self.kernel, contract=base.contract, op=self.op,
+            file=file, base=self.kernel, contract=base.contract, op=self.op,
             signature=self.signature, given=given, when=self.when, second=second, numbers=self.numbers,
         )  # fmt: skip
 
@@ -187,10 +188,13 @@ BRANCHES = (
     Branch("softmax", "eager[rounded_scores]", "x, mask=None, *, scale=1.0", "x.numel() > 100_000"),
     Branch("swiglu", "eager[swiglu+fp32_silu]", "x, up=None", "x.shape[0] in (500, 768, 1000)"),
     Branch(
-        "completion_mask", "eager[completion_mask]", "ids, eos_ids, *, mask_truncated=False", "len(eos_ids) > len(TABLE)",
-        f"TABLE = {tuple(range(40))}",
+        "completion_mask", "eager[completion_mask]", "ids, eos_ids, *, mask_truncated=False",
+        "len(eos_ids) > len(TABLE)", f"TABLE = {tuple(range(40))}",
     ),
-    Branch("cross_entropy", "eager[cross_entropy]", "logits, labels, *, softcap=None", "softcap and logits.shape[1] > 1024"),
+    Branch(
+        "cross_entropy", "eager[cross_entropy]", "logits, labels, *, softcap=None",
+        "softcap and logits.shape[1] > 1024",
+    ),
     Branch("attention", "eager[attention+flash]", _ATTENTION, "k.shape[1] > 96"),
     Branch("attention", "eager[attention+flash]", _ATTENTION, "q.shape[1] >= 50"),
     Branch("moe_lora", "eager[moe_lora+fused]", _EXPERTS, "gate_proj.shape[0] >= 12"),

@@ -337,6 +337,7 @@ def test_tensors_on_another_device_are_moved_with_a_warning(name):
 def test_depth_is_that_of_the_block_which_covers_the_group():
     depth = KERNELS[TRITON].depth
     assert [depth(n) for n in (1, 5, 128, 129, 8192, 16384, 16385)] == [1, 5, 18, 19, 39, 25, 41]
+    assert depth(40000) == 40000, "asked for a case that the kernel declines"
     assert KERNELS[STEPWISE].depth is depth
 
 
