@@ -64,7 +64,7 @@ def algebraic(rule: Callable[..., Any], *, of_enclosures: bool = False) -> Calla
             if not _following.get():
                 return function(*args, **kwargs)
             with following_residues(False):
-                result = function(*args, **kwargs)
+                result = cast(Any, function)(*map(_plain, args), **kwargs)
             made = rule(*args, **kwargs) if of_enclosures else rule(*map(residues_of, args), **kwargs)
             followed = cast(T, _with(result, made))
             if (noted := _noted.get()) is not None:
@@ -85,6 +85,13 @@ def residues_of(operand: Any) -> Any:
     if isinstance(operand, int | float):
         return constant(float(operand))
     return getattr(operand, "residues", operand)
+
+
+def _plain(operand: Any) -> Any:
+    """Return an enclosure without its residues, also in lists of these, so that it is the one without `following`."""
+    if isinstance(operand, list | tuple):
+        return type(operand)([_plain(each) for each in operand])
+    return operand if getattr(operand, "algebra", None) is None else replace(operand, algebra=None)
 
 
 def _with(result: Any, made: Any) -> Any:

@@ -20,6 +20,7 @@ from lastbit.errors import UsageError
 from lastbit.floating_point import kept_floating_point
 from lastbit.inputs.given import is_given
 from lastbit.isolation.elsewhere import Kernels
+from lastbit.numerics import remembering
 from lastbit.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
 from lastbit.takes import told
 from lastbit.verify.check import Subject, first_line, takes, verify_case
@@ -268,9 +269,10 @@ class Explorer:
         def attempt() -> CaseResult:
             begins = partial(self._started, self.item, case, counted=counted)
             begins()
-            result = verify_case(self.item.subject, case, repeat=repeat, renumber=renumber, settled=settled)
-            if self._asks_for_formula(case, result, counted=counted):
-                result = with_formula(self.item.subject, case, result, begins)
+            with remembering():  # for the formula, the reference is evaluated once more
+                result = verify_case(self.item.subject, case, repeat=repeat, renumber=renumber, settled=settled)
+                if self._asks_for_formula(case, result, counted=counted):
+                    result = with_formula(self.item.subject, case, result, begins)
             asks = self.item.group.properties and counted
             return with_properties(self.item.subject, case, result, self.item.properties, begins) if asks else result
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fractions import Fraction
+from functools import lru_cache
 
 import torch
 
@@ -64,6 +65,20 @@ def products_of(parameters: Iterable[float]) -> Iterator[None]:
 
     Their roots are recognised as well.
     """
+    found, signless = _products_of(tuple(parameters), tuple((_products.get() or {}).items()))
+    tokens = _products.set(found), _signless.set(signless)
+    try:
+        yield
+    finally:
+        _products.reset(tokens[0])
+        _signless.reset(tokens[1])
+
+
+@lru_cache
+def _products_of(
+    parameters: tuple[float, ...], known: tuple[tuple[float, Pair], ...]
+) -> tuple[Mapping[float, Pair], frozenset[float]]:
+    """Return what `products_of` recognises, and which of it are signless; `known` is what is recognised already."""
     numbers = {abs(number): _pair(abs(number)) for number in parameters if number and math.isfinite(number)}
     numbers |= {1 - a: ((1 - p) % P, (1 - q) % Q) for a, (p, q) in numbers.items() if 0 < _fp32(1 - a) < 1}
     numbers |= {a * a: _times(pair, pair) for a, pair in numbers.items() if a > 1}
@@ -77,13 +92,7 @@ def products_of(parameters: Iterable[float]) -> Iterator[None]:
                 found.setdefault(_fp32(value), residues)
                 roots.setdefault(_fp32(math.sqrt(value)), residues)
     signless = frozenset(key for key, residues in roots.items() if key not in found and not _is_square(residues))
-    found = {key: _root_of(residues) for key, residues in roots.items()} | found
-    tokens = _products.set(found), _signless.set(signless)
-    try:
-        yield
-    finally:
-        _products.reset(tokens[0])
-        _signless.reset(tokens[1])
+    return {key: _root_of(residues) for key, residues in roots.items() if key not in found} | found, signless
 
 
 def _pair(number: float) -> Pair:
@@ -92,6 +101,7 @@ def _pair(number: float) -> Pair:
     return found if number >= 0 else ((P - found[0]) % P, (Q - found[1]) % Q)
 
 
+@lru_cache
 def _recognised(x: float) -> Pair | None:
     """Return the residues of the number of which x is a rounding; None if it is not recognised.
 
@@ -116,6 +126,7 @@ def _recognised(x: float) -> Pair | None:
     return None
 
 
+@lru_cache
 def _is_signless(x: float, pair: Pair) -> bool:
     """Return whether x stands for √n or 1 / √n and its square in the field is not n or 1 / n."""
     for n in (round(x * x), round(1 / (x * x)) if x else 0):

@@ -9,18 +9,21 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 
 import torch
 from torch import Tensor
 
 from lastbit.numerics.formats import Format, round_ends
+from lastbit.numerics.parts import all_finite
 from lastbit.numerics.residues import field
 from lastbit.numerics.residues.field import P, Q
 
 OPEN, NO_EXPONENT, MINUS_INFINITY, SIGN, CONSTANT, ROOT, EXTREME = 1, 2, 4, 8, 16, 32, 64
 _HANDED_ON = OPEN | NO_EXPONENT | MINUS_INFINITY | SIGN | ROOT | EXTREME
 NONE = -1
+_ZERO, _NONE = torch.tensor(0), torch.tensor(NONE)
 # Eight times the rounding of bf16: what has the residues of a number by chance lies farther off, mostly.
 _ABOUT = 2.0**-5
 _VANISHING = -(2.0**8)  # exp and exp2 are 0 below, in fp32
@@ -61,6 +64,8 @@ class Residues:
         if not values.is_floating_point():
             whole = values.long()
             return cls._made(whole % P, whole % Q)
+        if values.itemsize == 2:
+            return cls(_of_all(values.dtype)[:, values.detach().cpu().view(torch.int16).long() & 0xFFFF])
         x = values.detach().double().cpu()
         made = cls._made(*field.residues(x))
         return made._flagged(torch.isneginf(x), MINUS_INFINITY).seen(x)
@@ -68,12 +73,10 @@ class Residues:
     @classmethod
     def _made(cls, p: Tensor, q: Tensor | None, *flagged: Residues, exponential: Tensor | None = None) -> Residues:
         """Make residues with the flags of the operands `flagged`."""
-        flags = torch.zeros((), dtype=torch.int64)
-        for other in flagged:
-            flags = flags | (other.flags & _HANDED_ON)
+        flags = reduce(or_, [other.flags for other in flagged]) & _HANDED_ON if flagged else _ZERO
         if q is None:
-            q, flags = torch.zeros((), dtype=torch.int64), flags | NO_EXPONENT
-        e = torch.full((), NONE) if exponential is None else exponential
+            q, flags = _ZERO, flags | NO_EXPONENT
+        e = _NONE if exponential is None else exponential
         made = cls(torch.stack(torch.broadcast_tensors(p, q, e, flags)))
         return made if exponential is None else made._canonical()
 
@@ -178,9 +181,10 @@ class Residues:
 
     def seen(self, values: Tensor) -> Residues:
         """Adapt the residues to the values that were computed: OPEN where these are not finite."""
-        finite, flagged = torch.isfinite(values), self.flags & MINUS_INFINITY != 0
-        if bool(finite.all()) and not bool(flagged.any()):
+        flagged = self.flags & MINUS_INFINITY != 0
+        if all_finite(values) and not bool(flagged.any()):
             return self
+        finite = torch.isfinite(values)
         p, q, e, flags = torch.broadcast_tensors(*self.numbers, finite)[:4]
         below = torch.isneginf(values) & flagged
         flags = torch.where(below, flags, flags & ~MINUS_INFINITY) | torch.where(finite, 0, OPEN)
@@ -280,7 +284,7 @@ class Residues:
 
     @property
     def _has_logarithms(self) -> bool:
-        return bool((self.numbers[2] != NONE).any())
+        return bool(self.numbers.numel()) and int(self.numbers[2].max()) != NONE
 
     def _exponential(self) -> Tensor:
         """Return exp of each number; meaningless where NO_EXPONENT."""
@@ -355,10 +359,9 @@ class Residues:
         p = self.p * field.power_of_two(-exponent, P) % P
         hashed = field.mixed(p, tag, P)
         again = field.mixed(hashed, seal, Q)
-        held = _is_number_of(fmt, self.p, values)
-        for lower in (0, 1):
-            was, mark = (x * field.power_of_two(lower - exponent, m) % m for x, m in ((self.p, P), (self.q, Q)))
-            held = held | ((mark == field.mixed(was, seal, Q)) & (self.flags & NO_EXPONENT == 0))
+        mark = self.q * field.power_of_two(-exponent, Q) % Q
+        sealed = (mark == field.mixed(p, seal, Q)) | (2 * mark % Q == field.mixed(2 * p % P, seal, Q))
+        held = _is_number_of(fmt, self.p, values) | (sealed & (self.flags & NO_EXPONENT == 0))
         fresh = [hashed * field.power_of_two(exponent, P) % P, again * field.power_of_two(exponent, Q) % Q]
         rounded = Residues._made(fresh[0], fresh[1], Residues.opening(self))
         zero, low, high = (x.double().abs() <= vanishing for x in (values, *(ends or (values, values))))
@@ -398,6 +401,12 @@ class Residues:
         different = ~self.equal(other) & ~self.open & ~other.open
         signed = (self.flags | other.flags) & (SIGN | ROOT) != 0
         return different & ~(signed & ((self.p + other.p) % P == 0)) if bool(signed.any()) else different
+
+
+@lru_cache
+def _of_all(dtype: torch.dtype) -> Tensor:
+    """Return the stacked residues of all numbers of a dtype of 16 bits, by their bits."""
+    return Residues.of(torch.arange(1 << 16).to(torch.int16).view(dtype).double()).numbers
 
 
 def zeros_like(x: Residues) -> Residues:
