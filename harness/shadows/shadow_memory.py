@@ -12,6 +12,9 @@ from torch import Tensor
 
 from lastbit.numerics.residues import Residues
 
+# Arbitrary: of as many, residues are found about as fast as those that are not alike.
+_FEW = 1 << 12  # elements of a storage that may be those of a tensor without canaries
+
 _Kind = tuple[int, bool]
 """Of elements: their size, and whether they are floats."""
 
@@ -189,9 +192,19 @@ def bytes_of(storage: torch.UntypedStorage) -> Tensor:
 
 
 def _values(storage: torch.UntypedStorage, dtype: torch.dtype) -> Residues:
-    """Return the residues of a whole storage, read as elements of a dtype."""
+    """Return the residues of a whole storage, read as elements of a dtype.
+
+    Those of the canaries around a tensor, which are all alike, are those of the first one.
+    """
     size = storage.nbytes() // dtype.itemsize
-    return Residues.of(torch.empty(0, dtype=dtype).set_(storage, 0, (size,), (1,)))
+    values = torch.empty(0, dtype=dtype).set_(storage, 0, (size,), (1,))
+    if size <= _FEW:
+        return Residues.of(values)
+    bits = bytes_of(storage)[: size * dtype.itemsize].numpy().view(f"u{dtype.itemsize}")
+    others = np.flatnonzero(bits != bits[:1])
+    begin, end = (int(others[0]), int(others[-1]) + 1) if len(others) else (0, 0)
+    inside, around = Residues.of(values[begin:end]), Residues.of(values[:1]).numbers
+    return Residues(torch.cat([around.expand(4, begin), inside.numbers, around.expand(4, size - end)], 1))
 
 
 def _opened_at(numbers: Tensor, mask: Tensor) -> Tensor:
