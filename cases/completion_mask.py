@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +19,10 @@ from lastbit import (
     Choices,
     Chosen,
     Group,
+    Option,
     TensorSpec,
     chosen_tensor,
+    combinations,
     layouts_like,
     least_rows,
     residues,
@@ -32,7 +34,13 @@ from lastbit.cases._properties import properties
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["completion_mask"]
 _DTYPES = ("int64", "int32")
-_LENGTHS = ((0, 64), (65, 512), (513, 3000))
+_LENGTHS = {"L0to64": (0, 64), "L65to512": (65, 512), "L513to3000": (513, 3000)}
+_AXES: dict[str, tuple[Option, ...]] = {
+    "ids dtype": _DTYPES,
+    "ids length": tuple(_LENGTHS),
+    "eos_ids dtype": _DTYPES,
+    "mask_truncated": (None, True),
+}
 _SMALLEST = ((1, 1), (0, 5), (5, 0), (0, 0), (1, 64), (3, 65), (1, 1025))
 _MOST_ENDS = 4
 
@@ -46,29 +54,34 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=(*_smallest(accepts), *edges("completion_mask", accepts, small=small)))
     yield from properties("completion_mask", accepts, small=small)
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
-    for dtype, (short, long) in itertools.product(_DTYPES, _LENGTHS):
-        strategy = partial(_cases, short, long, most, accepts)
-        yield Group(f"{dtype}-L{short}to{long}", strategy, choices=_choices(dtype, short, long, most // long, accepts))
+    for row in combinations(_AXES, accepts=accepts):
+        short, long = _LENGTHS[str(row["ids length"])]
+        strategy, choices = partial(_cases, short, long, most), _choices(row, short, long, most // long, accepts)
+        words = (f"{row['ids dtype']}-{row['ids length']}", f"ends_{row['eos_ids dtype']}")
+        name = "-".join((*words, "mask_truncated") if row["mask_truncated"] else words)
+        yield Group(name, strategy, choices=choices, combination=row)
 
 
-def _choices(dtype: str, short: int, long: int, rows: int, accepts: frozenset[str]) -> Choices:
+def _choices(row: Mapping[str, Option], short: int, long: int, rows: int, accepts: frozenset[str]) -> Choices:
     """Map the tensors and parameters of a group to their options, where there may be that many rows."""
+    dtypes = {name: (str(row[f"{name} dtype"]),) for name in ("ids", "eos_ids")}
     return {
-        **tensor_choices("ids", (dtype,), ("sequences_N",), layouts_like(min(rows, 2), 64)),
-        **tensor_choices("eos_ids", ("int64",), ("counting", "below_N", "lookalikes_N"), layouts_like(64)),
+        **tensor_choices("ids", dtypes["ids"], ("sequences_N",), layouts_like(min(rows, 2), 64)),
+        **tensor_choices("eos_ids", dtypes["eos_ids"], ("counting", "below_N", "lookalikes_N"), layouts_like(64)),
         "ids columns % 64": residues(short, long),
-        **({"mask_truncated": (False, True)} if "mask_truncated" in accepts else {}),
+        **({"mask_truncated": (row["mask_truncated"] is True,)} if "mask_truncated" in accepts else {}),
     }
 
 
 @st.composite
-def _cases(draw: st.DrawFn, short: int, long: int, most: int, accepts: frozenset[str], chosen: Chosen) -> Case:
+def _cases(draw: st.DrawFn, short: int, long: int, most: int, chosen: Chosen) -> Case:
     length = draw(widths_with(chosen["ids columns % 64"], short, long))
     shape = draw(_rows(least_rows(chosen)[0], most // max(length, 1))), length
     ends = draw(st.integers(1, _MOST_ENDS))
     ids = chosen_tensor("ids", chosen, shape, ends)
     eos_ids = chosen_tensor("eos_ids", chosen, (draw(st.integers(1, _MOST_ENDS)),), ends)
-    return _case(ids, eos_ids, chosen.get("mask_truncated", False), draw(st.integers(0, 2**32 - 1)), accepts)
+    params = {"mask_truncated": chosen["mask_truncated"]} if "mask_truncated" in chosen else {}
+    return Case("completion_mask", (ids, eos_ids), params, draw(st.integers(0, 2**32 - 1)))
 
 
 def _rows(fewest: int, most: int) -> st.SearchStrategy[int]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lastbit import (
+    DRAWN,
     Case,
     Choices,
     Chosen,
@@ -32,6 +33,7 @@ from lastbit import (
     tensor_choices,
     widths_with,
 )
+from lastbit.cases._combinations import Combination, given, rows_of
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
 
@@ -48,38 +50,24 @@ _SMALL_ELEMENTS = 1 << 12  # of x where a CPU takes part
 _LARGE_ELEMENTS = 1 << 22
 
 
-@dataclass(frozen=True)
-class _QuantizeOptions:
-    """The fixed facts of a group: dtypes of x and codes, and what shares a scale: a tensor, a row, or some columns."""
-
-    x: str
-    dtypes: tuple[str, ...]
-    scale: str | int
-    narrow: int
-    wide: int
-
-    @property
-    def group(self) -> int:
-        """The number of columns of x that are drawn at a time."""
-        return self.scale if isinstance(self.scale, int) else 1
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The tensors and parameters that its cases have in any case."""
-        by_scale = {"tensor": {"scale"}, "row": set[str]()}.get(str(self.scale), {"group_size"})
-        return frozenset({"x", "dtype"} | by_scale)
-
-    def __str__(self) -> str:
-        return f"{self.x}-{'_'.join(self.dtypes)}-{self.scale}-N{self.narrow}to{self.wide}"
-
-
-_GROUPS = (
-    _QuantizeOptions("bf16", ("e4m3",), "row", 65, 512),
-    _QuantizeOptions("bf16", ("e4m3",), 128, 1, 6),
-    _QuantizeOptions("fp16", ("e4m3", "int8"), "tensor", 17, 128),
-    _QuantizeOptions("fp32", ("e5m2",), "row", 33, 300),
-    _QuantizeOptions("fp16", ("int8",), 32, 1, 10),
-)
+_AXES: dict[str, tuple[Option, ...]] = {
+    "x dtype": ("bf16", "fp16", "fp32"),
+    "dtype": ("e4m3", "int8", "e5m2"),
+    "scale dtype": (None, "fp32"),
+    "group_size": (None, 128, 32, 256, 96),
+    "ue8m0": (None, True),
+    "least_amax": (None, DRAWN),
+    "least_scale": (None, DRAWN),
+}
+_RANGES = ((65, 512), (17, 128), (33, 300))
+"""Of N where a row has one scale, or all rows."""
+_WIDEST = 768  # columns of x in groups, but
+_MOST_GROUPS = 10
+_OPTIONS: dict[str, tuple[Option, ...]] = {
+    **dict.fromkeys(("dtype", "group_size", "ue8m0"), ()),
+    "least_amax": (1e-10, 1e-5, 1e-4),
+    "least_scale": (_LEAST,),
+}
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
@@ -88,46 +76,45 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("quantize", accepts, small=small)))
     yield from properties("quantize", accepts, small=small)
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
-    for options in _GROUPS:
-        if options.needs <= accepts:
-            strategy = partial(_cases, options, most)
-            yield Group(
-                str(options), strategy, choices=_choices(options, accepts, most // (options.wide * options.group))
-            )
+    for row in rows_of(_AXES, goes_together, accepts, _RANGES):
+        row = row if row["group_size"] is None else _in_groups(row)
+        choices = _choices(row, accepts, most // (row.wide * (row["group_size"] or 1)))
+        yield Group(str(row), partial(_cases, row, most), choices=choices, combination=row.options)
 
 
-def _choices(options: _QuantizeOptions, accepts: frozenset[str], rows: int) -> Choices:
+def goes_together(row: Mapping[str, Any]) -> bool:
+    """Tell whether a scale is either given or found, and a power of two is never found from a scale of zero."""
+    if row["scale dtype"] is not None:
+        return all(row[name] is None for name in ("group_size", "ue8m0", "least_amax", "least_scale"))
+    return row["ue8m0"] is None or row["least_amax"] is not None or row["least_scale"] is not None
+
+
+def _in_groups(row: Combination) -> Combination:
+    """Return the row with numbers of groups in place of numbers of columns."""
+    return replace(row, narrow=1, wide=min(_MOST_GROUPS, _WIDEST // row["group_size"]))
+
+
+def _choices(row: Combination, accepts: frozenset[str], rows: int) -> Choices:
     """Map the tensors and parameters of a group to their options, where x may have that many rows."""
-    found: dict[str, tuple[Option, ...]] = tensor_choices("x", (options.x,), _ACTIVATIONS, row_layouts(rows))
-    found |= {"dtype": options.dtypes}
-    if options.group == 1:
-        found |= {"x columns % 16": residues(options.narrow, options.wide, 16)}
-    if options.scale == "tensor":
-        return found | tensor_choices("scale", ("fp32",), _SCALES)
-    found |= {"ue8m0": (None, True)} if "ue8m0" in accepts else {}
-    found |= {"least_amax": (None, 1e-10, 1e-5, 1e-4)} if "least_amax" in accepts else {}
-    return found | ({"least_scale": (None, _LEAST)} if "least_scale" in accepts else {})
+    found: dict[str, tuple[Option, ...]] = tensor_choices("x", (row["x dtype"],), _ACTIVATIONS, row_layouts(rows))
+    if row["group_size"] is None:
+        found |= {"x columns % 16": residues(row.narrow, row.wide, 16)}
+    if row["scale dtype"] is not None:
+        found |= tensor_choices("scale", (row["scale dtype"],), _SCALES)
+    return found | row.choices({name: values for name, values in _OPTIONS.items() if name in accepts})
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: _QuantizeOptions, most: int, chosen: Chosen) -> Case:
-    columns = st.integers(options.narrow, options.wide).map(lambda count: count * options.group)
-    if options.group == 1:
-        columns = widths_with(chosen["x columns % 16"], options.narrow, options.wide, 16)
-    width = draw(columns)
+def _cases(draw: st.DrawFn, row: Combination, most: int, chosen: Chosen) -> Case:
+    if size := chosen.get("group_size"):
+        width = size * draw(st.integers(row.narrow, row.wide))
+    else:
+        width = draw(widths_with(chosen["x columns % 16"], row.narrow, row.wide, 16))
     shape = (*draw(leading_dims(max(1, most // width), least_rows(chosen))), width)
     tensors = [chosen_tensor("x", chosen, shape)]
-    params: dict[str, Any] = {"dtype": chosen["dtype"]}
-    if options.scale == "tensor":
+    if row["scale dtype"] is not None:
         tensors.append(chosen_tensor("scale", chosen, (1,)))
-    if isinstance(options.scale, int):
-        params["group_size"] = options.scale
-    for name in ("ue8m0", "least_amax", "least_scale"):
-        if chosen.get(name) is not None:
-            params[name] = chosen[name]
-    if "ue8m0" in params and "least_scale" not in params:
-        params.setdefault("least_amax", 1e-10)
-    return Case("quantize", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
+    return Case("quantize", tuple(tensors), given(chosen, _OPTIONS), draw(st.integers(0, 2**32 - 1)))
 
 
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:

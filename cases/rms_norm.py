@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from lastbit import (
     tensor_choices,
     widths_with,
 )
+from lastbit.cases._combinations import AS_X, Combination, given, rows_of
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
 
@@ -63,44 +63,20 @@ _SCALES = ("scale_pow2", "scale_amax", "scale_odd", "scale_random", "scale_overf
 _EPS = (1e-6, 1e-5, 1e-12, 1e-3)
 
 
-@dataclass(frozen=True)
-class _NormOptions:
-    """The fixed facts of a group: dtypes of x and weight, residual or not, quantisation, and the range of N."""
+_OFFSETS = (1.0, -1.0)
 
-    x: str
-    weight: str | None
-    residual: bool
-    quant: str | None
-    narrow: int
-    wide: int
-
-    def without(self, accepts: frozenset[str]) -> _NormOptions | None:
-        """Reduce the options to those of a kernel with these parameters; None if it lacks a weight that they need."""
-        if self.weight is not None and "weight" not in accepts:
-            return None
-        quant = self.quant if "quant" in accepts else None
-        return _NormOptions(self.x, self.weight, self.residual and "residual" in accepts, quant, self.narrow, self.wide)
-
-    def __str__(self) -> str:
-        words = [self.x, f"weight_{self.weight}" if self.weight != self.x else "", "residual" if self.residual else ""]
-        return "-".join(filter(None, [*words, self.quant, f"N{self.narrow}to{self.wide}"]))
-
-
-_GROUPS = (
-    _NormOptions("bf16", "bf16", False, None, 65, 128),
-    _NormOptions("bf16", "bf16", True, None, 1025, 2048),
-    _NormOptions("bf16", "bf16", True, "static", 1025, 2048),
-    _NormOptions("bf16", "fp32", False, "dynamic", 129, 256),
-    _NormOptions("bf16", None, True, None, 1, 16),
-    _NormOptions("bf16", "bf16", False, None, 4097, 8192),
-    _NormOptions("fp16", "fp16", False, None, 513, 1024),
-    _NormOptions("fp16", "fp16", True, "static", 33, 64),
-    _NormOptions("fp16", "fp16", True, "dynamic", 1025, 2048),
-    _NormOptions("fp16", "fp16", True, None, 2049, 4096),
-    _NormOptions("fp16", "fp32", False, None, 17, 32),
-    _NormOptions("fp32", "fp32", True, None, 1025, 2048),
-    _NormOptions("fp32", "fp32", False, "static", 17, 32),
-    _NormOptions("fp32", "fp32", False, None, 8193, 16384),
+_AXES: dict[str, tuple[Option, ...]] = {
+    "x dtype": ("bf16", "fp16", "fp32"),
+    "weight dtype": ("bf16", "fp16", "fp32", None),
+    "residual": (None, AS_X),
+    "scale dtype": (None, "fp32"),
+    "quant": (None, "static", "dynamic"),
+    "variance_size": (None, DRAWN),
+    "weight_offset": (None, DRAWN),
+}
+_RANGES = (
+    *((65, 128), (1025, 2048), (129, 256), (1, 16), (4097, 8192)),
+    *((513, 1024), (33, 64), (2049, 4096), (17, 32), (8193, 16384)),
 )
 
 _SMALL_ELEMENTS = 1 << 14  # of x where a CPU takes part: a few dozen Triton programs
@@ -112,49 +88,42 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=tuple(edges("rms_norm", accepts, small=small)))
     yield from properties("rms_norm", accepts, small=small)
-    fitted = dict.fromkeys(o for options in _GROUPS if (o := options.without(accepts)) is not None)
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
-    for options in fitted:
-        strategy = partial(_cases, options, most)
-        yield Group(str(options), strategy, choices=_choices(options, accepts, most // options.wide))
+    for row in rows_of(_AXES, _together, accepts, _RANGES):
+        choices = _choices(row, accepts, most // row.wide)
+        yield Group(str(row), partial(_cases, row, most), choices=choices, combination=row.options)
 
 
-def _choices(options: _NormOptions, accepts: frozenset[str], rows: int) -> Choices:
+def _together(row: Mapping[str, Any]) -> bool:
+    """Tell whether a static scale is given where it is asked for, and an offset where there is a weight."""
+    offset = row["weight_offset"] is None or row["weight dtype"] is not None
+    return offset and (row["quant"] == "static") is (row["scale dtype"] is not None)
+
+
+def _choices(row: Combination, accepts: frozenset[str], rows: int) -> Choices:
     """Map the tensors and parameters of a group to their options, where x may have that many rows."""
-    layouts = row_layouts(rows)
-    found: dict[str, tuple[Option, ...]] = tensor_choices("x", (options.x,), _ACTIVATIONS, layouts)
-    if options.weight is not None:
-        found |= tensor_choices("weight", (options.weight,), _WEIGHTS, layouts_like(64))
-    if options.residual:
-        found |= tensor_choices("residual", (options.x,), _ACTIVATIONS, layouts)
-    if options.quant == "static":
-        found |= tensor_choices("scale", ("fp32",), _SCALES)
-    found |= {"x columns % 64": residues(options.narrow, options.wide), "eps": _EPS}
-    if not options.residual and options.quant is None:
-        found |= {"variance_size": (None, DRAWN)} if "variance_size" in accepts else {}
-        offset = options.weight is not None and "weight_offset" in accepts
-        found |= {"weight_offset": (None, 1.0, -1.0)} if offset else {}
-    return found
+    x, layouts = row["x dtype"], row_layouts(rows)
+    found: dict[str, tuple[Option, ...]] = tensor_choices("x", (x,), _ACTIVATIONS, layouts)
+    if row["weight dtype"] is not None:
+        found |= tensor_choices("weight", (row["weight dtype"],), _WEIGHTS, layouts_like(64))
+    if row["residual"] is not None:
+        found |= tensor_choices("residual", (x,), _ACTIVATIONS, layouts)
+    if row["scale dtype"] is not None:
+        found |= tensor_choices("scale", (row["scale dtype"],), _SCALES)
+    found |= {"x columns % 64": residues(row.narrow, row.wide), "eps": _EPS}
+    options = {"quant": (None,), "variance_size": (DRAWN,), "weight_offset": _OFFSETS}
+    return found | row.choices({name: values for name, values in options.items() if name in accepts})
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: _NormOptions, most: int, chosen: Chosen) -> Case:
-    width = draw(widths_with(chosen["x columns % 64"], options.narrow, options.wide))
+def _cases(draw: st.DrawFn, row: Combination, most: int, chosen: Chosen) -> Case:
+    width = draw(widths_with(chosen["x columns % 64"], row.narrow, row.wide))
     shape = (*draw(leading_dims(max(1, most // width), least_rows(chosen))), width)
-    tensors = [chosen_tensor("x", chosen, shape)]
-    if options.weight is not None:
-        tensors.append(chosen_tensor("weight", chosen, (width,)))
-    if options.residual:
-        tensors.append(chosen_tensor("residual", chosen, shape))
-    params: dict[str, Any] = {"eps": chosen["eps"]}
-    if options.quant is not None:
-        params["quant"] = options.quant
-    if options.quant == "static":
-        tensors.append(chosen_tensor("scale", chosen, (1,)))
-    if chosen.get("variance_size") == DRAWN and width > 1:
-        params["variance_size"] = draw(st.integers(1, width - 1))
-    if offset := chosen.get("weight_offset"):
-        params["weight_offset"] = offset
+    shapes = {"x": shape, "weight": (width,), "residual": shape, "scale": (1,)}
+    tensors = [chosen_tensor(name, chosen, shapes[name]) for name in shapes if f"{name} dtype" in chosen]
+    params = given(chosen, ("eps", "quant", "variance_size", "weight_offset"))
+    if "variance_size" in params:
+        params["variance_size"] = draw(st.integers(1, width))
     return Case("rms_norm", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
 
 

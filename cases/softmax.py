@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from hypothesis import strategies as st
 
 from lastbit import (
+    DRAWN,
     Case,
     Choices,
     Chosen,
@@ -31,6 +31,7 @@ from lastbit import (
     tensor_choices,
     widths_with,
 )
+from lastbit.cases._combinations import Combination, given, rows_of
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
 
@@ -49,36 +50,18 @@ _SCORES = (
 )
 _MASKS = ("masked", "normal", "special_columns")
 _KEPT = ("spans", "normal")
+_REGIMES = {"x": _SCORES, "mask": _MASKS, "keep": _KEPT}
 _SCALES = (1.0, 0.125, 0.08838834764831845, 3.0)  # of heads of 64 and 128 columns; and one that sharpens
 
 
-@dataclass(frozen=True)
-class _SoftmaxOptions:
-    """The fixed facts of a group: the dtype of x and of the mask, masks or not, and the range of N."""
-
-    x: str
-    mask: bool
-    keep: bool
-    narrow: int
-    wide: int
-
-    def fits(self, accepts: frozenset[str]) -> bool:
-        """Check whether a kernel with these parameters takes the options."""
-        return ("mask" in accepts or not self.mask) and ("keep" in accepts or not self.keep)
-
-    def __str__(self) -> str:
-        words = [self.x, "mask" if self.mask else "", "keep" if self.keep else ""]
-        return "-".join(filter(None, [*words, f"N{self.narrow}to{self.wide}"]))
-
-
-_GROUPS = (
-    _SoftmaxOptions("bf16", False, False, 65, 256),
-    _SoftmaxOptions("fp16", False, False, 1025, 4096),
-    _SoftmaxOptions("fp32", False, False, 257, 1024),
-    _SoftmaxOptions("bf16", True, False, 257, 1024),
-    _SoftmaxOptions("fp16", True, True, 65, 256),
-    _SoftmaxOptions("fp32", False, True, 1, 64),
-)
+_AXES: dict[str, tuple[Option, ...]] = {
+    "x dtype": ("bf16", "fp16", "fp32"),
+    "mask dtype": (None, "bf16", "fp16", "fp32"),
+    "keep dtype": (None, "bool"),
+    "scale": (DRAWN, None),
+    "fp32_output": (None, True),
+}
+_RANGES = ((65, 256), (1025, 4096), (257, 1024), (1, 64))
 
 _SMALL_ELEMENTS = 1 << 12  # of x where a CPU takes part: a dozen Triton programs
 _LARGE_ELEMENTS = 1 << 22
@@ -90,31 +73,28 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("softmax", accepts, small=small)))
     yield from properties("softmax", accepts, small=small)
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
-    for options in (o for o in _GROUPS if o.fits(accepts)):
-        strategy = partial(_cases, options, most)
-        yield Group(str(options), strategy, choices=_choices(options, accepts, most // options.wide))
+    for row in rows_of(_AXES, lambda row: True, accepts, _RANGES):
+        choices = _choices(row, accepts, most // row.wide)
+        yield Group(str(row), partial(_cases, row, most), choices=choices, combination=row.options)
 
 
-def _choices(options: _SoftmaxOptions, accepts: frozenset[str], rows: int) -> Choices:
+def _choices(row: Combination, accepts: frozenset[str], rows: int) -> Choices:
     """Map the tensors and parameters of a group to their options, where x may have that many rows."""
-    layouts = row_layouts(rows)
-    found: dict[str, tuple[Option, ...]] = tensor_choices("x", (options.x,), _SCORES, layouts)
-    if options.mask:
-        found |= tensor_choices("mask", (options.x,), _MASKS, layouts)
-    if options.keep:
-        found |= tensor_choices("keep", ("bool",), _KEPT, layouts)
-    found |= {"x columns % 16": residues(options.narrow, options.wide, 16)}
-    found |= {"scale": _SCALES} if "scale" in accepts else {}
-    return found | ({"fp32_output": (False, True)} if "fp32_output" in accepts else {})
+    layouts, found = row_layouts(rows), dict[str, tuple[Option, ...]]()
+    for name, regimes in _REGIMES.items():
+        if row[f"{name} dtype"] is not None:
+            found |= tensor_choices(name, (row[f"{name} dtype"],), regimes, layouts)
+    found |= {"x columns % 16": residues(row.narrow, row.wide, 16)}
+    options = {"scale": _SCALES, "fp32_output": (None,)}
+    return found | row.choices({name: values for name, values in options.items() if name in accepts})
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: _SoftmaxOptions, most: int, chosen: Chosen) -> Case:
-    width = draw(widths_with(chosen["x columns % 16"], options.narrow, options.wide, 16))
+def _cases(draw: st.DrawFn, row: Combination, most: int, chosen: Chosen) -> Case:
+    width = draw(widths_with(chosen["x columns % 16"], row.narrow, row.wide, 16))
     shape = (*draw(leading_dims(max(1, most // width), least_rows(chosen))), width)
-    tensors = [chosen_tensor(name, chosen, shape) for name in ("x", "mask", "keep") if f"{name} dtype" in chosen]
-    params = {"scale": chosen["scale"]} if "scale" in chosen else {}
-    params |= {"fp32_output": chosen["fp32_output"]} if "fp32_output" in chosen else {}
+    tensors = [chosen_tensor(name, chosen, shape) for name in _REGIMES if f"{name} dtype" in chosen]
+    params = given(chosen, ("scale", "fp32_output"))
     return Case("softmax", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
 
 

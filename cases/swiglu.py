@@ -1,10 +1,12 @@
-"""Cases of SwiGLU and of its gradient: gate and up in one tensor or two, plain, limited, and as gpt-oss has it."""
+"""Cases of SwiGLU and of its gradient: gate and up in one tensor or two, plain, limited, and as gpt-oss has it.
+
+There is a group per combination of dtype, form and parameters; every two options that go together meet in one.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lastbit import (
+    DRAWN,
     Case,
     Choices,
     Chosen,
@@ -27,6 +30,7 @@ from lastbit import (
     tensor_choices,
     widths_with,
 )
+from lastbit.cases._combinations import AS_X, Combination, given, rows_of
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
 
@@ -38,37 +42,27 @@ _VALUES = (
 )
 _EXACT = ("saturated", "zeros", "special")
 """Gates that decide fp32: their sigmoid is 1, 1/2 or beside 0."""
+_UPS = ("normal", "rows", "tiny", "integers", "subnormal", "largest", "special")
+"""Of what is multiplied once, whatever the gate."""
 _GRADIENTS = ("normal", "rows", "tiny", "integers", "largest", "special")
 
 _FEW = 4  # layouts of fp32: a kernel that finds its elements in 16 bits finds them in 32
 _PARAMETERS: dict[str, tuple[Option, ...]] = {
-    "swiglu_limit": (None, 7.0, 0.5),
-    "alpha": (None, 1.702, 0.0, -1.0),
-    "up_offset": (None, 1.0, -0.25),
+    "swiglu_limit": (7.0, 0.5),
+    "alpha": (1.702, 0.0, -1.0),
+    "up_offset": (1.0, -0.25),
 }
 
 
-@dataclass(frozen=True)
-class SwigluOptions:
-    """The fixed facts of a group: dtype, how gate and up are held, the range of I, and parameters left out or not."""
+_AXES: dict[str, tuple[Option, ...]] = {
+    "x dtype": ("bf16", "fp16", "fp32"),
+    "up": (None, AS_X),
+    "interleaved": (None, True),
+    **dict.fromkeys(_PARAMETERS, (None, DRAWN)),
+}
+_RANGES = ((65, 128), (129, 256), (33, 64), (1, 16))
+"""Of I: what gate and up have each."""
 
-    dtype: str
-    form: str
-    narrow: int
-    wide: int
-    plain: bool = True
-
-    def __str__(self) -> str:
-        limited = () if self.plain else ("limited",)
-        return "-".join((self.dtype, self.form, *limited, f"N{self.narrow}to{self.wide}"))
-
-
-_GROUPS = (
-    SwigluOptions("bf16", "halves", 65, 128),
-    SwigluOptions("bf16", "interleaved", 129, 256, plain=False),
-    SwigluOptions("fp16", "two", 33, 64, plain=False),
-    SwigluOptions("fp32", "two", 1, 16, plain=False),
-)
 _VECTOR = 16
 _TAIL = f"x columns % {_VECTOR}"
 """No element depends on another: the tail of a row matters to vectors alone, and edges of a block are fixed cases."""
@@ -87,55 +81,56 @@ def groups_of(op: str, accepts: frozenset[str], *, small: bool) -> Iterator[Grou
     yield Group("real-shapes", examples=tuple(_real_shapes(op, accepts, small=small)))
     yield Group("edges", examples=tuple(edges(op, accepts, small=small)))
     yield from properties(op, accepts, small=small)
-    for options in _GROUPS:
-        if _taken(options.form, accepts):
-            yield Group(str(options), partial(_cases, op, options, most), choices=_choices(op, options, accepts, most))
+    for row in rows_of(_AXES, _together, accepts, _RANGES):
+        choices = _choices(op, row, accepts, most)
+        yield Group(str(row), partial(_cases, op, row, most), choices=choices, combination=row.options)
 
 
-def _taken(form: str, accepts: frozenset[str]) -> bool:
-    """Check whether a kernel with these parameters may take the form; one that requires up gets no case without it."""
-    return {"two": "up", "interleaved": "interleaved", "halves": "x"}[form] in accepts
+def _together(row: Mapping[str, Any]) -> bool:
+    """Tell whether there is one tensor that can be interleaved."""
+    return not (row["up"] and row["interleaved"])
 
 
-def _choices(op: str, options: SwigluOptions, accepts: frozenset[str], most: int) -> Choices:
+def _held(row: Combination) -> int:
+    """Return how many tensors x holds: the gate alone, or gate and up."""
+    return 2 if row["up"] is None else 1
+
+
+def _choices(op: str, row: Combination, accepts: frozenset[str], most: int) -> Choices:
     """Map the tensors and parameters of a group to their options, where a tensor may have about `most` elements."""
-    exact = options.dtype == "fp32"
-    layouts = row_layouts(most // options.wide)[: _FEW if exact else None]
+    dtype, held = row["x dtype"], _held(row)
+    exact = dtype == "fp32"
+    layouts = row_layouts(most // row.wide)[: _FEW if exact else None]
     regimes: dict[str, tuple[str, ...]] = {"x": _EXACT if exact else _VALUES}
     regimes |= {"dy": _GRADIENTS} if op == "swiglu_backward" else {}
-    regimes |= {"up": _GRADIENTS if exact else _VALUES} if options.form == "two" else {}
+    regimes |= {"up": _GRADIENTS if exact else _UPS} if held == 1 else {}
     found: dict[str, tuple[Option, ...]] = {}
     for name, values in regimes.items():
-        found |= tensor_choices(name, (options.dtype,), values, layouts)
-    held = 1 if options.form == "two" else 2
-    columns = residues(options.narrow * held, options.wide * held, _VECTOR)
+        found |= tensor_choices(name, (dtype,), values, layouts)
+    columns = residues(row.narrow * held, row.wide * held, _VECTOR)
     found |= {_TAIL: tuple(residue for residue in columns if residue % held == 0)}
-    if not options.plain:
-        found |= {name: values for name, values in _PARAMETERS.items() if name in accepts}
-    return found
+    options = {"interleaved": (None, True), **_PARAMETERS}
+    return found | row.choices({name: values for name, values in options.items() if name in accepts})
 
 
 @st.composite
-def _cases(draw: st.DrawFn, op: str, options: SwigluOptions, most: int, chosen: Chosen) -> Case:
-    held = 1 if options.form == "two" else 2
-    narrow, wide = options.narrow * held, options.wide * held
-    columns = draw(widths_with(chosen[_TAIL], narrow, wide, _VECTOR))
+def _cases(draw: st.DrawFn, op: str, row: Combination, most: int, chosen: Chosen) -> Case:
+    held = _held(row)
+    columns = draw(widths_with(chosen[_TAIL], row.narrow * held, row.wide * held, _VECTOR))
     rows = draw(leading_dims(max(1, most // columns), least_rows(chosen)))
     tensors = [chosen_tensor("x", chosen, (*rows, columns))]
     if op == "swiglu_backward":
         tensors.append(chosen_tensor("dy", chosen, (*rows, columns // held)))
     if held == 1:
         tensors.append(chosen_tensor("up", chosen, (*rows, columns)))
-    params: dict[str, Any] = {name: chosen[name] for name in _PARAMETERS if chosen.get(name) is not None}
-    if options.form == "interleaved":
-        params = {"interleaved": True, **params}
-    return Case(op, tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
+    return Case(op, tuple(tensors), given(chosen, ("interleaved", *_PARAMETERS)), draw(st.integers(0, 2**32 - 1)))
 
 
 def _real_shapes(op: str, accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
     """Yield every shape of the table once in bf16, as its model holds gate and up where the kernel can."""
     for seed, shape in enumerate(SHAPES):
-        form = shape["form"] if _taken(shape["form"], accepts) else "two" if "up" in accepts else "halves"
+        needs = {"two": "up", "interleaved": "interleaved", "halves": "x"}[shape["form"]]
+        form = shape["form"] if needs in accepts else "two" if "up" in accepts else "halves"
         width = shape["width"]
         rows = cut_rows(shape["rows"], width, _SMALL_ELEMENTS) if small else tuple(shape["rows"])
         tensors = [TensorSpec("x", "bf16", (*rows, width if form == "two" else 2 * width))]

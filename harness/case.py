@@ -192,6 +192,7 @@ class Group:
         drawn: how many cases Hypothesis draws besides; None for as many as a run has per group.
         properties: the examples are what a kernel's bits are looked at with, see `lastbit.invariance`: many rows of
             ordinary values each.
+        combination: the row of `combinations` that its cases have; groups with one share the cases of an op among them.
     """
 
     name: str
@@ -201,6 +202,7 @@ class Group:
     designed: tuple[Chosen, ...] = ()
     drawn: int | None = None
     properties: bool = False
+    combination: Chosen = field(default_factory=dict)
 
     def left_to_draw(self, cases: int) -> int:
         """Return how many cases Hypothesis draws in a run with `cases` per group."""

@@ -15,7 +15,8 @@ from lastbit.kernel import check_path
 
 # Arbitrary: smoke shows that everything runs, ci is for each change, nightly for the night of an accelerator.
 PROFILES: Mapping[str, int] = {"smoke": 2, "ci": 6, "nightly": 200}
-"""Profile → cases that are designed or drawn per kernel and group, on average; a design may need more."""
+"""Profile → cases that are designed or drawn per kernel and group, on average. A design may need more, and groups of
+combinations have fewer: see `multiple` in `lastbit.verify.drawing`."""
 
 # Arbitrary below where clocks overflow; whoever wants none is served by it.
 LONGEST_TIMEOUT = 10_000_000

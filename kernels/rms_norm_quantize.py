@@ -28,6 +28,7 @@ def _only_e4m3(dtype: str) -> None:
     "rms_norm_quantize",
     contract="per_token",
     name="triton[rms_norm_quantize+per_token]",
+    takes={"dtype": "e4m3"},
     invariant=("rows", "permutation", "padding", "run to run"),
 )
 def per_token(
@@ -49,6 +50,7 @@ def per_token(
     "rms_norm_quantize",
     contract="per_tensor",
     name="triton[rms_norm_quantize+per_tensor]",
+    takes={"dtype": "e4m3"},
     invariant=("rows", "permutation", "padding", "run to run"),
 )
 def per_tensor(

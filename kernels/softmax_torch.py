@@ -15,9 +15,9 @@ from lastbit import kernel
 
 
 def scores_of(x: Tensor, mask: Tensor | None, keep: Tensor | None, scale: float) -> Tensor:
-    """Return x · scale + mask in the dtype of the arguments, -inf where it is not kept."""
+    """Return x · scale + mask in the dtype of x, -inf where it is not kept."""
     scores = x if scale == 1.0 else x * scale
-    scores = scores if mask is None else scores + mask
+    scores = scores if mask is None else (scores + mask).to(x.dtype)
     return scores if keep is None else scores.masked_fill(~keep, -math.inf)
 
 

@@ -7,20 +7,54 @@ Implications for Software Testing, IEEE Transactions on Software Engineering 30 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Self
 
 from lastbit.case import Option
 from lastbit.errors import UsageError
+from lastbit.inputs.choices import DRAWN
+
+
+class Accepted(frozenset[str]):
+    """The names of what a kernel accepts, as `groups` of a file of cases is given them, and which rows it takes.
+
+    Attributes:
+        requires: names that it is never called without.
+        takes: `T dtype` or a parameter → the options that it declares to take.
+    """
+
+    requires: Collection[str] = ()
+    takes: Mapping[str, Collection[Any]] = {}
+
+    @classmethod
+    def of(cls, accepts: Collection[str], requires: Collection[str], takes: Mapping[str, Collection[Any]]) -> Self:
+        made = cls(accepts)
+        made.requires, made.takes = requires, takes
+        return made
+
+    def has(self, row: Mapping[str, Option]) -> bool:
+        """Return whether the kernel takes the options of a row."""
+        for axis, option in row.items():
+            name = axis.partition(" ")[0]
+            if name in self.requires if option is None else name not in self:
+                return False
+            if axis in self.takes and option != DRAWN and option not in self.takes[axis]:
+                return False
+        return True
 
 
 def combinations(
-    axes: Mapping[str, Sequence[Option]], together: Callable[[Mapping[str, Any]], bool] = lambda row: True
+    axes: Mapping[str, Sequence[Option]],
+    together: Callable[[Mapping[str, Any]], bool] = lambda row: True,
+    *,
+    accepts: frozenset[str] | None = None,
 ) -> tuple[dict[str, Option], ...]:
     """Return rows with one option of each axis in which every two options that go together meet at least once.
 
-    `together` tells of a whole row whether its options do. The rows are the same each time, and few: each is the one
-    with most new pairs, the earliest of several. Listing all rows to choose from is what limits the axes.
+    `together` tells of a whole row whether its options do. With `accepts`, the rows are those that a kernel with these
+    tensors and parameters takes: an axis is then called `x dtype` or as a parameter, and None leaves that out. There
+    may be none. The rows are the same each time, and few: each is the one with most new pairs, the earliest of several.
+    Listing all rows to choose from is what limits the axes.
 
     >>> combinations({"x": ("bf16", "fp16"), "weight": ("bf16", "fp16")}, lambda row: row["x"] == row["weight"])
     ({'x': 'bf16', 'weight': 'bf16'}, {'x': 'fp16', 'weight': 'fp16'})
@@ -28,6 +62,7 @@ def combinations(
     Raises:
         UsageError: no row has options that go together, or there are more than 100,000 rows.
     """
+    taken = accepts if isinstance(accepts, Accepted | None) else Accepted(accepts)
     rows = []
     for number, options in enumerate(itertools.product(*axes.values())):
         if number == _MOST_ROWS:
@@ -35,16 +70,22 @@ def combinations(
                 f"the axes {', '.join(axes)} have more than {_MOST_ROWS:,} combinations; give fewer options"
             )
         row = dict(zip(axes, options, strict=True))
-        if together(row):
+        if together(row) and (taken is None or taken.has(row)):
             rows.append(row)
+    if not rows and taken is not None:
+        return ()
     if not rows:
         raise UsageError(f"no options of the axes {', '.join(axes)} go together")
-    pairs = [frozenset(itertools.combinations(row.items(), min(2, len(axes)))) for row in rows]
-    left, found = frozenset[Any]().union(*pairs), []
+    bits: dict[Any, int] = {}  # of each pair one, for sets that are numbers
+    pairs = [
+        sum(1 << bits.setdefault(pair, len(bits)) for pair in itertools.combinations(row.items(), min(2, len(axes))))
+        for row in rows
+    ]
+    left, found = (1 << len(bits)) - 1, list[dict[str, Option]]()
     while left or not found:
-        best = max(range(len(rows)), key=lambda number: len(pairs[number] & left))
+        best = max(range(len(rows)), key=lambda number: (pairs[number] & left).bit_count())
         found.append(rows[best])
-        left -= pairs[best]
+        left &= ~pairs[best]
     return tuple(found)
 
 

@@ -8,6 +8,7 @@ number of cases allows. It is greedy, as in Cohen et al., The AETG System, IEEE 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,41 +20,85 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from lastbit.case import Case, Chosen, Group, Option
+from lastbit.config import PROFILES
 from lastbit.inputs.bits import key_of
 from lastbit.inputs.choices import Feature, feature, features
 
 Selection = tuple[str, Option]
 """A choice and one of its options."""
 
+_NOTHING = (0, 0)
+"""The worth of a case that adds nothing."""
 
-def designed(groups: Sequence[Group], cases: int, *, whole: bool = True) -> list[Group]:
-    """Return the groups with the choices of their designed cases; together they have `cases` per group.
 
-    A quarter is left for Hypothesis to draw, and what the design does not need. A `whole` design has more cases if
-    every option needs more.
+def designed(groups: Sequence[Group], cases: int, *, whole: bool = True, times: float | None = None) -> list[Group]:
+    """Return the groups with the choices of their designed cases; together they have `cases` times `times`.
+
+    `times` is the `multiple` of the groups unless it is given. Each group has a designed case; half of the cases of a
+    group that is no combination are designed, however little they add. A quarter is left for Hypothesis to draw, and
+    what the design does not need. A `whole` design has more cases if every option needs more.
     """
-    choosing = [n for n, group in enumerate(groups) if group.choices and group.strategy is not None]
+    choosing = [n for n, group in enumerate(groups) if _chooses(group)]
     if not choosing or not cases:
         return list(groups)
+    times = multiple(groups) if times is None else times
     design, rows = _Design(), {number: list[Chosen]() for number in choosing}
-    for number in choosing * (cases // 2):
-        design.add(rows[number], design.best(groups[number]))
-    left = len(choosing) * (cases - max(1, cases // 4)) - sum(map(len, rows.values()))
-    queue = [(design.worth(design.best(groups[number])), number) for number in choosing]
-    heapq.heapify(queue)
-    while queue and (left > 0 or (whole and queue[0][0][0] < 0)):  # the next case has a new option
-        before, number = heapq.heappop(queue)
-        row = design.best(groups[number])
-        if (worth := design.worth(row)) == before:
-            left -= design.add(rows[number], row)
-            worth = design.worth(design.best(groups[number]))
-        if worth < (0, 0):
-            heapq.heappush(queue, (worth, number))
-    drawn = max(1, cases // 4) + max(left, 0) // len(choosing)
-    return [
-        replace(group, designed=tuple(rows[number]), drawn=drawn) if number in rows else group
-        for number, group in enumerate(groups)
+    for turn in range(max(1, cases // 2)):
+        for number in (n for n in choosing if not turn or not groups[n].combination):
+            row = design.best(groups[number])
+            if not turn or design.worth(row) < _NOTHING:
+                rows[number].append(design.added(row))
+    left = round(times * (cases - _quarter(cases))) - sum(map(len, rows.values()))
+    drawn = round(times * _quarter(cases)) + min(left, 0)
+    for number, row in design.further(groups):
+        if left <= 0 and not (whole and design.worth(row)[0] < 0):
+            break
+        rows[number].append(design.added(row))
+        left -= 1
+    parts = _parts(max(drawn, 0) + max(left, 0), len(choosing))
+    made = {
+        number: replace(groups[number], designed=tuple(rows[number]), drawn=own)
+        for number, own in zip(choosing, parts, strict=True)
+    }
+    return [made.get(number, group) for number, group in enumerate(groups)]
+
+
+def _parts(total: int, count: int) -> list[int]:
+    """Divide a total into that many parts, as evenly as can be."""
+    ends = [total * place // count for place in range(count + 1)]
+    return [end - start for start, end in itertools.pairwise(ends)]
+
+
+def multiple(groups: Sequence[Group]) -> float:
+    """Return how many times a profile's number of cases is run: for each group that chooses, and together for those of
+    `combinations`.
+
+    These are as many as pairs of options need, and would all have as many cases. So they count as the number of groups
+    that gives profile ci room for a case of each, and for every option with every dtype.
+    """
+    alone, together = [
+        [group for group in groups if _chooses(group) and bool(group.combination) is combined]
+        for combined in (False, True)
     ]
+    design, needed = _Design(), len(together)
+    for group in together:
+        design.added(design.best(group))
+    for _, row in design.further(together):
+        if design.worth(row)[0] == 0:
+            break
+        design.added(row)
+        needed += 1
+    ci = PROFILES["ci"]
+    return len(alone) + min(len(together), needed / (ci - _quarter(ci)))
+
+
+def _quarter(cases: int) -> int:
+    """Return how many of these cases are left for Hypothesis."""
+    return max(1, cases // 4)
+
+
+def _chooses(group: Group) -> bool:
+    return bool(group.choices) and group.strategy is not None
 
 
 @dataclass
@@ -85,16 +130,29 @@ class _Design:
         new = sum(feature not in self.covered for feature in features(row))
         return -new, -sum(len(before - self.paired[own]) for own, before in _with_those_before(row))
 
-    def add(self, rows: list[Chosen], row: Chosen) -> bool:
-        """Take a case if it adds anything; return whether it does."""
-        if self.worth(row) == (0, 0):
-            return False
-        rows.append(row)
+    def added(self, row: Chosen) -> Chosen:
+        """Take note of a case, and return it."""
         self.covered.update(features(row))
         for own, before in _with_those_before(row):
             self.paired[own] |= before
         self.uses.update(row.items())
-        return True
+        return row
+
+    def further(self, groups: Sequence[Group]) -> Iterator[tuple[int, Chosen]]:
+        """Yield the number of a group and its next case as long as that adds anything, the one that adds most first.
+
+        The caller has to add the case before it asks for another one.
+        """
+        queue = [(self.worth(self.best(group)), n) for n, group in enumerate(groups) if _chooses(group)]
+        heapq.heapify(queue)
+        while queue:
+            before, number = heapq.heappop(queue)
+            row = self.best(groups[number])
+            if (worth := self.worth(row)) == before < _NOTHING:
+                yield number, row
+                worth = self.worth(self.best(groups[number]))
+            if worth < _NOTHING:
+                heapq.heappush(queue, (worth, number))
 
 
 def _with_those_before(row: Chosen) -> Iterator[tuple[Selection, set[Selection]]]:

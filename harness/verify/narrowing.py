@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from lastbit.case import Case, Chosen, Group, Option, TensorSpec
 from lastbit.inputs.choices import DRAWN, Residue
+from lastbit.inputs.combinations import Accepted
 from lastbit.inputs.layouts import LAYOUTS
 from lastbit.kernel import Kernel
 from lastbit.ops import REQUIRED, Op
@@ -54,17 +55,19 @@ def narrowed(groups: Iterable[Group], kernel: Kernel, op: Op) -> list[Group]:
 
 def groups_of(project: Project, kernel: Kernel, *, small: bool) -> list[Group]:
     """Return the groups of cases of the kernel's op, those of `Project.groups`, with the cases that it takes."""
-    return narrowed(project.groups(kernel.op, kernel.accepts, small=small), kernel, project.op(kernel.op))
+    accepted = Accepted.of(kernel.accepts, kernel.requires, kernel.takes)
+    return narrowed(project.groups(kernel.op, accepted, small=small), kernel, project.op(kernel.op))
 
 
 def not_asked(kernel: Kernel, op: Op, groups: Iterable[Group], own: Iterable[Group]) -> Iterator[NotRun]:
     """Yield one note for a kernel that declares what it takes, with the groups of which that leaves nothing.
 
-    A group of which its signature takes nothing is none of these, as one without the residual that it requires.
+    A group of which its signature takes nothing is none of these, as one without the residual that it requires; nor is
+    one of a combination, in place of which there are others.
     """
     if kernel.takes:
         kept, by_signature = {group.name for group in own}, replace(kernel, takes={})
-        lost = [group for group in groups if group.name not in kept]
+        lost = [group for group in groups if group.name not in kept and not group.combination]
         names = [group.name for group in narrowed(lost, by_signature, op)]
         none = f" (no case of {', '.join(names)})" if names else ""
         yield NotRun(f"{kernel.name}{none}", f"declares {told(kernel.takes)}, and gets no other cases")

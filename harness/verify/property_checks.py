@@ -46,11 +46,15 @@ def asked_cases(subject: Subject, groups: Sequence[Group], *, count: int = 0, se
 
 
 def ordinary_group(subject: Subject, groups: Iterable[Group]) -> Group:
-    """Return a group of the most ordinary cases that the kernel takes, one per set of dtypes, with the most rows."""
+    """Return a group of the most ordinary cases that the kernel takes, with the most rows.
+
+    There is one per dtype of the op's first tensor.
+    """
     best: dict[str, Case] = {}
     for case in (case for group in groups for case in _drawn(group)):
         if not case.displaced and not unsupported(subject.kernel, case):
-            best[case.dtypes] = max(best.get(case.dtypes, case), case, key=lambda case: _rank(subject, case))
+            dtype = case[subject.op.inputs[0]].dtype
+            best[dtype] = max(best.get(dtype, case), case, key=lambda case: _rank(subject, case))
     return Group(NAME, examples=tuple(best.values()), properties=True)
 
 

@@ -16,8 +16,8 @@ from lastbit.devices import machine
 from lastbit.kernel import Kernel
 from lastbit.run import NotRun
 from lastbit.verify.check import Subject
-from lastbit.verify.drawing import designed, free
-from lastbit.verify.narrowing import groups_of, narrowed, not_asked, takes_less
+from lastbit.verify.drawing import designed, free, multiple
+from lastbit.verify.narrowing import groups_of, not_asked, takes_less
 from lastbit.verify.project import Project
 from lastbit.verify.property_checks import ordinary_group
 from lastbit.verify.sizes import Sized, cases_of_each, sized_cases, templates_of
@@ -45,10 +45,9 @@ def groups_in_a_run(
         A kernel that takes fewer groups has as many cases to design and draw in the groups that are left.
         """
         every = project.groups(op, accepts, small=config.small)
-        groups = every if taking_less is None else narrowed(every, taking_less, project.op(op))
-        before, left = (sum(group.strategy is not None for group in some) for some in (every, groups))
-        cases = round(config.cases_per_group * before / left) if left else 0
-        return designed(groups, cases, whole=config.cases_per_group >= PROFILES["ci"])
+        groups = every if taking_less is None else groups_of(project, taking_less, small=config.small)
+        whole = config.cases_per_group >= PROFILES["ci"]
+        return designed(groups, config.cases_per_group, whole=whole, times=multiple(every))
 
     def groups_and_notes(subject: Subject) -> tuple[list[Group], list[NotRun]]:
         kernel, op = subject.kernel, subject.op

@@ -9,13 +9,12 @@ from functools import partial
 
 from tests.faults.plant import Edit, Fault
 
-GROUPS = {
-    "one block": {"int64": "int64-L65to512", "int32": "int32-L65to512"},
-    "several blocks": {"int64": "int64-L513to3000", "int32": "int32-L513to3000"},
-}
-"""Options of a fault → dtype of the ids → the group of cases that it is hunted with."""
-
 BOTH = ("int64", "int32")
+GROUPS = {
+    "one block": dict.fromkeys(BOTH, (("ids length", "L65to512"),)),
+    "several blocks": dict.fromkeys(BOTH, (("ids length", "L513to3000"),)),
+}
+"""Options of a fault → dtype of the ids → options of the combinations that it is hunted with."""
 
 _edit = partial(Edit, file="completion_mask.py")
 _fault = partial(Fault, op="completion_mask", variant="completion_mask", options="one block", dtypes=BOTH)

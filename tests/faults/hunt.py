@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -28,6 +29,9 @@ from tests.faults.plant import Fault, kernel_of, without_faults
 KEPT: dict[str, tuple[int, int]] = json.loads((Path(__file__).with_name("shown.json")).read_text())
 """Fault → number of the case that shows it, and of the one that shows it in its results, where it is not the first."""
 
+Options = tuple[tuple[str, Any], ...]
+"""Axes of combinations and their options; None for one that is left out or no axis for the kernel."""
+
 _STAGE_KINDS = ("outside", "special")
 
 
@@ -47,23 +51,32 @@ def clean(fault: Fault, family: str = "triton") -> Kernel:
 
 def cases_for(fault: Fault, dtype: str, count: int, seed_: int = 0) -> tuple[Case, ...]:
     """Draw the cases that the fault is hunted with; those of a table of shapes are the same for every seed."""
-    cases = cases_of(fault.variant, GROUPS[fault.op][fault.options][dtype], count, seed_, fault.family)
+    wanted = GROUPS[fault.op][fault.options][dtype]
+    if not isinstance(wanted, str):
+        wanted = ((f"{project().op(fault.op).inputs[0]} dtype", dtype), *wanted)
+    cases = cases_of(fault.variant, wanted, count, seed_, fault.family)
     chosen = tuple(case for case in cases if case.tensors[0].dtype == dtype)
     assert chosen, f"no case for {fault.name!r} has a first input of {dtype}"
     return chosen
 
 
 @functools.cache
-def cases_of(variant: str, group_name: str, count: int, seed_: int = 0, family: str = "triton") -> tuple[Case, ...]:
+def cases_of(
+    variant: str, wanted: str | Options, count: int, seed_: int = 0, family: str = "triton"
+) -> tuple[Case, ...]:
     """Draw the distinct cases among about `count` that a run with this seed has for a kernel of that variant.
 
-    Cut to the size for a CPU on every device, so that all devices see the same bits.
+    They are of the group of that name, or of all groups of combinations that have these options, in turn. Cut to the
+    size for a CPU on every device, so that all devices see the same bits.
     """
     kernel = kernel_of(clean_kernels(), variant, family)
-    group = next(g for g in _groups(kernel.op, kernel.accepts, count) if g.name == group_name)
-    if group.strategy is None:
-        return group.examples
-    return tuple(draw(replace(group, examples=()), count, seed_))
+    groups = _groups(kernel.op, kernel.accepts, count)
+    if isinstance(wanted, str):
+        group = next(g for g in groups if g.name == wanted)
+        return group.examples if group.strategy is None else tuple(draw(replace(group, examples=()), count, seed_))
+    chosen = [g for g in groups if g.combination and all(g.combination.get(axis) == option for axis, option in wanted)]
+    drawn = (draw(group, count, seed_) for group in chosen)
+    return tuple(case for turn in itertools.zip_longest(*drawn) for case in turn if case is not None)
 
 
 @functools.cache

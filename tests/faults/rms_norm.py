@@ -6,17 +6,13 @@ from tests.faults.plant import ALL, FP32_MULTIPLY, Edit, Fault
 from tests.faults.rms_norm_memory import GAIN, MEMORY, QUANTISATION
 
 GROUPS = {
-    "plain": {"bf16": "bf16-N65to128", "fp16": "fp16-N513to1024", "fp32": "fp32-N8193to16384"},
-    "residual": {
-        "bf16": "bf16-residual-N1025to2048",
-        "fp16": "fp16-residual-N2049to4096",
-        "fp32": "fp32-residual-N1025to2048",
-    },
-    "static": {"bf16": "bf16-residual-static-N1025to2048", "fp16": "fp16-residual-static-N33to64"},
-    "dynamic": {"bf16": "bf16-weight_fp32-dynamic-N129to256", "fp16": "fp16-residual-dynamic-N1025to2048"},
+    "plain": dict.fromkeys(ALL, (("residual", None), ("quant", None))),
+    "residual": dict.fromkeys(ALL, (("residual", "as x"), ("quant", None))),
+    "static": dict.fromkeys(ALL, (("quant", "static"),)),
+    "dynamic": dict.fromkeys(ALL, (("quant", "dynamic"),)),
     "real shapes": {"bf16": "real-shapes"},
 }
-"""Options of a fault → dtype of x → the group of cases that it is hunted with."""
+"""Options of a fault → dtype of x → the group of cases that it is hunted with, or options of combinations."""
 
 _INV_RMS = "inv_rms = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))"
 _SUM = "tl.sum(squares, axis=1, keep_dims=True)"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.faults.plant import Edit, Fault
+from tests.faults.plant import ALL, Edit, Fault
 
 GROUPS = {
-    "plain": {"bf16": "bf16-N65to256", "fp16": "fp16-N1025to4096", "fp32": "fp32-N257to1024"},
-    "mask": {"bf16": "bf16-mask-N257to1024"},
-    "keep": {"fp32": "fp32-keep-N1to64"},
-    "both": {"fp16": "fp16-mask-keep-N65to256"},
+    "plain": dict.fromkeys(ALL, (("mask dtype", None), ("keep dtype", None))),
+    "mask": {"bf16": (("mask dtype", "bf16"),)},
+    "keep": {"fp32": (("mask dtype", None), ("keep dtype", "bool"))},
+    "both": {"fp16": (("keep dtype", "bool"),)},
 }
-"""Options of a fault → dtype of x → the group of cases that it is hunted with."""
+"""Options of a fault → dtype of x → options of the combinations that it is hunted with."""
 
 ONLINE = "fp32_scores+base2+zero_rows"
 

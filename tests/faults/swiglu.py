@@ -7,10 +7,10 @@ from functools import partial
 from tests.faults.plant import Edit, Fault
 
 GROUPS = {
-    "plain": {"bf16": "bf16-halves-N65to128"},
-    "limited": {"bf16": "bf16-interleaved-limited-N129to256", "fp16": "fp16-two-limited-N33to64"},
+    "plain": {"bf16": (("swiglu_limit", None), ("alpha", None), ("up_offset", None))},
+    "limited": {"bf16": (), "fp16": (("up", "as x"),)},
 }
-"""Options of a fault → dtype of x → the group of cases that it is hunted with."""
+"""Options of a fault → dtype of x → options of the combinations that it is hunted with."""
 
 _edit = partial(Edit, file="swiglu.py")
 _tile = partial(Edit, file="swiglu_tile.py")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.cases.quantize import _GROUPS, groups
+from lastbit.cases.quantize import groups
 from lastbit.errors import UnsupportedCase
 from lastbit.siblings import siblings
 from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, FP16, LOADED, needs_device, normals, strided
@@ -85,7 +85,8 @@ def test_cases_for_a_cpu_reach_both_sides_of_every_switch() -> None:
         )  # fmt: skip
         switches |= {(n, plan.launch.parameters[n]) for n in ("LOOP", "FLAT", "ALIGNED", "GIVEN", "GROUPED", "UE8M0")}
     assert len(switches) == 12
-    assert {o.scale for o in _GROUPS} == {"row", "tensor", 128, 32}
+    sizes = {group.combination["group_size"] for group in groups(accepts, small=True) if group.combination}
+    assert sizes == {None, 128, 32, 256, 96}
 
 
 @FAMILIES

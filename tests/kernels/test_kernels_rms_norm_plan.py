@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lastbit.case import Case, TensorSpec, contiguous_strides
-from lastbit.cases.rms_norm import _GROUPS, groups
+from lastbit.cases.rms_norm import groups
 from lastbit.dtypes import DTYPES
 from lastbit.siblings import siblings
 from tests.rms_norm_contract import BF16, DEVICE, EPS, FOLDER, KERNELS, integers, needs_device, triton_kernel
@@ -48,7 +48,10 @@ def tile(n: int, quant: str | None) -> tuple[int, int, int]:
 
 def test_cases_for_a_cpu_reach_every_tile():
     reached = {tile(case["x"].shape[-1], case.params.get("quant")) for case in cases()}
-    reached |= {tile(o.wide, o.quant) for o in _GROUPS if tile(o.narrow, o.quant) == tile(o.wide, o.quant)}
+    accepts = KERNELS["triton[native_multiply+rounded_sum]"].accepts
+    for group in (group for group in groups(accepts, small=True) if group.combination):
+        narrow, wide = (tile(int(n), group.combination["quant"]) for n in group.name.rpartition("-N")[2].split("to"))
+        reached |= {wide} if narrow == wide else set()
     assert reached == {tile(n, quant) for n in range(1, 1 << 15) for quant in (None, "dynamic")}
 
 

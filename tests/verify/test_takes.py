@@ -124,7 +124,6 @@ def test_sizes_are_drawn_from_those_that_are_declared(sizes: Any) -> None:
     every = PROJECT.groups("rms_norm", plan.items[0].subject.kernel.accepts, small=True)
     for low, high in (map(int, g.name.rpartition("-N")[2].split("to")) for g in every if g.strategy is not None):
         assert any(low <= size <= high for size in sizes) == ((low, high) in own.values())
-    assert "N8193to16384" in plan.not_run[0].what
 
 
 def recording(results: list[CaseResult]) -> Any:

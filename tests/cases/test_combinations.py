@@ -1,0 +1,130 @@
+"""Dtypes and options of an op meet two by two in the cases of profile ci, for kernels that take little and much.
+
+An op has the dtypes and options that any of its cases has, edges and drawn ones. Of two that no case of a kernel has
+together, the reference says whether they have a meaning.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lastbit.case import Case, Group
+from lastbit.config import PROFILES, Config
+from lastbit.inputs import build
+from lastbit.judging.problem import Problem
+from lastbit.numerics import Premises
+from lastbit.ops import REQUIRED, Op, check_arguments
+from lastbit.verify.drawing import designed, designed_cases
+from lastbit.verify.project import open_project
+
+PROJECT = open_project(Config(folder=""))
+OPS = ("rms_norm", "rms_norm_quantize", "swiglu", "swiglu_backward", "quantize", "softmax", "completion_mask")
+
+Options = Mapping[str, str]
+"""Tensor or parameter → its dtype or value; `number` for any number, and nothing where it is left out."""
+
+ALIKE = {"residual", "up", "dy"}
+"""Tensors that have the dtype of x: docs/contracts says so, and references take any. They are given or left out."""
+
+UNMEANT = {frozenset({("weight", ""), ("weight_offset", "number")})}
+"""Pairs that references take and that mean nothing: an offset is added to a weight."""
+
+
+def options_of(case: Case) -> Options:
+    params = {n: str(v) if isinstance(v, str | bool) else "number" for n, v in case.params.items()}
+    tensors = {t.name: "as x" if t.name in ALIKE else t.dtype for t in case.tensors}
+    return tensors | {n: value for n, value in params.items() if value != "False"}
+
+
+@functools.cache
+def groups_of(op: str, accepts: frozenset[str]) -> tuple[Group, ...]:
+    return tuple(designed(PROJECT.groups(op, accepts, small=True), PROFILES["ci"]))
+
+
+@functools.cache
+def cases_of(op: str, accepts: frozenset[str]) -> tuple[Case, ...]:
+    return tuple(case for group in groups_of(op, accepts) for case in (*group.examples, *designed_cases(group, 0)))
+
+
+def everything(op: Op) -> frozenset[str]:
+    return frozenset((*op.inputs, *op.params))
+
+
+def fewest(op: Op) -> frozenset[str]:
+    """Return what a kernel takes at least."""
+    needed = (name for name, value in op.params.items() if value is REQUIRED)
+    return frozenset((*(name for name in op.inputs if name not in op.optional), *needed))
+
+
+def pairs(options: Options, names: list[str]) -> Iterator[frozenset[tuple[str, str]]]:
+    """Yield each two options; what is left out counts as one."""
+    yield from map(frozenset, itertools.combinations([(name, options.get(name, "")) for name in names], 2))
+
+
+def has_meaning(op: Op, pair: frozenset[tuple[str, str]], cases: tuple[Case, ...]) -> bool:
+    """Tell whether the reference takes a case that has one of the options and is given the other."""
+    small = sorted(cases, key=lambda case: case.tensors[0].numel)
+    for own, other in itertools.permutations(sorted(pair)):
+        having = [case for case in small if case.tensors[0].numel and options_of(case).get(own[0], "") == own[1]]
+        changed = (_with(case, *other, cases) for case in having[:_TRIES])
+        if any(_is_taken(op, case) for case in changed if case is not None):
+            return True
+    return False
+
+
+# Arbitrary: options differ from case to case, and one of a few has none that keeps the other away.
+_TRIES = 12
+
+
+def _with(case: Case, name: str, option: str, cases: tuple[Case, ...]) -> Case | None:
+    """Return a case with another option; None if it cannot be made."""
+    own = {t.name: t for t in case.tensors}
+    if not option:
+        params = {n: value for n, value in case.params.items() if n != name}
+        return replace(case, tensors=tuple(t for n, t in own.items() if n != name), params=params)
+    other = next(other for other in cases if options_of(other).get(name) == option)
+    if name in other.params:
+        return replace(case, params={**case.params, name: other.params[name]})
+    main, given = other.tensors[0].shape, other[name].shape
+    shapes = {main: case.tensors[0].shape, main[-1:]: case.tensors[0].shape[-1:]}
+    own[name] = own.get(name) or replace(other[name], shape=shapes.get(given, given), strides=None, offset=0)
+    first, dtype = case.tensors[0].name, case.tensors[0].dtype if option == "as x" else option
+    alike = {n for n in own if n in ALIKE} if name == first else set[str]()
+    return replace(case, tensors=tuple(replace(t, dtype=dtype) if n in {name, *alike} else t for n, t in own.items()))
+
+
+def _is_taken(op: Op, case: Case) -> bool:
+    default = op.contract("")
+    for contract in (default, *op.alternatives(default)):
+        with suppress(Exception):  # a reference may raise whatever it likes, as for `takes` of verify/check.py
+            check_arguments(op, [t.name for t in case.tensors], case.params)
+            tensors = build(case, torch.device("cpu")).tensors
+            return bool(Problem(op, contract, tensors, dict(case.params), Premises()).results)
+    return False
+
+
+@pytest.mark.parametrize("most", [False, True], ids=["fewest", "most"])
+@pytest.mark.parametrize("name", OPS)
+def test_every_two_options_that_go_together_meet(name: str, most: bool) -> None:
+    op = PROJECT.op(name)
+    every = cases_of(name, everything(op))
+    accepts = everything(op) if most else fewest(op)
+    names = sorted(accepts)
+    known: dict[str, set[str]] = {n: {options_of(case).get(n, "") for case in every} for n in names}
+    needed = {n for n in op.inputs if n not in op.optional} | {n for n, v in op.params.items() if v is REQUIRED}
+    wanted = {
+        frozenset(((a, of_a), (b, of_b)))
+        for a, b in itertools.combinations(names, 2)
+        for of_a in known[a] - ({""} if a in needed else set())
+        for of_b in known[b] - ({""} if b in needed else set())
+    }
+    judged = {pair for case in cases_of(name, accepts) for pair in pairs(options_of(case), names)}
+    left = sorted(map(sorted, wanted - judged - UNMEANT))
+    assert [pair for pair in left if has_meaning(op, frozenset(pair), every)] == []
