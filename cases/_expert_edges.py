@@ -168,6 +168,9 @@ EDGES = (
     LayerEdge(
         Sizes(9, 3, 3, 32, 32, 4), "below_3", scheme="mxfp4_bf16", dtype="fp16", regimes={"routing_weights": "uniform"},
     ),
+    # More than eight experts, of which some have no pair. One token with a limit that cuts.
+    LayerEdge(Sizes(9, 2, 11, 16, 16, 4), "below_11", kind="balanced"),
+    LayerEdge(Sizes(1, 2, 3, 24, 16, 4), "below_3", {"swiglu_limit": 0.5}, kind="balanced"),
 )  # fmt: skip
 """For every device."""
 

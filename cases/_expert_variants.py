@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from lastbit import combinations
+
 
 @dataclass(frozen=True)
 class Codes:
@@ -77,13 +79,17 @@ def plain_variants(accepts: frozenset[str]) -> list[LayerVariant]:
 
 
 def _variants(accepts: frozenset[str]) -> Iterator[LayerVariant]:
-    for dtype in ("bf16", "fp16"):
-        yield LayerVariant(dtype, "exact")
-        if "shards" in accepts:
-            yield LayerVariant(dtype, "exact", shards=(2, 4))
-        for kind in ("balanced", "one_sign"):
-            yield LayerVariant(dtype, kind, shards=(1, 2, 4) if "shards" in accepts else (1,))
-    if "gate_scale" in accepts:
-        for scheme in QUANTIZED:
-            dtype = "fp16" if scheme == "mxfp4_bf16" else "bf16"
-            yield LayerVariant(dtype, "exact", shards=(1, 2) if "shards" in accepts else (1,), scheme=scheme)
+    """Yield rows of options in which every two meet that a kernel with these parameters takes."""
+    several = (1, 2, 4) if "shards" in accepts else (1,)
+    kinds = {"exact": (1,), "exact in shards": (2, 4), "balanced": several, "one_sign": several}
+    kinds |= dict.fromkeys(QUANTIZED, several[:2]) if "gate_scale" in accepts else {}
+    found = combinations(
+        {
+            "kind": tuple(kind for kind in kinds if kind != "exact in shards" or "shards" in accepts),
+            "dtype": ("bf16", "fp16"),
+        }
+    )
+    for row in found:
+        kind, dtype = str(row["kind"]), str(row["dtype"])
+        scheme = kind if kind in QUANTIZED else ""
+        yield LayerVariant(dtype, "exact" if scheme else kind.partition(" ")[0], kinds[kind], scheme)

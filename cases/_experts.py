@@ -161,7 +161,8 @@ def choices(
             found |= tensor_choices(base, (dtype,), regimes[base], _MATRICES)
         else:
             found |= tensor_choices(base, (codes.dtype,), ("bits",))
-            found |= tensor_choices(f"{name}_scale", (codes.scale,), codes.scales)
+            scales = codes.scales[:1] if (dtype, codes.scale) == ("fp16", "uint8") else codes.scales  # 2¹²⁵ is infinite
+            found |= tensor_choices(f"{name}_scale", (codes.scale,), scales)
         for adapter in (f"{name}_lora_a", f"{name}_lora_b") if variant.adapters else ():
             found |= tensor_choices(adapter, (dtype,), regimes[adapter], _MATRICES)
     if variant.multiple == 1 and 1 in variant.shards:

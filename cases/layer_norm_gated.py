@@ -1,4 +1,4 @@
-"""Cases of gated LayerNorm: one group per combination of dtypes and options, real-model shapes, rows far from zero.
+"""Cases of gated LayerNorm: groups in which every two dtypes and options meet, real-model shapes, rows far from zero.
 
 A group fixes what a Triton kernel is specialised on (dtypes, options, the power of two above the size of a group of
 columns). Regimes, layouts, eps and what the width leaves when divided by 64 are chosen; Hypothesis draws the rest.
@@ -7,9 +7,10 @@ columns). Regimes, layouts, eps and what the width leaves when divided by 64 are
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from lastbit import (
     Choices,
     Chosen,
     Group,
+    Option,
     TensorSpec,
     chosen_tensor,
+    combinations,
     cut_rows,
     layouts_like,
     leading_dims,
@@ -70,7 +73,7 @@ class GatedNormOptions:
 
     def without(self, accepts: frozenset[str]) -> GatedNormOptions | None:
         """Reduce the options to those of a kernel with these parameters; None if it lacks what defines them."""
-        if not _norm_is_accepted(self.norm, accepts) or (self.several and "group_size" not in accepts):
+        if self.norm not in norms(accepts) or (self.several and "group_size" not in accepts):
             return None
         gate = self.gate if "z" in accepts else "none"
         if gate == "before" and "norm_before_gate" not in accepts:
@@ -110,25 +113,44 @@ class GatedNormOptions:
         return "-".join(filter(None, [*words, "groups_of" if self.several else "", f"N{low}to{high}"]))
 
 
-GROUPS = (
-    GatedNormOptions("bf16", "bf16", "rms", "after", (65, 128)),
-    GatedNormOptions("bf16", "bf16", "rms", "before", (129, 256), several=True),
-    GatedNormOptions("bf16", "fp32", "layer", "none", (1025, 2048), bias=True),
-    GatedNormOptions("bf16", "bf16", "layer", "after", (129, 256), bias=True),
-    GatedNormOptions("bf16", "bf16", "rms", "before", (4097, 8192)),
-    GatedNormOptions("fp16", "fp16", "rms", "after", (33, 64), sigmoid=True),
-    GatedNormOptions("fp16", "fp16", "layer", "before", (17, 32), bias=True, several=True),
-    GatedNormOptions("fp16", "fp16", "rms", "none", (513, 1024)),
-    GatedNormOptions("fp16", "fp32", "rms", "after", (129, 256), several=True),
-    GatedNormOptions("fp32", "fp32", "layer", "none", (1025, 2048)),
-    GatedNormOptions("fp32", "fp32", "rms", "before", (257, 512)),
-    GatedNormOptions("fp32", "fp32", "layer", "before", (33, 64)),
-    GatedNormOptions("fp32", "fp32", "layer", "after", (1, 16), bias=True, sigmoid=True),
+_SIZES = (
+    *((65, 128), (129, 256), (33, 64), (1025, 2048), (17, 32), (65, 128), (257, 512), (1, 16), (129, 256)),
+    *((513, 1024), (4097, 8192), (2049, 4096)),
 )
+"""Ranges of the size of a group of columns, in turn: those of several groups, and with most to show, are narrow."""
+_OTHER = {"bf16": "fp32", "fp16": "fp32", "fp32": "bf16"}
+"""Dtype of x → another one that weight and bias have."""
 
 _MOST_GROUPS = 6
 _SMALL_ELEMENTS = 1 << 14  # of x where a CPU takes part: a few dozen Triton programs
 _LARGE_ELEMENTS = 1 << 22
+
+
+def norms(accepts: frozenset[str]) -> tuple[str, ...]:
+    """Return the norms that a kernel computes: one without `is_rms_norm` computes LayerNorm.
+
+    One with it and without a bias need not, as under `stepwise`, which no LayerNorm has.
+    """
+    rms = ("rms",) if "is_rms_norm" in accepts else ()
+    return (*rms, "layer") if "bias" in accepts or not rms else rms
+
+
+def rows(accepts: frozenset[str], norms: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Iterator[GatedNormOptions]:
+    """Yield rows of options in which every two meet that a kernel with these parameters takes; sizes take turns."""
+    gates = {"none": ("none",), "after": ("z",), "before": ("z", "norm_before_gate")}
+    gates |= {f"{gate} sigmoid": (*gates[gate], "activation") for gate in ("after", "before")}
+    axes: dict[str, Sequence[Option]] = {
+        "x": ("bf16", "fp16", "fp32"),
+        "gate": tuple(gate for gate, needed in gates.items() if gate == "none" or accepts.issuperset(needed)),
+        "weight": ("own", "other"),
+        "norm": norms,
+        "bias": (False, True) if "bias" in accepts else (False,),
+        "several": (False, True) if "group_size" in accepts else (False,),
+    }
+    for row, size in zip(combinations(axes), cycle(sizes), strict=False):
+        weight = row["x"] if row.pop("weight") == "own" else _OTHER[str(row["x"])]
+        gate, _, sigmoid = str(row.pop("gate")).partition(" ")
+        yield GatedNormOptions(**row, weight=weight, gate=gate, sigmoid=bool(sigmoid), sizes=size)  # type: ignore[arg-type]
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
@@ -137,7 +159,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, most=most if small else None)))
     yield Group("edges", examples=tuple(edges("layer_norm_gated", accepts, small=small)))
     yield from properties("layer_norm_gated", accepts, small=small)
-    for options in dict.fromkeys(o for options in GROUPS if (o := options.without(accepts)) is not None):
+    for options in rows(accepts, norms(accepts), _SIZES):
         yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most))
     for dtype in ("bf16", "fp32"):
         far = GatedNormOptions(dtype, dtype, "layer", "none", (513, 1024)).without(accepts)
@@ -180,11 +202,6 @@ def _cases(draw: st.DrawFn, options: GatedNormOptions, most: int, chosen: Chosen
     if count > 1:
         params["group_size"] = shape[-1] // count
     return Case("layer_norm_gated", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
-
-
-def _norm_is_accepted(norm: str, accepts: frozenset[str]) -> bool:
-    """Check whether a kernel takes the norm: LayerNorm is for kernels that take a bias, the others are RMSNorm."""
-    return ("bias" if norm == "layer" else "is_rms_norm") in accepts
 
 
 def _real_shapes(accepts: frozenset[str], *, most: int | None) -> Iterator[Case]:

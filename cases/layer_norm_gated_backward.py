@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -24,6 +24,7 @@ from lastbit import (
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
 from lastbit.cases.layer_norm_gated import SHAPES, GatedNormOptions, shape_of
+from lastbit.cases.layer_norm_gated import rows as random_rows
 
 Regimes = dict[str, tuple[str, ...]]
 
@@ -59,17 +60,11 @@ ONE_SIGN: Mapping[str, Regimes] = {
 }
 """Where the gate is → regimes with which all terms of dw, db, c1 and c2 have one sign, as the gate has that of z."""
 
-_GROUPS = (
-    GatedNormOptions("bf16", "bf16", "rms", "after", (65, 128)),
-    GatedNormOptions("bf16", "bf16", "rms", "before", (65, 128), several=True),
-    GatedNormOptions("bf16", "fp32", "layer", "none", (257, 512), bias=True),
-    GatedNormOptions("bf16", "bf16", "layer", "after", (1025, 2048), bias=True),
-    GatedNormOptions("bf16", "bf16", "rms", "none", (4097, 8192)),
-    GatedNormOptions("fp16", "fp16", "layer", "after", (33, 64), bias=True, sigmoid=True),
-    GatedNormOptions("fp16", "fp16", "layer", "before", (17, 32), bias=True, several=True),
-    GatedNormOptions("fp16", "fp16", "rms", "none", (513, 1024)),
-    GatedNormOptions("fp32", "fp32", "layer", "before", (33, 64), bias=True),
+_SIZES = (
+    *((257, 512), (17, 32), (65, 128), (33, 64), (1, 16), (33, 64), (129, 256), (17, 32), (33, 64)),
+    *((513, 1024), (4097, 8192), (1025, 2048)),
 )
+"""Ranges of the size of a group of columns, in turn: those of several groups, and with most to show, are narrow."""
 _EXACT_GROUPS = (
     GatedNormOptions("bf16", "fp32", "rms", "after", (65, 128)),
     GatedNormOptions("fp32", "fp32", "layer", "after", (129, 256), bias=True),
@@ -98,14 +93,16 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("layer_norm_gated_backward", accepts, small=small)))
     yield from properties("layer_norm_gated_backward", accepts, small=small)
     yield Group("latents", examples=tuple(_latents(accepts)))
-    yield from _groups("", _GROUPS, dict.fromkeys(ONE_SIGN, _ANY), accepts, most)
+    norms = ("rms", "layer") if "mean" in accepts else ("rms",)
+    random = random_rows(accepts | {"group_size"}, norms, _SIZES)
+    yield from _groups("", random, dict.fromkeys(ONE_SIGN, _ANY), accepts, most)
     yield from _groups("exact-", _EXACT_GROUPS, dict.fromkeys(ONE_SIGN, _EXACT), accepts, most)
     if not small:  # random terms of so few rows leave hardly anything open
         yield from _groups("one_sign-", _ONE_SIGN_GROUPS, ONE_SIGN, accepts, most)
 
 
 def _groups(
-    prefix: str, table: Sequence[GatedNormOptions], regimes: Mapping[str, Regimes], accepts: frozenset[str], most: int
+    prefix: str, table: Iterable[GatedNormOptions], regimes: Mapping[str, Regimes], accepts: frozenset[str], most: int
 ) -> Iterator[Group]:
     """Yield a group for each options that are left; `regimes` are those for each place of the gate."""
     for options in dict.fromkeys(o for options in table if (o := _without(options, accepts)) is not None):

@@ -11,14 +11,20 @@ from functools import partial
 from tests.faults.plant import Edit, Fault
 
 GROUPS = {
-    "after": {"bf16": "bf16-rms-gate_after-N65to128", "fp16": "fp16-weight_fp32-rms-gate_after-groups_of-N129to256"},
-    "before": {"bf16": "bf16-rms-gate_before-groups_of-N129to256", "fp32": "fp32-rms-gate_before-N257to512"},
-    "layer": {
-        "bf16": "bf16-layer-bias-gate_after-N129to256",
-        "fp16": "fp16-layer-bias-gate_before-groups_of-N17to32",
-        "fp32": "fp32-layer-N1025to2048",
+    "after": {
+        "bf16": "bf16-weight_fp32-layer-bias-gate_after-groups_of-N129to256",
+        "fp16": "fp16-rms-gate_after-N513to1024",
     },
-    "layer after": {"bf16": "bf16-layer-bias-gate_after-N129to256", "fp32": "fp32-layer-bias-sigmoid_after-N1to16"},
+    "before": {"bf16": "bf16-weight_fp32-layer-gate_before-N257to512", "fp32": "fp32-rms-gate_before-N33to64"},
+    "layer": {
+        "bf16": "bf16-weight_fp32-layer-bias-gate_after-groups_of-N129to256",
+        "fp16": "fp16-weight_fp32-layer-bias-groups_of-N129to256",
+        "fp32": "fp32-layer-sigmoid_before-groups_of-N17to32",
+    },
+    "layer after": {
+        "bf16": "bf16-weight_fp32-layer-bias-gate_after-groups_of-N129to256",
+        "fp16": "fp16-weight_fp32-layer-sigmoid_after-N1025to2048",
+    },
     "far": {"bf16": "bf16-far-from-zero", "fp32": "fp32-far-from-zero"},
     "real shapes": {"bf16": "real-shapes"},
 }

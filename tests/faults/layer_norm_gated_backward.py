@@ -7,13 +7,19 @@ from functools import partial
 from tests.faults.plant import Edit, Fault
 
 GROUPS = {
-    "after": {"bf16": "bf16-rms-gate_after-N65to128", "fp16": "fp16-layer-bias-sigmoid_after-N33to64"},
-    "before": {
-        "bf16": "bf16-rms-gate_before-groups_of-N65to128",
-        "fp16": "fp16-layer-bias-gate_before-groups_of-N17to32",
+    "after": {
+        "bf16": "bf16-weight_fp32-layer-bias-gate_after-groups_of-N17to32",
+        "fp16": "fp16-weight_fp32-layer-sigmoid_after-N33to64",
     },
-    "layer": {"bf16": "bf16-weight_fp32-layer-bias-N257to512", "fp16": "fp16-layer-bias-sigmoid_after-N33to64"},
-    "plain": {"bf16": "bf16-rms-N4097to8192", "fp16": "fp16-rms-N513to1024"},
+    "before": {
+        "bf16": "bf16-weight_fp32-layer-gate_before-N129to256",
+        "fp16": "fp16-rms-bias-gate_before-groups_of-N65to128",
+    },
+    "layer": {
+        "bf16": "bf16-weight_fp32-layer-bias-gate_after-groups_of-N17to32",
+        "fp16": "fp16-weight_fp32-layer-bias-groups_of-N33to64",
+    },
+    "plain": {"bf16": "bf16-rms-N257to512", "fp16": "fp16-rms-gate_after-N513to1024"},
     "exact": {"fp32": "exact-fp32-layer-bias-N1to16", "bf16": "exact-bf16-weight_fp32-rms-gate_after-N65to128"},
     "latents": {"fp32": "latents"},
     "exact gated": {"fp32": "exact-fp32-layer-bias-gate_after-N129to256"},
