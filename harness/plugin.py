@@ -24,7 +24,7 @@ from lastbit.verify.schedule import Schedule, units
 
 if TYPE_CHECKING:
     from lastbit.isolation.elsewhere import Kernels
-    from lastbit.verify.item_run import Look
+    from lastbit.verify.item_run import Look, Probe
     from lastbit.verify.plan import Plan
     from lastbit.verify.result_recorder import ResultRecorder
 
@@ -181,6 +181,14 @@ def look() -> Look:
     from lastbit.diagnosing.trace import stages_as_text
 
     return stages_as_text
+
+
+@pytest.fixture(scope="session")
+def probe() -> Probe:
+    """Return the function that looks for a sum that is not as its kernel declares."""
+    from lastbit.orders.declared_depth import too_deep
+
+    return too_deep
 
 
 @pytest.fixture(scope="session")

@@ -233,6 +233,12 @@ class Finding:
 OF_PROPERTIES = frozenset({"broken_property"})
 """Kinds of findings of which the subject is a property; the values of every stage may be allowed."""
 
+DEPTH = "depth"
+"""The kind of a finding: a sum of the kernel has a higher tree than the kernel declares."""
+
+OF_DECLARATIONS = OF_PROPERTIES | {DEPTH}
+"""Kinds of findings about what a kernel declares, which a smaller case would not show better."""
+
 OF_VALUES = frozenset({"outside", "special", "rows"})
 """Kinds of findings that say no more than that values are not those of the contract."""
 

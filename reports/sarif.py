@@ -43,6 +43,7 @@ RULES: Mapping[str, str] = {
     "overlap": "Results that share memory",
     "reused_memory": "A result in the memory of an earlier call's",
     "broken_property": "A property that the kernel declares is broken",
+    "depth": "A sum whose tree is higher than the kernel declares",
     "wrote_outside": "A write beyond a tensor",
     "mutated_input": "An input overwritten that the kernel does not declare",
     "rebound_input": "An input that has another shape or other memory after the call",

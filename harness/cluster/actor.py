@@ -129,6 +129,7 @@ class Actor:
 
     def _perform(self, place: int, stream: Any) -> None:
         from lastbit.diagnosing.trace import stages_as_text
+        from lastbit.orders.declared_depth import too_deep
         from lastbit.verify.item_run import CaseFailed, Stopped, perform
 
         assert self._plan is not None
@@ -136,7 +137,7 @@ class Actor:
             self._kernels.printed = stream.printed
         try:
             with suppress(CaseFailed, Stopped):
-                perform(self._plan.items[place], stream, self._kernels, stages_as_text)
+                perform(self._plan.items[place], stream, self._kernels, stages_as_text, too_deep)
         except BaseException:
             traceback.print_exc()
         finally:

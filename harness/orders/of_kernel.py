@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,7 +87,12 @@ def order_of(place: Workplace, probe: Probe) -> Order:
     Raises:
         KernelError: the kernel raised.
     """
-    subject = place.subjects[probe.kernel]
+    line = f"{probe.sum} of {place.subjects[probe.kernel].op.name} with {_size(probe)}"
+    return order_of_subject(place.subjects[probe.kernel], probe, place.watch(line))
+
+
+def order_of_subject(subject: Subject, probe: Probe, watched: AbstractContextManager[object]) -> Order:
+    """Reveal the order in which a kernel adds, in a context in which its calls are watched; errors as in `order_of`."""
     found = Order(
         kernel=probe.kernel,
         op=subject.op.name,
@@ -98,12 +104,15 @@ def order_of(place: Workplace, probe: Probe) -> Order:
         rows=probe.rows,
         dtype=probe.dtype,
     )
-    line = f"{probe.sum} of {subject.op.name} with {probe.terms} terms in {probe.rows} rows of {probe.dtype}"
-    with place.watch(line), made_current(subject.device), torch.no_grad():
+    with watched, made_current(subject.device), torch.no_grad():
         try:
             return _read(subject, probe, found)
         except UnsupportedCase as error:
             return replace(found, reason=f"the kernel does not take it: {error}")
+
+
+def _size(probe: Probe) -> str:
+    return f"{probe.terms} terms in {probe.rows} rows of {probe.dtype}"
 
 
 def _read(subject: Subject, probe: Probe, found: Order) -> Order:

@@ -21,7 +21,7 @@ from lastbit.floating_point import kept_floating_point
 from lastbit.inputs.given import is_given
 from lastbit.isolation.elsewhere import Kernels
 from lastbit.numerics import remembering
-from lastbit.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
+from lastbit.result import BAD, DEPTH, OF_DECLARATIONS, TURNED_DOWN, CaseResult, Finding, Verdict
 from lastbit.takes import told
 from lastbit.verify.check import Subject, first_line, takes, verify_case
 from lastbit.verify.device_memory import Verify, directly, give_back
@@ -39,6 +39,9 @@ from lastbit.verify.shrink import shrink
 Record = Callable[[CaseResult], None]
 Started = Callable[..., None]
 """Takes note that a case of an item is about to run, and whether it is `counted`."""
+
+Probe = Callable[[Subject], str]
+"""Looks for a sum that is not as its kernel declares; returns a sentence, empty if there is none in sight."""
 
 Leave = Callable[[Item, int], None]
 """Takes note of how many cases of an item are not run."""
@@ -76,6 +79,7 @@ def run_item(
     leave: Leave = lambda item, cases: None,
     random: bool = False,
     separable: Separable | None = None,
+    probe: Probe = lambda subject: "",
 ) -> Sequence[CaseResult]:
     """Run the item's examples and about `cases` other cases, recording each result; the first failure is made small.
 
@@ -95,7 +99,7 @@ def run_item(
     """
     if item.refused:
         raise UsageError(item.refused)
-    explorer, fresh = Explorer(item, record, started, verify), random and not item.asked
+    explorer, fresh = Explorer(item, record, started, verify, probe=probe), random and not item.asked
 
     if failures is not None and not item.asked and _has_failed(item, failures):
         leave(item, item.planned(cases).cases)
@@ -183,10 +187,12 @@ class Explorer:
         started: Started,
         verify: Verify = directly,
         features: Callable[[Case], Set[object]] | None = None,
+        probe: Probe = lambda subject: "",
     ) -> None:
         self.results: list[CaseResult] = []
         self.item, self._record, self._started, self._verify = item, record, started, verify
         self._features = features or partial(features_of, accepts=item.subject.kernel.accepts)
+        self._probe: Probe | None = probe if item.subject.kernel.depth and not item.subject.performer else None
         self._repeated: set[object] = set()
         self._renumbered: set[str] = set()
         self._followed: set[object] = set()
@@ -211,11 +217,11 @@ class Explorer:
     def shrunk(self, case: Case, failed: CaseResult, alike: Sequence[Case]) -> CaseResult:
         """Shrink a failing case; return the result of the smallest case found to fail alike. `alike` are of its group.
 
-        A case of which only properties are broken stays as it is, since the number of rows it needs is the finding.
+        A case of which only declarations are broken stays as it is, since the number of rows it needs is the finding.
         Where the kernel passes the smallest case in another layout, with elements or in another shape, the result has
         advice on a declaration.
         """
-        if failed.faults and all(finding.kind in OF_PROPERTIES for finding in failed.faults):
+        if failed.faults and all(finding.kind in OF_DECLARATIONS for finding in failed.faults):
             return failed
         trial = _Alike(self, failed)
         shrink(case, self.item.subject.op, alike, trial)
@@ -273,6 +279,9 @@ class Explorer:
                 result = verify_case(self.item.subject, case, repeat=repeat, renumber=renumber, settled=settled)
                 if self._asks_for_formula(case, result, counted=counted):
                     result = with_formula(self.item.subject, case, result, begins)
+            if counted and self._probe and result.verdict in (Verdict.PASSED, Verdict.INCONCLUSIVE):
+                begins()
+                result, self._probe = _with_depth(result, self._probe(self.item.subject)), None
             asks = self.item.group.properties and counted
             return with_properties(self.item.subject, case, result, self.item.properties, begins) if asks else result
 
@@ -293,6 +302,12 @@ class Explorer:
             return False
         self._followed |= features
         return True
+
+
+def _with_depth(result: CaseResult, wrong: str) -> CaseResult:
+    """Fail a result for what a probe found wrong; the same result if that is nothing."""
+    found = (Finding(DEPTH, "", wrong), *result.findings) if wrong else result.findings
+    return replace(result, verdict=Verdict.FAILED, findings=found) if wrong else result
 
 
 class _Alike:
@@ -362,10 +377,17 @@ Look = Callable[[Subject, Case], str]
 """Looks for the stages of a kernel in a case; returns them as text, empty if there are none in sight."""
 
 
-def perform(item: Item, records: Records, kernels: Kernels | None, look: Look = lambda subject, case: "") -> None:
+def perform(
+    item: Item,
+    records: Records,
+    kernels: Kernels | None,
+    look: Look = lambda subject, case: "",
+    probe: Probe = lambda subject: "",
+) -> None:
     """Run the cases of an item, whose kernel is called in processes of `kernels` if there are any.
 
-    In some of the cases of an item that `shows` it, stages are looked for with `look`, which changes no verdict.
+    In its first case a `probe` may find that a sum is not as the kernel declares, if it is called in this process. In
+    some of the cases of an item that `shows` it, stages are looked for with `look`, which changes no verdict.
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
@@ -387,6 +409,7 @@ def perform(item: Item, records: Records, kernels: Kernels | None, look: Look = 
                 leave=records.leave,
                 random=records.random,
                 separable=records.separable,
+                probe=probe,
             )
             for case in plainest(results) if item.shows else ():
                 with suppress(Exception, SystemExit), records.looking():

@@ -264,7 +264,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.reports.why",
     ),
     "lastbit.sanitize": ABOVE_VERIFY,
-    "lastbit.cluster": (*ABOVE_VERIFY, "lastbit.calibrate", "lastbit.diagnosing"),
+    "lastbit.cluster": (*ABOVE_VERIFY, "lastbit.calibrate", "lastbit.diagnosing", "lastbit.orders"),
     **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "lastbit.reports.characters", *TOP)),
     "lastbit.references": (
         "lastbit.ops",
