@@ -106,7 +106,7 @@ def test_declared_stages_are_asked_for_in_the_last_call_only() -> None:
 
     result = verified(staged, stages=("inv_rms",))
     assert result.verdict is Verdict.PASSED
-    assert asked == [(), (), (), (), ("inv_rms",)]
+    assert asked == [(), (), (), (), (), ("inv_rms",)]
     assert [stage.name for stage in result.stages] == ["inv_rms", "output"]
 
 
@@ -361,7 +361,7 @@ def moody(error: float) -> Callable[..., Tensor]:
     def call(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         calls.append(1)
         inv_rms = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        return x * (inv_rms * (1 + error * (len(calls) == 5))) * weight
+        return x * (inv_rms * (1 + error * (len(calls) == 6))) * weight
 
     return call
 
@@ -490,7 +490,7 @@ def test_a_wrong_result_in_a_declared_input_fails() -> None:
     assert "residual_sum" in [f.stage for f in result.findings]
 
 
-@pytest.mark.parametrize("declining", [3, 4])
+@pytest.mark.parametrize("declining", [3, 5])  # the fourth call has other numbers, which a kernel may decline
 def test_a_case_that_was_taken_cannot_be_declined_later(declining: int) -> None:
     calls = [0]
 
