@@ -63,6 +63,7 @@ PLANTED = (
     Planted("last tile", "last_tile.py", "rows", NORM, "rows", also=("permutation", "padding")),
     Planted("atomics", "atomic_sum.py", "run to run", NORM),
     Planted("eps when compiled", "eps_when_compiled.py", "compiled", NORM.replace("eps=1e-06", "eps=0.3")),
+    Planted("when training", "when_training.py", "grad", NORM),
     Planted("vectors or scalars", "vectors_or_scalars.py", "layout", NORM),
     Planted("by address", "by_address.py", "layout", NORM, also=("graph",)),
     Planted("when captured", "when_captured.py", "graph", NORM, cuda=True),

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lastbit.calling.compiled import is_compiled
 from lastbit.calling.performing import CallRequest, results_of
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.memory_findings import is_sure, steps_named, steps_of_findings
@@ -36,7 +37,6 @@ from lastbit.tracing.log import LIMIT
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from lastbit.verify.check import Subject, examine, first_line
 from lastbit.verify.formula_check import by_formula, follows
-from lastbit.verify.plan import is_compiled
 from lastbit.verify.worker import Watch, Workplace, unwatched
 
 # Arbitrary: each is kept with all of its operations.

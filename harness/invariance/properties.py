@@ -9,6 +9,7 @@ from lastbit.invariance.again import RUN_TO_RUN
 from lastbit.invariance.aliasing import IN_PLACE
 from lastbit.invariance.batches import PADDING, PERMUTATION
 from lastbit.invariance.fusion import FP_FUSION
+from lastbit.invariance.gradients import GRAD
 from lastbit.invariance.graphs import GRAPH
 from lastbit.invariance.independent import of_independent
 from lastbit.invariance.other_device import DEVICE
@@ -24,7 +25,7 @@ from lastbit.relations import Independent
 GENERIC: tuple[Property, ...] = (ROWS, PERMUTATION, PADDING, LAYOUT, IN_PLACE)
 
 
-WAYS: tuple[Property, ...] = (RUN_TO_RUN, STREAM, GRAPH, COMPILED, CONTENTION, DEVICE, FP_FUSION)
+WAYS: tuple[Property, ...] = (RUN_TO_RUN, STREAM, GRAPH, COMPILED, GRAD, CONTENTION, DEVICE, FP_FUSION)
 
 
 def properties_of(op: Op) -> dict[str, Property]:

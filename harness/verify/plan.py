@@ -5,17 +5,16 @@ On an accelerator, every kernel of several tensors gets a group of cases with te
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import CodeType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from lastbit.calibrate import load_premises
+from lastbit.calling.compiled import is_compiled
 from lastbit.case import Case, Choices, Group, parse_case
 from lastbit.config import Config
 from lastbit.errors import UsageError, no_kernel
@@ -115,42 +114,6 @@ class Item:
             choices=group.choices,
             compiles=is_compiled(kernel.call),
         )
-
-
-def is_compiled(function: Any) -> bool:
-    """Tell by the text of a function, and of those of its module that it names, whether torch compiles it."""
-    left, seen = [function], set[int]()
-    while left:
-        one = inspect.unwrap(left.pop())
-        one = getattr(one, "func", one)  # of a partial one
-        if hasattr(one, "_torchdynamo_orig_callable"):
-            return True
-        if id(one) in seen or not (code := getattr(one, "__code__", None)):
-            continue
-        seen.add(id(one))
-        names = {name for part in _with_inner(code) for name in part.co_names}
-        known = getattr(one, "__globals__", {})
-        if "compile" in names and any(known.get(name) is torch for name in names):
-            return True
-        named = [known[name] for name in names if name in known]
-        named += [cell.cell_contents for cell in getattr(one, "__closure__", None) or () if _is_filled(cell)]
-        left += [other for other in named if getattr(other, "__module__", "") == one.__module__ and callable(other)]
-    return False
-
-
-def _with_inner(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function and of those that are defined in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _with_inner(constant)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
 
 
 def _cost_of_a_case(op: Op) -> int:

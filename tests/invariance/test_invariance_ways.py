@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -248,10 +249,38 @@ def test_on_the_cpu_the_others_mean_nothing(name: str) -> None:
     assert one.outcome is PropertyOutcome.NOT_APPLICABLE and "cpu" in one.reason.lower()
 
 
-@pytest.mark.parametrize("name", ["stream", "graph", "compiled", "contention", "device"])
+@pytest.mark.parametrize("name", ["stream", "graph", "compiled", "grad", "contention", "device"])
 def test_kernels_in_processes_of_their_own_are_not_called_here(name: str) -> None:
     one = result_of(BY_NAME[name], replace(basis(plain), direct=False))
     assert one.outcome is PropertyOutcome.NOT_APPLICABLE and "processes of their own" in one.reason
+
+
+def in_place(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    return x.copy_(plain(x, weight, eps=eps))
+
+
+def seen_to_require_grad(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    assert not (x.requires_grad or weight.requires_grad), "made for inference"
+    return plain(x, weight, eps=eps)
+
+
+@pytest.mark.parametrize(
+    ("function", "declared", "outcome", "fails"),
+    [
+        (plain, {}, PropertyOutcome.HOLDS, False),
+        (in_place, {"mutates": ("x",), "held": {"x": "output"}}, PropertyOutcome.HOLDS, False),
+        (seen_to_require_grad, {}, PropertyOutcome.ERRORED, False),
+        (seen_to_require_grad, {"invariant": ("grad",)}, PropertyOutcome.ERRORED, True),
+        (torch.compile(plain, backend="eager"), {}, PropertyOutcome.NOT_APPLICABLE, False),
+    ],
+)
+def test_inputs_that_require_grad(
+    function: Any, declared: dict[str, Any], outcome: PropertyOutcome, fails: bool
+) -> None:
+    """A kernel for inference may refuse them, unless it declares the property."""
+    made = Kernel("mine", "rms_norm", "fp32_multiply", function, **declared)
+    one = result_of(BY_NAME["grad"], basis_of(Subject(made, RMS_NORM, CPU), CASE))
+    assert (one.outcome, one.fails) == (outcome, fails), one
 
 
 @pytest.mark.parametrize(("function", "outcome"), [(plain, PropertyOutcome.HOLDS), (Second(), PropertyOutcome.BROKEN)])

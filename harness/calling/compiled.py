@@ -1,0 +1,50 @@
+"""Which functions torch compiles, told by their text: in each process anew, which takes seconds."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+
+
+def is_compiled(function: Any) -> bool:
+    """Tell by the text of a function, and of those of its module that it names, whether torch compiles it."""
+    left, seen = [function], set[int]()
+    while left:
+        one = inspect.unwrap(left.pop(), stop=_is_compiling)
+        one = getattr(one, "func", one)  # of a partial one
+        if _is_compiling(one):
+            return True
+        if id(one) in seen or not (code := getattr(one, "__code__", None)):
+            continue
+        seen.add(id(one))
+        names = {name for part in _with_inner(code) for name in part.co_names}
+        known = getattr(one, "__globals__", {})
+        if "compile" in names and any(known.get(name) is torch for name in names):
+            return True
+        named = [known[name] for name in names if name in known]
+        named += [cell.cell_contents for cell in getattr(one, "__closure__", None) or () if _is_filled(cell)]
+        left += [other for other in named if getattr(other, "__module__", "") == one.__module__ and callable(other)]
+    return False
+
+
+def _is_compiling(one: Any) -> bool:
+    return hasattr(one, "_torchdynamo_orig_callable")
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function and of those that are defined in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
