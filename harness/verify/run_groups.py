@@ -22,7 +22,7 @@ from lastbit.verify.project import Project
 from lastbit.verify.property_checks import ordinary_group
 from lastbit.verify.sizes import Sized, cases_of_each, sized_cases, templates_of
 
-_FULL = "sizes that its source names, for which a run of so many kernels has no case left; alone it has more"
+FULL = "sizes that its source names, for which a run of so many kernels has no case left; alone it has more"
 _MOST_NUMBERS = 6  # that a note names
 
 
@@ -66,7 +66,7 @@ def _left_out(kernel: Kernel, sized: Sized) -> Iterator[NotRun]:
     """Yield a note of the numbers of a kernel's comparisons for which the run has no case left."""
     if sized.left:
         numbers = ", ".join(map(str, sized.left[:_MOST_NUMBERS])) + ", …" * (len(sized.left) > _MOST_NUMBERS)
-        yield NotRun(f"{kernel.name} beside {numbers}", _FULL)
+        yield NotRun(f"{kernel.name} beside {numbers}", FULL)
 
 
 def _further(project: Project, subject: Subject, groups: Iterable[Group], *, small: bool) -> Iterator[Group]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,19 @@ from lastbit.branches.taken import traced_call, watching
 from lastbit.branches.unreached_branches import unreached
 from lastbit.case import Case
 from lastbit.config import Config
+from lastbit.devices import plan_devices
 from lastbit.errors import UsageError
 from lastbit.inputs import build
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.result import Verdict
 from lastbit.takes import declared_takes
 from lastbit.verify.check import verify_case
+from lastbit.verify.plan import make_plan
 from lastbit.verify.project import open_project
+from lastbit.verify.run_groups import FULL
 from lastbit.verify.sizes import Template, cases_of_each, read_templates, sized_cases, templates_of
 from tests.faults import hunt
-from tests.faults.sizes import BRANCHES, LONG, Branch, TooLong
+from tests.faults.sizes import BRANCHES, LAST, LONG, Branch, TooLong
 from tests.rms_norm_contract import DEVICE  # installs the bit-faithful interpreter, where Triton interprets
 
 PROJECT = open_project(Config(folder=""))
@@ -42,8 +46,13 @@ def verdict(kernel: Kernel, case: Case) -> Verdict:
 
 
 @pytest.mark.parametrize("fault", LONG, ids=str)
+def test_every_dimension_is_long_once(fault: TooLong) -> None:
+    """In the fewest cases that a function has in a run of profile ci, whatever its source says."""
+    assert any(map(fault.applies, cases_of(fault.base, FEW, SizeConstants())))
+
+
+@pytest.mark.parametrize("fault", LAST, ids=str)
 def test_a_kernel_that_is_wrong_from_a_length_on_fails(fault: TooLong) -> None:
-    """By the fewest cases that a kernel has in any run, whatever its source says."""
     cases = cases_of(fault.base, FEW, SizeConstants())
     assert verdict(fault.planted(), next(filter(fault.applies, cases))) is Verdict.FAILED
 
@@ -199,6 +208,20 @@ def test_numbers_beside_which_there_is_no_case_left_are_told(tmp_path: Path) -> 
     assert len(few.cases) == 3 and few.left and set(few.left) < set(every)
     assert not sized_cases([made], kernel, SizeConstants(compared=every), 40).left
     assert not sized_cases([made], kernel, SizeConstants(blocks=every), 3).left
+
+
+def test_a_run_has_a_group_of_them_and_says_what_is_left(tmp_path: Path) -> None:
+    file = tmp_path / "norm.py"
+    file.write_text(SOURCE)
+    kernels = tuple(replace(one, name=f"norm_{n}") for one in load_kernels(file) for n in range(2))
+    config = Config(folder="", kernel_folders=(str(file),), device_plan=plan_devices("cpu"), cases=1)
+    plan = make_plan(config, "cpu", load=lambda folder: kernels)
+    sized = [item for item in plan.items if item.group.name == "sizes"]
+    assert [len(item.group.examples) for item in sized] == [cases_of_each(1, share=1 / 6)] * 2
+    told = [note.what for note in plan.not_run if note.reason == FULL]
+    assert len(told) == 2 and told[0].startswith("norm_0 beside ")
+    none = make_plan(replace(config, cases=0), "cpu", load=lambda folder: kernels)
+    assert not any(item.group.name == "sizes" for item in none.items)
 
 
 def test_the_budget_of_a_run_is_divided_among_its_functions() -> None:
