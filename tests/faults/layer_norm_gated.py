@@ -16,6 +16,8 @@ GROUPS = {
         "fp16": "fp16-rms-gate_after-N513to1024",
     },
     "before": {"bf16": "bf16-weight_fp32-layer-gate_before-N257to512", "fp32": "fp32-rms-gate_before-N33to64"},
+    "before in groups": {"fp16": "fp16-rms-bias-gate_before-groups_of-N33to64"},
+    "after in steps": {"bf16": "bf16-rms-gate_after-N1to16", "fp16": "fp16-rms-gate_after-N17to32"},
     "layer": {
         "bf16": "bf16-weight_fp32-layer-bias-gate_after-groups_of-N129to256",
         "fp16": "fp16-weight_fp32-layer-bias-groups_of-N129to256",
@@ -56,7 +58,7 @@ GATE = (
                 "        if not NORM_FIRST:\n            output = affine * gate",
             ),
         ),
-        exposed="variance",
+        exposed="mean or variance",
         hidden="output",
     ),
     _fault(
@@ -173,8 +175,8 @@ STATISTICS = (
         ),
         exposed="errored",
         hidden="output",
-        options="before",
-        dtypes=("bf16",),
+        options="before in groups",
+        dtypes=("fp16",),
     ),
     _fault(
         "statistics of the next group",
@@ -208,6 +210,7 @@ ROUNDING = (
         (_edit("activation, stepwise=False", "activation, stepwise=True"),),
         exposed="normalized",
         hidden="output",
+        dtypes=("fp16",),
     ),
     _fault(
         "rounded once",
@@ -216,6 +219,7 @@ ROUNDING = (
         exposed="normalized",
         hidden="output",
         variant="stepwise",
+        options="after in steps",
     ),
 )
 
