@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lastbit.calling.compiled import is_compiled
 from lastbit.calling.performing import CallRequest, results_of
+from lastbit.calling.uses_compile import is_compiled
 from lastbit.case import Case, parse_case
 from lastbit.diagnosing.memory_findings import is_sure, steps_named, steps_of_findings
 from lastbit.diagnosing.mends import LEAST, Mending

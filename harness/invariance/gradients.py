@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lastbit.calling.compiled import is_compiled
+from lastbit.calling.uses_compile import is_compiled
 from lastbit.invariance.basis import Basis
 from lastbit.invariance.direct import called, require_direct
 from lastbit.invariance.property import Pairs, Property

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from lastbit.calibrate import load_premises
-from lastbit.calling.compiled import is_compiled
+from lastbit.calling.uses_compile import is_compiled
 from lastbit.case import Case, Choices, Group, parse_case
 from lastbit.config import Config
 from lastbit.errors import UsageError, no_kernel

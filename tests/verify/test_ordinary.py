@@ -141,7 +141,7 @@ COMPILED = plain
 def test_what_torch_compiles_is_told_by_its_text() -> None:
     from functools import cache, partial
 
-    from lastbit.calling.compiled import is_compiled
+    from lastbit.calling.uses_compile import is_compiled
 
     assert is_compiled(compiling) and is_compiled(cache(compiled)) and is_compiled(partial(compiling, eps=1.0))
     assert not (is_compiled(plain) or is_compiled(norm) or is_compiled(print))
