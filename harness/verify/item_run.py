@@ -15,11 +15,13 @@ from typing import Protocol
 
 import torch
 
+from lastbit.calling.uses_compile import is_compiled
 from lastbit.case import SEED_BITS, Case, parse_case
 from lastbit.errors import UsageError
 from lastbit.floating_point import kept_floating_point
 from lastbit.inputs.given import is_given
 from lastbit.isolation.elsewhere import Kernels
+from lastbit.kernel import Kernel
 from lastbit.numerics import remembering
 from lastbit.result import BAD, DEPTH, OF_DECLARATIONS, TURNED_DOWN, CaseResult, Finding, Verdict
 from lastbit.takes import told
@@ -170,6 +172,10 @@ def features_of(case: Case, accepts: Set[str]) -> frozenset[object]:
     return frozenset({case.dtypes, plain, *((name, name in names) for name in accepts), *words})
 
 
+_renumbered: dict[int, tuple[Kernel, set[str]]] = {}
+"""Kernel → itself, so that it lives on, and the parameters for which it was given other numbers in this process."""
+
+
 class Explorer:
     """Runs the cases of an item one after another and records the results.
 
@@ -194,7 +200,7 @@ class Explorer:
         self._features = features or partial(features_of, accepts=item.subject.kernel.accepts)
         self._probe: Probe | None = probe if item.subject.kernel.depth and not item.subject.performer else None
         self._repeated: set[object] = set()
-        self._renumbered: set[str] = set()
+        self._renumbered = _renumbered.setdefault(id(item.subject.kernel), (item.subject.kernel, set()))[1]
         self._followed: set[object] = set()
         self._settled: dict[str, set[str]] = {}
 
@@ -202,10 +208,12 @@ class Explorer:
         """Run a case of the item and record its result.
 
         The kernel is called with other values, too, if the case is the first with one of its features, or a reader
-        asked for it; with other numbers for its parameters, if it is the first that is given these.
+        asked for it; with other numbers for its parameters, if no case of the kernel in this process was given these.
         """
         features, numbers = self._features(case), {name for name, v in case.params.items() if isinstance(v, float)}
-        renumber = self.item.asked or not numbers <= self._renumbered
+        renumber = self.item.asked or (
+            not numbers <= self._renumbered and not is_compiled(self.item.subject.kernel.call)
+        )
         result = self._verified(case, repeat=self.item.asked or not features <= self._repeated, renumber=renumber)
         if result.verdict not in TURNED_DOWN:
             self._repeated |= features

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lastbit.case import Case, parse_case
+from lastbit.case import Case, Group, parse_case
 from lastbit.config import Config
 from lastbit.inputs import bits, build, written
 from lastbit.kernel import Kernel
@@ -24,6 +24,8 @@ from lastbit.result import Judgement, Verdict
 from lastbit.verify import case_calls, check
 from lastbit.verify.case_calls import Caller, Calls, make_calls
 from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.item_run import run_item
+from lastbit.verify.plan import Item
 from lastbit.verify.project import open_project
 
 CPU = torch.device("cpu")
@@ -213,3 +215,18 @@ def test_other_numbers(params: dict[str, Any], takes: dict[str, Any], expected: 
     kernel = Kernel("mine", "rms_norm", "", norm, takes=takes)
     case = Case("rms_norm", SMALL.tensors, params)
     assert case_calls.with_other_numbers(kernel, case).params == {**params, **expected}
+
+
+def test_a_kernel_is_given_other_numbers_once() -> None:
+    """In one item of a run, and in every case that a reader asks for."""
+    seen: list[float] = []
+
+    def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        seen.append(eps)
+        return norm(x, weight, eps=eps)["output"]
+
+    subject = Subject(Kernel("mine", "rms_norm", "", kernel), RMS_NORM, CPU)
+    for asked, others in ((False, 1), (False, 1), (True, 2)):
+        item = Item(subject, Group("mine", examples=(SMALL,)), asked)
+        run_item(item, cases=1, seed_=0, record=lambda result: None, started=lambda *_, **__: None)
+        assert seen.count(0.25) == others
