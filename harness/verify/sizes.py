@@ -26,13 +26,17 @@ from lastbit.kernel import Kernel
 from lastbit.verify.narrowing import fitted
 from lastbit.verify.project import Project
 
-# 93 kernels of 36 functions take some 60 s of two cores for as many; one kernel takes a few seconds for the most.
+# Measured on one core: 360 cases of the 59 functions of lastbit's kernels take 65 s, 24 of one from 0.5 to 8 s.
 _CASES_OF_A_RUN, _FEWEST, _MOST = 240, 6, 24
 """Sized cases that the functions of a run have together, and how many each has at least and at most."""
 
 # Arbitrary: cases of so many elements take hardly longer than smaller ones; with more, several dimensions are long.
 _PACKED = 1 << 15
 """Elements of all tensors up to which another dimension takes a new size in the same case."""
+
+# Arbitrary: of 131 queries and 401 keys, whose scores are no tensor of the case, there are two sequences and not seven.
+_GROWN = 1 << 11
+"""How many times all dimensions together become longer than narrow, where several take new sizes."""
 
 _LARGEST = 1 << 18
 """Elements of a tensor up to which two dimensions together reach a number that no dimension reaches."""
@@ -94,6 +98,11 @@ class Template:
         """Return how many elements all tensors of the case of some sizes have."""
         known = self._with_narrow(sizes)
         return sum(math.prod(_value(part, known) for part in shape) for shape in self.shapes)
+
+    def is_narrow(self, sizes: Sizes) -> bool:
+        """Return whether the case of some sizes is small enough for several of them."""
+        grown = math.prod(size / self.dimensions[name].narrow for name, size in sizes.items())
+        return grown <= _GROWN and self.elements(sizes) <= _PACKED
 
     def has(self, sizes: Sizes) -> bool:
         """Return whether each of the sizes is one of a dimension here."""
@@ -294,6 +303,6 @@ def _packed(
             continue
         tried[name] = tried.get(name, 0) + 1
         together = sizes | {name: size}
-        if template.elements(together) <= _PACKED and (more := fitted(kernel, template.case(together))) is not None:
+        if template.is_narrow(together) and (more := fitted(kernel, template.case(together))) is not None:
             sizes, case = together, more
     return case, sizes
