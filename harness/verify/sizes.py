@@ -27,7 +27,8 @@ from lastbit.verify.narrowing import fitted
 from lastbit.verify.project import Project
 
 # Measured on one core: 360 cases of the 59 functions of lastbit's kernels take 65 s, 24 of one from 0.5 to 8 s.
-_CASES_OF_A_RUN, _FEWEST, _MOST = 240, 6, 24
+# With 96 for four functions they were a quarter of the time of `--op cross_entropy`.
+_CASES_OF_A_RUN, _FEWEST, _MOST = 48, 6, 24
 """Sized cases that the functions of a run have together, and how many each has at least and at most."""
 
 # Arbitrary: cases of so many elements take hardly longer than smaller ones; with more, several dimensions are long.
