@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ from lastbit import (
     Option,
     TensorSpec,
     chosen_tensor,
-    combinations,
     layouts_like,
     least_rows,
     residues,
     tensor_choices,
     widths_with,
 )
+from lastbit.cases._rows import rows_meaning
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["cross_entropy"]
 
@@ -62,6 +62,7 @@ class LogitsVariant:
     labels: str
     classes: tuple[int, int]
     params: tuple[str, ...]
+    row: Chosen = field(compare=False)
 
     def __str__(self) -> str:
         low, high = self.classes
@@ -69,17 +70,19 @@ class LogitsVariant:
 
 
 def variants(
-    accepts: frozenset[str],
-    own: Mapping[str, Sequence[Option]],
-    together: Callable[[Mapping[str, Any]], bool] = lambda row: True,
-) -> Iterator[tuple[LogitsVariant, dict[str, Any]]]:
+    accepts: frozenset[str], own: Mapping[str, Sequence[Option]], together: Callable[[Mapping[str, Any]], bool]
+) -> Iterator[LogitsVariant]:
     """Yield rows of options in which every two meet that a kernel with these parameters takes, with the op's `own`."""
-    axes: dict[str, Sequence[Option]] = {"dtype": ("bf16", "fp16", "fp32"), "classes": range(len(_CLASSES)), **own}
-    axes |= {name: (False, True) if name in accepts else (False,) for name in _PARAMS}
-    for row in combinations({**axes, "labels": ("int64", "int32")}, together):
+    axes = {"logits dtype": ("bf16", "fp16", "fp32"), "classes": range(len(_CLASSES)), **own}
+    axes |= dict.fromkeys(_PARAMS, (None, DRAWN)) | {"labels dtype": ("int64", "int32")}
+
+    def means(row: Mapping[str, Any]) -> dict[str, Any]:
+        unmeant = {} if together(row) else {"": True}
+        return {name: option for name, option in row.items() if name != "classes"} | unmeant
+
+    for row in rows_meaning(axes, accepts, means):
         given = tuple(name for name in _PARAMS if row[name])
-        classes = _CLASSES[int(row["classes"] or 0)]
-        yield LogitsVariant(str(row["dtype"]), str(row["labels"]), classes, given), {name: row[name] for name in own}
+        yield LogitsVariant(row["logits dtype"], row["labels dtype"], _CLASSES[row["classes"]], given, row)
 
 
 def choices(variant: LogitsVariant, accepts: frozenset[str], most: int) -> dict[str, tuple[Option, ...]]:

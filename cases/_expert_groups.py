@@ -50,7 +50,8 @@ class ExpertCases:
         yield from group_of(self._edges(accepts, properties(small=small)), accepts)
         for variant in variants(accepts):
             choices = self.choices(variant, accepts)
-            yield Group(str(variant), partial(self.drawn, variant, small), choices=choices)
+            strategy = partial(self.drawn, variant, small)
+            yield Group(str(variant), strategy, choices=choices, combination=variant.row)
         if plain := plain_variants(accepts):
             yield Group("plain", self._plain(plain, accepts, small))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from lastbit import combinations
+from lastbit import DRAWN, Chosen, Option
+from lastbit.cases._rows import rows_meaning
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class LayerVariant:
     shards: tuple[int, ...] = (1,)
     scheme: str = ""
     adapters: bool = True
+    row: Chosen = field(default_factory=dict, compare=False)
 
     @property
     def codes(self) -> Codes | None:
@@ -82,14 +85,14 @@ def _variants(accepts: frozenset[str]) -> Iterator[LayerVariant]:
     """Yield rows of options in which every two meet that a kernel with these parameters takes."""
     several = (1, 2, 4) if "shards" in accepts else (1,)
     kinds = {"exact": (1,), "exact in shards": (2, 4), "balanced": several, "one_sign": several}
-    kinds |= dict.fromkeys(QUANTIZED, several[:2]) if "gate_scale" in accepts else {}
-    found = combinations(
-        {
-            "kind": tuple(kind for kind in kinds if kind != "exact in shards" or "shards" in accepts),
-            "dtype": ("bf16", "fp16"),
-        }
-    )
-    for row in found:
-        kind, dtype = str(row["kind"]), str(row["dtype"])
-        scheme = kind if kind in QUANTIZED else ""
-        yield LayerVariant(dtype, "exact" if scheme else kind.partition(" ")[0], kinds[kind], scheme)
+    kinds |= dict.fromkeys(QUANTIZED, several[:2])
+    axes: dict[str, Sequence[Option]] = {"kind": tuple(kinds), "dtype": ("bf16", "fp16")}
+
+    def means(row: Mapping[str, Any]) -> dict[str, Any]:
+        shards, scale = "shards" in row["kind"] or None, row["kind"] in QUANTIZED or None
+        return {"x dtype": row["dtype"], "shards": DRAWN if shards else None} | ({"gate_scale": True} if scale else {})
+
+    for row in rows_meaning(axes, accepts, means):
+        kind, scheme = row["kind"], row["kind"] if row["kind"] in QUANTIZED else ""
+        value = "exact" if scheme else kind.partition(" ")[0]
+        yield LayerVariant(row["dtype"], value, kinds[kind], scheme, row=row)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -13,8 +14,8 @@ from lastbit import (
     Choices,
     Chosen,
     Group,
+    Option,
     chosen_tensor,
-    combinations,
     layouts_like,
     leading_dims,
     least_rows,
@@ -23,6 +24,7 @@ from lastbit import (
 )
 from lastbit.cases._edges import edges
 from lastbit.cases._ranks import REGIMES, peers, rank_choices, rank_tensors
+from lastbit.cases._rows import OTHER, rows_meaning
 
 _SMALL_ELEMENTS = 1 << 11  # of x where a CPU takes part
 _LARGE_ELEMENTS = 1 << 21
@@ -36,31 +38,36 @@ class _AllReduceNormOptions:
     ranks: int
     weight: str | None
     residual: bool
+    row: Chosen = field(compare=False)
 
     def __str__(self) -> str:
         words = [self.dtype, f"weight_{self.weight}" if self.weight else "", "residual" if self.residual else ""]
         return "-".join([*filter(None, words), f"ranks{self.ranks}"])
 
 
-_OTHER = {"bf16": "fp32", "fp16": "fp32", "fp32": "bf16"}
-"""Dtype of the tensors → another one that a weight has."""
 _REGIMES = {"bf16": REGIMES, "fp16": REGIMES, "fp32": ("normal", "outlier", "special")}
 """Regimes of the tensors by their dtype: what a kernel adds and normalizes is fp32 whatever that is."""
 
 
 def _rows(accepts: frozenset[str]) -> Iterator[_AllReduceNormOptions]:
     """Yield rows of options in which every two meet that a kernel with these parameters takes."""
-    found = combinations(
-        {
-            "dtype": ("bf16", "fp16", "fp32"),
-            "ranks": tuple(ranks for ranks in (2, 4, 3) if accepts.issuperset(peers(ranks))),
-            "weight": ("own", "other", None) if "weight" in accepts else (None,),
-            "residual": (True, False) if "residual" in accepts else (False,),
-        }
-    )
-    for row in found:
-        weight = {None: None, "own": row["dtype"], "other": _OTHER[str(row["dtype"])]}[row.pop("weight")]
-        yield _AllReduceNormOptions(**row, weight=weight)  # type: ignore[arg-type]
+    axes: dict[str, Sequence[Option]] = {
+        "dtype": ("bf16", "fp16", "fp32"),
+        "ranks": (2, 4, 3),
+        "weight": ("own", "other", None),
+        "residual": (True, None),
+    }
+
+    def means(row: Mapping[str, Any]) -> dict[str, Any]:
+        residual = {"residual": row["residual"], peers(row["ranks"])[-1]: True}
+        return {"x dtype": row["dtype"], "weight dtype": _weight(row), **residual}
+
+    for row in rows_meaning(axes, accepts, means):
+        yield _AllReduceNormOptions(row["dtype"], row["ranks"], _weight(row), bool(row["residual"]), row)
+
+
+def _weight(row: Mapping[str, Any]) -> str | None:
+    return {None: None, "own": row["dtype"], "other": OTHER[row["dtype"]]}[row["weight"]]
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
@@ -68,7 +75,8 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("all_reduce_rms_norm", accepts, small=small)))
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     for options in _rows(accepts):
-        yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most // 64))
+        choices = _choices(options, most // 64)
+        yield Group(str(options), partial(_cases, options, most), choices=choices, combination=options.row)
 
 
 def _choices(options: _AllReduceNormOptions, rows: int) -> Choices:

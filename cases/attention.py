@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lastbit import (
+    DRAWN,
     Case,
     Choices,
     Chosen,
@@ -31,6 +32,7 @@ from lastbit import (
 )
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
+from lastbit.cases._rows import OTHER
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["attention"]
 _WIDE = {
@@ -62,6 +64,7 @@ class _AttentionOptions:
     causal: bool
     capped: bool
     widths: tuple[int, int]
+    row: Chosen = field(compare=False)
 
     def __str__(self) -> str:
         low, high = self.widths
@@ -69,8 +72,6 @@ class _AttentionOptions:
         return "-".join(filter(None, [*words, f"D{low}to{high}"]))
 
 
-_OTHER = {"bf16": "fp32", "fp16": "fp32", "fp32": "bf16"}
-"""Dtype of q → another one that sinks have, as a model keeps them in fp32 beside 16-bit numbers."""
 _WIDTHS = ((17, 32), (1, 16))
 
 
@@ -78,15 +79,17 @@ def _rows(accepts: frozenset[str]) -> Iterator[_AttentionOptions]:
     """Yield rows of options in which every two meet that a kernel with these parameters takes."""
     found = combinations(
         {
-            "dtype": ("bf16", "fp16", "fp32"),
-            "sinks": (None, "own", "other") if "sinks" in accepts else (None,),
-            "causal": (False, True) if "causal" in accepts else (False,),
-            "capped": (False, True) if "cap" in accepts else (False,),
-        }
+            "q dtype": ("bf16", "fp16", "fp32"),
+            "sinks dtype": (None, "bf16", "fp16", "fp32"),
+            "causal": (None, True),
+            "cap": (None, DRAWN),
+        },
+        lambda row: row["sinks dtype"] in (None, row["q dtype"], OTHER[row["q dtype"]]),
+        accepts=accepts,
     )
     for row, widths in zip(found, cycle(_WIDTHS), strict=False):
-        sinks = {None: None, "own": row["dtype"], "other": _OTHER[str(row["dtype"])]}[row.pop("sinks")]
-        yield _AttentionOptions(**row, sinks=sinks, widths=widths)  # type: ignore[arg-type]
+        sinks = None if row["sinks dtype"] is None else str(row["sinks dtype"])
+        yield _AttentionOptions(str(row["q dtype"]), sinks, bool(row["causal"]), bool(row["cap"]), widths, row)
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
@@ -95,7 +98,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("attention", accepts, small=small)))
     yield from properties("attention", accepts, small=small)
     for options in _rows(accepts):
-        yield Group(str(options), partial(_cases, options), choices=_choices(options))
+        yield Group(str(options), partial(_cases, options), choices=_choices(options), combination=options.row)
 
 
 def _choices(options: _AttentionOptions) -> Choices:

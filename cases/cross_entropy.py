@@ -29,13 +29,14 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("cross_entropy", accepts, small=small)))
     yield from properties("cross_entropy", accepts, small=small)
     most = SMALL_ELEMENTS if small else LARGE_ELEMENTS
-    for variant, row in variants(accepts, {"reduction": _REDUCTIONS if "reduction" in accepts else (None,)}):
-        own = {**choices(variant, accepts, most), **_reduction(row["reduction"], accepts)}
-        name = f"{variant}-{row['reduction']}" if row["reduction"] else str(variant)
-        yield Group(name, partial(_cases, variant, most), choices=own)
+    for variant in variants(accepts, {"reduction": _REDUCTIONS}, lambda row: True):
+        reduction = variant.row["reduction"]
+        own = {**choices(variant, accepts, most), **_reduction(reduction, accepts)}
+        name = f"{variant}-{reduction}" if reduction else str(variant)
+        yield Group(name, partial(_cases, variant, most), choices=own, combination=variant.row)
 
 
-def _reduction(reduction: str | None, accepts: frozenset[str]) -> Choices:
+def _reduction(reduction: Option, accepts: frozenset[str]) -> Choices:
     """Map what a kernel does with the losses to its options: a count goes with a mean alone."""
     found: dict[str, tuple[Option, ...]] = {"reduction": (reduction,)} if "reduction" in accepts else {}
     return found | ({"count": (None, DRAWN)} if reduction == "mean" and "count" in accepts else {})

@@ -30,12 +30,13 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("cross_entropy_backward", accepts, small=small)))
     yield from properties("cross_entropy_backward", accepts, small=small)
     most = SMALL_ELEMENTS if small else LARGE_ELEMENTS
-    axes = {"grad": ("fp32", "own"), "saved": (False, True) if "lse" in accepts else (False,)}
-    for variant, row in variants(accepts, axes, lambda row: (row["dtype"], row["grad"]) != ("fp32", "own")):
-        grad, saved = variant.dtype if row["grad"] == "own" else "fp32", bool(row["saved"])
+    axes = {"grad_output dtype": ("fp32", "bf16", "fp16"), "lse dtype": (None, "fp32")}
+    for variant in variants(accepts, axes, lambda row: row["grad_output dtype"] in ("fp32", row["logits dtype"])):
+        grad, saved = str(variant.row["grad_output dtype"]), variant.row["lse dtype"] is not None
         own = {**choices(variant, accepts, most), **_gradients(grad, saved=saved)}
         own |= {"count": (None, DRAWN)} if "count" in accepts else {}
-        yield Group(f"{variant}-grad_{grad}{'-lse' * saved}", partial(_cases, variant, saved, most), choices=own)
+        name = f"{variant}-grad_{grad}{'-lse' * saved}"
+        yield Group(name, partial(_cases, variant, saved, most), choices=own, combination=variant.row)
 
 
 def _gradients(dtype: str, *, saved: bool) -> Choices:

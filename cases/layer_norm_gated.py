@@ -7,8 +7,8 @@ columns). Regimes, layouts, eps and what the width leaves when divided by 64 are
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lastbit import (
+    DRAWN,
     Case,
     Choices,
     Chosen,
@@ -24,7 +25,6 @@ from lastbit import (
     Option,
     TensorSpec,
     chosen_tensor,
-    combinations,
     cut_rows,
     layouts_like,
     leading_dims,
@@ -37,6 +37,7 @@ from lastbit import (
 )
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
+from lastbit.cases._rows import OTHER, rows_meaning
 
 SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["layer_norm_gated"]
 
@@ -70,6 +71,7 @@ class GatedNormOptions:
     bias: bool = False
     sigmoid: bool = False
     several: bool = False
+    row: Chosen = field(default_factory=dict, compare=False)
 
     def without(self, accepts: frozenset[str]) -> GatedNormOptions | None:
         """Reduce the options to those of a kernel with these parameters; None if it lacks what defines them."""
@@ -118,8 +120,6 @@ _SIZES = (
     *((513, 1024), (4097, 8192), (2049, 4096)),
 )
 """Ranges of the size of a group of columns, in turn: those of several groups, and with most to show, are narrow."""
-_OTHER = {"bf16": "fp32", "fp16": "fp32", "fp32": "bf16"}
-"""Dtype of x → another one that weight and bias have."""
 
 _MOST_GROUPS = 6
 _SMALL_ELEMENTS = 1 << 14  # of x where a CPU takes part: a few dozen Triton programs
@@ -137,20 +137,32 @@ def norms(accepts: frozenset[str]) -> tuple[str, ...]:
 
 def rows(accepts: frozenset[str], norms: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Iterator[GatedNormOptions]:
     """Yield rows of options in which every two meet that a kernel with these parameters takes; sizes take turns."""
-    gates = {"none": ("none",), "after": ("z",), "before": ("z", "norm_before_gate")}
-    gates |= {f"{gate} sigmoid": (*gates[gate], "activation") for gate in ("after", "before")}
     axes: dict[str, Sequence[Option]] = {
         "x": ("bf16", "fp16", "fp32"),
-        "gate": tuple(gate for gate, needed in gates.items() if gate == "none" or accepts.issuperset(needed)),
+        "gate": ("none", "after", "before", "after sigmoid", "before sigmoid"),
         "weight": ("own", "other"),
         "norm": norms,
-        "bias": (False, True) if "bias" in accepts else (False,),
-        "several": (False, True) if "group_size" in accepts else (False,),
+        "bias": (None, True),
+        "several": (None, True),
     }
-    for row, size in zip(combinations(axes), cycle(sizes), strict=False):
-        weight = row["x"] if row.pop("weight") == "own" else _OTHER[str(row["x"])]
-        gate, _, sigmoid = str(row.pop("gate")).partition(" ")
-        yield GatedNormOptions(**row, weight=weight, gate=gate, sigmoid=bool(sigmoid), sizes=size)  # type: ignore[arg-type]
+    known = {"is_rms_norm", "mean"} & accepts
+
+    def means(row: Mapping[str, Any]) -> dict[str, Any]:
+        place, _, sigmoid = row["gate"].partition(" ")
+        found = {"x dtype": row["x"], "weight dtype": _weight(row), "bias": row["bias"]}
+        found |= {"z": None if place == "none" else True, "group_size": DRAWN if row["several"] else None}
+        found |= {"norm_before_gate": False if place == "before" else None, "activation": sigmoid or None}
+        norm = {"is_rms_norm": row["norm"] == "rms" or None, "mean": row["norm"] == "layer" or None}
+        return found | {name: option for name, option in norm.items() if name in known}
+
+    for row, size in zip(rows_meaning(axes, accepts, means), cycle(sizes), strict=False):
+        gate, _, sigmoid = row["gate"].partition(" ")
+        options = bool(row["bias"]), bool(sigmoid), bool(row["several"])
+        yield GatedNormOptions(row["x"], _weight(row), row["norm"], gate, size, *options, row)
+
+
+def _weight(row: Mapping[str, Any]) -> str:
+    return row["x"] if row["weight"] == "own" else OTHER[row["x"]]
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
@@ -160,7 +172,8 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("layer_norm_gated", accepts, small=small)))
     yield from properties("layer_norm_gated", accepts, small=small)
     for options in rows(accepts, norms(accepts), _SIZES):
-        yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most))
+        choices = _choices(options, most)
+        yield Group(str(options), partial(_cases, options, most), choices=choices, combination=options.row)
     for dtype in ("bf16", "fp32"):
         far = GatedNormOptions(dtype, dtype, "layer", "none", (513, 1024)).without(accepts)
         if far is not None:

@@ -25,6 +25,7 @@ from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
 from lastbit.cases.layer_norm_gated import SHAPES, GatedNormOptions, shape_of
 from lastbit.cases.layer_norm_gated import rows as random_rows
+from lastbit.inputs.combinations import Accepted
 
 Regimes = dict[str, tuple[str, ...]]
 
@@ -47,6 +48,8 @@ _EXACT = {
 _EXACT |= {"weight": ("signs", "ones", "integers"), "bias": ("integers", "zeros")}
 _ANY = {"x": _ACTIVATIONS, "dy": _GRADIENTS, "z": _GATES, "weight": _WEIGHTS, "bias": ("normal", "zeros")}
 _ANY |= {"rstd": ("scale_random", "scale_pow2", "ones"), "mean": ("normal", "zeros", "small")}
+_FEW = {name: (*regimes[:3], *("special",) * ("special" in regimes)) for name, regimes in _ANY.items()}
+"""Regimes of fp32, of which the sums of random numbers decide little."""
 ONE_SIGN: Mapping[str, Regimes] = {
     gate: {
         "x": ("one_sign(,z)" if gate == "before" else "one_sign",),
@@ -94,11 +97,19 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield from properties("layer_norm_gated_backward", accepts, small=small)
     yield Group("latents", examples=tuple(_latents(accepts)))
     norms = ("rms", "layer") if "mean" in accepts else ("rms",)
-    random = random_rows(accepts | {"group_size"}, norms, _SIZES)
-    yield from _groups("", random, dict.fromkeys(ONE_SIGN, _ANY), accepts, most)
+    random = random_rows(_with_groups(accepts), norms, _SIZES)
+    for options in random:
+        regimes = _FEW if options.x == "fp32" else _ANY
+        yield from _groups("", (options,), dict.fromkeys(ONE_SIGN, regimes), accepts, most)
     yield from _groups("exact-", _EXACT_GROUPS, dict.fromkeys(ONE_SIGN, _EXACT), accepts, most)
     if not small:  # random terms of so few rows leave hardly anything open
         yield from _groups("one_sign-", _ONE_SIGN_GROUPS, ONE_SIGN, accepts, most)
+
+
+def _with_groups(accepts: frozenset[str]) -> frozenset[str]:
+    """Add the size of a group, which kernels of the gradients learn from the statistics."""
+    known = accepts | {"group_size"}
+    return Accepted.of(known, accepts.requires, accepts.takes) if isinstance(accepts, Accepted) else known
 
 
 def _groups(
@@ -108,7 +119,8 @@ def _groups(
     for options in dict.fromkeys(o for options in table if (o := _without(options, accepts)) is not None):
         recompute = "recompute_output" in accepts and options.gate != "before"
         choices = _choices(options, most, regimes[options.gate], recompute=recompute)
-        yield Group(f"{prefix}{options}", partial(_cases, options, most), choices=choices)
+        strategy = partial(_cases, options, most)
+        yield Group(f"{prefix}{options}", strategy, choices=choices, combination=options.row)
 
 
 def _without(options: GatedNormOptions, accepts: frozenset[str]) -> GatedNormOptions | None:
@@ -116,7 +128,7 @@ def _without(options: GatedNormOptions, accepts: frozenset[str]) -> GatedNormOpt
     if options.norm == "layer" and "mean" not in accepts:
         return None
     left = options.without(accepts | {"is_rms_norm", "group_size", "bias"})
-    return left and replace(left, bias=left.bias and "bias" in accepts)
+    return left and replace(left, bias=left.bias and "bias" in accepts, row=options.row)
 
 
 def _choices(options: GatedNormOptions, most: int, regimes: Regimes, *, recompute: bool) -> Choices:

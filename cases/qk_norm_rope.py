@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -40,6 +40,7 @@ class _QkNormOptions:
     table: str
     interleaved: bool
     halves: tuple[int, int]
+    row: Chosen = field(compare=False)
 
     def __str__(self) -> str:
         low, high = self.halves
@@ -47,7 +48,7 @@ class _QkNormOptions:
         return "-".join(filter(None, [*words, "interleaved" * self.interleaved, f"R{2 * low}to{2 * high}"]))
 
 
-_HEADS = {"bf16": HEADS, "fp16": HEADS, "fp32": ("normal", "rows", "outlier", "lattice", "special")}
+_HEADS = {"bf16": HEADS, "fp16": HEADS, "fp32": ("normal", "outlier", "special")}
 """Regimes of x by its dtype: what a kernel computes with is fp32 whatever that is."""
 _HALVES = ((33, 64), (17, 32), (17, 32), (1, 16))
 
@@ -56,14 +57,19 @@ def _rows(accepts: frozenset[str]) -> Iterator[_QkNormOptions]:
     """Yield rows of options in which every two meet that a kernel with these parameters takes."""
     found = combinations(
         {
-            "x": ("bf16", "fp16", "fp32"),
-            "weight": ("bf16", "fp16", "fp32", None) if "weight" in accepts else (None,),
-            "table": ("fp32", "bf16", "fp16"),
-            "interleaved": (False, True) if "interleaved" in accepts else (False,),
-        }
+            "x dtype": ("bf16", "fp16", "fp32"),
+            "weight dtype": ("bf16", "fp16", "fp32", None),
+            "cos dtype": ("fp32", "bf16", "fp16"),
+            "sin dtype": ("fp32", "bf16", "fp16"),
+            "interleaved": (None, True),
+        },
+        lambda row: row["cos dtype"] == row["sin dtype"],
+        accepts=accepts,
     )
     for row, halves in zip(found, cycle(_HALVES), strict=False):
-        yield _QkNormOptions(**row, halves=halves)  # type: ignore[arg-type]
+        x, weight, table = (row[f"{name} dtype"] for name in ("x", "weight", "cos"))
+        given = None if weight is None else str(weight)
+        yield _QkNormOptions(str(x), given, str(table), bool(row["interleaved"]), halves, row)
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
@@ -73,11 +79,14 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield from properties("qk_norm_rope", accepts, small=small)
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     for options in _rows(accepts):
-        yield Group(str(options), partial(_cases, options, most), choices=_choices(options, accepts, most // 64))
+        choices = _choices(options, accepts, most // 64)
+        yield Group(str(options), partial(_cases, options, most), choices=choices, combination=options.row)
 
 
 def _choices(options: _QkNormOptions, accepts: frozenset[str], rows: int) -> Choices:
-    found = tensor_choices("x", (options.x,), _HEADS[options.x], row_layouts(rows))
+    found = tensor_choices(
+        "x", (options.x,), _HEADS[options.x], row_layouts(rows)[: 3 if options.x == "fp32" else None]
+    )
     if options.weight is not None:
         found |= tensor_choices("weight", (options.weight,), ("normal", "near_one", "signs"), layouts_like(64))
     offset = {"weight_offset": (None, 1.0)} if "weight_offset" in accepts else {}

@@ -6,7 +6,7 @@ A group fixes what a Triton kernel is specialised on; regimes and layouts are ch
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -42,6 +42,7 @@ class _RotaryOptions:
     k: bool
     interleaved: bool
     halves: tuple[int, int]
+    row: Chosen = field(compare=False)
 
     def __str__(self) -> str:
         low, high = self.halves
@@ -56,15 +57,17 @@ def _rows(accepts: frozenset[str]) -> Iterator[_RotaryOptions]:
     """Yield rows of options in which every two meet that a kernel with these parameters takes."""
     found = combinations(
         {
-            "q": ("bf16", "fp16", "fp32"),
-            "cos": ("fp32", "bf16", "fp16"),
-            "sin": ("fp32", "bf16", "fp16"),
-            "k": (True, False) if "k" in accepts else (False,),
-            "interleaved": (False, True) if "interleaved" in accepts else (False,),
-        }
+            "q dtype": ("bf16", "fp16", "fp32"),
+            "cos dtype": ("fp32", "bf16", "fp16"),
+            "sin dtype": ("fp32", "bf16", "fp16"),
+            "k": (True, None),
+            "interleaved": (None, True),
+        },
+        accepts=accepts,
     )
     for row, halves in zip(found, cycle(_HALVES), strict=False):
-        yield _RotaryOptions(**row, halves=halves)  # type: ignore[arg-type]
+        dtypes = (str(row[f"{name} dtype"]) for name in ("q", "cos", "sin"))
+        yield _RotaryOptions(*dtypes, bool(row["k"]), bool(row["interleaved"]), halves, row)
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
@@ -74,7 +77,8 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield from properties("rotary", accepts, small=small)
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     for options in _rows(accepts):
-        yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most // 64))
+        choices = _choices(options, most // 64)
+        yield Group(str(options), partial(_cases, options, most), choices=choices, combination=options.row)
 
 
 def _choices(options: _RotaryOptions, rows: int) -> Choices:

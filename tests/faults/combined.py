@@ -48,7 +48,7 @@ ROTARY = (
     _rotary(
         "96 of 128", "takes the partner of a column of 128 to be a power of two away, as shuffles of a warp have it",
         "qk_norm_rope x=bf16[3,2,128] cos=fp32[9,48]:uniform sin=fp32[9,48]:uniform positions=int64[3]:below_9 "
-        "weight=bf16[128]:near_one eps=1e-06 seed=10",
+        "weight=bf16[128]:near_one eps=1e-06 seed=20",
         "load_pairs(x_ptr, start, live, half, HALF,",
         "load_pairs(x_ptr, start, live, tl.where(width == 128, HALF, half), HALF,",
         "qk_norm_rope.py",
