@@ -49,6 +49,8 @@ _SCORES = (
     "gates",
 )
 _MASKS = ("masked", "normal", "special_columns")
+_NUMBERS = ("normal", "special_columns")
+"""Of a mask in another dtype than x: zeros and -inf are the same in both."""
 _KEPT = ("spans", "normal")
 _REGIMES = {"x": _SCORES, "mask": _MASKS, "keep": _KEPT}
 _SCALES = (1.0, 0.125, 0.08838834764831845, 3.0)  # of heads of 64 and 128 columns; and one that sharpens
@@ -83,7 +85,8 @@ def _choices(row: Combination, accepts: frozenset[str], rows: int) -> Choices:
     layouts, found = row_layouts(rows), dict[str, tuple[Option, ...]]()
     for name, regimes in _REGIMES.items():
         if row[f"{name} dtype"] is not None:
-            found |= tensor_choices(name, (row[f"{name} dtype"],), regimes, layouts)
+            mixed = name == "mask" and row["mask dtype"] != row["x dtype"]
+            found |= tensor_choices(name, (row[f"{name} dtype"],), _NUMBERS if mixed else regimes, layouts)
     found |= {"x columns % 16": residues(row.narrow, row.wide, 16)}
     options = {"scale": _SCALES, "fp32_output": (None,)}
     return found | row.choices({name: values for name, values in options.items() if name in accepts})

@@ -42,6 +42,8 @@ _VALUES = (
 )
 _EXACT = ("saturated", "zeros", "special")
 """Gates that decide fp32: their sigmoid is 1, 1/2 or beside 0."""
+_BOTH = ("normal", "special")
+"""Of gate and up in one tensor of fp32: those that decide it make up a number of few bits."""
 _UPS = ("normal", "rows", "tiny", "integers", "subnormal", "largest", "special")
 """Of what is multiplied once, whatever the gate."""
 _GRADIENTS = ("normal", "rows", "tiny", "integers", "largest", "special")
@@ -101,7 +103,7 @@ def _choices(op: str, row: Combination, accepts: frozenset[str], most: int) -> C
     dtype, held = row["x dtype"], _held(row)
     exact = dtype == "fp32"
     layouts = row_layouts(most // row.wide)[: _FEW if exact else None]
-    regimes: dict[str, tuple[str, ...]] = {"x": _EXACT if exact else _VALUES}
+    regimes: dict[str, tuple[str, ...]] = {"x": (_EXACT if held == 1 else _BOTH) if exact else _VALUES}
     regimes |= {"dy": _GRADIENTS} if op == "swiglu_backward" else {}
     regimes |= {"up": _GRADIENTS if exact else _UPS} if held == 1 else {}
     found: dict[str, tuple[Option, ...]] = {}

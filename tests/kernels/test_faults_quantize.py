@@ -1,4 +1,4 @@
-"""The harness sees every fault of quantization by its case and names the stage; the kernel without it passes there."""
+"""The harness sees every fault that has a case of its own and names the stage; the kernel without it passes there."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from lastbit.case import parse_case
-from lastbit.result import Verdict
+from lastbit.result import BAD, Verdict
 from lastbit.verify.check import verify_case
-from tests.faults import hunt
+from tests.faults import combinations, hunt, quantize
 from tests.faults.plant import Fault, kernel_of, planted
-from tests.faults.quantize import FAULTS
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the cases are for the interpreter")
 
+FAULTS = (*quantize.FAULTS, *combinations.FAULTS)
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(("fault", "line"), FAULTS, ids=[fault.name for fault, _ in FAULTS])
+@pytest.mark.parametrize(("fault", "line"), FAULTS, ids=[str(fault) for fault, _ in FAULTS])
 def test_fault_is_seen_and_named(fault: Fault, line: str) -> None:
     case = parse_case(line)
     with planted(fault) as kernel:
@@ -28,4 +28,4 @@ def test_fault_is_seen_and_named(fault: Fault, line: str) -> None:
     assert (exposed.result.verdict, hidden.result.verdict) == (Verdict.FAILED, Verdict.FAILED)
     assert (exposed.named, hidden.named) == (fault.exposed, fault.hidden)
     clean = hunt.subject_of(kernel_of(hunt.clean_kernels(), fault.variant), CPU)
-    assert verify_case(clean, case, repeat=False).verdict is Verdict.PASSED
+    assert verify_case(clean, case, repeat=False).verdict not in BAD  # little of fp32 is decided
