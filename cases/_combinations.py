@@ -47,12 +47,14 @@ def rows_of(
     together: Callable[[Mapping[str, Any]], bool],
     accepts: frozenset[str],
     ranges: Sequence[tuple[int, int]],
+    *,
+    strength: int = 2,
 ) -> Iterator[Combination]:
     """Yield the rows of `combinations` that a kernel takes, with ranges of columns in turn, those with one it takes."""
     sizes = accepts.takes.get("x columns") if isinstance(accepts, Accepted) else None
     fitting = [(low, high) for low, high in ranges if sizes is None or any(low <= size <= high for size in sizes)]
     ranges = fitting or ranges
-    for number, options in enumerate(combinations(axes, together, accepts=accepts)):
+    for number, options in enumerate(combinations(axes, together, accepts=accepts, strength=strength)):
         yield Combination(options, *ranges[number % len(ranges)])
 
 

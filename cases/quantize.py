@@ -76,7 +76,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("quantize", accepts, small=small)))
     yield from properties("quantize", accepts, small=small)
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
-    for row in rows_of(_AXES, goes_together, accepts, _RANGES):
+    for row in rows_of(_AXES, goes_together, accepts, _RANGES, strength=3):
         row = row if row["group_size"] is None else _in_groups(row)
         choices = _choices(row, accepts, most // (row.wide * (row["group_size"] or 1)))
         yield Group(str(row), partial(_cases, row, most), choices=choices, combination=row.options)

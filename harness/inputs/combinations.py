@@ -48,8 +48,11 @@ def combinations(
     together: Callable[[Mapping[str, Any]], bool] = lambda row: True,
     *,
     accepts: frozenset[str] | None = None,
+    strength: int = 2,
 ) -> tuple[dict[str, Option], ...]:
     """Return rows with one option of each axis in which every two options that go together meet at least once.
+
+    With a `strength` of 3 every three options meet.
 
     `together` tells of a whole row whether its options do. With `accepts`, the rows are those that a kernel with these
     tensors and parameters takes: an axis is then called `x dtype` or as a parameter, and None leaves that out. There
@@ -76,9 +79,12 @@ def combinations(
         return ()
     if not rows:
         raise UsageError(f"no options of the axes {', '.join(axes)} go together")
-    bits: dict[Any, int] = {}  # of each pair one, for sets that are numbers
+    bits: dict[Any, int] = {}  # one for each pair, or each three, for sets that are numbers
     pairs = [
-        sum(1 << bits.setdefault(pair, len(bits)) for pair in itertools.combinations(row.items(), min(2, len(axes))))
+        sum(
+            1 << bits.setdefault(pair, len(bits))
+            for pair in itertools.combinations(row.items(), min(strength, len(axes)))
+        )
         for row in rows
     ]
     left, found = (1 << len(bits)) - 1, list[dict[str, Option]]()
