@@ -109,7 +109,7 @@ LONG = (
     TooLong("eager[attention+flash]", "q", 1, 120),
     TooLong("eager[attention+flash]", "k", 1, 380),
     TooLong("eager[attention+flash]", "k", 2, 16),
-    TooLong("eager[attention+flash]", "q", 2, 200),
+    TooLong("eager[attention+flash]", "q", 2, 30),
     TooLong("eager[attention+flash]", "q", 3, 250),
     TooLong("eager[attention+flash]", "v", 3, 250),
     TooLong("eager[moe_lora+fused]", "x", 0, 120),
