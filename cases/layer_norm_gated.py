@@ -165,11 +165,16 @@ def _weight(row: Mapping[str, Any]) -> str:
     return row["x"] if row["weight"] == "own" else OTHER[row["x"]]
 
 
+def _norm_of(case: Case) -> str:
+    return "rms" if case.params.get("is_rms_norm") else "layer"
+
+
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Yield the groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, most=most if small else None)))
-    yield Group("edges", examples=tuple(edges("layer_norm_gated", accepts, small=small)))
+    own = (c for c in edges("layer_norm_gated", accepts, small=small) if _norm_of(c) in norms(accepts))
+    yield Group("edges", examples=tuple(own))
     yield from properties("layer_norm_gated", accepts, small=small)
     for options in rows(accepts, norms(accepts), _SIZES):
         choices = _choices(options, most)

@@ -89,7 +89,7 @@ def library_layer_norm(x, weight, bias=None, *, eps, stages=()):
     stages=("mean", "rstd"),
     devices=("cpu",),
     invariant=("run to run",),
-    takes={"x dtype": "fp32"},
+    takes={"x dtype": "fp32", "weight dtype": "fp32", "bias dtype": "fp32"},  # torch wants one dtype
 )
 def library_layer_norm_of_fp32(x, weight, bias=None, *, eps, stages=()):
     """Call the library in fp32 on the CPU: Welford by chunks of vectors; the normalized value is (x - mean) · rstd."""
