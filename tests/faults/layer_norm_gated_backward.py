@@ -108,6 +108,7 @@ INPUT = (
         "dgated_input or normalized",
         "dz or dw",
         options="before",
+        dtypes=("fp16",),
     ),
     _fault(
         "rows of dy assumed contiguous",
