@@ -45,6 +45,10 @@ Started = Callable[..., None]
 Probe = Callable[[Subject], str]
 """Looks for a sum that is not as its kernel declares; returns a sentence, empty if there is none in sight."""
 
+# Arbitrary: the first one tells most contracts apart, and more than one is rarely in vain.
+_MOST_TELLING = 3
+"""Times that cases are added to an item which tell contracts apart."""
+
 Leave = Callable[[Item, int], None]
 """Takes note of how many cases of an item are not run."""
 
@@ -85,8 +89,8 @@ def run_item(
 ) -> Sequence[CaseResult]:
     """Run the item's examples and about `cases` other cases, recording each result; the first failure is made small.
 
-    Where none of them has told the kernel's contract from another one that it can be told from, a case that can tell
-    them apart follows; answers on that are looked up in `separable` and kept there. Returns the results that count.
+    Where none of them has told the kernel's contract from another one that it can be told from, cases that can tell
+    them apart follow; answers on that are looked up in `separable` and kept there. Returns the results that count.
 
     With `failures`, which it adds to, a kernel that has failed runs nothing more, and `leave` is told how much that is,
     before the failure is made small, which the process may not survive. Lines that a reader asked for are all
@@ -113,8 +117,11 @@ def run_item(
         raise NoCase(f"lastbit found no case of group {item.group.name} that {allowed}")
     run = _run_all if failures is None or item.asked else partial(_run_until_failure, failures=failures, leave=leave)
     run(explorer, [reseeded(case) if fresh else case for case in item.own(drawn)])
-    if not item.asked:
-        run(explorer, list(filter(explorer.takes, untold(explorer.results, item.subject.op, separable or Separable()))))
+    separable = separable or Separable()
+    for _ in range(0 if item.asked else _MOST_TELLING):
+        if not (telling := untold(explorer.results, item.subject.op, separable, explorer.takes)):
+            break
+        run(explorer, telling)
     return explorer.results
 
 

@@ -187,17 +187,17 @@ def advice_for(case: Case, passes: Callable[[Case], bool], *, raised: bool = Fal
 def _of_shape(case: Case, passes: Callable[[Case], bool]) -> str:
     """Return the advice for a kernel that passes the case with rows along one dimension, or with more columns."""
     name, (*rows, width) = case.tensors[0].name, case.tensors[0].shape or (1,)
-    if len(rows) != 1 and passes(_resized(case, (*rows, width), (math.prod(rows), width))):
+    if len(rows) != 1 and passes(resized(case, (*rows, width), (math.prod(rows), width))):
         flat = f"{name} = {name}.reshape(-1, {name}.shape[-1])"
         return f"It passes the case with all rows along one dimension: begin with {flat}, and give back {name}'s shape."
     for columns in (1 << (width - 1).bit_length(), -(-width // _WIDTHS) * _WIDTHS):
-        if columns != width and passes(_resized(case, (width,), (columns,))):
+        if columns != width and passes(resized(case, (width,), (columns,))):
             said = f"It passes the case with {columns} columns of {name} in place of {width}"
             return f"{said}: if it is meant for some widths alone, name them, as in @kernel(…, {told(sizes_of(name))})."
     return ""
 
 
-def _resized(case: Case, last: tuple[int, ...], instead: tuple[int, ...]) -> Case:
+def resized(case: Case, last: tuple[int, ...], instead: tuple[int, ...]) -> Case:
     """Replace trailing dimensions `last` of all tensors by `instead`, and make those tensors contiguous."""
     tensors = (
         replace(t, shape=t.shape[: -len(last)] + instead, strides=None) if t.shape[-len(last) :] == last else t

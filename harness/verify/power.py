@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from lastbit.ops import Contract, Op
 from lastbit.result import BAD, CaseResult
 from lastbit.run import LEAST_DECIDED, DeviceAgreement, Power, Run, Undecidable
 from lastbit.timing import POWER, timed
+from lastbit.verify.narrowing import resized
 from lastbit.verify.project import Project
 
 # Arbitrary: two contracts that differ in one of four drawn cases can be told apart; each costs two evaluations.
@@ -31,6 +32,9 @@ _PROBE_SIZE = 1 << 16
 """Elements of the first tensor of such a case; where its rows can be cut, more are cut off."""
 _LARGEST_TENSOR = 1 << 18
 """Elements of its other tensors: attention over 1,000 keys took half a minute for one pair of contracts."""
+
+# Arbitrary: kernels take a power of two, and of so few terms a rounding of each shows in one output of ten.
+_FEW_COLUMNS = 64
 
 
 @timed(POWER)
@@ -61,13 +65,21 @@ def _power(project: Project, key: tuple[str, ...], group: list[CaseResult], sepa
     return Power(kernel, device, dtypes, alternative, len(group), ruled_out, apart)
 
 
-def untold(results: Iterable[CaseResult], op: Op, separable: Separable) -> list[Case]:
-    """Return cases that can tell a kernel's contract from another that no result did: one at most for each dtypes."""
+def untold(
+    results: Iterable[CaseResult], op: Op, separable: Separable, takes: Callable[[Case], bool] = lambda case: True
+) -> list[Case]:
+    """Return cases that can tell a kernel's contract from another that no result did: one at most for each dtypes.
+
+    The kernel `takes` them, and none is one of the results'. Over long rows the errors of sums may hide in a run what
+    tells two contracts apart: where a long case was in vain, one with few columns follows.
+    """
     with timed(POWER):
-        return list(_untold(results, op, separable))
+        return list(_untold(results, op, separable, takes))
 
 
-def _untold(results: Iterable[CaseResult], op: Op, separable: Separable) -> Iterator[Case]:
+def _untold(
+    results: Iterable[CaseResult], op: Op, separable: Separable, takes: Callable[[Case], bool]
+) -> Iterator[Case]:
     together: dict[str, list[CaseResult]] = defaultdict(list)
     for r in results:
         together[r.dtypes].append(r)
@@ -77,9 +89,12 @@ def _untold(results: Iterable[CaseResult], op: Op, separable: Separable) -> Iter
             ruled_out.update(r.ruled_out)
         own, cases = op.contract(alike[0].contract), [parse_case(r.case) for r in alike]
         lacking = _lacking(op, alike)
+        ran, long = set(map(str, cases)), list(_probes(cases, op))
+        probes = [case for case in (*long, *_with_few_columns(long, op)) if str(case) not in ran]
         others = (op.contract(other) for other, count in ruled_out.items() if not count)
-        probes = (separable.probe(op, own, other, lacking, cases) for other in others)
-        yield from islice(filter(None, probes), 1)
+        pairs = ((other, case) for other in others for case in probes)
+        telling = (case for other, case in pairs if takes(case) and separable.apart(op, own, other, lacking, case))
+        yield from islice(telling, 1)
 
 
 def _lacking(op: Op, results: Iterable[CaseResult]) -> Set[str]:
@@ -111,9 +126,10 @@ class Separable:
         Results that are `lacking` tell nothing.
         """
         probes = _probes(cases, op)
-        return next((case for case in probes if self._on(op, contract, other, lacking, case)), None)
+        return next((case for case in probes if self.apart(op, contract, other, lacking, case)), None)
 
-    def _on(self, op: Op, contract: Contract, other: Contract, lacking: Set[str], case: Case) -> bool:
+    def apart(self, op: Op, contract: Contract, other: Contract, lacking: Set[str], case: Case) -> bool:
+        """Return whether a case can tell two contracts apart, as `probe`."""
         question = (op.name, *sorted((str(contract), str(other))), str(case), *sorted(lacking))
         if question not in self.known:
             self.known[question] = self._apart(op, contract, other, lacking, case)
@@ -175,10 +191,21 @@ def _manageable(case: Case) -> bool:
     return case.tensors[0].numel <= _PROBE_SIZE and all(tensor.numel <= _LARGEST_TENSOR for tensor in case.tensors)
 
 
-def _cut(case: Case, op: Op) -> Case:
-    """Cut a case to rows of manageable size, and make its tensors contiguous: gaps may be gigabytes."""
+def _with_few_columns(cases: Iterable[Case], op: Op) -> Iterator[Case]:
+    """Yield cases with few columns of the first tensor, and of those that have as many, and with more rows."""
+    for case in cases:
+        first = case.tensors[0]
+        if first.shape and first.shape[-1] > _FEW_COLUMNS:
+            yield _cut(resized(case, first.shape[-1:], (_FEW_COLUMNS,)), op, numel=_FEW_COLUMNS**2)
+
+
+def _cut(case: Case, op: Op, numel: int | None = None) -> Case:
+    """Cut a case to rows of manageable size, and make its tensors contiguous: gaps may be gigabytes.
+
+    The first tensor has `numel` elements then, or those that it has.
+    """
     first, leading = case.tensors[0], max(0, len(case.tensors[0].shape) - 1)
-    rows = max(1, min(_PROBE_SIZE, first.numel) // max(first.shape[-1] if first.shape else 1, 1))
+    rows = max(1, min(_PROBE_SIZE, numel or first.numel) // max(first.shape[-1] if first.shape else 1, 1))
     contiguous = [replace(t, strides=None, offset=0) for t in case.tensors]
     cut = (replace(t, shape=(rows, *t.shape[leading:])) if leading and t.name in op.rows else t for t in contiguous)
     return replace(case, tensors=tuple(cut))

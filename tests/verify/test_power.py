@@ -199,3 +199,13 @@ def test_devices_are_paired_in_one_order() -> None:
     one = [result("x=bf16[4,64]", device=d, stages=(stage,), fingerprint="f") for d in ("cuda", "cpu")]
     other = [result("x=bf16[8,64]", device=d, stages=(stage,), fingerprint="g") for d in ("cpu", "cuda")]
     assert agreement_of([*one, *other]) == (DeviceAgreement("k", "output", ("cpu", "cuda"), 2, 2),)
+
+
+def test_where_a_long_case_told_nothing_one_with_few_columns_follows() -> None:
+    """Over 1,983 columns the error of a sum hides whether its terms were rounded, and over 64 it does not."""
+    long = "rms_norm x=fp16[8,1983] weight=fp16[1983] residual=fp16[8,1983] eps=1e-06 seed=1"
+    never = {"contract": "native_multiply+rounded_sum", "ruled_out": {"native_multiply+rounded_value": 0}}
+    vain = replace(result("x=fp16[8,1983] weight=fp16[1983]"), case=long, **never)
+    op = open_project(CONFIG).op("rms_norm")
+    assert [case.tensors[0].shape for case in untold([vain], op, Separable())] == [(64, 64)]
+    assert untold([vain], op, Separable(), lambda case: case.tensors[0].shape[-1] > 64) == []
