@@ -12,8 +12,10 @@ import torch
 
 from lastbit.case import Case, parse_case
 from lastbit.devices import one_thread
+from lastbit.dtypes import BY_NAME
 from lastbit.errors import UsageError
 from lastbit.inputs import build
+from lastbit.inputs.given import is_given
 from lastbit.judging.decided import decidable
 from lastbit.judging.expected import Expected, Steps
 from lastbit.judging.problem import Problem
@@ -179,8 +181,12 @@ class Separable:
 
 
 def _probes(cases: Iterable[Case], op: Op) -> Iterator[Case]:
-    """Yield the largest cases of manageable size, or else the smallest, with ordinary values and few rows."""
-    largest_first = sorted(cases, key=lambda c: -c.tensors[0].numel)
+    """Yield the largest cases of manageable size, or else the smallest, with ordinary values and few rows.
+
+    Those whose line lists integers are left as they are: of other shapes they are no cases.
+    """
+    free = [c for c in cases if not any(is_given(t.regime) and not BY_NAME[t.dtype].floating for t in c.tensors)]
+    largest_first = sorted(free, key=lambda c: -c.tensors[0].numel)
     cut = (_cut(case.gathered(), op) for case in largest_first)
     probes = list(islice(filter(_manageable, cut), _PROBES))
     for case in probes or [_cut(case.gathered(), op) for case in largest_first[-1:]]:

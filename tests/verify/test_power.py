@@ -209,3 +209,13 @@ def test_where_a_long_case_told_nothing_one_with_few_columns_follows() -> None:
     op = open_project(CONFIG).op("rms_norm")
     assert [case.tensors[0].shape for case in untold([vain], op, Separable())] == [(64, 64)]
     assert untold([vain], op, Separable(), lambda case: case.tensors[0].shape[-1] > 64) == []
+
+
+def test_a_case_whose_line_lists_integers_is_not_cut() -> None:
+    """Rows of it are cut elsewhere, for which there would be too many labels."""
+    line = "cross_entropy logits=bf16[2,33001] labels=int64[2]:values(33000,32768) seed=1"
+    op = open_project(CONFIG).op("cross_entropy")
+    other = str(next(op.alternatives(op.contract(""))))
+    given = replace(result("x=bf16[4,64]"), op=op.name, case=line, contract="", ruled_out={other: 0})
+    assert untold([given], op, Separable()) == []
+    assert not power_of([given], open_project(CONFIG))[0].missing
