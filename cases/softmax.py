@@ -53,7 +53,8 @@ _NUMBERS = ("normal", "special_columns")
 """Of a mask in another dtype than x: zeros and -inf are the same in both."""
 _KEPT = ("spans", "normal")
 _REGIMES = {"x": _SCORES, "mask": _MASKS, "keep": _KEPT}
-_SCALES = (1.0, 0.125, 0.08838834764831845, 3.0)  # of heads of 64 and 128 columns; and one that sharpens
+_SCALES = (1.0, 0.125, 0.08838834764831845, 3.0, -3.0)  # of heads of 64 and 128 columns; one that sharpens, and its
+# negative, under which the largest score is that of the smallest x
 
 
 _AXES: dict[str, tuple[Option, ...]] = {
