@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lastbit import DRAWN, Chosen, Option, combinations
-from lastbit.inputs.combinations import Accepted
+from lastbit import DRAWN, Accepted, Chosen, Option, combinations
 
 AS_X = "as x"
 """The option of a tensor that is given, in the dtype of x; None is the one to leave it out."""

@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lastbit import Option, combinations
-from lastbit.inputs.combinations import Accepted
+from lastbit import Accepted, Option, combinations
 
 Row = Mapping[str, Any]
 

@@ -10,6 +10,7 @@ from functools import partial
 from hypothesis import strategies as st
 
 from lastbit import (
+    Accepted,
     Case,
     Choices,
     Chosen,
@@ -25,7 +26,6 @@ from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
 from lastbit.cases.layer_norm_gated import SHAPES, GatedNormOptions, shape_of
 from lastbit.cases.layer_norm_gated import rows as random_rows
-from lastbit.inputs.combinations import Accepted
 
 Regimes = dict[str, tuple[str, ...]]
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lastbit.inputs import (
         DRAWN,
         LAYOUTS,
+        Accepted,
         build,
         chosen_tensor,
         combinations,
@@ -61,6 +62,7 @@ _NAMES = {
     "lastbit.inputs": (
         "DRAWN",
         "LAYOUTS",
+        "Accepted",
         "build",
         "chosen_tensor",
         "combinations",
@@ -92,6 +94,7 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 __all__ = [
     "DRAWN",
     "LAYOUTS",
+    "Accepted",
     "Case",
     "Choices",
     "Chosen",

@@ -21,7 +21,7 @@ from lastbit.inputs.choices import (
     row_layouts,
     tensor_choices,
 )
-from lastbit.inputs.combinations import combinations
+from lastbit.inputs.combinations import Accepted, combinations
 from lastbit.inputs.fingerprint import fingerprint, fingerprints_of
 from lastbit.inputs.layouts import LAYOUTS, Layout, applicable_layouts
 from lastbit.inputs.of_case import Inputs, Rebound, bare, build, fingerprints, holding, refilled
@@ -39,6 +39,7 @@ _STRATEGIES = frozenset({"cut_rows", "leading_dims", "widths", "widths_with"})
 __all__ = [
     "DRAWN",
     "LAYOUTS",
+    "Accepted",
     "Allocations",
     "Differences",
     "Inputs",
