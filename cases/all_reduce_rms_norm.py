@@ -67,7 +67,8 @@ def _rows(accepts: frozenset[str]) -> Iterator[_AllReduceNormOptions]:
 
 
 def _weight(row: Mapping[str, Any]) -> str | None:
-    return {None: None, "own": row["dtype"], "other": OTHER[row["dtype"]]}[row["weight"]]
+    dtype = str(row["dtype"])
+    return {"own": dtype, "other": OTHER[dtype]}.get(row["weight"])
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:

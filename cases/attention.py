@@ -8,7 +8,7 @@ Few keys are not a matter of time alone: the more terms, the fewer outputs have 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
@@ -35,12 +35,12 @@ from lastbit.cases._properties import properties
 from lastbit.cases._rows import OTHER
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["attention"]
-_WIDE = {
+_WIDE: Mapping[str, tuple[str, ...]] = {
     "q": ("normal", "outlier", "tiny", "zero_rows", "integers", "special"),
     "k": ("normal", "outlier", "outlier_last", "integers", "signs"),
     "v": ("normal", "rows", "lattice", "sparse", "outlier"),
 }
-_NARROW = {
+_NARROW: Mapping[str, tuple[str, ...]] = {
     "q": ("normal", "integers", "special"),
     "k": ("normal", "outlier", "signs"),
     "v": ("normal", "rows", "sparse"),
@@ -106,8 +106,8 @@ def _choices(options: _AttentionOptions) -> Choices:
     for name, regimes in _REGIMES[options.dtype].items():
         found |= tensor_choices(name, (options.dtype,), regimes, _LAYOUTS[options.dtype])
     if options.sinks is not None:
-        regimes = _SINKS if options.sinks == options.dtype else _SINKS[:2]
-        found |= tensor_choices("sinks", (options.sinks,), regimes, layouts_like(4))
+        own = _SINKS if options.sinks == options.dtype else _SINKS[:2]
+        found |= tensor_choices("sinks", (options.sinks,), own, layouts_like(4))
     found |= {"causal": (True,)} if options.causal else {}
     found |= {"cap": _CAPS} if options.capped else {}
     return found | {"scale": _SCALES}

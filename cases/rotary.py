@@ -66,8 +66,8 @@ def _rows(accepts: frozenset[str]) -> Iterator[_RotaryOptions]:
         accepts=accepts,
     )
     for row, halves in zip(found, cycle(_HALVES), strict=False):
-        dtypes = (str(row[f"{name} dtype"]) for name in ("q", "cos", "sin"))
-        yield _RotaryOptions(*dtypes, bool(row["k"]), bool(row["interleaved"]), halves, row)
+        q, cos, sin = (str(row[f"{name} dtype"]) for name in ("q", "cos", "sin"))
+        yield _RotaryOptions(q, cos, sin, bool(row["k"]), bool(row["interleaved"]), halves, row)
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
