@@ -64,7 +64,7 @@ _AXES: dict[str, tuple[Option, ...]] = {
     "scale": (DRAWN, None),
     "fp32_output": (None, True),
 }
-_RANGES = ((65, 256), (1025, 4096), (257, 1024), (1, 64))
+_RANGES = ((65, 256), (1025, 4096), (257, 1024), (2, 64))  # of one column edges alone: no layout means anything
 
 _SMALL_ELEMENTS = 1 << 12  # of x where a CPU takes part: a dozen Triton programs
 _LARGE_ELEMENTS = 1 << 22

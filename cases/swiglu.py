@@ -62,7 +62,7 @@ _AXES: dict[str, tuple[Option, ...]] = {
     "interleaved": (None, True),
     **dict.fromkeys(_PARAMETERS, (None, DRAWN)),
 }
-_RANGES = ((65, 128), (129, 256), (33, 64), (1, 16))
+_RANGES = ((65, 128), (129, 256), (33, 64), (2, 16))  # of one column edges alone: no layout means anything
 """Of I: what gate and up have each."""
 
 _VECTOR = 16

@@ -505,5 +505,8 @@ def _spread(low: Tensor, high: Tensor, count: int) -> Tensor:
 
 
 def _slope(ends: Tensor) -> Tensor:
-    """Return 1 where the last of two stacked tensors is the larger, -1 where the first is, else 0."""
-    return (ends[1] > ends[0]).to(torch.int8) - (ends[1] < ends[0]).to(torch.int8)
+    """Return 1 where the last of two stacked tensors is the larger, -1 where the first is, else 0.
+
+    There is one tensor for both values where nothing depends on these.
+    """
+    return (ends[-1] > ends[0]).to(torch.int8) - (ends[-1] < ends[0]).to(torch.int8)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from lastbit import DRAWN
 from tests.faults.plant import Edit, Fault
 
 GROUPS = {
-    "plain": {"bf16": "bf16-D17to32"},
-    "causal": {"fp16": "fp16-causal-D17to32"},
-    "cap": {"bf16": "bf16-sinks_bf16-causal-cap-D1to16"},
-    "sinks": {"fp16": "fp16-sinks_fp16-D17to32"},
+    "plain": {"bf16": (("sinks dtype", None), ("cap", None))},
+    "causal": {"fp16": (("causal", True),)},
+    "cap": {"bf16": (("cap", DRAWN),)},
+    "sinks": {"fp16": (("sinks dtype", "fp16"), ("causal", None))},
     "edges": {"bf16": "edges", "fp16": "edges"},
 }
-"""Options of a fault → dtype of q → the group of cases that it is hunted with."""
+"""Options of a fault → dtype of q → the group of cases that it is hunted with, or options of combinations."""
 
 _DOT = 'scores = tl.dot(q, k, input_precision="ieee")'
 _TOTAL = "total = total * factor + tl.sum(weights, 1)"

@@ -52,9 +52,9 @@ def clean(fault: Fault, family: str = "triton") -> Kernel:
 def cases_for(fault: Fault, dtype: str, count: int, seed_: int = 0) -> tuple[Case, ...]:
     """Draw the cases that the fault is hunted with; those of a table of shapes are the same for every seed."""
     wanted = GROUPS[fault.op][fault.options][dtype]
-    if not isinstance(wanted, str):
-        wanted = ((f"{project().op(fault.op).inputs[0]} dtype", dtype), *wanted)
     cases = cases_of(fault.variant, wanted, count, seed_, fault.family)
+    if not isinstance(wanted, str):  # then those of other options: a parameter that the fault needs may be among these
+        cases = tuple(dict.fromkeys((*cases, *cases_of(fault.variant, (), count, seed_, fault.family))))
     chosen = tuple(case for case in cases if case.tensors[0].dtype == dtype)
     assert chosen, f"no case for {fault.name!r} has a first input of {dtype}"
     return chosen

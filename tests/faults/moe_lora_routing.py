@@ -94,7 +94,7 @@ ROUTING = (
             _route(f"before += {_USED}", "before += tl.minimum(end - start, 1)"),
             _route(f"used = {_USED}", "used = tl.minimum(end - start, 1)"),
         ),
-        "nondeterministic or uninitialised", "nondeterministic or uninitialised",
+        "nondeterministic or uninitialised or unwritten", "nondeterministic or uninitialised or unwritten",
     ),
     fault(
         "first expert's weights", "multiplies by the base weights of the first expert for all",

@@ -107,7 +107,7 @@ BACKWARD = (
     _backward(
         "old gradients in every shard", "adds the old gradients once per shard",
         (Edit("for part in parts[1:]:", "for part in ():", file="moe_lora_backward_arguments.py"),),
-        "grad_gate_lora_a", "grad_gate_lora_a",
+        "grad_gate_lora_a or grad_down_lora_b", "grad_gate_lora_a or grad_down_lora_b",
     ),
 )  # fmt: skip
 

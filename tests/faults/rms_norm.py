@@ -11,6 +11,7 @@ GROUPS = {
     "static": dict.fromkeys(ALL, (("quant", "static"),)),
     "dynamic": dict.fromkeys(ALL, (("quant", "dynamic"),)),
     "real shapes": {"bf16": "real-shapes"},
+    "edges": {"bf16": "edges", "fp16": "edges"},
 }
 """Options of a fault → dtype of x → the group of cases that it is hunted with, or options of combinations."""
 

@@ -48,7 +48,7 @@ MEMORY = (
             Edit('squared = rounded if RULE == "rounded_sum" else total', "squared = x.to(tl.float32)"),
             Edit('value = total if RULE == "unrounded_sum" else rounded', "value = squared"),
         ),
-        exposed="variance",
+        exposed="variance or normalized",
         hidden="output",
         options="residual",
     ),
@@ -143,7 +143,7 @@ QUANTISATION = (
         (Edit("result = _quotient(output, row_scale)", "result = output * tl.div_rn(1.0, row_scale)"),),
         exposed="quantized",
         hidden="quantized",
-        options="dynamic",
+        options="edges",
     ),
     Fault(
         "infinite scale",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.cases.layer_norm_gated import GROUPS, groups
+from lastbit.cases.layer_norm_gated import _SIZES, groups, norms, rows
 from lastbit.errors import UnsupportedCase
 from lastbit.kernel import Kernel
 from lastbit.numerics.formats import cast
@@ -346,7 +346,8 @@ def test_the_cases_reach_every_tile(name):
     """Those of the smallest runs: what the groups draw from, and their examples."""
     one = KERNELS[name]
     tile = one.depth.__globals__["tile"]
-    sizes = {size for options in GROUPS if options.without(one.accepts) for size in options.sizes}
+    options = rows(one.accepts, norms(one.accepts), _SIZES)
+    sizes = {size for each in options for size in each.sizes}
     for group in groups(one.accepts, small=True):
         sizes |= {case.params.get("group_size") or case.tensors[0].shape[-1] for case in group.examples}
     assert {tile(size) for size in sizes} == {tile(2**k) for k in range(16)}
