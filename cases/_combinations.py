@@ -11,6 +11,9 @@ from lastbit import DRAWN, Accepted, Chosen, Option, combinations
 AS_X = "as x"
 """The option of a tensor that is given, in the dtype of x; None is the one to leave it out."""
 
+OTHER = {"bf16": "fp32", "fp16": "fp32", "fp32": "bf16"}
+"""Dtype of a tensor → another one that those beside it have, such as weights."""
+
 
 @dataclass(frozen=True)
 class Combination:

@@ -16,13 +16,13 @@ from lastbit import (
     Option,
     TensorSpec,
     chosen_tensor,
+    combinations,
     layouts_like,
     least_rows,
     residues,
     tensor_choices,
     widths_with,
 )
-from lastbit.cases._rows import rows_meaning
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["cross_entropy"]
 
@@ -80,7 +80,7 @@ def variants(
         unmeant = {} if together(row) else {"": True}
         return {name: option for name, option in row.items() if name != "classes"} | unmeant
 
-    for row in rows_meaning(axes, accepts, means):
+    for row in combinations(axes, accepts=accepts, means=means):
         given = tuple(name for name in _PARAMS if row[name])
         yield LogitsVariant(row["logits dtype"], row["labels dtype"], _CLASSES[row["classes"]], given, row)
 

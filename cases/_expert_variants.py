@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lastbit import DRAWN, Chosen, Option
-from lastbit.cases._rows import rows_meaning
+from lastbit import DRAWN, Chosen, Option, combinations
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def _variants(accepts: frozenset[str]) -> Iterator[LayerVariant]:
         shards, scale = "shards" in row["kind"] or None, row["kind"] in QUANTIZED or None
         return {"x dtype": row["dtype"], "shards": DRAWN if shards else None} | ({"gate_scale": True} if scale else {})
 
-    for row in rows_meaning(axes, accepts, means):
+    for row in combinations(axes, accepts=accepts, means=means):
         kind, scheme = row["kind"], row["kind"] if row["kind"] in QUANTIZED else ""
         value = "exact" if scheme else kind.partition(" ")[0]
         yield LayerVariant(row["dtype"], value, kinds[kind], scheme, row=row)

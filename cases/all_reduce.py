@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 from hypothesis import strategies as st
 
-from lastbit import Case, Chosen, Group, Option, leading_dims, least_rows, row_layouts
+from lastbit import Case, Chosen, Group, Option, combinations, leading_dims, least_rows, row_layouts
 from lastbit.cases._edges import edges
 from lastbit.cases._ranks import peers, rank_choices, rank_tensors
-from lastbit.cases._rows import rows_meaning
 
 _AXES: dict[str, tuple[Option, ...]] = {"dtype": ("bf16", "fp16", "fp32"), "ranks": (2, 3, 4)}
 _SMALL_ELEMENTS = 1 << 11  # of x where a CPU takes part
@@ -21,7 +21,11 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Yield the groups for a kernel that takes the tensors `accepts`; `small` cuts them."""
     yield Group("edges", examples=tuple(edges("all_reduce", accepts, small=small)))
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
-    for row in rows_meaning(_AXES, accepts, lambda row: {"x dtype": row["dtype"], peers(row["ranks"])[-1]: True}):
+
+    def means(row: Mapping[str, Any]) -> dict[str, Any]:
+        return {"x dtype": row["dtype"], peers(row["ranks"])[-1]: True}
+
+    for row in combinations(_AXES, accepts=accepts, means=means):
         choices = rank_choices(row["dtype"], row_layouts(most // 64))
         name = f"{row['dtype']}-ranks{row['ranks']}"
         yield Group(name, partial(_cases, row["ranks"], most), choices=choices, combination=row)

@@ -16,15 +16,16 @@ from lastbit import (
     Group,
     Option,
     chosen_tensor,
+    combinations,
     layouts_like,
     leading_dims,
     least_rows,
     row_layouts,
     tensor_choices,
 )
+from lastbit.cases._combinations import OTHER
 from lastbit.cases._edges import edges
 from lastbit.cases._ranks import REGIMES, peers, rank_choices, rank_tensors
-from lastbit.cases._rows import OTHER, rows_meaning
 
 _SMALL_ELEMENTS = 1 << 11  # of x where a CPU takes part
 _LARGE_ELEMENTS = 1 << 21
@@ -62,7 +63,7 @@ def _rows(accepts: frozenset[str]) -> Iterator[_AllReduceNormOptions]:
         residual = {"residual": row["residual"], peers(row["ranks"])[-1]: True}
         return {"x dtype": row["dtype"], "weight dtype": _weight(row), **residual}
 
-    for row in rows_meaning(axes, accepts, means):
+    for row in combinations(axes, accepts=accepts, means=means):
         yield _AllReduceNormOptions(row["dtype"], row["ranks"], _weight(row), bool(row["residual"]), row)
 
 

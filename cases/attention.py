@@ -30,9 +30,9 @@ from lastbit import (
     layouts_like,
     tensor_choices,
 )
+from lastbit.cases._combinations import OTHER
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
-from lastbit.cases._rows import OTHER
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["attention"]
 _WIDE: Mapping[str, tuple[str, ...]] = {

@@ -25,6 +25,7 @@ from lastbit import (
     Option,
     TensorSpec,
     chosen_tensor,
+    combinations,
     cut_rows,
     layouts_like,
     leading_dims,
@@ -35,9 +36,9 @@ from lastbit import (
     widths,
     widths_with,
 )
+from lastbit.cases._combinations import OTHER
 from lastbit.cases._edges import edges
 from lastbit.cases._properties import properties
-from lastbit.cases._rows import OTHER, rows_meaning
 
 SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["layer_norm_gated"]
 
@@ -155,7 +156,7 @@ def rows(accepts: frozenset[str], norms: Sequence[str], sizes: Sequence[tuple[in
         norm = {"is_rms_norm": row["norm"] == "rms" or None, "mean": row["norm"] == "layer" or None}
         return found | {name: option for name, option in norm.items() if name in known}
 
-    for row, size in zip(rows_meaning(axes, accepts, means), cycle(sizes), strict=False):
+    for row, size in zip(combinations(axes, accepts=accepts, means=means), cycle(sizes), strict=False):
         gate, _, sigmoid = row["gate"].partition(" ")
         options = bool(row["bias"]), bool(sigmoid), bool(row["several"])
         yield GatedNormOptions(row["x"], _weight(row), row["norm"], gate, size, *options, row)

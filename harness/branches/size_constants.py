@@ -80,7 +80,7 @@ def _reached(call: Callable[..., Any], root: Path) -> Iterator[Any]:
 
 def _named(function: Any, code: CodeType) -> Iterator[Any]:
     """Yield functions and classes that a function names, those of its own modules included."""
-    names = {name: None for part in _with_inner(code) for name in part.co_names}
+    names = {name: None for part in with_inner_code(code) for name in part.co_names}
     known = _known(function)
     for name in names:
         value = known.get(name)
@@ -92,11 +92,12 @@ def _named(function: Any, code: CodeType) -> Iterator[Any]:
     yield from (cell for cell in _cells(function).values() if callable(cell))
 
 
-def _with_inner(code: CodeType) -> Iterator[CodeType]:
+def with_inner_code(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function and of those that are defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _with_inner(constant)
+            yield from with_inner_code(constant)
 
 
 def _known(function: Any) -> dict[str, Any]:

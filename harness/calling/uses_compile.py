@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from types import CodeType
 from typing import Any
 
 import torch
+
+from lastbit.branches.size_constants import with_inner_code
 
 
 def is_compiled(function: Any) -> bool:
@@ -21,7 +21,7 @@ def is_compiled(function: Any) -> bool:
         if id(one) in seen or not (code := getattr(one, "__code__", None)):
             continue
         seen.add(id(one))
-        names = {name for part in _with_inner(code) for name in part.co_names}
+        names = {name for part in with_inner_code(code) for name in part.co_names}
         known = getattr(one, "__globals__", {})
         if "compile" in names and any(known.get(name) is torch for name in names):
             return True
@@ -33,14 +33,6 @@ def is_compiled(function: Any) -> bool:
 
 def _is_compiling(one: Any) -> bool:
     return hasattr(one, "_torchdynamo_orig_callable")
-
-
-def _with_inner(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function and of those that are defined in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _with_inner(constant)
 
 
 def _is_filled(cell: Any) -> bool:

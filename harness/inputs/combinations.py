@@ -48,6 +48,7 @@ def combinations(
     together: Callable[[Mapping[str, Any]], bool] = lambda row: True,
     *,
     accepts: frozenset[str] | None = None,
+    means: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda row: row,
     strength: int = 2,
 ) -> tuple[dict[str, Option], ...]:
     """Return rows with one option of each axis in which every two options that go together meet at least once.
@@ -55,9 +56,10 @@ def combinations(
     With a `strength` of 3 every three options meet.
 
     `together` tells of a whole row whether its options do. With `accepts`, the rows are those that a kernel with these
-    tensors and parameters takes: an axis is then called `x dtype` or as a parameter, and None leaves that out. There
-    may be none. The rows are the same each time, and few: each is the one with most new pairs, the earliest of several.
-    Listing all rows to choose from is what limits the axes.
+    tensors and parameters takes: an axis is then called `x dtype` or as a parameter, and None leaves that out. Of other
+    axes, such as ranks, `means` maps a row to what it gives, called so. There may be no row. The rows are the same each
+    time, and few: each is the one with most new pairs, the earliest of several. Listing all rows to choose from is what
+    limits the axes.
 
     >>> combinations({"x": ("bf16", "fp16"), "weight": ("bf16", "fp16")}, lambda row: row["x"] == row["weight"])
     ({'x': 'bf16', 'weight': 'bf16'}, {'x': 'fp16', 'weight': 'fp16'})
@@ -73,7 +75,7 @@ def combinations(
                 f"the axes {', '.join(axes)} have more than {_MOST_ROWS:,} combinations; give fewer options"
             )
         row = dict(zip(axes, options, strict=True))
-        if together(row) and (taken is None or taken.has(row)):
+        if together(row) and (taken is None or taken.has(means(row))):
             rows.append(row)
     if not rows and taken is not None:
         return ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from types import MappingProxyType
 
@@ -76,7 +77,7 @@ def untold(
     tells two contracts apart: where a long case was in vain, one with few columns follows.
     """
     with timed(POWER):
-        return list(_untold(results, op, separable, takes))
+        return list(_untold(results, op, separable, cache(takes)))  # asked for each other contract anew
 
 
 def _untold(
@@ -91,9 +92,10 @@ def _untold(
             ruled_out.update(r.ruled_out)
         own, cases = op.contract(alike[0].contract), [parse_case(r.case) for r in alike]
         lacking = _lacking(op, alike)
+        if not (others := [op.contract(other) for other, count in ruled_out.items() if not count]):
+            continue
         ran, long = set(map(str, cases)), list(_probes(cases, op))
         probes = [case for case in (*long, *_with_few_columns(long, op)) if str(case) not in ran]
-        others = (op.contract(other) for other, count in ruled_out.items() if not count)
         pairs = ((other, case) for other in others for case in probes)
         telling = (case for other, case in pairs if takes(case) and separable.apart(op, own, other, lacking, case))
         yield from islice(telling, 1)
