@@ -50,7 +50,7 @@ def combinations(
     accepts: frozenset[str] | None = None,
     means: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda row: row,
     strength: int = 2,
-) -> tuple[dict[str, Option], ...]:
+) -> tuple[dict[str, Any], ...]:
     """Return rows with one option of each axis in which every two options that go together meet at least once.
 
     With a `strength` of 3 every three options meet.
@@ -89,7 +89,7 @@ def combinations(
         )
         for row in rows
     ]
-    left, found = (1 << len(bits)) - 1, list[dict[str, Option]]()
+    left, found = (1 << len(bits)) - 1, list[dict[str, Any]]()
     while left or not found:
         best = max(range(len(rows)), key=lambda number: (pairs[number] & left).bit_count())
         found.append(rows[best])

@@ -108,7 +108,7 @@ ROUNDING = (
         "rounds weight + weight_offset to the weight's dtype",
         (Edit(GAIN, f"{GAIN}.to(weight.dtype).to(tl.float32)"),),
         exposed="product",
-        hidden="output",
+        hidden="output or quantized",
         variant=FP32_MULTIPLY,
     ),
     Fault(
@@ -116,7 +116,7 @@ ROUNDING = (
         "squares and normalizes x + residual after its rounding, where the contract takes the fp32 sum",
         (Edit('"rounded_sum" if residual is None else residual_rule', '"rounded_sum"'),),
         exposed="variance or normalized",
-        hidden="output",
+        hidden="output or quantized",
         variant="native_multiply+unrounded_sum",
         options="residual",
     ),
@@ -125,7 +125,7 @@ ROUNDING = (
         "squares x + residual after its rounding, where the contract squares the fp32 sum",
         (Edit('"rounded_sum" if residual is None else residual_rule', '"rounded_sum"'),),
         exposed="variance",
-        hidden="output",
+        hidden="output or quantized",
         variant="native_multiply+rounded_value",
         options="residual",
     ),
@@ -153,7 +153,7 @@ REDUCTION = (
         "adds no eps",
         (Edit(_INV_RMS, "inv_rms = tl.div_rn(1.0, tl.sqrt_rn(variance))"),),
         exposed="inv_rms",
-        hidden="output",
+        hidden="output or scale",
     ),
     Fault(
         "last element dropped",
@@ -168,7 +168,7 @@ REDUCTION = (
         "divides the sum by the size of the block",
         (Edit(_COUNT, "(count * 0 + BLOCK).to(tl.float32))"),),
         exposed="variance",
-        hidden="output",
+        hidden="output or scale",
         dtypes=ALL,
     ),
     Fault(
@@ -191,7 +191,7 @@ REDUCTION = (
         "squares what a masked load leaves in the lanes past the row",
         (Edit("x_offset, columns, ALIGNED), mask=mask, other=0.0)", "x_offset, columns, ALIGNED), mask=mask)"),),
         exposed="variance",
-        hidden="output",
+        hidden="output or scale",
     ),
     Fault(
         "lanes past the row not masked",

@@ -49,7 +49,7 @@ MEMORY = (
             Edit('value = total if RULE == "unrounded_sum" else rounded', "value = squared"),
         ),
         exposed="variance or normalized",
-        hidden="output",
+        hidden="output or quantized",
         options="residual",
     ),
     Fault(
@@ -57,7 +57,7 @@ MEMORY = (
         "multiplies by the weight without its offset",
         (Edit(GAIN, "weight.to(tl.float32)"),),
         exposed="product",
-        hidden="output",
+        hidden="output or quantized",
         variant=FP32_MULTIPLY,
     ),
     Fault(
