@@ -6,6 +6,8 @@ lists who keeps which. The tests check the formulas against automatic differenti
 
 from __future__ import annotations
 
+from itertools import compress, product
+
 from lastbit import Contract, StageRecorder, op
 from lastbit.numerics import (
     Enclosure,
@@ -166,15 +168,16 @@ def _slopes(x: Scaled, rows: Labels, logit_scale: float, softcap: float | None) 
 
 
 def _product(factors: list[Enclosure], count: int | None) -> Enclosure:
-    """Multiply in any order, with the division by `count` at last, or of the first or the last factor."""
+    """Multiply in any order, and divide the product of any of the factors by `count`: subnormals tell where."""
     if count is None:
         return product_in_any_order(*factors)
-    first, last, n = factors[0], factors[-1], float(count)
-    return hull(
-        product_in_any_order(divide(first, n), *factors[1:]),
-        product_in_any_order(*factors[:-1], divide(last, n)),
-        divide(product_in_any_order(*factors), n),
-    )
+    options = []
+    for chosen in product((True, False), repeat=len(factors)):
+        if any(chosen):
+            dividend = product_in_any_order(*compress(factors, chosen))
+            rest = compress(factors, (not each for each in chosen))
+            options.append(product_in_any_order(divide(dividend, float(count)), *rest))
+    return hull(*options)
 
 
 def _of_log_probs(grad: Enclosure, rows: Labels, smoothing: Smoothing | None, stage: StageRecorder) -> Enclosure:
