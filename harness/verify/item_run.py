@@ -121,6 +121,7 @@ def run_item(
     for _ in range(0 if item.asked else _MOST_TELLING):
         if not (telling := untold(explorer.results, item.subject.op, separable, explorer.takes)):
             break
+        explorer.tells_apart = True
         run(explorer, telling)
     return explorer.results
 
@@ -191,6 +192,7 @@ class Explorer:
     Attributes:
         item: whose cases they are.
         results: of those that count.
+        tells_apart: whether its cases are there to tell contracts apart: then each is followed on residues, too.
     """
 
     def __init__(
@@ -203,6 +205,7 @@ class Explorer:
         probe: Probe = lambda subject: "",
     ) -> None:
         self.results: list[CaseResult] = []
+        self.tells_apart = False
         self.item, self._record, self._started, self._verify = item, record, started, verify
         self._features = features or partial(features_of, accepts=item.subject.kernel.accepts)
         self._probe: Probe | None = probe if item.subject.kernel.depth and not item.subject.performer else None
@@ -307,10 +310,10 @@ class Explorer:
     def _asks_for_formula(self, case: Case, result: CaseResult, *, counted: bool) -> bool:
         """Return whether to follow the kernel on residues in a case.
 
-        Follow it where enclosures decide nothing, in cases that a reader asked for, and in small cases until each of
-        their features has been followed.
+        Follow it where enclosures decide nothing, in cases that a reader asked for or that are to tell contracts apart,
+        and in small cases until each of their features has been followed.
         """
-        if result.verdict is Verdict.INCONCLUSIVE or self.item.asked or not counted:
+        if result.verdict is Verdict.INCONCLUSIVE or self.item.asked or self.tells_apart or not counted:
             return True
         features = self._features(case)
         if features <= self._followed or not is_small(case):

@@ -87,7 +87,13 @@ def test_the_first_case_of_each_kind_sees_other_values(asked: bool, expected: li
 def test_a_case_that_tells_contracts_apart_is_added_where_no_line_was_given(
     monkeypatch: pytest.MonkeyPatch, asked: bool, added: tuple[str, ...]
 ) -> None:
-    """Rows of such a case are cut, which what the kernel takes may exclude."""
+    """Rows of such a case are cut, which what a kernel takes may exclude; and residues may tell what bounds do not."""
+    followed: list[str] = []
+
+    def with_formula(subject: Subject, case: Case, result: CaseResult, begins: Callable[[], None]) -> CaseResult:
+        followed.append(str(case))
+        return result
+
     taken, other = parse_case(LINES[0]), parse_case(LINES[0] + " mask_truncated=True")
 
     def telling(
@@ -96,6 +102,7 @@ def test_a_case_that_tells_contracts_apart_is_added_where_no_line_was_given(
         return [case for case in (taken, other) if takes(case) and str(case) not in {r.case for r in results}]
 
     monkeypatch.setattr("lastbit.verify.item_run.untold", telling)
+    monkeypatch.setattr("lastbit.verify.item_run.with_formula", with_formula)
 
     def mask(ids: Tensor, eos_ids: Tensor) -> Tensor:
         is_eos = torch.isin(ids, eos_ids).int()
@@ -103,6 +110,7 @@ def test_a_case_that_tells_contracts_apart_is_added_where_no_line_was_given(
 
     examples = Group("mine", examples=(parse_case(LINES[1]),))
     assert {r.case for r in ran(mask, examples, asked=asked)} == {LINES[1], *added}
+    assert followed == [LINES[1], *added]
 
 
 def test_lines_that_a_reader_gives_are_asked_for(tmp_path: Path) -> None:
