@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from lastbit.interpret import install
 from lastbit.isolation import answers
 from lastbit.isolation.answers import Raised, Unreadable
 from lastbit.isolation.elsewhere import Elsewhere, Kernels
+from lastbit.isolation.inside import _declared
 from lastbit.isolation.isolated import Isolated
 from lastbit.isolation.process import ForkServer
 from lastbit.kernel import Kernel, load_kernels
@@ -138,6 +139,12 @@ def test_declarations_are_data(isolation: Isolation) -> None:
         assert replace(kernel, **unlike | {"call": print}) == replace(known, **unlike | {"call": print})
     with pytest.raises(LastbitError, match="cannot be called in this one"):
         isolation.there["with_stages"].call()
+
+
+def test_a_declaration_that_does_not_cross_is_named_here(isolation: Isolation) -> None:
+    """Own primitives are asked for where the kernel is followed, which is in its own process."""
+    crossing = {field.name for field in fields(Kernel)} - {"call", "primitives"}
+    assert _declared(isolation.here["with_stages"]).keys() - {"parameters"} == crossing
 
 
 def test_a_declared_height_is_that_of_some_tree(isolation: Isolation) -> None:
