@@ -8,27 +8,22 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lastbit.numerics.formats import FORMATS, FP32, FP64, Format, from_ordinals, ordinals, round_to
+from lastbit.numerics.formats import FORMATS, FP32, FP64, Format, around, from_ordinals, ordinals, round_to
 from lastbit.reports.why import GIVES
 from lastbit.result import NEAR
 
 Legal = tuple[float, float, float, float]
 
 
-def rounded(value: float, fmt: Format, *, to_zero: bool = False) -> float:
-    """Round a number to a format: in the direction of the format, or toward zero."""
-    return float(round_to(_tensor(value), fmt.toward("zero") if to_zero else fmt))
+def rounded(value: float, fmt: Format) -> float:
+    """Round a number to a format, in its direction."""
+    return float(round_to(torch.tensor(value, dtype=torch.float64), fmt))
 
 
 def neighbours(value: float, fmt: Format) -> tuple[float, float]:
     """Return the numbers of a format next below and above a value; the value twice if the format holds it."""
-    if not math.isfinite(value):
-        return value, value
-    inner = rounded(value, fmt, to_zero=True)
-    if inner == value:
-        return value, value
-    outer = _after(abs(inner), fmt) * math.copysign(1.0, value)
-    return min(inner, outer), max(inner, outer)
+    below, above = map(float, around(torch.tensor(value, dtype=torch.float64), fmt))
+    return (below, above) if math.isfinite(value) else (value, value)
 
 
 def in_ulp(actual: float, expected: float, fmt: Format) -> float:
@@ -116,13 +111,3 @@ def deed(actual: float, legal: Legal, fmt: Format, *, rounds: bool, dtype: str, 
         return f"{'holds' if narrow else 'does not round, and holds'} {actual:.9g} in {dtype or 'more digits'}"
     ulp = in_ulp(actual, expected, fmt)
     return f"{GIVES} {actual:.9g}{f', {ulp:,.4g} ulp away' if ulp <= NEAR else ''}"
-
-
-def _after(magnitude: float, fmt: Format) -> float:
-    """Return the number of a format that follows a nonnegative one; infinity after the largest."""
-    after = float(from_ordinals(ordinals(_tensor(magnitude), fmt) + 1, fmt))
-    return math.inf if after > fmt.max else after
-
-
-def _tensor(value: float) -> torch.Tensor:
-    return torch.tensor(value, dtype=torch.float64)
