@@ -8,7 +8,7 @@ property holds now, that operation breaks it; where no single one does, nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lastbit.dtypes import DTYPE_NAMES
 from lastbit.inputs import Inputs, bits_of
@@ -140,7 +141,8 @@ class _Watch(TorchDispatchMode):
         own = [operands[name] for name in by_row]
         others = blake2b(b"".join(x.whole for name, x in operands.items() if name not in by_row)).digest()
         shape = tuple(made.shape[1:] if by_row else made.shape)
-        common = f"{func} {part} {_spelled(given)} {by_row} {made.dtype} {shape}".encode() + others
+        arguments = tree_map_only(Tensor, lambda _: "tensor", dict(given))
+        common = f"{func} {part} {arguments} {by_row} {made.dtype} {shape}".encode() + others
         common += b"".join(x.kind_of_rows for x in own)
         words, copy = ", ".join(x.words for x in operands.values()), made.detach().clone()
         bits = _bytes(bits_with_one_nan(copy))
@@ -193,22 +195,9 @@ def _in_words(first: _Kept, now: _Kept) -> str:
     return f"of the same operands it makes {one} in one call ({first.words}) and {other} in another ({now.words})"
 
 
-def _spelled(value: Any) -> str:
-    """Spell the arguments, except for tensors."""
-    if isinstance(value, dict):
-        return str({name: _spelled(x) for name, x in value.items()})
-    if isinstance(value, (list, tuple)):
-        return str([_spelled(x) for x in value])
-    return "tensor" if isinstance(value, Tensor) else repr(value)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a value, however deep in lists and tuples."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for x in value:
-            yield from _tensors(x)
+def _tensors(value: Any) -> list[Tensor]:
+    """List the tensors in a value, however deep."""
+    return [x for x in tree_leaves(value) if isinstance(x, Tensor)]
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -6,12 +6,13 @@ for none. An operation that only moves elements is applied to an array of their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
+from torch.utils._pytree import tree_map
 
 from lastbit.interpret.numpy_formats import Array
 
@@ -134,19 +135,6 @@ def of_array(addresses: Array, width: int) -> Addresses:
     return Addresses(lambda lanes: flat[lanes], width)
 
 
-def flat(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield every value that is neither list nor tuple, however deep it is nested."""
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from flat(value)
-        else:
-            yield value
-
-
 def swapped(value: Any, by: Mapping[int, Any]) -> Any:
     """Return the value with objects in it replaced; `by` maps the id of an object to its replacement."""
-    if isinstance(value, (list, tuple)):
-        return [swapped(x, by) for x in value]
-    if isinstance(value, dict):
-        return {name: swapped(x, by) for name, x in value.items()}
-    return by.get(id(value), value)
+    return tree_map(lambda x: by.get(id(x), x), value)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from lastbit.interpret.numpy_formats import BFLOAT16, E4M3, E5M2, Array
 from lastbit.numerics.residues import Residues
@@ -21,7 +22,7 @@ from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import lanes
 from lastbit.tracing.events import Again, Event, Made, Operand
 from lastbit.tracing.kernel_frames import is_lastbits_own, places
-from lastbit.tracing.lanes import Addresses, Source, flat, of_layout, swapped
+from lastbit.tracing.lanes import Addresses, Source, of_layout, swapped
 from lastbit.tracing.log import Log
 from lastbit.tracing.torch_lanes import MOVERS, source_of
 
@@ -106,7 +107,7 @@ class TorchWatch(UncompiledMode):
         held = {_storage(x) for x in operands}
         with _disable_current_modes() if own else nullcontext():
             result = func(*args, **kwargs)
-        returned = [x for x in flat([result]) if _is_plain(x)]
+        returned = [x for x in tree_leaves(result) if _is_plain(x)]
         made = changed or [x for x in returned if fresh or _storage(x) not in held]
         with _disable_current_modes():  # what is found out about it is no operation of the kernel's
             if own and self._shadow is not None:
@@ -190,7 +191,7 @@ def _again(
     again |= {name: float(own.values.reshape(-1)[0]) for name, own in numbers if own is not None}
     with Following(memory) if follows else nullcontext():
         result = func(**again)
-    made = (_changed(func, again) or [x for x in flat([result]) if _is_plain(x)])[part]
+    made = (_changed(func, again) or [x for x in tree_leaves(result) if _is_plain(x)])[part]
     return Made(array_of(made), memory.read(made) if follows and made.is_floating_point() and made.numel() else None)
 
 
@@ -203,12 +204,12 @@ def _named(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def _changed(func: Any, given: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors among the arguments that the operation writes to."""
     written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [x for name in written for x in flat([given.get(name)]) if _is_plain(x)]
+    return [x for name in written for x in tree_leaves(given.get(name)) if _is_plain(x)]
 
 
 def _tensors(given: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     for name, value in given.items():
-        yield from ((name, x) for x in flat([value]) if _is_plain(x))
+        yield from ((name, x) for x in tree_leaves(value) if _is_plain(x))
 
 
 def _is_plain(x: Any) -> bool:

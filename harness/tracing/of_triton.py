@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
@@ -26,7 +27,7 @@ from lastbit.shadows.programs import Shadow, Shadowing
 from lastbit.tracing import lanes
 from lastbit.tracing.events import Again, Event, Made, Operand, Origin, Program, TracedLaunch
 from lastbit.tracing.kernel_frames import Places, places
-from lastbit.tracing.lanes import Source, flat, of_array, swapped
+from lastbit.tracing.lanes import Source, of_array, swapped
 from lastbit.tracing.log import Log
 from lastbit.tracing.triton_lanes import BuilderCall, of_whole, sources_of
 
@@ -155,9 +156,9 @@ class Tracer(Builder):
         result = self._quietly(whole, args, kwargs)
         given = inspect.signature(function).bind(*args, **kwargs).arguments
         name, at = function.__name__, places(sys._getframe(2), self.outside)
-        blocks = [x for x in flat([given["input"]]) if isinstance(x, tl.tensor)]
+        blocks = [x for x in tree_leaves(given["input"]) if isinstance(x, tl.tensor)]
         handles = [x.handle for x in blocks]
-        for number, part in enumerate(flat([result])):
+        for number, part in enumerate(tree_leaves(result)):
             sources = [of_whole(name, x.data.shape, given) for x in handles]
             operands = tuple(self._operand(x, source) for x, source in zip(handles, sources, strict=True))
             again = partial(_again, _spread(function), _spread(whole), args, kwargs, number, blocks)
@@ -184,7 +185,7 @@ class Tracer(Builder):
     # Events.
 
     def _computed(self, name: str, method: Any, at: Places, args: Any, kwargs: Any, result: Any) -> None:
-        handles = [x for x in flat([*args, *kwargs.values()]) if isinstance(x, TensorHandle)]
+        handles = [x for x in tree_leaves((args, kwargs)) if isinstance(x, TensorHandle)]
         parts = result if isinstance(result, tuple) else (result,)
         for part, made in enumerate(parts):
             if isinstance(made, TensorHandle):
@@ -319,8 +320,8 @@ def _again(
     """
     pairs = zip(operands, values, strict=True)
     others = {id(operand): _with(operand, own) for operand, own in pairs if own is not None}
-    result = (followed if _follows(values) else plain)(swapped(list(args), others), swapped(kwargs, others))
-    made = list(flat([result]))[part]
+    result = (followed if _follows(values) else plain)(swapped(args, others), swapped(kwargs, others))
+    made = tree_leaves(result)[part]
     handle = made.handle if isinstance(made, tl.tensor) else made
     return Made(np.asarray(handle.data), getattr(handle, "residues", None))
 
@@ -393,7 +394,7 @@ def _holds_handles(x: Any) -> bool:
     """Return whether an object is made of several handles, as a block pointer is."""
     if isinstance(x, (TensorHandle, list, tuple)) or not hasattr(x, "__dict__"):
         return False
-    return any(isinstance(part, TensorHandle) for part in flat(vars(x).values()))
+    return any(isinstance(part, TensorHandle) for part in tree_leaves(list(vars(x).values())))
 
 
 def _mask(mask: Any, shape: lanes.Shape) -> Array:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from lastbit.interpret.numpy_formats import Array
 from lastbit.tracing import lanes
-from lastbit.tracing.lanes import Source, flat, swapped
+from lastbit.tracing.lanes import Source, swapped
 
 # Operations by what they do, where a tag of torch does not say it: element by element; along dimensions; along one of
 # them and of the same shape.
@@ -100,17 +101,17 @@ def _of_mover(name: str, func: Any, given: Mapping[str, Any], operand: Tensor, p
 
     Indices count from 1, so that a zero that the operation fills in is no element.
     """
-    data = [x for argument in MOVERS[name] for x in flat([given.get(argument)]) if isinstance(x, Tensor)]
+    data = [x for argument in MOVERS[name] for x in tree_leaves(given.get(argument)) if isinstance(x, Tensor)]
     if not any(x is operand for x in data):
         return lanes.everything(tuple(operand.shape))
     again: Callable[..., Any] = getattr(getattr(torch.ops, func.namespace), name)
-    indices = [x for x in flat(given.values()) if isinstance(x, Tensor) and not any(x is y for y in data)]
+    indices = [x for x in tree_leaves(dict(given)) if isinstance(x, Tensor) and not any(x is y for y in data)]
     kept = {id(x): x.detach().clone().cpu() for x in indices if not x.is_floating_point()}  # they may change later
     arguments = swapped({key: value for key, value in given.items() if key != "out"}, kept)
 
     def index() -> Array:
         result = again(**swapped(arguments, {id(x): _numbers(x, x is operand) for x in data}))
-        return np.asarray(list(flat([result]))[part].numpy() - 1)
+        return np.asarray(tree_leaves(result)[part].numpy() - 1)
 
     return lanes.moved(index)
 

@@ -70,7 +70,7 @@ def _of_mover(call: BuilderCall, handles: list[Any]) -> list[Found]:
     def source(chosen: Any) -> Source:
         def index() -> Array:
             numbers = {id(x): _numbers(x, x is chosen) for x in data}
-            result = call.again(swapped(list(call.args), numbers), swapped(call.kwargs, numbers))
+            result = call.again(swapped(call.args, numbers), swapped(call.kwargs, numbers))
             return np.asarray((result[call.part] if isinstance(result, tuple) else result).data)
 
         return lanes.moved(index)
