@@ -101,6 +101,10 @@ class Mend:
     def changes(self) -> dict[int, Change]:
         return {event.number: self.change for event in self.expression.events}
 
+    def standing(self, places: Places) -> Mend:
+        """Return it as one of what is written elsewhere."""
+        return replace(self, expression=_standing(self.expression, places))
+
     @property
     def of_arguments(self) -> bool:
         """Return whether the expression follows from the launch's arguments; lines that compute with it tell more."""
@@ -347,39 +351,31 @@ class _Mending:
 
         A number in a function that is right if it is passed something else is not sure.
         """
-        if mend.words.startswith(OF_OPERAND) and (places := _passing(mend.expression.events[-1])):
-            return replace(mend, expression=_standing(mend.expression, places))
-        chooses = mend.expression.events[-1].name.endswith(("select", "where"))
-        if mend.kind is MendKind.OPERATION and not chooses and self._is_known(mend.expression):  # it is right
-            return replace(mend, sure=False)
-        if (
-            mend.kind is MendKind.NUMBER
-            and mend.sure
-            and len(mend.expression.events[-1].places) > 1
-            and not mend.of_param
-        ):
-            calls = mend.expression.events[-1].places[1:]
-            passed = self._passed([e for e in self.stages.found if e.events[0].places], calls)
-            return replace(mend, sure=not any(self._passes(m.changes) for m in passed if m.kind is MendKind.ADDITION))
-        if mend.kind is MendKind.OPERAND and (place := self._alias(mend)) is not None:
-            return replace(mend, expression=_standing(mend.expression, (place,)))
-        helper = mend.expression.events[-1].program is not None and len(mend.expression.events[-1].places) > 1
-        if (
-            mend.kind is MendKind.ADDITION and helper and self._is_known(mend.expression)
-        ):  # what takes it lacks something
-            calls = self.stages.ancestry.log.handed.get(mend.expression.events[-1].number, ())[1:]
-            return replace(mend, expression=_standing(mend.expression, calls)) if calls else replace(mend, sure=False)
-        if mend.kind is not MendKind.ROUNDING:
-            return mend
-        if self._is_kept(mend.expression):
-            return replace(mend, sure=False)
-        event, left_out = mend.expression.events[-1], mend.words != NOT_ROUNDED
-        handed = self.stages.ancestry.log.handed.get(event.number, ()) if left_out else ()
-        places = handed or event.places
-        level = deciding(places, left_out=left_out)
-        if not level:
-            return replace(mend, sure=mend.sure and level is not None)
-        return replace(mend, expression=_standing(mend.expression, places[level:]), sure=True)
+        e, event = mend.expression, mend.expression.events[-1]
+        handed, in_helper = self.stages.ancestry.log.handed.get(event.number, ()), len(event.places) > 1
+        if mend.words.startswith(OF_OPERAND) and (places := _passing(event)):
+            return mend.standing(places)
+        match mend.kind:
+            case MendKind.OPERATION if not event.name.endswith(("select", "where")) and self._is_known(e):
+                return replace(mend, sure=False)  # it is right
+            case MendKind.NUMBER if mend.sure and in_helper and not mend.of_param:
+                passed = self._passed([e for e in self.stages.found if e.events[0].places], event.places[1:])
+                added = (self._passes(other.changes) for other in passed if other.kind is MendKind.ADDITION)
+                return replace(mend, sure=not any(added))
+            case MendKind.OPERAND if (place := self._alias(mend)) is not None:
+                return mend.standing((place,))
+            case MendKind.ADDITION if event.program is not None and in_helper and self._is_known(e):
+                return mend.standing(handed[1:]) if handed[1:] else replace(mend, sure=False)  # what takes it lacks it
+            case MendKind.ROUNDING if self._is_kept(e):
+                return replace(mend, sure=False)
+            case MendKind.ROUNDING:
+                left_out = mend.words != NOT_ROUNDED
+                places = (left_out and handed) or event.places
+                level = deciding(places, left_out=left_out)
+                if level:
+                    return replace(mend.standing(places[level:]), sure=True)
+                return replace(mend, sure=mend.sure and level is not None)
+        return mend
 
     def _is_kept(self, e: Expression) -> bool:
         """Return whether an expression is stored to memory that is read later, and whose format the host has chosen."""
@@ -558,7 +554,7 @@ class _Mending:
         if value not in launch.numbers:
             return replace(mend, sure=False)
         place = definition(mend.expression.events[-1].place)
-        return mend if place is None else replace(mend, expression=_standing(mend.expression, (place,)))
+        return mend if place is None else mend.standing((place,))
 
     def _places(self, span: Iterable[Expression]) -> Iterator[Mend]:
         """Yield mends with another number or comparison in an address or a mask."""
