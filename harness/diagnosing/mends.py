@@ -20,7 +20,17 @@ import numpy as np
 import torch
 
 from lastbit.diagnosing.grid import Grid
-from lastbit.diagnosing.told import MOVING, alias, chain_of_address, deciding, definition, is_given, is_index, lines_of
+from lastbit.diagnosing.told import (
+    MOVING,
+    alias,
+    chain_of_address,
+    deciding,
+    definition,
+    is_argument,
+    is_given,
+    is_index,
+    lines_of,
+)
 from lastbit.diagnosing.traced_stages import Stage, Stages, distance, hands_on
 from lastbit.interpret.numpy_formats import Array
 from lastbit.interpret.places import Place
@@ -30,7 +40,7 @@ from lastbit.numerics.formats import FP32
 from lastbit.numerics.residues import Residues, constant
 from lastbit.shadows.programs import FORMATS as OF_ARRAYS
 from lastbit.tracing import Event, Operand
-from lastbit.tracing.cells import Ancestry, Expression, expressions, residues_of_cells
+from lastbit.tracing.cells import Ancestry, Expression, expressions
 from lastbit.tracing.events import Made, Origin
 from lastbit.tracing.kernel_frames import Places
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
@@ -266,7 +276,7 @@ class _Mending:
 
     def _is_exact(self, event: Event) -> bool:
         """Return whether an event is a cast that changes no number."""
-        before = self._pointwise(event, [None] * len(event.operands)) if hands_on(event) else []
+        before = self._pointwise(event) if hands_on(event) else []
         return bool(before) and np.array_equal(before[0].values, event.values.astype(np.float64), equal_nan=True)
 
     def _is_it(self, stage: Stage, e: Expression) -> bool:
@@ -276,8 +286,9 @@ class _Mending:
 
     def _at_cells(self, e: Expression, own: Made, redo: Redo, event: Event, given: Values) -> Made:
         """Return an event's result with the cells' elements replaced by these values."""
-        made = redo.again(event, given)
-        return _placed(made.cast(_wide(event)), own, e.lanes[event.number])
+        lanes = e.lanes[event.number]
+        cells = np.nonzero(lanes >= 0)[0]
+        return redo.again(event, given).cast(_wide(event)).put(lanes[cells], own.taken(cells))
 
     def _passes(self, changes: Mapping[int, Change]) -> bool:
         """Return whether changes make every element of the result right, and at least one other than before.
@@ -295,23 +306,13 @@ class _Mending:
             changed = redo.run(changes)
         except Unrepeatable:
             return False
-        values, known = self.stages.result.values.copy(), same
-        ends, lanes_of = dict[int, Made](), dict[int, Array]()
-        for e in self.stages.found:
-            for event in e.events:
-                if event.number in self.stages.ends:
-                    lanes = lanes_of[event.number] = e.lanes[event.number]
-                    made = ends[event.number] = changed.get(event.number, redo.made(event))
-                    if event.number in changed:
-                        values[lanes >= 0] = made.values.reshape(-1)[lanes[lanes >= 0]].astype(np.float64)
-                        known = True
-        residues = residues_of_cells(ends, lanes_of, len(values))
-        after, last = Expression((), {}, values, self.stages.result.known, residues), self.stages.all[self.stages.last]
+        known = same or any(number in changed for number in self.stages.ends)
+        after, last = self.stages.result_after(changed, follows=redo.follows), self.stages.all[self.stages.last]
         if not known or last.outside(after).any():
             return False
-        if residues is None or last.residues is None or self.stages.result.residues is None:
+        if after.residues is None or last.residues is None or self.stages.result.residues is None:
             return not redo.follows
-        wrong, equal = last.residues.differs(self.stages.result.residues), last.residues.equal(residues)
+        wrong, equal = last.residues.differs(self.stages.result.residues), last.residues.equal(after.residues)
         return 2 * int((wrong & equal).sum()) >= int(wrong.sum())  # others may be open
 
     def _span(self, ends: Iterable[int]) -> tuple[tuple[Expression, ...], tuple[str, ...], tuple[Expression, ...]]:
@@ -514,10 +515,9 @@ class _Mending:
             for fmt in self._formats():
                 change = partial(self._with_operands, partial(_rounded, fmt), at)
                 yield Mend(e, f"with what is passed rounded to {fmt.name}", change, MendKind.ROUNDING)
-            params = {name: v for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
             for words, function in _MORE.items() if taken.is_float else ():
-                for name, value in params.items():
-                    further = partial(_kept, partial(_second, function, float(value)))
+                for name, value in self._params.items():
+                    further = partial(_kept, partial(_second, function, value))
                     text = f"with what is passed {words.format(name)}"
                     yield Mend(e, text, partial(self._with_operands, further, at), MendKind.ADDITION)
 
@@ -531,15 +531,15 @@ class _Mending:
                 operands[place] = function(own)
         return redo.again(event, operands)
 
-    def _constants(self, e: Expression) -> Iterator[Mend]:
+    def _constants(self, e: Expression, *, whole: bool = False) -> Iterator[Mend]:
+        """Yield mends with another number for an operand that is one; a `whole` one says where something is."""
         for place, operand in enumerate(e.events[-1].operands):
             if (now := constant_of(operand)) is not None:
-                given = bool(operand.name) if operand.event is None else is_given(operand.event)
-                for value in self._numbers(now, given=given):
-                    change = partial(self._with_operand, place, value)
-                    kind = MendKind.NUMBER if np.isfinite(value) else MendKind.OPERATION
-                    mend = Mend(e, f"with {value:.9g} in place of {now:.9g}", change, kind)
-                    yield self._given(mend, value, given)
+                given, digits = is_argument(operand), ".0f" if whole else ".9g"
+                for value in self._whole_numbers(now) if whole else self._numbers(now, given=given):
+                    kind = MendKind.PLACE if whole else MendKind.NUMBER if np.isfinite(value) else MendKind.OPERATION
+                    words = f"with {value:{digits}} in place of {now:{digits}}"
+                    yield self._given(Mend(e, words, partial(self._with_operand, place, value), kind), value, given)
 
     def _given(self, mend: Mend, value: float, given: bool) -> Mend:
         """Return a mend of a number: at the line that defines it, and unsure where the launch was not given the other.
@@ -569,21 +569,10 @@ class _Mending:
                 if sign != own:
                     words = f"compared by {said}, not {_COMPARED[own][0]}"
                     yield Mend(e, words, partial(self._compared, function), MendKind.PLACE)
-            numbers = [(place, constant_of(operand)) for place, operand in enumerate(event.operands)]
-            for place, now in ((p, n) for p, n in numbers if n is not None and event.name not in MOVING):
-                operand = event.operands[place]
-                given = bool(operand.name) if operand.event is None else is_given(operand.event)
-                for value in self._whole_numbers(now):
-                    change = partial(self._with_operand, place, value)
-                    mend = Mend(e, f"with {value:.0f} in place of {now:.0f}", change, MendKind.PLACE)
-                    yield self._given(mend, value, given)
+            yield from self._constants(e, whole=True) if event.name not in MOVING else ()
 
     def _compared(self, function: Callable[..., Array], redo: Redo, event: Event, given: Values) -> Made:
-        a, b = (self._operand(event, place, own, redo) for place, own in enumerate(given))
-        if a is None or b is None:
-            raise Unrepeatable("an operand is not known")
-        sides = (_shaped(x, event.shape) if x.values.size in (1, event.values.size) else x for x in (a, b))
-        return Made(np.broadcast_to(function(*(x.values for x in sides)), event.shape).copy())
+        return Made(np.asarray(function(*(self._of_result(event, n, own, redo).values for n, own in enumerate(given)))))
 
     def _whole_numbers(self, now: float) -> Iterator[float]:
         """Yield candidates for a whole number: one more or less, zero, a size, a stride."""
@@ -602,22 +591,16 @@ class _Mending:
         yield from sorted(value for value in own if value != now)
 
     def _with_operand(self, place: int, value: float, redo: Redo, event: Event, given: Values) -> Made:
-        operand = event.operands[place]
-        old = given[place]
-        like = old.values if old is not None else operand.values if operand.event is None else operand.event.values
-        assert like is not None
-        others = [*given]
-        if like.dtype.kind in "iub":
-            others[place] = Made(np.full(like.shape, value, like.dtype))
-        else:
-            others[place] = _full(value, like.shape, _wide(event))
+        old, others = self._operand(event, place, given[place], redo), [*given]
+        assert old is not None
+        whole, shape = old.values.dtype.kind in "iub", old.values.shape
+        others[place] = Made(np.full(shape, value, old.values.dtype)) if whole else _full(value, shape, _wide(event))
         return redo.again(event, others)
 
     def _operations(self, e: Expression) -> Iterator[Mend]:
         """Yield mends with another operation on the same operands."""
         event = e.events[-1]
-        count = len(self._pointwise(event, [None] * len(event.operands)))
-        for words, function in {1: _OF_ONE, 2: _OF_TWO}.get(count, {}).items():
+        for words, function in {1: _OF_ONE, 2: _OF_TWO}.get(len(self._pointwise(event)), {}).items():
             yield Mend(e, words, partial(self._computed, function, False), MendKind.OPERATION)
 
     def _computed(self, function: Function, wide: bool, redo: Redo, event: Event, given: Values) -> Made:
@@ -629,7 +612,7 @@ class _Mending:
         """Yield mends with an input, or an earlier stage that is right, in place of an operand."""
         event = e.events[-1]
         operation = _BY_NAME.get(event.name.rpartition(".")[2])
-        if operation is None or len(self._pointwise(event, [None] * len(event.operands))) != 2:
+        if operation is None or len(self._pointwise(event)) != 2:
             return
         for name, values in (*self._values.items(), *((OTHER, v) for v in self._others)):
             for place, side in enumerate(("first", "second")):
@@ -645,7 +628,7 @@ class _Mending:
         self, e: Expression, own: Made, operation: Function, place: int, redo: Redo, event: Event, given: Values
     ) -> Made:
         sides = self._pointwise(event, given, redo)
-        sides[place] = self._of_lanes(e, event, own, sides[place])
+        sides[place] = sides[place].put(*self._of_lanes(e, event, own))
         return _stored(operation(*sides), event.values.dtype)
 
     def _and_more(self, e: Expression) -> Iterator[Mend]:
@@ -655,14 +638,13 @@ class _Mending:
         """
         for words, function in _OF_ONE.items():
             yield Mend(e, f"and then {words}", partial(_after, partial(_kept, function)), MendKind.ADDITION)
-        params = {name: v for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
-        numbers = {f"{n:g}": n for t in self.grid.whole.tensors.values() for n in t.shape[-1:] if n > 1}
-        of_one = len(self._pointwise(e.events[-1], [None] * len(e.events[-1].operands))) == 1
+        numbers = {f"{n:g}": float(n) for t in self.grid.whole.tensors.values() for n in t.shape[-1:] if n > 1}
+        of_one = len(self._pointwise(e.events[-1])) == 1
         for words, function in _MORE.items():
-            for name, number in (params | numbers).items():
-                further = partial(_kept, partial(_second, function, float(number)))
+            for name, number in (self._params | numbers).items():
+                further = partial(_kept, partial(_second, function, number))
                 yield Mend(e, words.format(name), partial(_after, further), MendKind.ADDITION)
-                if of_one and name in params:
+                if of_one and name in self._params:
                     change = partial(self._with_operands, further, {})
                     yield Mend(e, f"{OF_OPERAND} {words.format(name)}", change, MendKind.ADDITION)
             for name, values in (*self._values.items(), *((OTHER, v) for v in self._others)):
@@ -674,13 +656,8 @@ class _Mending:
     def _then_cells(
         self, e: Expression, function: Function, own: Made, redo: Redo, event: Event, given: Values
     ) -> Made:
-        made = redo.again(event, given)
-        lanes = e.lanes[event.number]
-        other = self._of_lanes(e, event, own, Made(np.zeros(made.values.shape), _zeros_like(made)))
-        there = np.zeros(made.values.size, np.bool_)
-        there[lanes[lanes >= 0]] = True
-        then = _kept(lambda wide: function(wide, other), made)
-        return _where(there.reshape(made.values.shape), then, made)
+        made, (at, other) = redo.again(event, given), self._of_lanes(e, event, own)
+        return made.put(at, _kept(lambda wide: function(wide, other), made.taken(at)))
 
     def _elements(self, e: Expression) -> Iterator[Mend]:
         """Yield mends of a load: the elements of an input that belong to the cells."""
@@ -718,6 +695,11 @@ class _Mending:
         return made.taken(operand.source(np.arange(event.values.size))[:, 0]).shaped(event.values.shape)
 
     # What there is to compute with.
+
+    @cached_property
+    def _params(self) -> dict[str, float]:
+        """Map the parameters that are numbers to these, without those that are zero."""
+        return {name: float(v) for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
 
     @cached_property
     def _inputs(self) -> dict[str, Made]:
@@ -774,32 +756,30 @@ class _Mending:
         own = made.residues.p.reshape(-1)[torch.from_numpy(lanes[cells])]
         return any(torch.equal(m.residues.p[cells], own) for m in self._reference if m.residues is not None)
 
-    def _of_lanes(self, e: Expression, event: Event, own: Made, others: Made) -> Made:
-        """Scatter values of cells to the elements of an event that belong to them.
+    def _of_lanes(self, e: Expression, event: Event, own: Made) -> tuple[Array, Made]:
+        """Return the elements of an event that belong to cells, and the values of these cells.
 
         Raises:
             Unrepeatable: an element belongs to cells of different values.
         """
         lanes = e.lanes[event.number]
-        there = lanes >= 0
-        made = _placed(others, own, lanes)
-        if not there.any() or not np.array_equal(
-            made.values.reshape(-1)[lanes[there]], own.values[there], equal_nan=True
-        ):
+        cells = np.nonzero(lanes >= 0)[0]
+        at, values, alone = lanes[cells], own.taken(cells), np.zeros(event.values.size)
+        alone[at] = values.values
+        if not len(cells) or not np.array_equal(alone[at], values.values, equal_nan=True):
             raise Unrepeatable("one element belongs to several cells")
-        return made
+        return at, values
 
-    def _pointwise(self, event: Event, given: Values, redo: Redo | None = None) -> list[Made]:
+    def _pointwise(self, event: Event, given: Values = (), redo: Redo | None = None) -> list[Made]:
         """Return the operands as fp64 in the shape of the result; an empty list if the operation is not elementwise."""
         lanes, found = np.arange(event.values.size), []
         for place, operand in enumerate(event.operands):
-            if operand.address:
-                continue
-            own = self._operand(event, place, given[place], redo or self.redo)
-            source = operand.source(lanes)
-            if own is None or source.shape[1] > 1 or (source < 0).any():
-                return []
-            found.append(own.taken(source[:, 0]).cast(np.float64).shaped(event.shape))
+            if not operand.address:
+                own = self._operand(event, place, given[place] if given else None, redo or self.redo)
+                source = operand.source(lanes)
+                if own is None or source.shape[1] > 1 or (source < 0).any():
+                    return []
+                found.append(own.taken(source[:, 0]).cast(np.float64).shaped(event.shape))
         return found
 
     def _operand(self, event: Event, place: int, own: Made | None, redo: Redo) -> Made | None:
@@ -859,21 +839,11 @@ def _shaped(own: Made, shape: tuple[int, ...]) -> Made:
     return own.taken(np.zeros(shape, np.int64)) if own.values.size == 1 else own.shaped(shape)
 
 
-def _placed(made: Made, own: Made, lanes: Array) -> Made:
-    """Scatter values of cells into the result of an event, at the elements that belong to them."""
-    cells = np.nonzero(lanes >= 0)[0]
-    return made.put(lanes[cells], own.taken(cells))
-
-
 def _where(mask: Array, a: Made, b: Made) -> Made:
     residues = None
     if a.residues is not None and b.residues is not None:
         residues = Residues.where(torch.from_numpy(np.ascontiguousarray(mask)), a.residues, b.residues)
     return Made(np.where(mask, a.values, b.values), residues)
-
-
-def _zeros_like(made: Made) -> Residues | None:
-    return None if made.residues is None else Residues.of(torch.zeros(made.values.shape))
 
 
 def _is_alike(a: Expression, b: Expression) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 
 from lastbit.interpret.places import Place
-from lastbit.tracing import Event
+from lastbit.tracing import Event, Operand
 from lastbit.tracing.events import Origin
 from lastbit.tracing.kernel_frames import Places
 from lastbit.tracing.of_triton import OF_PROGRAM
@@ -48,8 +48,11 @@ def deciding(places: Places, *, left_out: bool = False) -> int | None:
 def is_given(event: Event) -> bool:
     """Return whether a number is an unchanged argument of the launch."""
     [operand, *others] = event.operands or (None,)
-    if operand is None or others or event.name not in MOVING:
-        return False
+    return operand is not None and not others and event.name in MOVING and is_argument(operand)
+
+
+def is_argument(operand: Operand) -> bool:
+    """Return whether an operand is an unchanged argument of the launch."""
     return bool(operand.name) if operand.event is None else is_given(operand.event)
 
 

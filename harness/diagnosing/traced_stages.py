@@ -19,7 +19,7 @@ from lastbit.numerics.residues import Residues
 from lastbit.reports.why import StageMatch
 from lastbit.tracing import Event
 from lastbit.tracing.cells import Ancestry, Expression, residues_of_cells
-from lastbit.tracing.events import Origin
+from lastbit.tracing.events import Made, Origin
 from lastbit.tracing.triton_lanes import MOVERS
 
 NEAR = 2.0**-6
@@ -144,10 +144,19 @@ class Stages:
     @cached_property
     def result(self) -> Expression:
         """The kernel's result as an expression: its value and residue for each cell."""
+        return self.result_after({})
+
+    def result_after(self, changed: Mapping[int, Made], *, follows: bool = True) -> Expression:
+        """Return the result if events, by their numbers, give something else; with residues if it `follows` them."""
         own = [(event, e.lanes[event.number]) for e in self.found for event in e.events if event.number in self.ends]
-        made, lanes = {event.number: event.made for event, _ in own}, {event.number: cells for event, cells in own}
-        residues = residues_of_cells(made, lanes, self.grid.size)
-        return Expression((), {}, self.grid.given_values, self.written, residues)
+        made = {event.number: changed.get(event.number, event.made) for event, _ in own}
+        values = self.grid.given_values.copy()
+        for event, lanes in own:
+            if event.number in changed:
+                values[lanes >= 0] = made[event.number].values.reshape(-1)[lanes[lanes >= 0]].astype(np.float64)
+        cells = {event.number: lanes for event, lanes in own}
+        residues = residues_of_cells(made, cells, self.grid.size) if follows else None
+        return Expression((), {}, values, self.written, residues)
 
     def match(self, name: str, e: Expression, *, leaves: bool = False) -> StageMatch:
         """Describe how an expression agrees with a stage, at the cell to explain."""
