@@ -18,9 +18,7 @@ _BLOCK = 1024
 def _unary_kernel(x_ptr, y_ptr, n, OP: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < n, other=1.0)
-    if OP == "rsqrt":
-        y = tl.rsqrt(x)
-    elif OP == "1/sqrt":
+    if OP == "1/sqrt":
         y = 1.0 / tl.sqrt(x)
     elif OP == "1/sqrt_rn":
         y = 1.0 / tl.sqrt_rn(x)
@@ -28,10 +26,6 @@ def _unary_kernel(x_ptr, y_ptr, n, OP: tl.constexpr, BLOCK: tl.constexpr):  # ty
         y = tl.div_rn(1.0, tl.sqrt(x))
     elif OP == "div_rn(1, sqrt_rn)":
         y = tl.div_rn(1.0, tl.sqrt_rn(x))
-    elif OP == "sqrt":
-        y = tl.sqrt(x)
-    elif OP == "sqrt_rn":
-        y = tl.sqrt_rn(x)
     elif OP == "1/x":
         y = 1.0 / x
     elif OP == "x/3":
@@ -42,26 +36,12 @@ def _unary_kernel(x_ptr, y_ptr, n, OP: tl.constexpr, BLOCK: tl.constexpr):  # ty
         y = tl.div_rn(1.0, x)
     elif OP == "x/4096":
         y = x / 4096.0
-    elif OP == "exp":
-        y = tl.exp(x)
-    elif OP == "sigmoid":
-        y = tl.sigmoid(x)
-    elif OP == "exp2":
-        y = tl.exp2(x)
-    elif OP == "log":
-        y = tl.log(x)
-    elif OP == "log2":
-        y = tl.log2(x)
-    elif OP == "sin":
-        y = tl.sin(x)
-    elif OP == "cos":
-        y = tl.cos(x)
-    elif OP == "erf":
-        y = tl.erf(x)
     elif OP == "x*2^-126":
         y = x * 1.1754943508222875e-38
-    else:
+    elif OP == "cast":
         y = x
+    else:
+        y = getattr(tl, OP)(x)
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=at < n)
 
 
@@ -69,27 +49,7 @@ def _unary_kernel(x_ptr, y_ptr, n, OP: tl.constexpr, BLOCK: tl.constexpr):  # ty
 def _libdevice_kernel(x_ptr, y_ptr, n, OP: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < n, other=1.0)
-    if OP == "exp":
-        y = libdevice.exp(x)
-    elif OP == "exp2":
-        y = libdevice.exp2(x)
-    elif OP == "log":
-        y = libdevice.log(x)
-    elif OP == "log2":
-        y = libdevice.log2(x)
-    elif OP == "log1p":
-        y = libdevice.log1p(x)
-    elif OP == "expm1":
-        y = libdevice.expm1(x)
-    elif OP == "tanh":
-        y = libdevice.tanh(x)
-    elif OP == "erf":
-        y = libdevice.erf(x)
-    elif OP == "sin":
-        y = libdevice.sin(x)
-    else:
-        tl.static_assert(OP == "cos")
-        y = libdevice.cos(x)
+    y = getattr(libdevice, OP)(x)
     tl.store(y_ptr + at, y, mask=at < n)
 
 
@@ -113,7 +73,7 @@ def _dot_kernel(a_ptr, b_ptr, c_ptr, K, M: tl.constexpr, N: tl.constexpr, BLOCK:
 
 
 def apply(op: str, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Apply `op` to every element of `x` (fp32, contiguous), stored as `dtype`; an op that is not known copies."""
+    """Apply `op` to every element of `x` (fp32, contiguous), stored as `dtype`."""
     y = torch.empty_like(x, dtype=dtype)
     _launch(_unary_kernel, triton.cdiv(x.numel(), _BLOCK), x, y, x.numel(), OP=op, BLOCK=_BLOCK)
     return y
