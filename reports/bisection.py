@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from rich.console import Console
 from rich.text import Text
 
-from lastbit.reports.paper import line, paragraph, verdict_word
+from lastbit.reports.paper import line, paragraph, print_table, verdict_word
 from lastbit.reports.summary import error, plural, repro_line, share, signed
 from lastbit.result import CaseResult, Comparison, StageResult, Verdict
 
@@ -283,25 +283,17 @@ def _bound(criterion: Criterion) -> str:
 
 def _print_figures(bisection: Bisection, console: Console) -> None:
     """Print a table of the stage before and after, a row each."""
-    head = ("", "", *(name for name, _ in FIGURES.values()), "verdict")
-    steps = {"before": bisection.before, "after": bisection.after}
-    rows = [head, *(_row(word, step, bisection.criterion.stage) for word, step in steps.items())]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     line(console, f"stage {bisection.criterion.stage}", "bold")
-    for row in rows:
-        line(console, f"  {_aligned(row, widths)}")
+    steps = {"before": bisection.before, "after": bisection.after}
+    rows = [_row(word, step, bisection.criterion.stage) for word, step in steps.items()]
+    print_table(console, ("", "", *(name for name, _ in FIGURES.values()), "verdict"), rows)
     line(console)
 
 
-def _row(word: str, step: BisectStep, name: str) -> tuple[str, ...]:
+def _row(word: str, step: BisectStep, name: str) -> list[Text]:
     stage = stage_of(step.result, name) if step.result else None
     figures = (_written(metric, stage) for metric in FIGURES)
-    return (word, step.point.short, *figures, step.result.verdict if step.result else "–")
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = zip(row, widths, strict=True)
-    return "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(cells)).rstrip()
+    return [*map(Text, (word, step.point.short, *figures, step.result.verdict if step.result else "–"))]
 
 
 def _print_change(change: str, console: Console) -> None:
