@@ -283,8 +283,8 @@ def decision(worked: WorkedStage, *, sure: bool) -> str:
     return f"{lies}; {where} {worked.did}."
 
 
-def as_json(found: Sequence[Explanation]) -> str:
-    """Encode explanations as a JSON list, one object per kernel; a number that JSON cannot spell becomes a string."""
+def as_json(found: Sequence[object]) -> str:
+    """Encode what was found as a JSON list, one object per kernel; a number that JSON cannot spell becomes a string."""
     return json.dumps(encoded(tuple(found)), indent=1, allow_nan=False)
 
 

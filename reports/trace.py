@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -10,7 +9,6 @@ from itertools import groupby
 from rich.console import Console
 from rich.text import Text
 
-from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, paragraph, print_table, verdict_word
 from lastbit.reports.summary import shown_path
 from lastbit.reports.why import Element, KernelTrace, Source, StageMatch, Step
@@ -174,8 +172,3 @@ def _leaving(step: Step, match: StageMatch) -> str:
         f"{match.outside:,} of {match.of:,} elements are not possible. Here it is {own.decimal} in {step.dtype}; the "
         f"contract allows {allowed(match.lo, match.hi)}{exact}."
     )
-
-
-def as_json(found: Sequence[KernelTrace]) -> str:
-    """Encode traces as a JSON list, one object per kernel; a number that JSON cannot spell becomes a string."""
-    return json.dumps(encoded(tuple(found)), indent=1, allow_nan=False)

@@ -23,7 +23,6 @@ from lastbit.errors import UsageError
 from lastbit.reports.explanation import as_json, print_explanation
 from lastbit.reports.paper import STANDARD_OUTPUT, line, make_console, write_text
 from lastbit.reports.stages import StageSearch, print_legend, print_stages
-from lastbit.reports.trace import as_json as traces_as_json
 from lastbit.reports.trace import print_trace
 from lastbit.reports.why import Explanation, KernelTrace
 from lastbit.result import Verdict
@@ -64,7 +63,7 @@ def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
         if options.format == "text":
             show(one, console)
     if options.format == "json":
-        write_text(STANDARD_OUTPUT, (traces_as_json if options.trace else as_json)(found) + "\n")
+        write_text(STANDARD_OUTPUT, as_json(found) + "\n")
     elif not found:
         line(console, NO_KERNEL.format(case.op))
     elif options.stages:

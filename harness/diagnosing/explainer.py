@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 
 from lastbit.case import Case, parse_case
 from lastbit.config import Config
@@ -119,7 +118,7 @@ def _found(subject: Subject, result: CaseResult, target: Target) -> Explanation:
     )
 
 
-class Explainer:
+class Explainer(ExitStack):
     """Explains failures of kernels, in processes of its own.
 
     `config` names one device and holds the lines of the cases that are to be explained. Kernels on an accelerator are
@@ -127,17 +126,9 @@ class Explainer:
     """
 
     def __init__(self, config: Config) -> None:
-        self._stack = ExitStack()
+        super().__init__()
         self._config = config
-        self._worker = self._stack.enter_context(Worker(config))
-
-    def __enter__(self) -> Explainer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+        self._worker = self.enter_context(Worker(config))
 
     @cached_property
     def planned(self) -> tuple[Planned, ...]:
@@ -147,7 +138,7 @@ class Explainer:
     @cached_property
     def _on_cpu(self) -> Worker:
         """A worker process that runs the same kernels on the CPU."""
-        return self._stack.enter_context(Worker(replace(self._config, device_plan=DevicePlan())))
+        return self.enter_context(Worker(replace(self._config, device_plan=DevicePlan())))
 
     def explain(self, kernel: str, line: str, *, seconds: float = math.inf) -> Explanation:
         """Explain why a kernel fails on a case line; if it ends its process, give that as the reason.

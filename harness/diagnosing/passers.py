@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lastbit.diagnosing.told import tree_of_file
+from lastbit.diagnosing.told import function_of, place_of_node
 from lastbit.interpret.places import Place
 
 DEEPEST, MOST_PARTS = 3, 64
@@ -125,10 +125,8 @@ class _Scope:
 
     @cached_property
     def function(self) -> ast.AST:
-        around = [n for n in ast.walk(tree_of_file(self.frame.place.file)) if isinstance(n, ast.FunctionDef)]
-        line = self.frame.place.line
-        own = [f for f in around if f.lineno <= line <= (f.end_lineno or 0) and f.name == self.frame.code.co_name]
-        return max(own, key=lambda f: f.lineno, default=ast.Pass())
+        found = function_of(self.frame.place)
+        return found if found is not None and found.name == self.frame.code.co_name else ast.Pass()
 
     def call(self, called: str) -> ast.Call | None:
         """Return the call of a function at the place where this one stood, or the launch if it has no name."""
@@ -231,8 +229,7 @@ class _Scope:
         if len(nodes) != 1:
             return None
         [node] = nodes
-        ends = node.end_lineno or node.lineno, node.end_col_offset or 0
-        return Place(self.frame.place.file, node.lineno, node.col_offset, *ends, self.frame.code.co_name)
+        return place_of_node(self.frame.place, node)
 
     def _names(self, expression: ast.expr, wanted: Any) -> list[str]:
         """List the variables in an expression that have a value."""

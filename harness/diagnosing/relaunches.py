@@ -319,10 +319,9 @@ def _laid_out(right: Tensor, now: Any) -> Any:
     before = _tensor(now)
     if before is None:
         return right
-    if _layout(right) != _layout(before):
-        return replace(now, base=right) if isinstance(now, TensorDescriptor) else right
-    made = right.as_strided(before.shape, before.stride(), right.storage_offset())
-    return replace(now, base=made) if isinstance(now, TensorDescriptor) else made
+    if _layout(right) == _layout(before):
+        right = right.as_strided(before.shape, before.stride(), right.storage_offset())
+    return replace(now, base=right) if isinstance(now, TensorDescriptor) else right
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:

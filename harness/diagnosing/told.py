@@ -36,8 +36,8 @@ def deciding(places: Places, *, left_out: bool = False) -> int | None:
         depth += 1
         if depth == len(places):
             return None
-        call, function = _call(places[depth]), _function(places[depth])
-        caller = _function(places[depth - 1])
+        call, function = _call(places[depth]), function_of(places[depth])
+        caller = function_of(places[depth - 1])
         if call is None or caller is None:
             return None
         passed = _passed(call, caller)
@@ -82,11 +82,11 @@ def lines_of(chain: Mapping[int, Event]) -> frozenset[tuple[str, int]]:
 @cache
 def definition(place: Place) -> Place | None:
     """Return where the only variable of an expression is assigned, if once and if it is no parameter; else None."""
-    expression, function = _parsed(place.text), _function(place)
+    expression, function = _parsed(place.text), function_of(place)
     found = _assignments(place, expression)
     names = {n.id for n in ast.walk(expression or ast.Pass()) if isinstance(n, ast.Name)}
     alone = len(found) == 1 and function is not None and not names & set(_parameters(function))
-    return _place_of(place, found[0].value) if alone else None
+    return place_of_node(place, found[0].value) if alone else None
 
 
 def alias(place: Place, side: str, lines: Collection[int]) -> Place | None:
@@ -95,12 +95,12 @@ def alias(place: Place, side: str, lines: Collection[int]) -> Place | None:
     found = _assignments(place, operand) if isinstance(operand, ast.Name) else []
     names = [n for n in found if isinstance(n.value, ast.Name)]
     computes = any(n.lineno <= line <= (n.end_lineno or 0) for n in found for line in lines)
-    return _place_of(place, names[0].value) if len(names) == 1 and not computes else None
+    return place_of_node(place, names[0].value) if len(names) == 1 and not computes else None
 
 
 def _assignments(place: Place, expression: ast.AST | None) -> list[ast.Assign]:
     """List the assignments to variables of an expression that stand before its place in the function."""
-    function = _function(place)
+    function = function_of(place)
     names = {n.id for n in ast.walk(expression or ast.Pass()) if isinstance(n, ast.Name)}
     assigned = [n for n in ast.walk(function or ast.Pass()) if isinstance(n, ast.Assign) and n.lineno < place.line]
     return [n for n in assigned if isinstance(t := n.targets[0], ast.Name) and t.id in names]
@@ -117,7 +117,7 @@ def _parsed(text: str) -> ast.AST | None:
     return getattr(found, "value", found)
 
 
-def _place_of(place: Place, node: ast.expr) -> Place:
+def place_of_node(place: Place, node: ast.expr) -> Place:
     """Return the place of a node of the same function."""
     ends = node.end_lineno or node.lineno, node.end_col_offset or 0
     return Place(place.file, node.lineno, node.col_offset, *ends, place.function)
@@ -125,7 +125,7 @@ def _place_of(place: Place, node: ast.expr) -> Place:
 
 def _flags(place: Place, left_out: bool) -> set[str]:
     """Return the parameters that are conditions of branches which only round, in a block around a place."""
-    function, found = _function(place), set[str]()
+    function, found = function_of(place), set[str]()
     if function is None:
         return found
     begins = place.line <= function.body[0].lineno  # it is handed the value, and hands it on
@@ -183,7 +183,7 @@ def _call(place: Place) -> ast.Call | None:
 
 
 @cache
-def _function(place: Place) -> Function | None:
+def function_of(place: Place) -> Function | None:
     """Return the function that contains a place; None if there is none."""
     found = [n for n in ast.walk(tree_of_file(place.file)) if isinstance(n, Function)]
     around = [f for f in found if _begin(f) <= place.line <= (f.end_lineno or 0)]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lastbit.calling.performing import CallRequest, results_of
@@ -49,28 +48,21 @@ def trace_kernel(place: Workplace, name: str, line: str, *, every: bool = False)
     return trace_case(place.subjects[name], parse_case(line), every=every, watch=place.watch)
 
 
-def stages_in_sight(place: Workplace, name: str, line: str) -> KernelTrace:
-    """Find the stages that a kernel computes on a case line.
+def stages_in_sight(subject: Subject, case: Case, *, watch: Watch = unwatched) -> KernelTrace | None:
+    """Find the stages that a kernel computes on a case that it has passed; None where PyTorch compiles the kernel.
 
-    Raises:
-        RuntimeError: PyTorch compiles the kernel. An observer would see its text run, and not the compiled code.
+    An observer would see its text run then, and not the compiled code.
     """
-    kernel, device = place.subjects[name].kernel, place.subjects[name].device
-    with place.watch(line), torch.compiler.set_stance("fail_on_recompile"):
-        inputs = build(parse_case(line).gathered(), device)
-        kernel.call(**inputs.hand_out(), **inputs.case.params)
-    return stages_of_case(place.subjects[name], parse_case(line), watch=place.watch)
+    with watch(case):
+        if is_compiled(subject.kernel.call) or ("torch._dynamo" in sys.modules and _enters_compiler(subject, case)):
+            return None
+    return stages_of_case(subject, case, watch=watch)
 
 
 def stages_as_text(subject: Subject, case: Case) -> str:
-    """Find the stages that a kernel computes on a case that it has passed; a line of JSON, empty if there are none.
-
-    There are none where PyTorch compiles the kernel: an observer would see its text run, and not the compiled code.
-    """
-    if is_compiled(subject.kernel.call) or ("torch._dynamo" in sys.modules and _enters_compiler(subject, case)):
-        return ""
-    found = stages_of_case(subject, case)
-    return json.dumps(encoded(found)) if found.stages else ""
+    """Write what `stages_in_sight` finds as a line of JSON, empty if there are no stages."""
+    found = stages_in_sight(subject, case)
+    return json.dumps(encoded(found)) if found is not None and found.stages else ""
 
 
 def _enters_compiler(subject: Subject, case: Case) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lastbit.case import parse_case
 from lastbit.diagnosing.trace import stages_in_sight
 from lastbit.errors import UsageError
 from lastbit.identifying.kept_contracts import Observed, cases_of, identified, observe
@@ -214,8 +215,9 @@ def _place_of(place: Workplace, name: str, stage: str, line: str) -> str:
     if place.subjects[name].device.type != "cpu":
         return ""
     try:
-        steps = stages_in_sight(place, name, line).stages
+        traced = stages_in_sight(place.subjects[name], parse_case(line), watch=place.watch)
     except Exception:  # whatever a kernel may do that is observed
         return ""
+    steps = () if traced is None else traced.stages
     seen = next((step for step in steps if step.match is not None and step.match.stage == stage), None)
     return "" if seen is None else f"{Path(seen.file).name}:{seen.line}  {seen.text}  ({seen.dtype})"
