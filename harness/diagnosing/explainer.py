@@ -18,7 +18,7 @@ from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
 from lastbit.diagnosing.wrong_elements import in_common
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
-from lastbit.reports.why import Explanation, KernelTrace
+from lastbit.reports.why import Explanation
 from lastbit.result import BAD, OF_STAGES, CaseResult, Verdict, simplest, told
 from lastbit.shrinking.pasted import is_interpreted, test_of
 from lastbit.shrinking.smallest import smallest_of
@@ -103,14 +103,11 @@ def _found(subject: Subject, result: CaseResult, target: Target) -> Explanation:
     """Begin an explanation with the verdict, findings and worst element of a judgement; nothing is run for it."""
     stage, worst = target or ("", None)
     names = subject.kernel.name, result.op, result.contract, result.case, result.device
-    trace = KernelTrace(*names, verdict=result.verdict, reason=result.reason, idle=result.idle)
-    return Explanation(
-        subject.kernel.name,
-        result.device,
-        result.case,
-        result.verdict,
-        trace,
-        reason="" if worst else result.reason or "it gave no element that could be compared",
+    reason = "" if worst else result.reason or "it gave no element that could be compared"
+    found = Explanation.of_nothing(*names, verdict=result.verdict, reason=reason)
+    return replace(
+        found,
+        trace=replace(found.trace, reason=result.reason, idle=result.idle),
         explained_by=simplest(result.explained_by, result.contract),
         findings=tuple(finding.sentence for finding in result.faults),
         stage=stage,

@@ -40,7 +40,7 @@ from lastbit.numerics.formats import FP32
 from lastbit.numerics.residues import Residues, constant
 from lastbit.shadows.programs import FORMATS as OF_ARRAYS
 from lastbit.tracing import Event, Operand
-from lastbit.tracing.cells import Ancestry, Expression, expressions
+from lastbit.tracing.cells import Ancestry, Expression, expressions, residues_of_cells
 from lastbit.tracing.events import Made, Origin
 from lastbit.tracing.kernel_frames import Places
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
@@ -162,8 +162,8 @@ class Mending:
     @property
     def only(self) -> Mend | None:
         """The mend of the only line that has one, or of the only one that computes with arguments alone, if sure."""
-        own = [mend for mend in self.mends if mend.expression.events[-1].origin is not Origin.MEMORY]
-        found = own or self.mends  # what other lines compute with a wrong argument is wrong for that
+        # What other lines compute with a wrong argument is wrong for that.
+        found = [mend for mend in self.mends if mend.of_arguments] or self.mends
         return found[0] if len(found) == 1 and found[0].sure else None
 
     @property
@@ -744,17 +744,14 @@ class _Mending:
 
     def _is_of_reference(self, e: Expression, change: Change) -> bool:
         """Return whether a changed event has a value of the reference, by residues."""
-        event, redo = e.events[-1], replace(self.redo, follows=True)
+        event = e.events[-1]
         try:
-            made = change(redo, event, [None] * len(event.operands))
+            made = change(replace(self.redo, follows=True), event, [None] * len(event.operands))
         except Unrepeatable:
             return False
-        lanes = e.lanes[event.number]
-        cells = np.nonzero(lanes >= 0)[0]
-        if made.residues is None or not len(cells):
-            return False
-        own = made.residues.p.reshape(-1)[torch.from_numpy(lanes[cells])]
-        return any(torch.equal(m.residues.p[cells], own) for m in self._reference if m.residues is not None)
+        known = e.lanes[event.number] >= 0
+        residues = residues_of_cells({event.number: made}, e.lanes, self.grid.size)
+        return bool(known.any()) and self._is_known(replace(e, known=known, residues=residues))
 
     def _of_lanes(self, e: Expression, event: Event, own: Made) -> tuple[Array, Made]:
         """Return the elements of an event that belong to cells, and the values of these cells.

@@ -14,13 +14,13 @@ from lastbit.interpret.numpy_formats import Array, bits_of
 from lastbit.interpret.places import Place
 from lastbit.reports.why import Element, Source, StageMatch, Step
 from lastbit.tracing import Event, Log, Operand, Path
+from lastbit.tracing.cells import INPUT
 from lastbit.tracing.follow import Visit, came_from, unique
 from lastbit.tracing.triton_lanes import MOVERS
 
 # What stands on one line beside the name of the operation.
 FIRST = 4
 """Elements that are shown of many."""
-INPUT = "input "
 
 
 def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch | None]) -> Iterator[Step]:
@@ -187,14 +187,6 @@ def _leaves(step: Step) -> bool:
 
 
 def _key(step: Step) -> tuple[object, ...]:
-    at = step.line, step.column, step.end_line, step.end_column
-    return (
-        step.file,
-        step.line,
-        at,
-        step.called,
-        step.launch,
-        step.program,
-        step.operation * step.part,
-        "" if step.line else step.text,
-    )
+    at = step.file, step.line, step.column, step.end_line, step.end_column
+    of = step.called, step.launch, step.program, step.operation * step.part
+    return *at, *of, "" if step.line else step.text
