@@ -19,6 +19,7 @@ from lastbit.judging.problem import Problem
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import FP32, FP64, Format, Integers
 from lastbit.reports.why import GIVES, Element, Source, Step, WorkedStage
+from lastbit.tracing.lanes import broadcasts
 from lastbit.tracing.of_torch import array_of
 
 Index = tuple[int, ...]
@@ -125,7 +126,8 @@ def inputs_of(problem: Problem, index: Index, whole: Index, steps: Sequence[Step
     If `steps` lead to it only from other elements of an input that broadcasts to its shape, or if there are no steps,
     the input's element at its index is listed: the one that the reference needs, not the one that the kernel took.
     """
-    at_index = {name: _at_index(name, t, index) for name, t in problem.tensors.items() if _fits(t, whole)}
+    fitting = {name: t for name, t in problem.tensors.items() if broadcasts(tuple(t.shape), whole)}
+    at_index = {name: _at_index(name, t, index) for name, t in fitting.items()}
     led = [Source(step.text, 1, step.first[:1]) for step in steps if step.operation == "input" and step.direct]
     names = {source.name for source in led}
     needed = [own if (own := at_index.get(_tensor(s))) and own.name not in names else s for s in led]
@@ -138,12 +140,6 @@ def inputs_of(problem: Problem, index: Index, whole: Index, steps: Sequence[Step
 def _tensor(element: Source) -> str:
     """Return the name of the tensor that an element is of."""
     return element.name.partition("[")[0]
-
-
-def _fits(tensor: Tensor, whole: Index) -> bool:
-    """Return whether a tensor broadcasts to a shape."""
-    sizes = list(zip(reversed(tensor.shape), reversed(whole), strict=False))
-    return tensor.ndim <= len(whole) and all(size in (1, other) for size, other in sizes)
 
 
 def _at_index(name: str, tensor: Tensor, index: Index) -> Source:

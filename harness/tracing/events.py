@@ -35,13 +35,11 @@ class TracedLaunch:
     Attributes:
         number: counted from 0, in the order in which the kernel under test launches.
         name: of the Triton kernel.
-        place: where it is launched.
         numbers: those among its arguments.
     """
 
     number: int
     name: str
-    place: Place = NOWHERE
     numbers: frozenset[float] = frozenset()
 
 
@@ -82,6 +80,11 @@ class Made(NamedTuple):
 
     values: Array
     residues: Residues | None = None
+
+    @property
+    def followed(self) -> bool:
+        """Return whether residues can be computed from it: it has its own, or is of integers, which need none."""
+        return self.residues is not None or self.values.dtype.kind in "iub"
 
     def shaped(self, shape: Shape) -> Made:
         """Return the same numbers in another shape."""

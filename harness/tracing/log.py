@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ import numpy as np
 from lastbit.errors import LastbitError
 from lastbit.interpret.numpy_formats import Array
 from lastbit.numerics.residues import Residues
-from lastbit.tracing.events import NOWHERE, Again, Event, Operand, Origin, Program, TracedLaunch, dtype_name
-from lastbit.tracing.kernel_frames import Places, places
+from lastbit.tracing.events import Again, Event, Operand, Origin, Program, TracedLaunch, dtype_name
+from lastbit.tracing.kernel_frames import Places
 from lastbit.tracing.lanes import Addresses
 
 # 2 GB beside the tensors: what a laptop has to spare. A kernel on the smallest case that fails takes some MB.
@@ -37,7 +36,7 @@ class Write:
         first, last: the lowest and the highest address of an element.
         find: addresses → flat indices of the elements there, -1 for none.
         event: what wrote it, if that was recorded.
-        program, launch, places: who wrote it and where; the program is None for PyTorch.
+        program, places: who wrote it and where; the program is None for PyTorch.
         adds: it changed what was there before, atomically.
     """
 
@@ -48,7 +47,6 @@ class Write:
     find: Find
     event: Event | None = None
     program: Program | None = None
-    launch: TracedLaunch | None = None
     places: Places = ()
     adds: bool = False
 
@@ -120,10 +118,9 @@ class Log:
         """Begin the next round of a loop, so that the same expression counts as another occurrence."""
         self._last = ()
 
-    def begin(self, name: str, frame: FrameType | None, numbers: frozenset[float]) -> TracedLaunch:
+    def begin(self, name: str, numbers: frozenset[float]) -> TracedLaunch:
         """Record the launch of a Triton kernel with these numbers among its arguments."""
-        at = places(frame)
-        self.launches.append(TracedLaunch(len(self.launches), name, at[0] if at else NOWHERE, numbers))
+        self.launches.append(TracedLaunch(len(self.launches), name, numbers))
         return self.launches[-1]
 
     def add(
@@ -180,10 +177,9 @@ class Log:
         number = self.next() if event is None else event.number
         where = np.asarray(addresses, np.int64)
         self.bytes += where.nbytes
-        launch = None if program is None else self.launches[program[0]]
         found = finder(where, lanes, width)
         bounds = int(where.min()), int(where.max())
-        self.writes.append(Write(number, *bounds, width, found, event, program, launch, at, adds))
+        self.writes.append(Write(number, *bounds, width, found, event, program, at, adds))
 
     def last(self, addresses: Array, before: int) -> Iterator[tuple[Write, Array, Array]]:
         """Yield the last writes to these addresses before a time.

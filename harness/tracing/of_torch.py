@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -166,33 +165,27 @@ class _Slot:
 def _repeatable(func: Any, given: Mapping[str, Any], operands: Sequence[Tensor], part: int) -> Again:
     """Make a function that repeats an operation, from values of its operand tensors, then of its numbers."""
     of_tensor = {id(x): _Slot(tuple(x.shape), x.dtype) for _, x in _tensors(given)}
-    slots = [of_tensor[id(x)] for x in operands]
-    return partial(_again, func, swapped(dict(given), of_tensor), slots, list(of_tensor.values()), part)
-
-
-def _again(
-    func: Any,
-    given: Mapping[str, Any],
-    slots: Sequence[_Slot],
-    every: Sequence[_Slot],
-    part: int,
-    values: Sequence[Made | None],
-) -> Made:
-    filled, memory = {id(slot): slot.filled(None) for slot in every}, ShadowMemory()
-    known = [own for own in values[: len(slots)] if own is not None]
-    follows = bool(known) and all(own.residues is not None or own.values.dtype.kind in "iub" for own in known)
-    for slot, own in zip(slots, values, strict=False):
-        tensor = filled[id(slot)] = slot.filled(None if own is None else own.values)
-        if own is not None and own.residues is not None:
-            memory.write(tensor, Residues(own.residues.numbers.reshape(4, *tensor.shape)))
-    again = swapped(dict(given), filled)
+    slots, kept = [of_tensor[id(x)] for x in operands], swapped(dict(given), of_tensor)
     names = [name for name in NUMBERS if isinstance(given.get(name), (int, float))]
-    numbers = zip(names, values[len(slots) :], strict=True)
-    again |= {name: float(own.values.reshape(-1)[0]) for name, own in numbers if own is not None}
-    with Following(memory) if follows else nullcontext():
-        result = func(**again)
-    made = (_changed(func, again) or [x for x in tree_leaves(result) if _is_plain(x)])[part]
-    return Made(array_of(made), memory.read(made) if follows and made.is_floating_point() and made.numel() else None)
+
+    def again(values: Sequence[Made | None]) -> Made:
+        filled, memory = {id(slot): slot.filled(None) for slot in of_tensor.values()}, ShadowMemory()
+        known = [own for own in values[: len(slots)] if own is not None]
+        follows = bool(known) and all(own.followed for own in known)
+        for slot, own in zip(slots, values, strict=False):
+            tensor = filled[id(slot)] = slot.filled(None if own is None else own.values)
+            if own is not None and own.residues is not None:
+                memory.write(tensor, Residues(own.residues.numbers.reshape(4, *tensor.shape)))
+        numbers = zip(names, values[len(slots) :], strict=True)
+        changed = {name: float(own.values.reshape(-1)[0]) for name, own in numbers if own is not None}
+        arguments = swapped(kept, filled) | changed
+        with Following(memory) if follows else nullcontext():
+            result = func(**arguments)
+        made = (_changed(func, arguments) or [x for x in tree_leaves(result) if _is_plain(x)])[part]
+        has = follows and made.is_floating_point() and made.numel()
+        return Made(array_of(made), memory.read(made) if has else None)
+
+    return again
 
 
 def _named(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

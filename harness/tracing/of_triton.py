@@ -87,9 +87,7 @@ class Tracer(Builder):
         numbers = [x.data for x in handles.values() if x.data.size == 1 and not x.dtype.is_ptr()]
         constants = (getattr(x, "value", x) for x in arguments.values())
         plain = {float(x) for x in constants if isinstance(x, int | float)}
-        self.launch: TracedLaunch = log.begin(
-            name, outside, frozenset(plain | {float(x.reshape(-1)[0]) for x in numbers})
-        )
+        self.launch: TracedLaunch = log.begin(name, frozenset(plain | {float(x.reshape(-1)[0]) for x in numbers}))
         self._arguments = {id(handle): (name, handle) for name, handle in handles.items()}
         self._program: Program | None = None
         self._made: dict[int, Event] = {}
@@ -307,7 +305,7 @@ def _spread(function: Callable[..., Any]) -> Function:
 
 def _follows(values: Sequence[Made | None]) -> bool:
     """Return whether all floating-point values that replace operands have residues."""
-    return all(own is None or own.residues is not None or own.values.dtype.kind in "iub" for own in values)
+    return all(own is None or own.followed for own in values)
 
 
 def _again(

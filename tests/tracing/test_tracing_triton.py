@@ -81,7 +81,6 @@ def test_of_programs_that_are_not_wanted_only_writes_are_kept() -> None:
     [(write, _, _)] = log.last(addresses_of(y).at(np.array([0])), log.next())
     assert (write.event, write.program, write.places[0].line) == (None, (0, (0, 0, 0)), 19)
     assert [launch.name for launch in log.launches] == ["norm_kernel"]
-    assert log.launches[0].place.function == "norm"
 
 
 def _lanes(x: Tensor, run: Callable[[Tensor, Tensor], object], out: Tensor) -> list[list[int]]:
