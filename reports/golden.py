@@ -246,22 +246,8 @@ COMPARED: Mapping[Status, str] = {
 }
 
 
-def print_check(report: GoldenReport, console: Console) -> None:
-    """Print the outcome of each golden, the worst first."""
-    _print(report, console, CHECKED)
-
-
-def print_record(report: GoldenReport, console: Console) -> None:
-    """Print which goldens were made, and which were refused."""
-    _print(report, console, RECORDED)
-
-
-def print_diff(report: GoldenReport, console: Console) -> None:
-    """Print how two goldens, or two folders of them, differ."""
-    _print(report, console, COMPARED)
-
-
-def _print(report: GoldenReport, console: Console, words: Mapping[Status, str]) -> None:
+def print_goldens(report: GoldenReport, console: Console, words: Mapping[Status, str] = CHECKED) -> None:
+    """Print the outcome of each golden, the worst first, in the words for what was done with them."""
     line(console, f"Goldens on {report.subject}" if words is not COMPARED else f"Goldens in {report.subject}", "bold")
     ranks = list(Status)
     for kernel in sorted(report.kernels, key=lambda k: ranks.index(k.status), reverse=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -46,26 +47,28 @@ class SumTree:
     @cached_property
     def firsts(self) -> tuple[int, ...]:
         """Node → its first term."""
-        firsts = [*range(self.terms), *[self.terms] * (self.nodes - self.terms)]
-        for node, parent in enumerate(self.parents):
-            firsts[parent] = min(firsts[parent], firsts[node])
-        return tuple(firsts)
+        return self._upward([*range(self.terms), *[self.terms] * (self.nodes - self.terms)], min)
+
+    @cached_property
+    def lasts(self) -> tuple[int, ...]:
+        """Node → its last term."""
+        return self._upward([*range(self.terms), *[0] * (self.nodes - self.terms)], max)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Node → how many terms it is the sum of."""
-        sizes = [1] * self.terms + [0] * (self.nodes - self.terms)
-        for node, parent in enumerate(self.parents):
-            sizes[parent] += sizes[node]
-        return tuple(sizes)
+        return self._upward([1] * self.terms + [0] * (self.nodes - self.terms), operator.add)
 
     @cached_property
     def height(self) -> int:
         """The most additions that a term passes through; one addition of several terms counts once."""
-        heights = [0] * self.nodes
+        return self._upward([0] * self.nodes, lambda own, below: max(own, below + 1))[-1]
+
+    def _upward(self, values: list[int], joined: Callable[[int, int], int]) -> tuple[int, ...]:
+        """Join the value of every node to that of the node in which it is added, from the terms on."""
         for node, parent in enumerate(self.parents):
-            heights[parent] = max(heights[parent], heights[node] + 1)
-        return heights[-1]
+            values[parent] = joined(values[parent], values[node])
+        return tuple(values)
 
     @property
     def digest(self) -> str:

@@ -26,7 +26,7 @@ from lastbit.history.golden_check import (
 )
 from lastbit.history.golden_file import path_of
 from lastbit.history.golden_provenance import kind_of
-from lastbit.reports.golden import REFUSED, GoldenReport, KernelOutcome, Status, print_check, print_diff, print_record
+from lastbit.reports.golden import COMPARED, RECORDED, REFUSED, GoldenReport, KernelOutcome, Status, print_goldens
 from lastbit.reports.paper import line, make_console
 from lastbit.reports.progress import RunProgress
 from lastbit.reports.summary import plural
@@ -96,7 +96,7 @@ def _record(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
     config = _config(options)
     report = _report(options, config, _each(options, config, outcome))
-    print_record(report, make_console())
+    print_goldens(report, make_console(), RECORDED)
     return report.exit_code({Status.SAME, Status.SKIPPED, Status.NEW})
 
 
@@ -110,7 +110,7 @@ def _check(options: argparse.Namespace, rest: Sequence[str]) -> int:
     found = _each(options, config, outcome)
     outcomes = [*found, *_left_over(options, config, found)]
     report = _report(options, config, outcomes)
-    print_check(report, make_console())
+    print_goldens(report, make_console())
     if all(kernel.status is Status.NEW for kernel in outcomes):
         return NOTHING_RUN
     return report.exit_code({Status.SAME, Status.NEW} | (set() if options.exact else {Status.CHANGED}))
@@ -136,7 +136,7 @@ def _approve(options: argparse.Namespace, rest: Sequence[str]) -> int:
     gone = list(_left_over(options, config, outcomes))
     report = _report(options, config, [*outcomes, *gone])
     console = make_console()
-    print_check(report, console)
+    print_goldens(report, console)
     pending = [proposal for proposal in (*proposals, *map(Proposal, gone)) if proposal.open]
     if pending and not options.yes and not _confirmed(pending):
         return 1
@@ -148,7 +148,7 @@ def _approve(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _diff(options: argparse.Namespace, rest: Sequence[str]) -> int:
     report = GoldenReport(f"{options.before} and {options.after}", tuple(difference(options.before, options.after)))
-    print_diff(report, make_console())
+    print_goldens(report, make_console(), COMPARED)
     return report.exit_code({Status.SAME})
 
 

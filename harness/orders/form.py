@@ -37,9 +37,6 @@ class _Forms:
 
     def __post_init__(self) -> None:
         tree = self.tree
-        self._lasts = list(range(tree.nodes))
-        for node in range(tree.terms, tree.nodes):
-            self._lasts[node] = max(self._lasts[child] for child in tree.children[node])
         self._found = [TERM] * tree.terms
         for node in range(tree.terms, tree.nodes):
             self._found.append(self._joined(node))
@@ -61,7 +58,7 @@ class _Forms:
         parts: tuple[tuple[int, Form], ...],
         width: int = 1,
     ) -> Form:
-        terms, span = self.tree.sizes[node], self._lasts[node] - self.tree.firsts[node] + 1
+        terms, span = self.tree.sizes[node], self.tree.lasts[node] - self.tree.firsts[node] + 1
         key = kind, terms, span, strides, tuple((count, id(part)) for count, part in parts), width
         return self._known.setdefault(key, Form(kind, terms, span, strides, parts, width))
 

@@ -109,10 +109,7 @@ def within(tree: SumTree, inner: Indices, left: Indices, right: Indices) -> Trut
 
 def prefixes(tree: SumTree) -> frozenset[int]:
     """Return all b for which a node is the sum of the first b terms."""
-    lasts = list(range(tree.nodes))
-    for node in range(tree.terms, tree.nodes):
-        lasts[node] = max(lasts[child] for child in tree.children[node])
-    return frozenset(last + 1 for last, size in zip(lasts, tree.sizes, strict=True) if last + 1 == size)
+    return frozenset(last + 1 for last, size in zip(tree.lasts, tree.sizes, strict=True) if last + 1 == size)
 
 
 def added(tree: SumTree, terms: Tensor) -> Tensor:

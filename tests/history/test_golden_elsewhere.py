@@ -11,7 +11,7 @@ from rich.console import Console
 from lastbit.history.golden_check import Take, compare
 from lastbit.history.golden_file import Golden
 from lastbit.property_result import PropertyOutcome, PropertyResult
-from lastbit.reports.golden import GoldenReport, Status, print_check
+from lastbit.reports.golden import GoldenReport, Status, print_goldens
 
 BEFORE = Golden("mine", "rms_norm", "fp32_multiply", "cpu", {"device": "one processor"}, (), {"layout": ("line",)})
 HERE = replace(BEFORE, properties={})
@@ -38,6 +38,6 @@ def test_only_what_a_processor_may_decide_is_no_loss(after: Golden, found: Prope
     assert outcome.status is status
     report = GoldenReport("cpu", (outcome,))
     assert report.exit_code(**CHECKED) == (0 if status is Status.SAME else 1)
-    print_check(report, Console(file=(shown := StringIO()), width=120))
+    print_goldens(report, Console(file=(shown := StringIO()), width=120))
     assert "layout" in shown.getvalue()
     assert ("of another processor" in shown.getvalue()) is (status is Status.SAME)
