@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from lastbit.command_line import read_words
-from lastbit.commands.options import KERNEL, add_device, add_timeout, add_words, config_of
+from lastbit.commands.options import KERNEL, add_device, add_timeout, add_tried, add_words, config_of
 from lastbit.config import PROFILES, Config
 from lastbit.errors import MOST_NAMES, UsageError
 from lastbit.history.revisions import kernels_at
@@ -30,17 +29,8 @@ def add_agree(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(command=_agree)
     add_words(parser, "A B", f"two kernels: {KERNEL}; NAME@REVISION is one of a git revision")
-    parser.add_argument(
-        "--cases", type=Path, metavar="FILE", help="take the case lines of this file instead of generated cases"
-    )
+    add_tried(parser, None)
     parser.add_argument("--profile", default="smoke", choices=tuple(PROFILES), help="how many cases (default: smoke)")
-    parser.add_argument(
-        "--cases-per-group", type=int, metavar="N", help="generated cases per group, in place of the profile's"
-    )
-    parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the generated cases")
-    parser.add_argument(
-        "--combinations", type=int, metavar="N", default=5000, help="most combinations to try (default: 5000)"
-    )
     parser.add_argument("--json", action="store_true", help="print JSON instead")
     add_timeout(parser)
     add_device(parser)

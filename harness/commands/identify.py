@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from lastbit.commands.options import NO_KERNEL, add_device, add_timeout, add_words, config_of
+from lastbit.commands.options import NO_KERNEL, add_device, add_timeout, add_tried, add_words, config_of
 from lastbit.commands.running import worst_code
 from lastbit.identifying.kept_contracts import identify_kernel
 from lastbit.reports.identification import Identification, print_identification, print_overview
@@ -29,16 +28,7 @@ def add_identify(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="only kernels of this op (repeatable); one op is that of a function without @kernel, too",
     )
-    parser.add_argument(
-        "--cases", type=Path, metavar="FILE", help="take the case lines of this file instead of generated cases"
-    )
-    parser.add_argument(
-        "--cases-per-group", type=int, metavar="N", default=3, help="generated cases per group (default: 3)"
-    )
-    parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the generated cases")
-    parser.add_argument(
-        "--combinations", type=int, metavar="N", default=5000, help="most combinations to try (default: 5000)"
-    )
+    add_tried(parser, 3)
     parser.add_argument("--all", action="store_true", help="show every contract, not only the nearest")
     add_timeout(parser)
     add_device(parser)

@@ -57,6 +57,19 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_tried(parser: argparse.ArgumentParser, per_group: int | None) -> None:
+    """Add on which cases contracts are tried, `per_group` or as many as a profile says, and how many combinations."""
+    help = "take the case lines of this file instead of generated cases"
+    parser.add_argument("--cases", type=Path, metavar="FILE", help=help)
+    many = f" (default: {per_group})" if per_group else ", in place of the profile's"
+    parser.add_argument(
+        "--cases-per-group", type=int, metavar="N", default=per_group, help=f"generated cases per group{many}"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the generated cases")
+    help = "most combinations to try (default: 5000)"
+    parser.add_argument("--combinations", type=int, metavar="N", default=5000, help=help)
+
+
 def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> None:
     """Add what a run of worker processes needs: as many of them as `workers` says, or as the devices call for."""
     add_timeout(parser)
