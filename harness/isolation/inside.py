@@ -147,26 +147,18 @@ def _findings(findings: Sequence[Finding]) -> list[list[str]]:
     return [[one.kind, one.stage, one.sentence] for one in findings]
 
 
+_TOLD = (
+    *("name", "op", "contract", "stages", "devices", "order", "placement"),
+    *("unordered", "invariant", "source", "arithmetic"),
+)
+"""What a kernel declares that is told as it is."""
+
+
 def _declared(kernel: Kernel) -> dict[str, Any]:
     """Return a kernel's declaration as data; `parameters` are its own and which it needs, or why nobody knows."""
-    return {
-        "name": kernel.name,
-        "op": kernel.op,
-        "contract": kernel.contract,
-        "stages": list(kernel.stages),
-        "mutates": list(kernel.mutates),
-        "devices": list(kernel.devices),
-        "depth": kernel.depth is not None,
-        "order": kernel.order,
-        "placement": kernel.placement,
-        "unordered": list(kernel.unordered),
-        "invariant": list(kernel.invariant),
-        "takes": as_text(kernel.takes),
-        "source": kernel.source,
-        "held": dict(kernel.held),
-        "arithmetic": kernel.arithmetic,
-        "parameters": _parameters(kernel),
-    }
+    told = {name: getattr(kernel, name) for name in _TOLD}
+    held = {"mutates": list(kernel.mutates), "held": dict(kernel.held), "depth": kernel.depth is not None}
+    return {**told, **held, "takes": as_text(kernel.takes), "parameters": _parameters(kernel)}
 
 
 def _parameters(kernel: Kernel) -> list[list[Any]] | str:
