@@ -72,10 +72,9 @@ def _culprit(found: Explanation) -> Culprit | None:
     step = found.culprit
     if found.verdict is not Verdict.FAILED or step is None:
         return None
-    deciding = found.deciding
-    same = deciding is not None and (deciding.file, deciding.line) == (step.file, step.line)
-    sentence = decision(deciding, sure=True) if deciding is not None and same else computed(step)
-    if step.mend and not (same and deciding is not None and deciding.misrounded):  # which says what would be right
+    deciding = found.deciding if found.is_sure else None
+    sentence = computed(step) if deciding is None else decision(deciding, sure=True)
+    if step.mend and (deciding is None or not deciding.misrounded):  # which says what would be right
         sentence = f"{sentence.removesuffix('.')}; {step.right}"
     return Culprit(step.file, step.line, step.code or step.text, sentence)
 
