@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from lastbit.orders.form import form_of
 from lastbit.orders.of_kernel import Probe, named, open_orders, order_of, sums_of
 from lastbit.reports.order import Order, difference, from_json, print_differences, print_order, to_json
 from lastbit.reports.paper import STANDARD_OUTPUT, line, make_console, write_text
+from lastbit.reports.summary import grouped
 from lastbit.verify.processes import environment_of
 from lastbit.verify.worker import Worker
 
@@ -90,14 +91,10 @@ def _orders(options: argparse.Namespace) -> Iterator[Order]:
 
 def _differences(found: Sequence[Order]) -> Iterator[str]:
     """Yield the differences between neighbouring sizes of a kernel, and between kernels at one size."""
-    sizes: Callable[[Order], tuple[str, str]] = lambda order: (order.kernel, order.sum)  # noqa: E731
-    kernels: Callable[[Order], tuple[str, int]] = lambda order: (order.sum, order.terms)  # noqa: E731
-    for key in (sizes, kernels):
-        groups: dict[tuple[str, str | int], list[Order]] = {}
-        for order in found:
-            groups.setdefault(key(order), []).append(order)
-        for group in groups.values():
-            yield from (difference(a, b) for a, b in itertools.pairwise(group))
+    of_kernels = grouped(((order.kernel, order.sum), order) for order in found)
+    of_sizes = grouped(((order.sum, order.terms), order) for order in found)
+    for group in (*of_kernels.values(), *of_sizes.values()):
+        yield from (difference(a, b) for a, b in itertools.pairwise(group))
 
 
 def _compared(files: Sequence[Path]) -> int:

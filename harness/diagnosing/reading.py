@@ -15,6 +15,7 @@ from lastbit.diagnosing.traced_stages import Stages
 from lastbit.judging.problem import Problem
 from lastbit.numerics.algebraic import following_residues
 from lastbit.numerics.residues import products_of
+from lastbit.reports.summary import grouped
 from lastbit.reports.why import KernelTrace, StageMatch, Step
 from lastbit.tracing import Log, Path, follow
 from lastbit.tracing.cells import Ancestry, Expression, expressions
@@ -148,10 +149,8 @@ def _told(
 
 def _lines(mended: Mending) -> Iterator[str]:
     """Yield the range of lines between right stages and the wrong one, for each file."""
-    found: dict[str, list[int]] = {}
-    for e in mended.span:
-        found.setdefault(e.events[0].place.file, []).append(e.events[0].place.line)
-    for file, lines in found.items():
+    places = (e.events[0].place for e in mended.span)
+    for file, lines in grouped((place.file, place.line) for place in places).items():
         yield f"{file}:{min(lines)}" + (f" to {max(lines)}" if max(lines) > min(lines) else "")
 
 

@@ -17,6 +17,7 @@ from lastbit.history.golden_values import change, same, store
 from lastbit.invariance.properties import properties_of
 from lastbit.property_result import PropertyOutcome, PropertyResult, together
 from lastbit.reports.golden import REFUSED, CaseOutcome, Change, Figures, KernelOutcome, Status
+from lastbit.reports.summary import grouped
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.verify.check import Subject, examine, unsupported
 from lastbit.verify.drawing import draw
@@ -253,13 +254,10 @@ class Proposal:
 
 def targets(items: Iterable[Item], folder: Path) -> list[Target]:
     """Return the kernels of a plan with their files in `folder`."""
-    groups: dict[str, list[Group]] = {}
-    subjects: dict[str, Subject] = {}
-    for item in items:
-        name = item.subject.kernel.name
-        subjects[name] = item.subject
-        groups.setdefault(name, []).append(item.group)
-    return [Target(subject, tuple(groups[name]), path_of(name, folder)) for name, subject in subjects.items()]
+    found = grouped((item.subject.kernel.name, item) for item in items)
+    return [
+        Target(own[-1].subject, tuple(item.group for item in own), path_of(name, folder)) for name, own in found.items()
+    ]
 
 
 def load(path: Path, kernel: str, kind: str) -> Golden:

@@ -14,6 +14,7 @@ from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Tensors
 from lastbit.ops import Contract, Op, joined
 from lastbit.reports.identification import Answer, Candidate, CombinationSearch, Identification
+from lastbit.reports.summary import grouped
 from lastbit.result import OF_STAGES, TURNED_DOWN, Verdict
 from lastbit.verify.check import Subject, examine, takes, unsupported
 from lastbit.verify.drawing import draw
@@ -149,10 +150,7 @@ def _trials(op: Op, seen: Sequence[TrialSample], most: int, claimed: Contract) -
 
 
 def _by_dtypes(seen: Sequence[TrialSample]) -> dict[str, list[TrialSample]]:
-    together: dict[str, list[TrialSample]] = {}
-    for sample in seen:
-        together.setdefault(sample.case.dtypes, []).append(sample)
-    return together
+    return grouped((sample.case.dtypes, sample) for sample in seen)
 
 
 Candidates = list[tuple[Candidate, Trial]]
@@ -161,9 +159,7 @@ Candidates = list[tuple[Candidate, Trial]]
 
 def _candidates(op: Op, trials: Sequence[Trial], seen: Sequence[TrialSample], claim: str) -> Candidates:
     """Group trials that compute the same in every case, nearest first; a claimed contract stands for its group."""
-    together: dict[tuple[bool, tuple[int | None, ...]], list[Trial]] = {}
-    for trial in trials:
-        together.setdefault((bool(trial.variant.changes), trial.computations(seen)), []).append(trial)
+    together = grouped(((bool(trial.variant.changes), trial.computations(seen)), trial) for trial in trials)
     names: dict[str, tuple[str, tuple[str, ...]]] = {}
     found = []
     for alike in together.values():
