@@ -52,7 +52,9 @@ def with_explanations(config: Config, run: Run, *, elsewhere: Mapping[str, str] 
     explanations, ended = list[Explanation](), ""
     try:
         wider = wider_of(run, failures)
-        for explanation in explaining(of_run(config, [*failures, *wider.values()]), failures, wider=wider):
+        passed = passed_of(run, failures)
+        own = of_run(config, [*failures, *wider.values()])
+        for explanation in explaining(own, failures, wider=wider, passed=passed):
             explanations.append(explanation)
     except KeyboardInterrupt:
         ended = INTERRUPTED
@@ -97,6 +99,15 @@ def wider_of(run: Run, failures: Sequence[CaseResult]) -> dict[Named, CaseResult
     return found
 
 
+def passed_of(run: Run, failures: Sequence[CaseResult]) -> dict[tuple[str, str], list[str]]:
+    """Map the kernel and device of each failure to the cases that passed."""
+    found: dict[tuple[str, str], list[str]] = {(failure.kernel, failure.device): [] for failure in failures}
+    for result in run.results:
+        if result.verdict is Verdict.PASSED and (result.kernel, result.device) in found:
+            found[result.kernel, result.device].append(result.case)
+    return found
+
+
 def _named(result: CaseResult) -> Named:
     return result.kernel, result.device, result.case
 
@@ -120,12 +131,14 @@ def explained(
     failures: Sequence[CaseResult],
     *,
     wider: Mapping[Named, CaseResult] = MappingProxyType({}),
+    passed: Mapping[tuple[str, str], Sequence[str]] = MappingProxyType({}),
     explainer: Callable[[Config], Explainer | ConfinedExplainer] = Explainer,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Explanation]:
     """Explain each of the failures, in their order; those for which there is no time say so.
 
-    Where no line is sure, that is asked of the case that is `wider`, too.
+    Where no line is sure, that is asked of the case that is `wider`, too, and branches are compared with those of the
+    cases of the kernel on the device that `passed`.
     """
     latest = clock() + OF_A_RUN
     for device, group in groupby(failures, key=lambda failure: failure.device):
@@ -133,7 +146,8 @@ def explained(
         with explainer(own) as process:
             for failure in group:
                 with doing(f"explaining {failure.kernel} on {device}"):
-                    found = _explained(process, failure, lambda: latest - clock())
+                    others = passed.get((failure.kernel, device), ())
+                    found = _explained(process, failure, lambda: latest - clock(), others)
                     more = wider.get(_named(failure), failure)
                     if found.worst and found.culprit is None and more is not failure and latest > clock():
                         again = _explained(process, more, lambda: latest - clock())
@@ -141,14 +155,20 @@ def explained(
                 yield found
 
 
-def _explained(process: Explainer | ConfinedExplainer, failure: CaseResult, left: Callable[[], float]) -> Explanation:
+def _explained(
+    process: Explainer | ConfinedExplainer,
+    failure: CaseResult,
+    left: Callable[[], float],
+    passed: Sequence[str] = (),
+) -> Explanation:
     """Explain a failure within the seconds that are left; the process starts before a kernel's time begins."""
     if left() <= 0:
         return unexplained(failure, NO_TIME)
     try:
         if all(item.kernel != failure.kernel for item in process.planned):
             return unexplained(failure, "the kernel is not there any more")
-        found = process.explain(failure.kernel, failure.case, seconds=max(0.0, min(left(), OF_A_KERNEL)))
+        seconds = max(0.0, min(left(), OF_A_KERNEL))
+        found = process.explain(failure.kernel, failure.case, seconds=seconds, passed=passed)
     except LastbitError as error:
         return unexplained(failure, str(error))
     except Exception as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from lastbit.case import Case, parse_case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
+from lastbit.diagnosing.branches_alone import branches_alone
 from lastbit.diagnosing.products import wrong_product
 from lastbit.diagnosing.trace import Judged, Target, judged_to_explain, trace_result
 from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
@@ -35,6 +37,9 @@ TIMES_JUDGED = 4.0
 # Arbitrary: the finding is there without them. smallest.md has medians: up to 2 s for norms, 20 s for experts.
 SHRINKING = 2.0
 """Seconds that are spent on smaller tensors, if there are so many."""
+# Arbitrary: forty calls of most kernels, interpreted, take one.
+COMPARING = 2.0
+"""Seconds in which the branches of a failing case are compared with those of cases that passed."""
 # Arbitrary: less is over before tries tell anything.
 LEAST = 1.0
 """Seconds below which smaller tensors are not looked for."""
@@ -137,10 +142,11 @@ class Explainer(ExitStack):
         """A worker process that runs the same kernels on the CPU."""
         return self.enter_context(Worker(replace(self._config, device_plan=DevicePlan())))
 
-    def explain(self, kernel: str, line: str, *, seconds: float = math.inf) -> Explanation:
+    def explain(self, kernel: str, line: str, *, seconds: float = math.inf, passed: Sequence[str] = ()) -> Explanation:
         """Explain why a kernel fails on a case line; if it ends its process, give that as the reason.
 
-        Parts that do not fit into `seconds` are left out, and named in the reason.
+        Parts that do not fit into `seconds` are left out, and named in the reason. Where no line is sure, the branches
+        are told that the kernel takes in this case, and in none of those that `passed`.
         """
         deadline = time.monotonic() + seconds
         item = next(item for item in self.planned if item.kernel == kernel)
@@ -149,6 +155,10 @@ class Explainer(ExitStack):
             return found
         if found.verdict is Verdict.FAILED and item.device != "cpu":
             found = self._followed(found, deadline - time.monotonic())
+        if passed and found.culprit is None and (seconds := min(COMPARING, deadline - time.monotonic())) > 0:
+            with suppress(WorkerEnded):
+                alone = self._worker.do(branches_alone, kernel, line, passed, seconds=seconds)
+                found = replace(found, diagnoses=(*alone, *found.diagnoses))
         return self._shrunk(item, found, min(SHRINKING, deadline - time.monotonic()))
 
     def _shrunk(self, item: Planned, found: Explanation, seconds: float) -> Explanation:

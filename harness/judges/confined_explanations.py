@@ -144,8 +144,11 @@ class ConfinedExplainer:
         """The kernels that failed."""
         return tuple(map(Named, self._config.kernels))
 
-    def explain(self, kernel: str, line: str, *, seconds: float) -> Explanation:
-        """Explain a kernel's failure on a case line; if its process gives no answer, with that reason."""
+    def explain(self, kernel: str, line: str, *, seconds: float, passed: Sequence[str] = ()) -> Explanation:
+        """Explain a kernel's failure on a case line; if its process gives no answer, with that reason.
+
+        It is not called again in cases that `passed`.
+        """
         device = self._config.devices[0]
         names = kernel, line.partition(" ")[0], "", line, device
         own = Explanation.of_nothing(*names, verdict=Verdict.FAILED, reason="")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -47,6 +48,7 @@ class Explainer:
     kernels: ClassVar[dict[str, Callable[[CaseResult], Explanation]]] = {}
     configs: ClassVar[list[Config]] = []
     seconds: ClassVar[list[float]] = []
+    passed: ClassVar[list[list[str]]] = []
 
     def __init__(self, config: Config) -> None:
         self.configs.append(config)
@@ -58,14 +60,15 @@ class Explainer:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def explain(self, kernel: str, line: str, *, seconds: float) -> Explanation:
+    def explain(self, kernel: str, line: str, *, seconds: float, passed: Sequence[str]) -> Explanation:
         self.seconds.append(seconds)
+        self.passed.append(list(passed))
         return self.kernels[kernel](failed(kernel=kernel, case=line))
 
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> type[Explainer]:
-    for name, value in (("kernels", {}), ("configs", []), ("seconds", [])):
+    for name, value in (("kernels", {}), ("configs", []), ("seconds", []), ("passed", [])):
         monkeypatch.setattr(Explainer, name, value)
     return Explainer
 
@@ -101,6 +104,17 @@ def test_the_smallest_failing_case_of_each_kernel_and_device() -> None:
     )
     chosen = [(r.kernel, r.device, r.case) for r in explaining.failures_of(Run(results))]
     assert chosen == [("a", "cpu", SMALL), ("a", "cuda:0", failed().case)]
+
+
+def test_a_failure_is_compared_with_what_its_kernel_passed_on_its_device(
+    process: type[Explainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explaining, "explained", partial(explaining.explained, explainer=Explainer))
+    process.kernels = {"a": found}
+    others = (passed(kernel="a", device="cuda:0"), passed(kernel="b"), bare(Verdict.INCONCLUSIVE, "why", kernel="a"))
+    results = (failed(kernel="a"), *others, passed(kernel="a", case=SMALL), passed(kernel="a", case=SMALL + "1"))
+    explaining.with_explanations(CONFIG, Run(results))
+    assert process.passed == [[SMALL, SMALL + "1"]]
 
 
 def test_a_nan_hides_no_wrong_number_of_the_same_stage() -> None:

@@ -229,6 +229,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.invariance",
     ),
     "lastbit.diagnosing": (
+        "lastbit.branches",
         "lastbit.errors",
         "lastbit.config",
         "lastbit.devices",
