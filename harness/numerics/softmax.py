@@ -67,7 +67,7 @@ class Exponentials:
         """Relative error of the sum of each row; none where all terms are known to be 0 or 1."""
         lo, hi = self.terms.lo, self.terms.hi
         exact = ((lo == hi) & ((lo == 0) | (lo == 1))).all(-1, keepdim=True)
-        return torch.where(exact, 0.0, rescaled_accumulation(lo.shape[-1]))
+        return torch.full_like(lo[..., :1], rescaled_accumulation(lo.shape[-1])).masked_fill(exact, 0.0)
 
     @property
     def others(self) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from lastbit.numerics import (
     softmax,
     using,
 )
+from lastbit.numerics.premises import REAL
 
 LOG2_E = torch.tensor(math.log2(math.e)).double()  # as fp32 has it
 ROWS = 8
@@ -245,6 +246,140 @@ def test_a_subnormal_result_may_be_flushed() -> None:
     assert (e.lo[0, 1:] == 0).all()
     assert inside(torch.where(found < 2.0**-126, 0.0, found), e).all()
     assert (e.hi[0, 4:] == 0).all()
+
+
+U = 2.0**-24
+
+
+def worked(low: list[float], high: list[float], folded: bool) -> dict[str, list[tuple[float, float]]]:
+    """Work out the ends of a row element by element, by the bounds of docs/primitives.md, before rounding to fp32."""
+    count, top, least = len(low), max(high), max(low)
+    fold = U * max(abs(top), abs(least)) * folded
+    height = (count + math.ceil(math.log2(count)) * 6) * U
+
+    def term(x: float, sign: int) -> float:
+        d = top - x
+        if d == 0 and top == least and not folded:
+            return 1.0  # exp(0) of the known largest
+        return math.exp(-d + sign * (5 * U * d + fold)) * (1 + sign * 4 * U)
+
+    below, above = [term(x, -1) for x in low], [term(x, +1) for x in high]
+    summed = 0.0 if below == above == [1.0] * count else height / (1 - height)
+    sums = []  # as an element at its upper end sees the least one, and at its lower end the largest one
+    for i in range(count):
+        mine = sum(below[:i] + below[i + 1 :]) + term(high[i], -1), sum(above[:i] + above[i + 1 :]) + term(low[i], +1)
+        sums.append((max(mine[0], sum(below)) * (1 - summed), min(mine[1], sum(above)) * (1 + summed)))
+
+    def of_logarithm(a: float, b: float) -> float:
+        """4u, and 2u for a rounded ln 2, of a logarithm that is at most log n."""
+        return 6 * U * min(max(abs(math.log(a)), abs(math.log(b)) + top - least), math.log(count) + 2.0**-10)
+
+    total = sum(below) * (1 - summed), sum(above) * (1 + summed)
+    ends = top + math.log(total[0]), top + math.log(total[1])
+    error = of_logarithm(*total) + folded * U * (2 * max(abs(top), abs(least)) + 3 * max(map(abs, ends)))
+    shares, logs = [], []
+    for i, (fewest, most) in enumerate(sums):
+        shares.append((below[i] / most * (1 - 4 * U), above[i] / fewest * (1 + 4 * U)))
+        a, b = low[i] - top - math.log(most), high[i] - top - math.log(fewest)
+        lost = of_logarithm(fewest, most)
+        more = [folded * U * (2 * abs(top) + 3 * abs(x)) + 5 * U * (top - y) for x, y in ((a, low[i]), (b, high[i]))]
+        logs.append((a - lost - more[0], b + lost + more[1]))
+    whole = (max(ends[0], least - 1) - error, ends[1] + error)
+    return {"softmax": shares, "log_softmax": logs, "log_sum_exp": [whole]}
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        ([0.0, -1.0, -4.0, 2.0], [0.0, -1.0, -4.0, 2.0]),
+        ([3.5, 3.5, 3.5], [3.5, 3.5, 3.5]),
+        ([-9.0, -7.25], [-9.0, -7.25]),
+        ([0.0, -1.25, -4.0, 2.0], [0.5, -1.0, -4.0, 2.0]),
+        ([100.0, 101.0, 99.0, 98.0, 70.0], [100.125, 101.5, 99.5, 101.25, 70.5]),
+        ([-0.5, 0.25], [3.0, 0.25]),
+    ],
+)
+def test_the_ends_are_those_of_the_documented_bounds(low: list[float], high: list[float], folded: bool) -> None:
+    """To the bit: a looser bound would hold every kernel as well, and see less."""
+    one = torch.tensor(low)
+    x = Enclosure.point(one) if low == high else hull(Enclosure.point(one), Enclosure.point(torch.tensor(high)))
+    expected = worked(low, high, folded)
+    for function in (softmax, log_softmax, log_sum_exp):
+        e = function(x[None,], folded)
+        ends = torch.tensor(expected[function.__name__]).float().double()
+        assert torch.equal(torch.stack([e.lo[0], e.hi[0]], -1), ends), function.__name__
+
+
+def test_terms_that_are_shown_have_the_factor_that_the_shift_leaves_open() -> None:
+    """The shift may be anything from 0 to 1, so a kernel's terms are up to e times those for a shift of 1."""
+    ends = Enclosure(torch.tensor([0.0, 0.0, 0.0, 1.0]).double()[:, None, None])
+    for folded, fold in ((False, 0.0), (True, 2 * U)):
+        shares = exponentials(ends, folded)
+        terms, total = shares.shown
+        assert torch.equal(terms.full[:2], shares.terms.full[:2])
+        assert terms.lo.item() == pytest.approx(shares.terms.lo.item() * math.exp(-fold), rel=1e-14)
+        assert terms.hi.item() == pytest.approx(shares.terms.hi.item() * math.exp(1 + fold), rel=1e-14)
+        for side in ("lo", "hi"):
+            whole = getattr(shares.total, side).item() * math.exp(-fold if side == "lo" else 1 + fold)
+            assert getattr(total, side).item() == torch.tensor(whole).float().item()
+
+
+def test_the_sum_and_the_terms_of_special_rows_as_they_are_shown() -> None:
+    inf, nan = math.inf, math.nan
+    x = torch.tensor([[1.0, nan], [-inf, -inf], [0.0, 0.0], [inf, 0.0]])
+    total = exponentials(Enclosure.point(x)).shown[1]
+    assert [str(v) for v in total.lo.flatten().tolist()] == ["nan", "-inf", "2.0", "nan"]
+    assert [str(v) for v in total.hi.flatten().tolist()] == ["nan", "inf", "2.0", "nan"]
+    settled = exponentials(Enclosure.point(x)).settled(exponentials(Enclosure.point(x)).total, 0.0)
+    assert settled.lo[1].item() == settled.hi[1].item() == settled.value[1].item() == 0.0
+
+
+@pytest.mark.parametrize(("limit", "known"), [(127 * math.log(2), True), (3.4e38, False)])
+def test_a_folded_element_may_overflow_by_its_product_with_log2_e(limit: float, known: bool) -> None:
+    for sign in (1, -1):
+        e = softmax(Enclosure.point(torch.tensor([[sign * limit, sign * limit]])), folded=True)
+        assert torch.isfinite(e.lo).all() == torch.isfinite(e.hi).all() == known
+    below = Enclosure.point(torch.tensor([[2.35e38]]))  # 3.39e38 by log2(e); the largest number is 3.4028e38
+    assert exponentials(below, folded=True).lost[2].item() is False
+    assert exponentials(Enclosure.point(torch.tensor([[2.37e38]])), folded=True).lost[2].item() is True
+
+
+@pytest.mark.parametrize("far", [1.0, 50.0, 400.0])
+def test_real_logarithms_of_shares_near_one_keep_their_digits(far: float) -> None:
+    """log softmax of the largest of two is -log1p(exp(-far)), of which a difference would leave nothing."""
+    with using(REAL):
+        e = log_softmax(Enclosure.point(torch.tensor([[7.0, 7.0 - far]])))
+        many = log_softmax(Enclosure.point(torch.tensor([[7.0, 7.0 - far, 7.0 - far, -math.inf]])))
+    for row, others in ((e, 1), (many, 2)):
+        right = -math.log1p(others * math.exp(-far))
+        assert row.lo[0, 0] <= right <= row.hi[0, 0] and row.hi[0, 0] - row.lo[0, 0] <= 1e-12 * -right
+        right -= far
+        assert row.lo[0, 1] <= right <= row.hi[0, 1] and row.hi[0, 1] - row.lo[0, 1] <= 2e-14 * -right
+
+
+def test_real_shares_are_as_narrow_as_fp64() -> None:
+    x = torch.tensor([[0.5, -1.0, 3.0, 2.0]])
+    right = torch.softmax(x.double(), -1)
+    with using(REAL):
+        e, logs = softmax(Enclosure.point(x)), log_sum_exp(Enclosure.point(x))
+    assert ((e.lo < right) & (right < e.hi) & (e.hi - e.lo < 5e-14 * right)).all()
+    whole = torch.logsumexp(x.double(), -1, keepdim=True)
+    assert ((logs.lo < whole) & (whole < logs.hi) & (logs.hi - logs.lo < 2e-14 * whole)).all()
+
+
+@pytest.mark.parametrize(
+    ("terms", "units"), [(1, 1), (2, 2 + 6), (3, 3 + 12), (4, 4 + 12), (5, 5 + 18), (1000, 1000 + 60)]
+)
+def test_what_rescaling_adds_to_the_height_of_a_sum(terms: int, units: int) -> None:
+    """u for each term, and 6u for each of log2 n times that parts are joined: 4u of exp, a product, an addition."""
+    assert rescaled_accumulation(terms) == pytest.approx(units * U / (1 - units * U), rel=1e-9)
+    with using(Premises(depth=lambda count: 3)):
+        assert rescaled_accumulation(terms) == pytest.approx(min(units, 24) * U / (1 - min(units, 24) * U), rel=1e-9)
+
+
+def test_a_sum_of_too_many_terms_has_no_bound() -> None:
+    assert rescaled_accumulation(2**24 - 200) < math.inf == rescaled_accumulation(2**24)
 
 
 def test_rescaling_costs_as_much_as_the_height_or_less() -> None:
