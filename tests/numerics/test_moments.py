@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -9,7 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.numerics import Enclosure, Premises, hull, mean, mean_and_variance, rsqrt, using, variance_about
+from lastbit.numerics import (
+    Enclosure,
+    Premises,
+    hull,
+    mean,
+    mean_and_variance,
+    mean_of_products,
+    mean_of_squares,
+    rsqrt,
+    sum_of_row_products,
+    sum_of_rows,
+    total,
+    total_of_products,
+    using,
+    variance_about,
+)
 from lastbit.numerics.moments import difference_of_products
 
 Part = tuple[int, Tensor, Tensor]
@@ -188,6 +204,155 @@ def test_flushing_takes_two_numbers_from_a_variance_about_an_interval() -> None:
         flushed = variance_about(Enclosure.point(x), center)
     for more in (flushed.hi - plain.hi, plain.lo - flushed.lo):
         assert torch.allclose(more, torch.full_like(more, 2 * 2.0**-126), rtol=1e-3, atol=0.0)
+
+
+U = 2.0**-24
+ROWS = [
+    ([1.0, 2.0, 3.0, 5.0, 7.25], [1.0, 2.0, 3.0, 5.0, 7.25]),
+    ([100.0, 101.0], [100.0, 101.0]),
+    ([4.0], [4.0]),
+    ([1.0, 2.0, 3.0, -6.0], [1.125, 2.0, 3.5, -5.0]),
+    ([-9.0, 0.5, -3.0], [-8.5, 0.5, 1.0]),
+    ([2.0**-70, 3 * 2.0**-70], [2.0**-70, 3 * 2.0**-70]),
+]
+PREMISES = [Premises(), Premises(depth=lambda n: 2), Premises(flushes_subnormals=True)]
+
+
+def row(low: list[float], high: list[float]) -> Enclosure:
+    ends = Enclosure.point(torch.tensor([low])), Enclosure.point(torch.tensor([high]))
+    return ends[0] if low == high else hull(*ends)
+
+
+def as_fp32(*ends: float) -> Tensor:
+    return torch.tensor(ends, dtype=torch.float64).float().double()
+
+
+@pytest.mark.parametrize("premises", PREMISES, ids=["any order", "a height", "flushes"])
+@pytest.mark.parametrize(("low", "high"), ROWS)
+def test_the_ends_are_those_of_the_derived_bounds(low: list[float], high: list[float], premises: Premises) -> None:
+    """To the bit, worked out from docs/numerics.md: a looser bound would hold every kernel as well, and see less."""
+    n, middles = len(low), [(a + b) / 2 for a, b in zip(low, high, strict=True)]
+    radii = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
+    sizes = [abs(m) + r for m, r in zip(middles, radii, strict=True)]
+    largest, average, center = max(sizes), sum(sizes) / n, sum(middles) / n
+    height = n if premises.depth is None else min(n, 3)
+    order = height * U / (1 - height * U)
+    levels, lost = math.log2(n), 2.0**-149 + 2.0**-126 * premises.flushes_subnormals
+    updates = 7 * U * (3 * levels + 20)  # 4u of a quotient and 3u; thrice per level, and twice per doubling of threads
+    rest = updates / (1 - order - updates) * largest + n * (2.0**-51 * average + lost)
+    weights = math.sqrt(n * max(levels, 1) / 2)
+    of_mean, of_root = order * average + rest, order * math.sqrt(average * largest * (n + 1)) + 2 * rest * weights
+    if premises.depth is not None:
+        of_mean, of_root = order * largest + rest, 2 * (order * largest + rest) * weights
+    root = math.sqrt(sum((m - center) ** 2 for m in middles))
+    moved, relative = math.sqrt(sum(r * r for r in radii)) + of_root, 2 * order + 12 * U
+    ends = max(0.0, root - moved) ** 2 * (1 - relative) / n, (root + moved) ** 2 * (1 + relative) / n
+    spread = [4 * U * end + n * n * lost for end in ends]
+    far = sum(radii) / n + of_mean
+    with using(premises):
+        mean_, variance = mean_and_variance(row(low, high))
+    assert torch.equal(torch.cat([mean_.lo, mean_.hi])[:, 0], as_fp32(center - far, center + far))
+    expected = as_fp32(max(0.0, ends[0] - spread[0]), ends[1] + spread[1])
+    assert torch.equal(torch.cat([variance.lo, variance.hi])[:, 0], expected)
+    for part, numbers in ((mean_, center), (variance, sum((m - center) ** 2 for m in middles) / n)):
+        exact = part.exact.item() if low == high else numbers
+        assert exact == pytest.approx(numbers, rel=1e-12) and (low != high or part.value.item() == as_fp32(exact))
+
+
+@pytest.mark.parametrize("premises", PREMISES, ids=["any order", "a height", "flushes"])
+@pytest.mark.parametrize(("about", "until"), [(3.0, 3.5), (3.65, 3.65), (-1.0, 20.0), (4.0, 4.0)])
+@pytest.mark.parametrize(("low", "high"), ROWS[:1] + ROWS[3:5])
+def test_a_variance_about_a_number_within_an_interval(
+    low: list[float], high: list[float], about: float, until: float, premises: Premises
+) -> None:
+    """mean((x - c)²) = var(x) + (mean(x) - c)², with 2u + u² of each difference; or what (x - c)² gives by itself."""
+    n, middles = len(low), [(a + b) / 2 for a, b in zip(low, high, strict=True)]
+    radii = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
+    c = row([about], [until])
+    least, most = c.lo.item(), c.hi.item()
+    average = sum(middles) / n
+    variance = sum((m - average) ** 2 for m in middles) / n
+    nearest, farthest = (average - min(max(average, least), most)) ** 2, max(abs(average - least), abs(average - most))
+    reach = [max(abs(m - least), abs(m - most)) for m in middles]
+    error = sum((2 * d + r) * r for d, r in zip(reach, radii, strict=True)) / n
+    height = n if premises.depth is None else min(n, 3)
+    relative = height * U / (1 - height * U) + 4 * U + 4 * U
+    absolute = 2.0**-147 + 2 * 2.0**-126 * premises.flushes_subnormals
+    ends = as_fp32(
+        max(0.0, (variance + nearest - error) * (1 - relative) - absolute),
+        (variance + farthest**2 + error) * (1 + relative) + absolute,
+    )
+    with using(premises):
+        x = row(low, high)
+        found, naive = variance_about(x, c), mean_of_squares(x - c)
+    assert torch.equal(found.lo[0], torch.maximum(ends[:1], naive.lo[0]))
+    assert torch.equal(found.hi[0], torch.minimum(ends[1:], naive.hi[0]))
+
+
+@pytest.mark.parametrize(
+    ("function", "exact", "error"),
+    [
+        (mean, 3.0, 4 * U),
+        (mean_of_squares, 17.0, 4 * U),
+        (lambda x: mean_of_squares(x - 1.0), 12.0, 4 * U),
+        (lambda x: mean_of_products(x, x - 1.0), 14.0, 4 * U),
+        (total, 15.0, 0.0),
+        (lambda x: total_of_products(x, x), 85.0, 0.0),
+    ],
+)
+def test_sums_on_a_lattice_are_exact_and_a_mean_of_five_errs_by_its_quotient(
+    function: Callable[[Enclosure], Enclosure], exact: float, error: float
+) -> None:
+    found = function(Enclosure.point(torch.tensor([[0.0, 1.0, 2.0, 4.0, 8.0]])))
+    assert found.exact.item() == found.value.item() == exact
+    assert torch.equal(torch.cat([found.lo, found.hi])[:, 0], as_fp32(exact * (1 - error), exact * (1 + error)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 8])
+def test_a_mean_of_a_power_of_two_of_numbers_is_exact(count: int) -> None:
+    for function in (mean, mean_of_squares):
+        found = function(Enclosure.point(torch.ones(1, count)))
+        assert (found.lo == found.hi).item() == (count & (count - 1) == 0)
+
+
+def test_sums_of_rows_have_one_element_per_column() -> None:
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    assert torch.equal(sum_of_rows(Enclosure.point(x)).enclosure.exact, x.sum((0, 1)).double())
+    products = sum_of_row_products(Enclosure.point(x), Enclosure.point(x + 1))
+    assert torch.equal(products.enclosure.exact, (x * (x + 1)).sum((0, 1)).double())
+    assert products.enclosure.shape == (4,) and products.count == 6
+
+
+@pytest.mark.parametrize(("largest", "known"), [(0.99, True), (1.01, False)])
+def test_how_large_the_numbers_of_an_update_may_be(largest: float, known: bool) -> None:
+    """Twice the square of the largest number or distance, times the count, and four times a mean, fit in fp32."""
+    top = torch.finfo(torch.float32).max
+    for numbers in ([largest * math.sqrt(top / 4)] * 2, [0.0, largest * math.sqrt(top / 4)]):
+        for enclosure in mean_and_variance(Enclosure.point(torch.tensor([numbers]))):
+            assert enclosure.unknown is not None and enclosure.unknown.item() is not known
+
+
+def test_a_difference_of_products_may_err_by_u_of_both() -> None:
+    x, center, factor = (Enclosure.point(torch.tensor([[v]])) for v in (3.5, -1.25, 7.0))
+    found = difference_of_products(x, center, factor)
+    lost = U * (3.5 + 1.25)
+    assert (found.exact.item(), found.value.item()) == (33.25, 33.25)
+    ends = as_fp32((4.75 - lost) * 7 - 2.0**-147, (4.75 + lost) * 7 + 2.0**-147)
+    assert torch.equal(torch.cat([found.lo, found.hi])[:, 0], ends)
+    wide = difference_of_products(row([3.0], [4.0]), row([-2.0], [1.0]), row([0.0], [2.0]))
+    lost = U * (4.0 + 2.0)
+    assert torch.equal(torch.cat([wide.lo, wide.hi])[:, 0], as_fp32(0.0 - 2.0**-147, (6.0 + lost) * 2 + 2.0**-147))
+    small = difference_of_products(*(Enclosure.point(torch.tensor([[v]])) for v in (2.0**-80, 2.0**-80, 2.0**-80)))
+    assert (small.lo.item(), small.hi.item()) == (-(2.0**-147), 2.0**-147)
+
+
+@pytest.mark.parametrize(("factor", "known"), [(3e38 / 2, True), (3e38, False), (math.nan, True)])
+def test_nothing_is_known_of_a_difference_of_products_that_overflow(factor: float, known: bool) -> None:
+    one = Enclosure.point(torch.tensor([1.0]))
+    found = difference_of_products(one, one, Enclosure.point(torch.tensor([factor])))
+    assert found.unknown is not None and found.unknown.item() is not known
+    lost = difference_of_products(Enclosure.point(torch.tensor([math.nan])), one, one)
+    assert torch.isnan(lost.lo).all() and torch.isnan(lost.hi).all()
 
 
 def test_nothing_is_known_where_an_update_may_overflow() -> None:
