@@ -11,7 +11,7 @@ from lastbit.case import parse_case
 from lastbit.diagnosing.explainer import explain_case
 from lastbit.interpret import install
 from lastbit.result import Verdict
-from tests.diagnosing.test_culprits import TORCH, TRITON, kernel_of, subject_of
+from tests.diagnosing.test_mends_culprits import TORCH, TRITON, kernel_of, subject_of
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="the traces are of the interpreter")
 

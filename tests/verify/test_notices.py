@@ -26,7 +26,7 @@ from lastbit.row_check import RowCheck
 from lastbit.run import Run
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.processes import options_of
-from tests.judging.test_disagreeing_lanes import by_columns
+from tests.judging.test_latent_lanes import by_columns
 from tests.reports.test_reports import failed, passed, shown
 
 LANES = Finding("lanes", "output", "3 of 10 rows come from two values.", notice=True)
