@@ -12,8 +12,8 @@ from rich.console import Console
 from lastbit.interpret import install
 from lastbit.reports.explanation import print_explanation
 from lastbit.reports.why import Explanation
-from tests.diagnosing.test_mends_culprits import STRIDED, TORCH, TRITON, kernel_of
 from tests.diagnosing.test_explain_command import explained
+from tests.diagnosing.test_mends_culprits import STRIDED, TORCH, TRITON, kernel_of
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="the traces are of the interpreter")
 

@@ -8,8 +8,8 @@ import pytest
 import triton
 
 from lastbit.interpret import install
-from tests.diagnosing.test_mends_culprits import STRIDED, TRITON
 from tests.diagnosing.test_mends import CALLS, LINE, found, printed
+from tests.diagnosing.test_mends_culprits import STRIDED, TRITON
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="the traces are of the interpreter")
 

@@ -20,7 +20,7 @@ from lastbit.verify.check import Subject
 from lastbit.verify.item_run import perform
 from lastbit.verify.ordinary import plainest, showing
 from lastbit.verify.plan import Item
-from tests.verify.test_takes import NORM, norm
+from tests.harness.test_takes import NORM, norm
 
 LINE = "rms_norm x=bf16[{shape}]{rest} weight=bf16[8] eps=1e-06 seed={seed}"
 

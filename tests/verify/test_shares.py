@@ -10,7 +10,7 @@ import pytest
 from lastbit.config import Config
 from lastbit.kernel import Kernel
 from lastbit.verify.plan import Plan, make_plan
-from tests.verify.test_takes import norm
+from tests.harness.test_takes import norm
 
 NATIVE, FP32 = "native_multiply", "fp32_multiply"
 ONE = Kernel("a", "rms_norm", FP32, norm, source="mine.py:7", invariant=("run to run",))
