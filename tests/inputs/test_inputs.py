@@ -65,6 +65,102 @@ def test_golden_fingerprints(line: str, expected: str) -> None:
     assert build(parse_case(line), "cpu").fingerprint == expected
 
 
+EVERY_REGIME = {
+    "normal": "819c624c88ba9601",
+    "uniform": "37aee7632085b631",
+    "rows": "96e3d2756c39b824",
+    "tiny": "5b54aad422f7d9b7",
+    "tiniest": "3a253e419f6ee0fe",
+    "outlier": "371cb0189a3207f4",
+    "outlier_last": "9e0b23f617908b4c",
+    "offset": "0006b5f9cf3711a3",
+    "lattice": "ff0dc6eedc0f2637",
+    "zero_rows": "ff4b5a53474f750d",
+    "constant": "52f8f08c8125a4ee",
+    "pow2": "813727ef6b063075",
+    "subnormal": "8d31a9ebe3efe05e",
+    "huge": "20219f98fc12b75f",
+    "largest": "c60fb436996e2097",
+    "special": "4a3418e191a45e2e",
+    "special_columns": "697f67ebe4e59375",
+    "masked": "e7dd30fb9156f2d9",
+    "masked_classes": "1fa48df0737bf013",
+    "sparse": "2ee83cd67e54c322",
+    "near_one": "f69c3f0c88a0baeb",
+    "ones": "e53812aa88f8a731",
+    "zeros": "e78e07d2372794ac",
+    "signs": "52a89cd1f1424230",
+    "small": "781e0d3752be635f",
+    "gates": "01795eb8f4dcd3a1",
+    "saturated": "0b0cbcc492aa2492",
+    "integers": "ba8bc467bc351c95",
+    "scale_pow2": "87ce454245a9eaf9",
+    "scale_amax": "91db33911a07e491",
+    "scale_odd": "11d394833a6d55a4",
+    "scale_random": "1ca8e1225ab8e6ae",
+    "scale_overflow": "481526c0a98cff43",
+    "fan_in": "43aba4d1fcac81f1",
+    "few": "53c4bbc6e25dbb1d",
+    "fractions": "d07be1b2b3d44492",
+    "quarters": "0979cef5183bfd71",
+    "sparse_signs": "c793c9d6dc067781",
+    "one_sign": "a1429289825f4181",
+    "one_sign_fan_in": "54a6e3ca76f14567",
+}
+EVERY_INTEGER_REGIME = {
+    ("int64", "normal", 11): "9aa4b6035b522a3c",
+    ("int32", "normal", 11): "42c9e21a495c8062",
+    ("int8", "normal", 11): "72127fd9c1350bb5",
+    ("uint8", "normal", 11): "2c6772b9abc4b2a2",
+    ("bool", "normal", 11): "b538e797689d5ace",
+    ("int64", "zeros", 11): "26f4bf9e1c173135",
+    ("bool", "zeros", 11): "a5350cf2e69e6f53",
+    ("int64", "ones", 11): "78a5ff5e4d0a7ef6",
+    ("bool", "ones", 11): "b1281df88edafaed",
+    ("bool", "spans", 11): "03c76ad2a01ac838",
+    ("int64", "counting", 11): "6494a4ea63beb62b",
+    ("uint8", "counting", 11): "6cdca88ad3c1c129",
+    ("int64", "bits", 11): "9354a70ef3075dc0",
+    ("int32", "bits", 11): "05e4e32305cc351f",
+    ("int8", "bits", 11): "84c13de984eea19d",
+    ("uint8", "bits", 11): "d667e119883dc4c0",
+    ("bool", "bits", 11): "b538e797689d5ace",
+    ("int64", "below_9", 11): "453463077c64c2d8",
+    ("int8", "below_9", 11): "6f590441435db6b1",
+    ("int64", "around_127", 11): "308fcc260b79cbad",
+    ("uint8", "around_127", 11): "a8bf7233643637d4",
+    ("int64", "labels_10", 11): "0ed48488e61f6747",
+    ("int32", "labels_10", 11): "0ec0f5c9d12e6345",
+    ("int64", "loads_12", 11): "607b379931ef5091",
+    ("int32", "loads_12", 11): "58e9775e7afe019e",
+    ("int64", "sequences_3", 11): "50c1a5ca3de58c4d",
+    ("int32", "sequences_3", 11): "cf0dad13f289968c",
+    ("int64", "lookalikes_2", 11): "49a54fd3383dad11",
+    ("int32", "lookalikes_2", 11): "b040f895a40734e4",
+    ("int64", "experts_8", 0): "db5745b4fa9e8bbc",
+    ("int64", "experts_8", 1): "d7032015b42ff91d",
+    ("int64", "experts_8", 2): "60a3bb166c717a96",
+    ("int64", "experts_8", 3): "1643202b488d4c74",
+    ("int64", "experts_8", 4): "b6b87c5c34aa8129",
+    ("int64", "experts_8", 5): "cc8b5f8adde2aa73",
+    ("int32", "experts_8", 0): "a5b0854ae957646c",
+    ("int32", "experts_8", 1): "0d19a01cbb9cdcac",
+    ("int32", "experts_8", 2): "58aaf523227cd06b",
+    ("int32", "experts_8", 3): "d5831225f9cf8771",
+    ("int32", "experts_8", 4): "c5e52f59fe94bc57",
+    ("int32", "experts_8", 5): "a34396d62de1f1a2",
+}
+
+
+def test_golden_fingerprints_of_every_regime() -> None:
+    """What a regime draws never changes, in narrow rows, in wide ones, and in each format: old case lines stay true."""
+    line = "op a=bf16[40,24]:{0} b=fp16[2,3,7]:{0} c=e4m3[3]:{0} d=fp32[5,160]:{0} e=fp64[17,2]:{0} seed=9"
+    assert {name: build(parse_case(line.format(name)), "cpu").fingerprint for name in REGIMES} == EVERY_REGIME
+    line = "op a={0}[70,11]:{1} b={0}[2,3,5]:{1} seed={2}"
+    integers = {key: build(parse_case(line.format(*key)), "cpu").fingerprint for key in EVERY_INTEGER_REGIME}
+    assert integers == EVERY_INTEGER_REGIME
+
+
 @given(data=st.data(), dtype=st.sampled_from(FLOATS), regime=st.sampled_from(sorted(REGIMES)))
 def test_strides_change_no_value(data: st.DataObject, dtype: str, regime: str) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=4), label="shape"))
