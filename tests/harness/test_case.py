@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -241,3 +243,141 @@ def test_contiguous_strides_are_those_of_torch(shape: tuple[int, ...]) -> None:
 
 def test_a_group_has_no_cases_of_its_own() -> None:
     assert (Group("g").strategy, Group("g").examples) == (None, ())
+
+
+def spec(**changes: Any) -> TensorSpec:
+    return TensorSpec(**{"name": "x", "dtype": "bf16", "shape": (2, 3), **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strides": (1,)}, r"tensor 'x' has 2 dimensions \(2, 3\) but 1 strides \(1,\)"),
+        ({"shape": (1,) * 65}, "tensor 'x' has 65 dimensions; torch takes 64"),
+        ({"shape": (2**61 + 1,)}, r"tensor 'x' would take more than 2\*\*62 bytes of memory"),
+        ({"shape": (2,), "strides": (2**61,)}, "more than"),
+        ({"shape": (2,), "offset": 2**61 - 1}, "more than"),
+        ({"shape": (2**59 + 1,), "dtype": "fp64"}, "more than"),
+        ({"device": "GPU"}, "device 'GPU' of tensor 'x' must be peer or like cpu and cuda:1"),
+        ({"device": "cuda:"}, "must be peer"),
+    ],
+)
+def test_tensors_that_no_device_has(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        spec(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shape": (1,) * 64},
+        {"shape": (2**61,)},
+        {"shape": (2,), "strides": (2**61 - 1,)},
+        {"shape": (2,), "offset": 2**61 - 2},
+        {"shape": (2**59,), "dtype": "fp64"},
+        {"shape": (0, 2**63)},
+        {"shape": (0, 5), "offset": 2**62},
+        {"device": "cuda:1"},
+        {"device": "peer"},
+    ],
+)
+def test_the_largest_tensors_that_there_may_be(changes: dict[str, Any]) -> None:
+    assert spec(**changes).shape == changes.get("shape", (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("strides", "repeats", "element_strides"),
+    [
+        (None, False, (3, 1)), ((3, 1), False, (3, 1)), ((0, 1), True, (0, 1)), ((3, 0), True, (3, 0)),
+        ((6, 2), False, (6, 2)),
+    ],
+)  # fmt: skip
+def test_elements_that_share_memory(
+    strides: tuple[int, ...] | None, repeats: bool, element_strides: tuple[int, ...]
+) -> None:
+    assert (spec(strides=strides).repeats, spec(strides=strides).element_strides) == (repeats, element_strides)
+    assert not spec(shape=(1, 3), strides=(0, 1)).repeats and spec(strides=(3, 1)).strides is None
+    assert spec().numel == 6 and spec(shape=()).numel == 1 and spec().torch_dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("words", "dtypes"),
+    [
+        ("x=bf16[2,3] w=fp32[3]", "bf16/fp32"),
+        ("x=bf16[2,3] w=fp32[1] i=int64[2]", "bf16"),
+        ("x=bf16[2,3] w=fp32[1,1]", "bf16/fp32"),
+        ("x=bf16[2,3] w=fp32[2]", "bf16/fp32"),
+        ("x=fp32[2,3] w=bf16[2] v=fp32[2]", "fp32/bf16"),
+        ("i=int64[2] b=bool[2]", "int64/bool"),
+        ("x=fp32[1] i=int64[1]", "fp32"),
+        ("x=fp32[] i=int64[2]", "int64"),
+    ],
+)
+def test_dtypes_that_a_case_is_told_by(words: str, dtypes: str) -> None:
+    assert parse_case(f"op {words} seed=0").dtypes == dtypes
+
+
+def test_tensors_of_a_case_and_their_devices() -> None:
+    case = parse_case("op x=bf16[2] y=int64[2]~peer z=fp32[2]~cpu:rows eps=0.5 seed=3")
+    assert case["y"].dtype == "int64" and case.names == {"x", "y", "z", "eps"}
+    assert case.displaced == ("y", "z") and case.gathered().displaced == ()
+    assert str(case.gathered()) == "op x=bf16[2] y=int64[2] z=fp32[2]:rows eps=0.5 seed=3"
+    assert str(case.with_regime("tiny")) == "op x=bf16[2]:tiny y=int64[2]~peer z=fp32[2]~cpu:tiny eps=0.5 seed=3"
+    with pytest.raises(UsageError, match="tensor 'w'"):
+        _ = case["w"]
+    assert Case("op", (), {"a": None, "b": 1, "c": False}).params == {"b": 1, "c": False}  # type: ignore[dict-item]
+    assert hash(case) != hash(parse_case("op x=bf16[2] y=int64[2]~peer z=fp32[2]~cpu:rows eps=0.5 seed=4"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "drawn", "left"), [(None, None, 0), (None, 5, 0), ("some", None, 7), ("some", 5, 5), ("some", 0, 0)]
+)
+def test_cases_that_are_left_to_draw(strategy: Any, drawn: int | None, left: int) -> None:
+    assert Group("g", strategy, drawn=drawn).left_to_draw(7) == left
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "must start with the name of an op"),
+        ("x=bf16[2]", "must start with the name of an op"),
+        ("op x=bf16[2", r"cannot read tensor x='bf16\[2' .* as in bf16\[4,128\]@256,1\+8~cpu:rows"),
+        ("op x=bf16[2,,3]", "cannot read the integers '2,,3'"),
+        ("op x=bf16[1234567890123456789]", "1234567890123456789 in case line .* has 19 digits: no tensor is so large"),
+        ("op a=1 a=2", "'a' is given twice"),
+        ("op x=bf16[2] x=1", "'x' is given twice"),
+        ("op a=1 x=bf16[2] a=bf16[2]", "'a' is given twice"),
+        ("op a", r"cannot read 'a' in case line 'op a': expected name=value\Z"),
+        ("op a=", r"cannot read 'a=' in case line 'op a=': expected name=value\Z"),
+        ("op 1a=2", "cannot read '1a=2'"),
+        ("op x=bf16[2]:f(a, b)", "expected name=value; a regime with parentheses holds no blank"),
+        ("op a=None", "cannot read 'a=None' .*: expected a number, True, False or a word"),
+        ("op a=(1,)", "expected a number"),
+        ("op a=1j", "expected a number"),
+        ("op seed=1.0", r"seed=1.0 in case line .* must be an integer from 0 to 2\*\*63 - 1"),
+        ("op seed=True", "seed=True"),
+        ("op seed=-1", "seed=-1"),
+        (f"op seed={2**63}", f"seed={2**63}"),
+        ("op seed=[1]", r"seed=\[1\]|cannot read"),
+        ("op a\x07=1", "a character is no text"),
+    ],
+)
+def test_what_is_said_of_a_line_that_cannot_be_read(words: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_case(words)
+
+
+def test_the_largest_numbers_of_a_line() -> None:
+    case = parse_case(f"op x=bf16[0,123456789012345678] a=nan b=-inf c=word d=-3 e=True seed={2**63 - 1}")
+    assert case.seed == 2**63 - 1 and case["x"].shape == (0, 123456789012345678)
+    assert [case.params[name] for name in "bcde"] == [-math.inf, "word", -3, True]
+
+
+@pytest.mark.parametrize("length", [294, 295])
+def test_long_lines_are_shortened(length: int) -> None:
+    """A line of 300 characters is quoted in full; of a longer one the first and last 150."""
+    line = "op a=" + "b" * length + "("
+    with pytest.raises(UsageError) as caught:
+        parse_case(line)
+    shown = line if length == 294 else f"{line[:150]} … {line[-150:]}"
+    assert f"in case line {shown!r}" in str(caught.value)

@@ -240,7 +240,11 @@ def test_ties_and_constants_that_are_chosen_are_open() -> None:
     """Where either of two equal values may have been taken, and where a written limit was."""
     x, small = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0**-30, 2.0**-30, 1.0])
     for function in (torch.maximum, torch.minimum, torch.fmax, lambda a, b: torch.where(a > b, a, b)):
-        assert followed(lambda x, small: function(x, x + small), x, small)[1].open.tolist() == [True, True, False]
+        assert followed(lambda x, small, own=function: own(x, x + small), x, small)[1].open.tolist() == [
+            True,
+            True,
+            False,
+        ]
     _, limited = followed(lambda x: x.clamp(min=2.0), x)
     assert limited.open.tolist() == [True, False, False]
     _, near = followed(lambda x: (x + 2.0**-20).clamp(max=2.0), x)
