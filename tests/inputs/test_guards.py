@@ -26,7 +26,7 @@ from lastbit.inputs import (
     written,
 )
 from lastbit.inputs.bits import bits_of, numbers
-from lastbit.inputs.guards import MANTISSA_BITS, canary, integer_of
+from lastbit.inputs.guards import MANTISSA_BITS, canary, extent, guard, integer_of, separates, word_of
 
 EVERY_DTYPE = sorted(DTYPES)
 
@@ -493,3 +493,66 @@ def test_what_was_never_written_is_known_of_elements_wider_than_a_byte() -> None
         wide, narrow = torch.empty(3, dtype=torch.int16), torch.empty(3, dtype=torch.int8)
     assert allocations.blank(wide) == int(wide[0]) % 2**16
     assert allocations.blank(narrow) is None  # its canary may be a value
+
+
+@pytest.mark.parametrize(
+    ("dtype", "codes"),
+    [
+        (torch.float32, [0x7FC0002B, 0xFFC0002B, 0x7FC00056, 0xFFC00056]),
+        (torch.bfloat16, [0x7FC0 + 43, 0xFFC0 + 43, 0x7FC0 + 86 - 63, 0xFFC0 + 86 - 63]),
+        (torch.float16, [0x7E00 + 43, 0xFE00 + 43, 0x7E00 + 86, 0xFE00 + 86]),
+        (torch.float64, [0x7FF800000000002B, 0xFFF800000000002B, 0x7FF8000000000056, 0xFFF8000000000056]),
+        (torch.complex64, [0x7FC0002B7FC0002B, 0xFFC0002BFFC0002B, 0x7FC000567FC00056, 0xFFC00056FFC00056]),
+        (torch.float8_e4m3fn, [0x7F, 0xFF, 0x7F, 0xFF]),
+        (torch.float8_e5m2, [0x7D, 0xFD, 0x7D, 0xFD]),
+        (torch.uint8, [0x5A, 0xA5, 0x5B, 0xA4]),
+        (torch.int32, [0x5A5A5A5A, 0xA5A5A5A5, 0x5B5B5B5B, 0xA4A4A4A4]),
+    ],
+)
+def test_the_bits_of_the_first_canaries(dtype: torch.dtype, codes: list[int]) -> None:
+    """NaNs of a payload of 43, 86 and so on, of either sign; of integers, bytes that begin as 0x5A and 0xA5."""
+    assert [canary(dtype, number) for number in range(4)] == codes
+    assert canary(torch.uint8, 32) == codes[0] or dtype is not torch.uint8
+
+
+def test_words_of_canaries() -> None:
+    assert word_of(0x7FC1, 2) == 0x7FC17FC17FC17FC1 and word_of(0xFF, 1) == -1
+    assert word_of(0x80000001, 4) == 0x8000000180000001 - 2**64 and word_of(5, 8) == 5
+    assert (integer_of(0xFF, 1), integer_of(0xFFFF, 2), integer_of(0x7FFF, 2)) == (255, -1, 32767)
+    assert (integer_of(0x80000000, 4), integer_of(2**63, 8)) == (-(2**31), -(2**63))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "end", "separate"),
+    [
+        ((), (), 1, True), ((0, 4), (4, 1), 0, True), ((3, 4), (4, 1), 12, True), ((3, 4), (3, 1), 10, False),
+        ((3, 4), (5, 1), 14, True), ((3, 4), (0, 1), 4, True), ((3, 4), (1, 3), 12, True), ((3, 4), (1, 2), 9, False),
+        ((1, 4), (0, 1), 4, True), ((2, 1, 2), (2, 0, 1), 4, True), ((2, 2), (2, 2), 5, False),
+        ((2, 3), (1, 1), 4, False), ((2,), (7,), 8, True),
+    ],
+)  # fmt: skip
+def test_what_strides_reach(shape: tuple[int, ...], strides: tuple[int, ...], end: int, separate: bool) -> None:
+    assert (extent(shape, strides), separates(shape, strides)) == (end, separate)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "offset", "margin"),
+    [
+        ((4,), torch.float32, 0, 64 << 10),
+        ((4, 16 << 10), torch.uint8, 3, 64 << 10),
+        ((1, 16 << 10), torch.float32, 0, 256 << 10),
+        ((1, 1 << 20), torch.float32, 5, 4 << 20),
+        ((), torch.float64, 0, 64 << 10),
+    ],
+)
+def test_room_around_a_tensor(shape: tuple[int, ...], dtype: torch.dtype, offset: int, margin: int) -> None:
+    """Four rows on either side, from 64 KiB to 4 MiB; the tensor begins `offset` elements after a round address."""
+    strides = torch.empty(shape, device="meta").stride()
+    made = guard("x", shape, strides=strides, offset=offset, dtype=dtype, device=torch.device("cpu"), number=2)
+    size, begin = dtype.itemsize, made.start * dtype.itemsize - offset * dtype.itemsize
+    assert made.tensor.data_ptr() % 256 == offset * size % 256 and tuple(made.tensor.shape) == shape
+    assert margin <= begin < margin + 256
+    after = made.words.numel() * 8 - begin - (offset + extent(shape, strides)) * size
+    assert margin <= after < margin + 256 + 8
+    assert (made.words == word_of(canary(dtype, 2), size)).all()
+    assert not made.tensor._is_view()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +15,12 @@ from torch import Tensor
 
 from lastbit.errors import KernelError
 from lastbit.judging.problem import Problem
-from lastbit.judging.verdict import judge
+from lastbit.judging.verdict import describe_rows, describe_split, describe_stage, judge
 from lastbit.numerics import Enclosure, total
 from lastbit.ops import op
 from lastbit.references.rms_norm import rms_norm
-from lastbit.result import Judgement, Verdict, simplest
+from lastbit.result import Comparison, Finding, Judgement, StageResult, Verdict, Worst, simplest
+from lastbit.row_check import Need, Needs, RowCheck
 
 EPS = 1e-6
 ROWS, WIDTH = 8, 256
@@ -514,3 +517,103 @@ def test_dynamic_codes_and_scale() -> None:
     assert judgement.verdict is Verdict.PASSED, [f.sentence for f in judgement.findings]
     wrong = judged({"quantized": codes, "scale": scale * (1 + 2.0**-10)}, tensors, quant="dynamic")
     assert first_wrong(wrong) == "scale"
+
+
+# Sentences
+
+
+def comparison(outside: int, numel: int = 400, **rest: Any) -> Comparison:
+    return Comparison(numel=numel, outside=outside, **rest)
+
+
+WORST = Worst((1, 7), 2.5, 2.0, 2.0000001, 1.5, 2.25, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("cumulative", "isolated", "kind", "sentence"),
+    [
+        (
+            comparison(1, worst=WORST), comparison(0), "outside",
+            "1 of 400 elements (0.25 %) have a value that is not possible under c given the inputs, although each "
+            "stage follows from the one before: a stage is missing or out of order; worst at [1, 7]: 2.5, allowed from "
+            "1.5 to 2.25, exact 2.0000001, 3 ulp from the contract's value.",
+        ),
+        (
+            comparison(9), comparison(2, special=2, worst=replace(WORST, lo=2.25, exact=math.nan, ulp=math.inf)),
+            "special",
+            "2 of 400 elements (0.5 %) are NaN or infinite where they must not be, or the reverse, under c; worst at "
+            "[1, 7]: 2.5, allowed 2.25.",
+        ),
+        (
+            comparison(0), comparison(123, 4_000_000, special=1), "outside",
+            "123 of 4,000,000 elements (0.00308 %) have a value that is not possible under c given the kernel's own "
+            "earlier stages; no element to show.",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_stage(cumulative: Comparison, isolated: Comparison, kind: str, sentence: str) -> None:
+    stage = StageResult("y", "bf16", True, cumulative, isolated)
+    assert describe_stage(stage, "c") == Finding(kind, "y", sentence)
+
+
+ROWS_OF = "5 of 9 rows cannot come from one fp32 rstd under c"
+
+
+@pytest.mark.parametrize(
+    ("needs", "sentence"),
+    [
+        (Needs(), f"{ROWS_OF}."),
+        (Needs(5), f"{ROWS_OF}: some elements of a row need a larger one, others a smaller."),
+        (
+            Needs(5, 1, Need(3.0, 2.0), Need(3.0, 2.0)),
+            f"{ROWS_OF}: 1 would come from another one, 1.5 times the contract's (3 where that is 2); in the others, "
+            "some elements of a row need a larger one, others a smaller.",
+        ),
+        (
+            Needs(5, 5, Need(2.2, 2.0), Need(4.44, 4.0)),
+            f"{ROWS_OF}: each would come from another one, in every row about 1.11 times the contract's (4.44 where "
+            "that is 4), which hints at a wrong count of elements.",
+        ),
+        (
+            Needs(3, 3, Need(2.2, 2.0), Need(2.23, 2.02)),
+            f"{ROWS_OF}: each of 3 that were searched would come from another one, in every row about 1.10396 times "
+            "the contract's (2.23 where that is 2.02), which hints at a wrong count of elements, or a wrong eps, as "
+            "these rows are alike.",
+        ),
+        (
+            Needs(3, 2, Need(2.2, 2.0), Need(16.0, 8.0)),
+            f"{ROWS_OF}: 2 of 3 that were searched would come from another one, from 1.1 times the contract's (2.2 "
+            "where that is 2) to 2 times the contract's (16 where that is 8); the larger the contract's value, the "
+            "farther is the ratio from 1, which hints at eps; in the others, some elements of a row need a larger one, "
+            "others a smaller.",
+        ),
+        (
+            Needs(5, 5, Need(0.5, 2.0), Need(0.9, 1.0)),
+            f"{ROWS_OF}: each would come from another one, from 0.25 times the contract's (0.5 where that is 2) to 0.9 "
+            "times the contract's (0.9 where that is 1); the larger the contract's value, the farther is the ratio "
+            "from 1, which hints at eps.",
+        ),
+        (
+            Needs(5, 5, Need(0.5, 2.0), Need(1.1, 1.0)),
+            f"{ROWS_OF}: each would come from another one, from 0.25 times the contract's (0.5 where that is 2) to 1.1 "
+            "times the contract's (1.1 where that is 1); the larger the contract's value, the farther is the ratio "
+            "from 1, which hints at cancellation, as in a variance in one pass.",
+        ),
+        (
+            Needs(5, 5, Need(2.2, 2.0), Need(16.0, 2.0)),
+            f"{ROWS_OF}: each would come from another one, from 1.1 times the contract's (2.2 where that is 2) to 8 "
+            "times the contract's (16 where that is 2).",
+        ),
+    ],
+)
+def test_what_is_said_of_rows(needs: Needs, sentence: str) -> None:
+    assert describe_rows(RowCheck("rstd", 9, 3, 1, needs), "c") == Finding("rows", "rstd", sentence)
+
+
+def test_what_is_said_of_rows_of_two_values() -> None:
+    said = describe_split(RowCheck("rstd", 1200, 3, 1100, also=("mean",)), "c")
+    assert said.kind == "lanes" and said.stage == "rstd" and said.notice
+    assert said.sentence.startswith(
+        "1,100 of 1,200 rows come from two values of fp32 rstd and mean, one in each half of"
+    )
+    assert "in rows of at most 32 columns; a statistic" in said.sentence
