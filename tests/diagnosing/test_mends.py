@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import triton
 from rich.console import Console
 
+from lastbit.diagnosing import mends
 from lastbit.interpret import install
+from lastbit.numerics.algebraic import FORMULAS
+from lastbit.numerics.formats import BF16, FP16
+from lastbit.numerics.residues import Residues, constant
 from lastbit.reports.explanation import print_explanation
 from lastbit.reports.why import Explanation
+from lastbit.tracing import Event, Operand
+from lastbit.tracing.events import Made, Origin
 from tests.diagnosing.test_explain_command import explained
 from tests.diagnosing.test_mends_culprits import STRIDED, TORCH, TRITON, kernel_of
 
@@ -183,3 +192,132 @@ def test_a_number_that_the_launch_is_given_is_not_the_fault_of_the_line(tmp_path
     )
     explanation = found(tmp_path, text, "[eps]", "[2 * eps]")
     assert explanation.culprit is None and "perhaps" in printed(explanation)
+
+
+# What a mend computes
+
+
+def made(*numbers: float) -> Made:
+    values = np.array(numbers)
+    return Made(values, Residues.of(torch.from_numpy(values)))
+
+
+@pytest.mark.parametrize(
+    ("words", "numbers"),
+    [
+        ("of the other sign", (-4.0, 2.0)),
+        ("its magnitude", (4.0, 2.0)),
+        ("squared", (16.0, 4.0)),
+        ("inverted", (0.25, -0.5)),
+        ("added", (6.0, -6.0)),
+        ("subtracted", (2.0, 2.0)),
+        ("multiplied", (8.0, 8.0)),
+        ("divided", (2.0, 0.5)),
+        ("its first operand", (4.0, -2.0)),
+        ("its second operand", (2.0, -4.0)),
+        ("subtracted the other way round", (-2.0, -2.0)),
+        ("divided the other way round", (0.5, 2.0)),
+        ("the larger of the two", (4.0, -2.0)),
+        ("the smaller of the two", (2.0, -4.0)),
+    ],
+)
+def test_other_operations_on_numbers_and_their_residues(words: str, numbers: tuple[float, ...]) -> None:
+    x, y = made(4.0, -2.0), made(2.0, -4.0)
+    found = mends._OF_ONE[words](x) if words in mends._OF_ONE else mends._OF_TWO[words](x, y)
+    assert tuple(found.values) == numbers
+    assert found.residues is not None and found.residues.equal(Residues.of(torch.tensor(numbers))).all()
+    bare = Made(x.values)
+    if words not in ("its first operand", "its second operand"):
+        without = mends._OF_ONE[words](bare) if words in mends._OF_ONE else mends._OF_TWO[words](bare, y)
+        assert tuple(without.values) == numbers and without.residues is None
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [("its root", "sqrt"), ("its inverse root", "rsqrt"), ("exp of it", "exp"), ("exp2 of it", "exp2")],
+)
+def test_functions_of_one_number(words: str, name: str) -> None:
+    x = made(4.0, 9.0)
+    found = mends._OF_ONE[words](x)
+    assert x.residues is not None and found.residues is not None
+    assert found.residues.equal(FORMULAS[name](x.residues)).all()
+    assert found.values == pytest.approx(getattr(torch, name)(torch.tensor([4.0, 9.0])).numpy(), rel=1e-6)
+
+
+def test_comparisons_and_operations_by_name() -> None:
+    a, b = np.array([1, 2, 3]), np.array([2, 2, 2])
+    signs = {sign: function(a, b).tolist() for sign, function in mends._COMPARED.values()}
+    no, yes = False, True
+    assert signs == {
+        "<": [yes, no, no], "<=": [yes, yes, no], ">": [no, no, yes], ">=": [no, yes, yes], "==": [no, yes, no],
+        "!=": [yes, no, yes],
+    }  # fmt: skip
+    x, y = made(8.0), made(2.0)
+    assert {name: float(f(x, y).values[0]) for name, f in mends._BY_NAME.items()} == {
+        "fadd": 10.0, "add": 10.0, "fsub": 6.0, "sub": 6.0, "fmul": 16.0, "mul": 16.0, "fdiv": 4.0, "div": 4.0,
+    }  # fmt: skip
+    assert [float(f(x, y).values[0]) for f in mends._MORE.values()] == [10.0, 6.0, 16.0, 4.0]
+    assert [words.format("n") for words in mends._MORE] == ["plus n", "minus n", "times n", "divided by n"]
+
+
+def test_numbers_are_filled_placed_and_chosen_with_their_residues() -> None:
+    third = mends._full(1 / 3, (2, 2), np.float32)
+    assert third.values.dtype == np.float32 and third.values.shape == (2, 2) and third.residues is not None
+    assert third.residues.shape == (2, 2) and third.residues.equal(constant(3.0).reciprocal()).all()
+    one, four = made(7.0), made(1.0, 2.0, 3.0, 4.0)
+    assert mends._shaped(one, (2, 3)).values.tolist() == [[7.0] * 3] * 2
+    assert mends._shaped(four, (2, 2)).values.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    placed = mends._placed(four, made(50.0, 60.0, 70.0), np.array([3, -1, 0]))
+    assert placed.values.tolist() == [70.0, 2.0, 3.0, 50.0]
+    assert placed.residues is not None and placed.residues.p.tolist() == [70, 2, 3, 50]
+    chosen = mends._where(np.array([True, False]), made(1.0, 2.0), made(3.0, 4.0))
+    assert chosen.values.tolist() == [1.0, 4.0] and chosen.residues is not None
+    assert chosen.residues.p.tolist() == [1, 4]
+    assert mends._where(np.array([True]), Made(np.ones(1)), made(3.0)).residues is None
+    zeros = mends._zeros_like(four)
+    assert zeros is not None and zeros.p.tolist() == [0] * 4 and mends._zeros_like(Made(np.ones(1))) is None
+    second = mends._second(mends._SUB, 3.0, four)
+    assert second.values.tolist() == [-2.0, -1.0, 0.0, 1.0]
+
+
+def test_numbers_are_stored_and_rounded_as_their_dtype_holds_them() -> None:
+    wide = made(1.001, 2.0)
+    stored, rounded = mends._stored(wide, np.dtype(np.float16)), mends._rounded(BF16, wide)
+    assert stored.values.dtype == np.float16 and stored.values.tolist() == [1.0009765625, 2.0]
+    assert rounded.values.dtype == np.float64 and rounded.values.tolist() == [1.0, 2.0]
+    assert wide.residues is not None
+    for found, fmt in ((stored, FP16), (rounded, BF16)):
+        assert found.residues is not None
+        assert found.residues.equal(wide.residues.rounded(fmt, torch.tensor([1.001, 2.0]).double())).all()
+    assert mends._stored(wide, np.dtype(np.float32)).residues.equal(wide.residues).all()  # type: ignore[union-attr]
+    assert mends._rounded(BF16, Made(np.float16([1.001]))).values.dtype == np.float32
+    kept = mends._kept(mends._OF_ONE["squared"], Made(np.float32([3.0])))
+    assert kept.values.dtype == np.float32 and kept.values.tolist() == [9.0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [(np.float16, np.float32), (np.float32, np.float32), (np.float64, np.float64), (np.int8, np.float32)],
+)
+def test_the_dtype_of_an_unrounded_result(dtype: type, wide: type) -> None:
+    assert mends._wide(Event(0, "fadd", (), 0, "", np.zeros(1, dtype))) == np.dtype(wide)
+
+
+NOTHING = Event(1, "fadd", (), 0, "", np.full(3, 2.5))
+
+
+@pytest.mark.parametrize(
+    ("operand", "number"),
+    [
+        (Operand(lambda lanes: lanes, values=np.array(5)), 5.0),
+        (Operand(lambda lanes: lanes, values=np.array([5.0, 5.0])), 5.0),
+        (Operand(lambda lanes: lanes, values=np.array([5.0, 6.0])), None),
+        (Operand(lambda lanes: lanes, values=np.array([])), None),
+        (Operand(lambda lanes: lanes, values=np.array(5), address=True), None),
+        (Operand(lambda lanes: lanes, event=NOTHING), None),
+        (Operand(lambda lanes: lanes, event=replace(NOTHING, origin=Origin.ARGUMENTS)), 2.5),
+        (Operand(lambda lanes: lanes, event=replace(NOTHING, origin=Origin.ARGUMENTS, name="get_program_id")), None),
+    ],
+)
+def test_constants_among_operands(operand: Operand, number: float | None) -> None:
+    assert mends.constant_of(operand) == number
