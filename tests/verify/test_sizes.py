@@ -21,6 +21,7 @@ from lastbit.inputs import build
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.result import Verdict
 from lastbit.takes import declared_takes
+from lastbit.verify import sizes
 from lastbit.verify.check import verify_case
 from lastbit.verify.plan import make_plan
 from lastbit.verify.project import open_project
@@ -227,3 +228,112 @@ def test_a_run_has_a_group_of_them_and_says_what_is_left(tmp_path: Path) -> None
 def test_the_budget_of_a_run_is_divided_among_its_functions() -> None:
     assert cases_of_each(1) > cases_of_each(4) > cases_of_each(1000) > 0
     assert cases_of_each(1, share=0) == 0
+
+
+# Templates and the sizes that are looked at
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("N", 12),
+        ("7", 7),
+        ("G*N", 36),
+        ("2*N", 24),
+        ("N/2", 6),
+        ("N/5", 2),
+        ("G*N/2", 18),
+        ("N/2*G", 18),
+        ("N*N/G", 48),
+    ],
+)
+def test_products_and_quotients_of_dimensions(expression: str, value: int) -> None:
+    assert sizes._value(expression, {"N": 12, "G": 3}) == value
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("N+1", r"cannot read 'N\+1': expected dimensions and numbers"),
+        ("M", "dimension 'M' is not declared; write M=NARROW..LONGEST before the tensors"),
+        ("2*M", "dimension 'M' is not declared"),
+    ],
+)
+def test_sizes_that_cannot_be_read(expression: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sizes._value(expression, {"N": 12})
+
+
+def template_of(line: str, folder: Path, *, small: bool = True) -> Template:
+    path = folder / "op.txt"
+    path.write_text(line)
+    return read_templates(path, small=small)[0]
+
+
+def test_the_sizes_of_a_dimension(tmp_path: Path) -> None:
+    small, large = (template_of(NORM, tmp_path, small=small) for small in (True, False))
+    tokens, width = small.dimensions["T"], small.dimensions["N"]
+    assert (tokens.narrow, tokens.longest, tokens.step) == (2, 300, 1) and large.dimensions["T"].longest == 900
+    assert (width.narrow, width.longest, width.step) == (16, 4000, 8) and large.dimensions["N"].longest == 4000
+    assert [tokens.has(n) for n in (0, 1, 300, 301)] == [False, True, True, False]
+    assert [width.has(n) for n in (8, 12, 4000, 4008)] == [True, False, True, False]
+    within = width.within([24, 12, 5000, "x", 128])
+    assert within is not None and (within.narrow, within.longest, within.step) == (24, 128, 8)
+    assert [within.has(n) for n in (16, 24, 128)] == [False, True, True]
+    few = width.within([8])
+    assert few is not None and (few.narrow, few.longest) == (8, 8) and width.within([12, 4008]) is None
+    odd = template_of("rms_norm N=16..4001/8 x=bf16[N] weight=bf16[N] eps=1e-06", tmp_path)
+    assert odd.dimensions["N"].longest == 4000
+
+
+def test_cases_of_a_template(tmp_path: Path) -> None:
+    made = template_of("op G=2..9 N=16..4000/8 x=bf16[3,G*N] y=bf16[N/2]:below_{G} n={G} eps=0.5", tmp_path)
+    assert str(made.case({"N": 24}, 7)) == "op x=bf16[3,48] y=bf16[12]:below_2 n=2 eps=0.5 seed=7"
+    assert str(made.case({})) == "op x=bf16[3,32] y=bf16[8]:below_2 n=2 eps=0.5 seed=0"
+    assert (
+        made.elements({}) == 104 and made.elements({"G": 4, "N": 24}) == 300 and made.shapes == [["3", "G*N"], ["N/2"]]
+    )
+    assert made.has({"N": 24, "G": 2}) and not made.has({"N": 20}) and not made.has({"M": 2}) and made.has({})
+    assert [made.dimension_of("y", place) for place in (0, -1, 1)] == ["", "", ""]
+    norm = template_of(NORM, tmp_path)
+    assert [norm.dimension_of("x", place) for place in (-2, -1, 0, 1, 2, -3)] == ["T", "N", "T", "N", "", ""]
+    assert norm.dimension_of("z", 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("op N=16..4000/7 x=bf16[N]", "line 1: 'N=16..4000/7' must begin with a multiple of 7 from 1 to 4000"),
+        ("op N=5..4 x=bf16[N]", "'N=5..4' must begin with a multiple of 1 from 1 to 4"),
+        ("op N=0..4 x=bf16[N]", "must begin with a multiple of 1"),
+        ("op N=1..4 x=bf16[M]", "dimension 'M' is not declared"),
+    ],
+)
+def test_templates_that_are_none(line: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        template_of(line, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("constants", "first"),
+    [
+        (SizeConstants(), ["T 300", "N 4000", "N 2056", "N 1032", "N 520", "T 257", "N 264"]),
+        (SizeConstants(compared=(640,)), ["T 300", "N 4000", "N 648: 640", "N 640", "N 632", "N 1288"]),
+        (SizeConstants(compared=(100,)), ["T 300", "N 4000", "T 101: 100", "N 104: 100", "T 100", "T 99", "N 96"]),
+        (SizeConstants(compared=(10000,)), ["T 300", "N 4000", "N 100, T 101: 10000"]),
+        (SizeConstants(blocks=(64,)), ["T 300", "N 4000", "T 65", "N 72", "T 129", "N 136", "T 64", "N 64", "T 63"]),
+    ],
+)
+def test_what_is_looked_at_first(constants: SizeConstants, first: list[str], tmp_path: Path) -> None:
+    rungs = sizes._rungs([template_of(NORM, tmp_path)], constants)
+    told = [
+        ", ".join(f"{n} {s}" for n, s in rung) + (f": {number}" if number else "") for rung, number in rungs.items()
+    ]
+    assert told[: len(first)] == first
+    assert len(set(rungs)) == len(rungs) and all(n >= 2 for rung in rungs for _, n in rung)
+
+
+@pytest.mark.parametrize(("functions", "share"), [(0, 1.0), (1, 1.0), (1, 0.5), (10, 1.0), (1000, 1.0), (1000, 0.5)])
+def test_cases_that_each_function_has(functions: int, share: float) -> None:
+    most, fewest, total = sizes._MOST, sizes._FEWEST, sizes._CASES_OF_A_RUN
+    assert cases_of_each(functions, share=share) == round(max(fewest, min(most, total // max(functions, 1))) * share)
