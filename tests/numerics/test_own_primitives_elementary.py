@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lastbit import numerics
-from lastbit.numerics import DOCUMENTED, Bound, Enclosure, Premises, exp, primitive, using
+from lastbit.numerics import DOCUMENTED, Bound, Enclosure, Premises, Primitive, exp, primitive, using
 from lastbit.numerics.own_primitives import cos, erf, exp2, expm1, log, log1p, log2, sin, tanh
 
 NAMES = ("exp2", "log", "log2", "log1p", "expm1", "tanh", "erf", "sin", "cos")
@@ -255,3 +255,78 @@ def test_identities_hold_in_the_enclosures() -> None:
     ):
         assert ((one.lo <= other.hi) & (other.lo <= one.hi)).all()
     assert (tanh(x).hi > erf(x * 0.5).lo).all()
+
+
+SAME = primitive("same", lambda x: x.clone(), shape="rising", bound=Bound(2.0**-20, "one in a million"))
+OPPOSITE = primitive("opposite", torch.neg, shape="falling", bound=Bound(0.0, "exact", absolute=2.0**-10))
+NEAR = 2.0**-126 * 2.0**-20
+LEAST = 2.0**-147
+"""What a subnormal result may err by."""
+
+
+@pytest.mark.parametrize(
+    ("x", "lo", "hi"),
+    [
+        (1.0, 1 - 2.0**-20, 1 + 2.0**-20),
+        (-1.0, -1 - 2.0**-20, -1 + 2.0**-20),
+        (3 * 2.0**-126, 3 * (2.0**-126 - NEAR), 3 * (2.0**-126 + NEAR)),
+        (2.0**-125, 2 * (2.0**-126 - NEAR) - LEAST, 2 * (2.0**-126 + NEAR) + LEAST),
+        (2.0**-126, 0.0, 2.0**-126 + NEAR + LEAST),
+        (-(2.0**-126), -(2.0**-126) - NEAR - LEAST, 0.0),
+        (2.0**-127, 0.0, 2.0**-127 + NEAR / 2 + LEAST),
+        (2.0**-149, 0.0, 2.0**-149 + LEAST),
+        (0.0, 0.0, 0.0),
+    ],
+)
+def test_what_a_subnormal_number_or_result_may_become(x: float, lo: float, hi: float) -> None:
+    e = SAME(Enclosure.point(torch.tensor([x], dtype=torch.float64)))
+    assert (e.lo.item(), e.hi.item()) == (float(torch.tensor(lo)), float(torch.tensor(hi)))
+
+
+@pytest.mark.parametrize(
+    ("ends", "lo", "hi"),
+    [
+        ((1.0, 2.0), -2.0, -1.0),
+        ((-3.0, 2.0), -2.0, 3.0),
+        ((0.0, 1.0), -1.0, 0.0),
+        ((2.0**-130, 1.0), -1.0, 0.0),
+        ((-1.0, -(2.0**-130)), 0.0, 1.0),
+        ((2.0**-126, 1.0), -1.0, -(2.0**-126)),
+    ],
+)
+def test_ends_of_a_falling_function_are_exchanged(ends: tuple[float, float], lo: float, hi: float) -> None:
+    """With an absolute error besides; a subnormal argument may be taken for zero."""
+    e = OPPOSITE(Enclosure(torch.tensor([[ends[0]], [ends[0]], [ends[0]], [ends[1]]], dtype=torch.float64)))
+    assert e.lo.item() == pytest.approx(lo - 2.0**-10, rel=1e-6) and e.hi.item() == pytest.approx(
+        hi + 2.0**-10, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("wave", [sin, cos])
+@pytest.mark.parametrize(
+    ("lo", "hi", "crest", "trough"),
+    [
+        (-0.1, 0.1, True, False), (0.4, 0.6, False, True), (0.3, 0.45, False, False), (0.4, 1.1, True, True),
+        (-5.1, -4.9, True, False), (0.1, 2.0**28, True, True),
+    ],
+)  # fmt: skip
+def test_turning_points_within_an_interval(wave: Primitive, lo: float, hi: float, crest: bool, trough: bool) -> None:
+    """Ends in turns beside the crest, which is at no turn of the cosine and a quarter of one of the sine."""
+    at = 0.25 if wave is sin else 0.0
+    ends = torch.tensor([lo + at, hi + at], dtype=torch.float64) * 2 * math.pi
+    e = wave(Enclosure(torch.stack([ends[:1], ends[:1], ends[:1], ends[1:]])))
+    values = (torch.sin if wave is sin else torch.cos)(ends)
+    assert (e.hi.item() >= 1.0) == crest
+    assert (e.lo.item() <= -1.0) == trough
+    if not crest:
+        assert e.hi.item() == pytest.approx(values.max().item(), rel=1e-5)
+    if not trough:
+        assert e.lo.item() == pytest.approx(values.min().item(), rel=1e-5)
+
+
+def test_far_arguments_may_have_any_phase_unless_they_are_one_number() -> None:
+    far = 2.0**30 * 1.5
+    one, several = (sin(Enclosure(torch.tensor([[far], [far], [far], [end]]).double())) for end in (far, far + 128))
+    assert several.lo.item() <= -1 and several.hi.item() >= 1 and one.hi.item() - one.lo.item() < 1e-5
+    lost = sin(Enclosure(torch.tensor([[0.0], [0.0], [0.0], [INF]]).double()))
+    assert (lost.lo.item(), lost.hi.item()) == (-INF, INF)

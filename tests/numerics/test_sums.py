@@ -12,7 +12,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastbit.numerics import Enclosure, Premises, dot, hull, mean, mean_of_squares, total, using
+from lastbit.numerics import (
+    Enclosure,
+    Premises,
+    dot,
+    hull,
+    mean,
+    mean_of_squares,
+    sum_in_any_order,
+    total,
+    total_of_products,
+    using,
+)
+from lastbit.numerics.formats import BF16, Format
+from lastbit.numerics.premises import EXACT
+from lastbit.numerics.sums import flushed, quantum_of, units_of
 
 FLOAT_MAX = float(np.finfo(np.float32).max)
 Row = np.ndarray
@@ -442,3 +456,84 @@ def test_products_of_a_dot_that_underflow() -> None:
     assert {float(r.item()) for r in results[:2]} == {0.0}
     for result in results:
         assert within(dot(of(a), of(b)), result)
+
+
+# Few terms, in any order
+
+
+def every_sum(terms: list[float], rounded: Callable[[float], float]) -> set[float]:
+    """All results of adding terms two at a time in whichever order, by splitting them in every way."""
+    if len(terms) == 1:
+        return {terms[0]}
+    found = set()
+    for mask in range(1, 1 << (len(terms) - 1)):
+        halves = [[t for n, t in enumerate(terms) if (mask >> n & 1) == side] for side in (0, 1)]
+        found |= {rounded(a + b) for a in every_sum(halves[0], rounded) for b in every_sum(halves[1], rounded)}
+    return found
+
+
+@pytest.mark.parametrize("fmt", [None, BF16])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_few_terms_reach_the_ends_of_all_orders(count: int, fmt: Format | None) -> None:
+    numbers = (torch.randn(count, 40, generator=torch.Generator().manual_seed(count)) * 8).bfloat16().float()
+    found = sum_in_any_order([Enclosure.point(row) for row in numbers], fmt)
+
+    def rounded(x: float) -> float:
+        own = torch.tensor(x, dtype=torch.float64).float()
+        return float(own if fmt is None else own.bfloat16())
+
+    for column in range(numbers.shape[1]):
+        own = every_sum(numbers[:, column].double().tolist(), rounded)
+        assert (found.lo[column].item(), found.hi[column].item()) == (min(own), max(own))
+    assert torch.allclose(found.exact, numbers.double().sum(0), rtol=1e-14, atol=0)
+
+
+def test_exact_sums_of_few_terms_are_not_rounded() -> None:
+    terms = [Enclosure.point(torch.tensor([x])) for x in (256.0, 1.0, 1.0)]
+    with using(EXACT):
+        found = sum_in_any_order(terms, BF16)
+    assert found.exact.item() == 258.0 and found.lo.item() <= 258.0 <= found.hi.item() and found.hi.item() < 258.001
+    assert sum_in_any_order(terms, BF16).lo.item() == 256.0
+
+
+@pytest.mark.parametrize(
+    ("x", "unit"),
+    [
+        (1.0, 1.0), (3.0, 1.0), (12.0, 4.0), (-0.375, 0.125), (0.0, math.inf), (math.inf, math.inf),
+        (math.nan, math.inf), (2.0**-1000 * 5, 2.0**-1000), (1.0 + 2.0**-52, 2.0**-52),
+    ],
+)  # fmt: skip
+def test_the_largest_power_of_two_that_divides_a_number(x: float, unit: float) -> None:
+    own = torch.tensor([[x]], dtype=torch.float64)
+    assert units_of(own).item() == unit == quantum_of(own, -1).item()
+    several = torch.tensor([[4.0, 12.0, 0.0]], dtype=torch.float64)
+    assert quantum_of(several, -1).tolist() == [[4.0]] and quantum_of(several, -1, keepdim=False).tolist() == [4.0]
+    assert quantum_of(several[:, :0], -1).tolist() == [[math.inf]]
+
+
+@pytest.mark.parametrize(("largest", "exact"), [(2.0**24 - 2, True), (2.0**24 - 1, False)])
+def test_the_largest_sum_on_a_lattice(largest: float, exact: bool) -> None:
+    """Below 2^24 units with the other number, 1, every partial sum is exact."""
+    found = total(Enclosure.point(torch.tensor([[largest, 1.0]])))
+    assert (found.lo == found.hi).item() == exact
+    negative = total(Enclosure.point(torch.tensor([[-largest, 1.0]])))
+    assert (negative.lo == negative.hi).item() == exact
+
+
+@pytest.mark.parametrize(
+    ("numbers", "unknown"),
+    [([3e38, 3e38, -3e38], True), ([3e38, 3e38], False), ([2e38, 1e38, -1e37], False), ([3e38, 5e37, -5e37], True)],
+)
+def test_sums_of_both_signs_of_which_some_order_overflows(numbers: list[float], unknown: bool) -> None:
+    found = total(Enclosure.point(torch.tensor([numbers])))
+    assert (found.unknown is not None and found.unknown.item()) == unknown
+
+
+def test_what_flushing_and_underflow_may_change() -> None:
+    with using(Premises(flushes_subnormals=True)):
+        assert flushed() == 2.0**-126
+        found = total(Enclosure.point(torch.tensor([[1.0, 2.0]])))
+    assert flushed() == 0.0
+    assert found.lo.item() == found.hi.item() == 3.0
+    small = total_of_products(*[Enclosure.point(torch.tensor([[2.0**-75, 3 * 2.0**-76]]))] * 2)
+    assert small.hi.item() - small.exact.item() >= 2 * 2.0**-150 - 2.0**-150 and small.lo.item() <= small.exact.item()
