@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lastbit.numerics import (
     Enclosure,
+    Indices,
     Truth,
     abs,
     amax,
@@ -280,3 +281,45 @@ def test_reflected_operations_are_those_of_their_operands() -> None:
     assert ((third.lo <= 1.0 / x.value) & (third.hi >= 1.0 / x.value)).all() and (third.hi > third.lo)[1]
     assert ((own.lo <= x.value / 3.0) & (own.hi >= x.value / 3.0)).all()
     assert clamp(1.0 - x, 0.0, 1.0).value.tolist() == [0.75, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "outside", "value", "allowed"),
+    [
+        (0, False, 0, [True, False, False]),
+        (1, True, 1, [False, True, False]),
+        (2, False, 2, [False, False, True]),
+        (3, True, 2, [True, True, True]),
+        (-1, True, 0, [True, True, True]),
+    ],
+)
+def test_indices_that_a_kernel_gives(given: int, outside: bool, value: int, allowed: list[bool]) -> None:
+    """One of a row of three, of which the first and the last are allowed; beyond the row it stands for any element."""
+    indices = Indices(torch.tensor([[True, False, True]]), torch.tensor([[0]]), torch.int32)
+    own = torch.tensor([[given]])
+    assert indices.outside(own).tolist() == [[outside]]
+    only = indices.only(own)
+    assert (only.value.tolist(), only.allowed.tolist(), only.dtype) == ([[value]], [allowed], torch.int32)
+    bounds = indices.range
+    assert (bounds.exact.item(), bounds.value.item(), bounds.lo.item(), bounds.hi.item()) == (0, 0, 0, 2)
+
+
+def test_elements_at_an_index_that_may_be_several() -> None:
+    parts = torch.tensor([[1.0, 5.0, 2.0], [1.0, 5.0, 2.0], [0.5, 4.0, 1.5], [1.5, 6.0, 9.0]])[:, None].double()
+    indices = Indices(torch.tensor([[True, False, True]]), torch.tensor([[2]]))
+    found = indices.elements(Enclosure(parts))
+    assert found.full.flatten().tolist() == [2.0, 2.0, 0.5, 9.0]
+    nan, inf = math.nan, math.inf
+    for place, ends, expected in (
+        (1, (nan, nan), [0.5, 9.0]),
+        (1, (-inf, inf), [0.5, 9.0]),
+        (0, (-inf, inf), [-inf, inf]),
+        (0, (nan, nan), [-inf, inf]),
+    ):
+        own = parts.clone()
+        own[2, 0, place], own[3, 0, place] = ends
+        found = indices.elements(Enclosure(own))
+        assert [found.lo.item(), found.hi.item()] == expected, (place, ends)
+    both = parts.clone()
+    both[2:, 0, [0, 2]] = nan
+    assert torch.isnan(indices.elements(Enclosure(both)).lo).all()
