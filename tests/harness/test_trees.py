@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
+from lastbit import trees
 from lastbit.errors import UsageError
 from lastbit.trees import (
     Checkout,
@@ -139,3 +142,42 @@ def test_the_folder_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name in ("no_such_package", "some_module.part", ""):
         with pytest.raises(UsageError, match=f"there is no installed package '{name}' to watch"):
             folders_of_package(name)
+
+
+@pytest.mark.parametrize(
+    ("origin", "place", "is_copy"),
+    [
+        ({"dir_info": {}}, "main", True),
+        ({"dir_info": {"editable": False}}, "main", True),
+        ({"dir_info": {"editable": True}}, "main", False),
+        ({"vcs_info": {}, "dir_info": {"editable": True}}, "main", True),
+        ({}, "main", False),
+        ({"dir_info": {}}, "main/sub", True),
+        ({"dir_info": {}}, "apart", False),
+        ({"dir_info": {}}, "plain", False),
+    ],
+)
+def test_copies_that_pip_installed_from_the_repository(
+    tree: Path, origin: dict[str, Any], place: str, is_copy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are one and the same for every revision, so that none can be measured by them."""
+    site = tree / "site-packages"
+
+    def distribution(text: str | None, files: list[str] | None) -> SimpleNamespace:
+        return SimpleNamespace(read_text=lambda name: text, files=files, locate_file=lambda file: site / file)
+
+    told = json.dumps({"url": (tree / place).as_uri(), **origin})
+    others = [
+        distribution(None, ["x.py"]),
+        distribution(told.replace("file:", "https:"), ["y.py"]),
+        distribution(told, None),
+    ]
+    monkeypatch.setattr(trees, "distributions", lambda: [*others, distribution(told, ["own.py"])])
+    modules = {name: site / f"{name}.py" for name in ("own", "x", "y")}
+    main = checkout_of(tree / "main")
+    assert [*of_repository(main, modules, copied=True)] == ["own"] * is_copy
+    assert not of_repository(main, modules, copied=False)
+    if is_copy:
+        with pytest.raises(MixedTrees, match=r"import own from .*, which was installed from this repository"):
+            check_trees([tree / "main" / "kernels"], modules, revision="R", together=False)
+    check_trees([tree / "main" / "kernels"], modules, revision="", together=False)

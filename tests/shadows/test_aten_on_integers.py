@@ -269,3 +269,45 @@ def test_operations_without_a_rule_are_opaque(function: Callable[[Tensor], Tenso
     with Following(memory) as following:
         result = function(X.clone())
     assert following.opaque and memory.read(result).open.all()
+
+
+def drawn_in_place(x: Tensor) -> Tensor:
+    return torch.empty(2, 4).copy_(x).uniform_(0.0, 1.0)
+
+
+def listed_in_place(x: Tensor) -> Tensor:
+    parts = [x.clone(), x * 2]
+    torch._foreach_mul_(parts, 3.0)
+    return torch.cat(parts)
+
+
+def through_bits(x: Tensor) -> Tensor:
+    return x.view(torch.int32).view(torch.float32) * 2
+
+
+@pytest.mark.parametrize("function", [drawn_in_place, listed_in_place, through_bits])
+def test_what_is_drawn_listed_or_seen_as_bits_is_known(function: Callable[[Tensor], Tensor]) -> None:
+    result, found = followed(function, X)
+    assert not found.open.any() and found.equal(Residues.of(result.double())).all()
+
+
+@pytest.mark.parametrize(
+    ("function", "known"),
+    [
+        (lambda x: (x.view(torch.int32) & -(1 << 23)).view(torch.float32), True),  # the exponent alone
+        (lambda x: (x.view(torch.int32) & -(1 << 16)).view(torch.float32), False),
+        (lambda x: (x.view(torch.int32) + 1).view(torch.float32), False),
+        (lambda x: (x.view(torch.int32) << 23).view(torch.float32), True),
+        (lambda x: (x.view(torch.int32) << 4).view(torch.float32), False),
+    ],
+)
+def test_bits_that_are_computed_with_are_open_unless_a_power_of_two_is_left(
+    function: Callable[[Tensor], Tensor], known: bool
+) -> None:
+    memory = ShadowMemory()
+    with Following(memory) as following:
+        result = function(X.clone())
+    found = memory.read(result)
+    assert (not found.open.any() and not following.opaque) == known
+    if known:
+        assert found.equal(Residues.of(result.double())).all()
