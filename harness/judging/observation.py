@@ -14,6 +14,7 @@ from lastbit.judging.compare import finished
 from lastbit.judging.expected import Expected, Trace, known_exactly
 from lastbit.judging.problem import Problem, Tensors
 from lastbit.judging.torch_compare import unravel
+from lastbit.numerics.premises import AS_WRITTEN
 from lastbit.ops import Contract
 from lastbit.result import Comparison
 from lastbit.row_check import RowCheck
@@ -92,7 +93,15 @@ class Observation:
     @cached_property
     def real(self) -> Trace:
         """The trace in real arithmetic from the inputs, and from values that the kernel rounded to 16 bits or chose."""
-        rounds, real = self.problem.contract.rounds, self.problem.in_real_arithmetic
+        return self._follow(self.problem.in_real_arithmetic)
+
+    @cached_property
+    def real_as_written(self) -> Trace:
+        """The same with parameters as they are written, which fp32 may not hold."""
+        return self._follow(replace(self.problem.in_real_arithmetic, premises=AS_WRITTEN))
+
+    def _follow(self, real: Problem) -> Trace:
+        rounds = self.problem.contract.rounds
         given = {name: t for name, t in self.actual.items() if name in rounds or not t.is_floating_point()}
         return real.evaluate(given) if given else real.trace
 

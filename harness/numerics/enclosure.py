@@ -249,20 +249,20 @@ def both(a: Enclosure | float, b: Enclosure | float) -> tuple[Tensor, Tensor]:
 
 
 def _parts(operand: Enclosure | float, like: Enclosure | float) -> Tensor:
-    """Return the parts of an operand; a Python number becomes fp32, as in a kernel, on the device of the other one."""
+    """Return the parts of an operand; a Python number becomes fp32, as in a kernel, or what the premises say."""
     if isinstance(operand, Enclosure):
         return operand.parts
     try:
         bits = struct.pack("d", operand)
     except struct.error:
         raise TypeError(f"{operand!r} is neither an enclosure nor a number") from None
-    return _number(bits, like.parts.device if isinstance(like, Enclosure) else None)
+    return _number(bits, like.parts.device if isinstance(like, Enclosure) else None, current().numbers.dtype)
 
 
 @lru_cache(maxsize=256)
-def _number(bits: bytes, device: torch.device | None) -> Tensor:
+def _number(bits: bytes, device: torch.device | None, dtype: torch.dtype) -> Tensor:
     """Return a number as one part; it is copied once per device, where a copy takes longer than an operation."""
-    return torch.tensor([struct.unpack("d", bits)[0]], dtype=torch.float32, device=device).to(torch.float64)
+    return torch.tensor([struct.unpack("d", bits)[0]], dtype=dtype, device=device).to(torch.float64)
 
 
 def unrounded_product(a: Enclosure | float, b: Enclosure | float) -> Tensor:

@@ -73,6 +73,7 @@ class Premises:
         until: the stage after which intermediate values are of fp32 again; none for "".
         options: of several ways to compute that a reference leaves open, all count; else the first one alone.
         unit: largest relative error of a correctly rounded operation; bounds of primitives grow or shrink with it.
+        numbers: the format that Python numbers become, such as eps.
     """
 
     device: str = "unknown"
@@ -87,6 +88,7 @@ class Premises:
     until: str = ""
     options: bool = True
     unit: float = U
+    numbers: Format = FP32
 
     def relative(self, primitive: str) -> float:
         """Return the largest relative error of `primitive` alone; a measured one covers every way to compute it."""
@@ -144,6 +146,9 @@ class Premises:
 
 REAL = Premises("real arithmetic, as closely as fp64 tells", tensor_cores=None, arithmetic=PRECISE, unit=2.0**-52)
 """Premises whose bounds shrink to the errors of fp64, so that the ends enclose the result in real arithmetic."""
+
+AS_WRITTEN = replace(REAL, numbers=PRECISE)
+"""Premises like `REAL` for a kernel that computes with 1e-05 as fp64 has it."""
 
 EXACT = replace(REAL, options=False)
 """Premises like `REAL` under which the ends enclose the exact part, that of the first of several ways to compute."""

@@ -238,3 +238,33 @@ def test_a_row_in_fp64_needs_no_latent_value_of_fp32(dtype: torch.dtype, width: 
     assert judgement.rows is not None and judgement.rows.explained == judgement.rows.rows
     y[3, 5] = torch.nextafter(y[3, 5], torch.full_like(y[3, 5], math.inf))
     assert judge(problem, {"output": y}).verdict is Verdict.FAILED
+
+
+def in_fp64(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """LayerNorm in fp64, rounded once."""
+    centered = x.double() - x.double().mean(-1, keepdim=True)
+    return centered / (centered.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+def test_a_difference_that_cancels_in_fp64_is_legal() -> None:
+    """The mean of a row is 1, and so are some elements: real arithmetic gives 0, and fp64 what it errs."""
+    x = (normals(1, 6, 93) * 4).round()
+    x[:, 0] += 93 - x.sum(-1)
+    given = {"x": x, "weight": normals(2, 93).bfloat16()}
+    y = in_fp64(**given, eps=1e-5)
+    assert (y == 0).any(-1).all()
+    assert judged(layer_norm_gated, given, {"output": y.float()}, eps=1e-5).verdict is Verdict.PASSED
+    for wrong in (y + 1e-12 * (y == 0), y * (1 + 1e-7 * (y > 0))):
+        assert judged(layer_norm_gated, given, {"output": wrong.float()}, eps=1e-5).verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    ("eps", "verdict"),
+    [(1e-5, Verdict.PASSED), (float(torch.tensor(1e-5)), Verdict.PASSED), (1.00001e-5, Verdict.FAILED)],
+)
+def test_in_fp64_eps_may_be_of_fp32_or_as_it_is_written(eps: float, verdict: Verdict) -> None:
+    given = {"x": normals(1, 64, 93) * 1e-3, "weight": normals(2, 93).bfloat16()}
+    x = given["x"].double()
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * given["weight"].double()
+    judgement = judged(layer_norm_gated, given, {"output": y.float()}, eps=1e-5, is_rms_norm=True)
+    assert judgement.verdict is verdict
