@@ -87,12 +87,17 @@ class Undecidable:
     dtype: str
 
 
+COMBINATIONS = "combinations"
+"""The choice of two dtypes or options that go together."""
+
+
 @dataclass(frozen=True)
 class Coverage:
     """The options of a choice in the cases that a kernel was judged on.
 
     Attributes:
-        choice: what cases choose, as in `lastbit.inputs.choices`: `x regime`, `eps`.
+        choice: what cases choose, as in `lastbit.inputs.choices`: `x regime`, `eps`; or `COMBINATIONS`, of which the
+            options are pairs: `x=bf16 × no residual`.
         dtype: of the tensor, where its regimes and layouts count by dtype.
         judged: options that some judged case had.
         declined: options that only cases had which the kernel does not take.

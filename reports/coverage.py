@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 from lastbit.reports.summary import grouped, listed
 from lastbit.result import BAD
-from lastbit.run import Coverage, Run
+from lastbit.run import COMBINATIONS, Coverage, Run
 
 COVERAGE_HEADERS = ("of", "dtype", "regimes", "layouts", "values")
 """Columns of a table of coverage."""
 
 MEANING = (
     "options of regime, layout and value that cases choose from: how many of them every kernel was judged on that "
-    "takes them and did not fail, of how many there are"
+    "takes them and did not fail, of how many there are; combinations: every two dtypes and options that go together"
 )
 
 # As in changes_text.py.
 _MOST_NAMES = 4
+_MOST_PAIRS = 8
 _COLUMNS = {"regime": 0, "layout": 1}
 _VALUES = 2
 
@@ -72,16 +73,19 @@ def _count(entries: Iterable[Coverage]) -> str:
 def _gaps(entries: Sequence[Coverage]) -> Iterator[str]:
     """Yield the options of each choice that were never judged, or turned down by a kernel that takes others."""
     for (choice, dtype), found in _by_choice(entries).items():
+        together = choice == COMBINATIONS
+        never, declined = ("without a case in this run", "not taken") if together else ("never judged", "turned down")
         kernels = grouped(
             ((why, options), entry.kernel)
             for entry in found
-            for why, options in (("never judged", entry.missing), ("turned down", entry.declined))
+            for why, options in ((never, entry.missing), (declined, entry.declined))
             if options and (entry.judged or entry.missing)
         )
         for (why, options), names in kernels.items():
             common = len(names) == len(found) > 1
             whose = f"all {len(names)} kernels" if common else listed(names, _MOST_NAMES)
-            yield f"{choice}{f' in {dtype}' if dtype else ''}: {', '.join(options)} {why} ({whose})"
+            said = listed(options, _MOST_PAIRS if together else len(options))
+            yield f"{choice}{f' in {dtype}' if dtype else ''}: {said} {why} ({whose})"
 
 
 def _by_choice(entries: Iterable[Coverage]) -> dict[tuple[str, str], list[Coverage]]:

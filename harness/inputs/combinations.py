@@ -7,7 +7,7 @@ Implications for Software Testing, IEEE Transactions on Software Engineering 30 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from lastbit.case import Option
@@ -95,6 +95,28 @@ def combinations(
         found.append(rows[best])
         left &= ~pairs[best]
     return tuple(found)
+
+
+Pair = tuple[tuple[str, Any], ...]
+"""Two axes with an option each."""
+
+
+def pairs_of(rows: Iterable[Mapping[str, Any]]) -> dict[Pair, None]:
+    """Return every two options that meet in some row, in the order of the rows."""
+    return {pair: None for row in rows for pair in itertools.combinations(row.items(), 2)}
+
+
+def told(*options: tuple[str, Any]) -> str:
+    """Say options in words: `x=bf16 × no residual × eps`."""
+    return " × ".join(map(_told, options))
+
+
+def _told(selected: tuple[str, Any]) -> str:
+    axis, option = selected
+    name = axis.removesuffix(" dtype")
+    if option is None:
+        return f"no {name}"
+    return name if option is True or option == DRAWN else f"{name}={option}"
 
 
 # A second's work; a product of ten axes with three options has 59,049.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,15 +24,16 @@ from lastbit.config import Config
 from lastbit.errors import LastbitError, UsageError
 from lastbit.files import lines_in
 from lastbit.inputs.choices import Feature, all_features, features_of
+from lastbit.inputs.combinations import Pair, pairs_of, told
 from lastbit.result import BAD, TURNED_DOWN, CaseResult, Verdict
-from lastbit.run import Coverage, NotRun, Run, Spent
+from lastbit.run import COMBINATIONS, Coverage, NotRun, Run, Spent
 from lastbit.timing import Clock, listening
 from lastbit.trees import MixedTrees
 from lastbit.verify.notes import ANSWERS, HAS_FAILED, LEFT, TIME, read_json
 from lastbit.verify.plan import NO_ACCELERATOR, Planned
 from lastbit.verify.power import Question, Separable, agreement_of, power_of, undecidable_of
 from lastbit.verify.processes import Child, environment_of
-from lastbit.verify.project import open_project
+from lastbit.verify.project import Project, open_project
 
 Subject = tuple[str, str]
 
@@ -76,6 +77,53 @@ def covered(
             declined=_spelled(one for one in unseen if one in refused),
             missing=_spelled(one for one in unseen if one not in refused),
         )
+
+
+def combined(
+    planned: Iterable[Planned], results: Iterable[CaseResult], every: Callable[[str], Collection[Pair]]
+) -> Iterator[Coverage]:
+    """Yield for each kernel and device which two dtypes or options that go together met in a case.
+
+    Of `every` pair of an op, those that a kernel does not take are `declined`; an option that it takes with none is
+    said once. Kernels that are one function share its cases, so that a pair of one counts for all of them.
+    """
+    seen: dict[tuple[str, str, str], set[bool]] = {}
+    for result in results:
+        if result.counted:
+            seen.setdefault((result.kernel, result.device, result.group), set()).add(result.verdict in TURNED_DOWN)
+    functions = dict[tuple[str, str, str], dict[str, list[Planned]]]()
+    for item in planned:
+        if item.combination:
+            key = item.op, item.device, item.source or item.kernel
+            functions.setdefault(key, {}).setdefault(item.kernel, []).append(item)
+    for (op, device, _), kernels in functions.items():
+        items = [item for own in kernels.values() for item in own]
+        refused = [seen.get((item.kernel, item.device, item.group), set()) for item in items]
+        rows = [item.combination for item in items]
+        judged, declined = (
+            pairs_of(row for row, known in zip(rows, refused, strict=True) if verdict in known)
+            for verdict in (False, True)
+        )
+        taken = [pair for pair in pairs_of(rows) if pair in judged or pair not in declined]
+        options = {option for pair in taken for option in pair}
+        lost = [pair for pair in (*declined, *every(op)) if pair not in taken]
+        alone = {told(option): None for pair in lost for option in pair if option not in options}
+        both = {told(*pair): None for pair in lost if options.issuperset(pair)}
+        met, missing = (tuple(told(*p) for p in taken if (p in judged) is met) for met in (True, False))
+        yield from (Coverage(kernel, device, COMBINATIONS, "", met, (*alone, *both), missing) for kernel in kernels)
+
+
+def _pairs_of(project: Project, *, small: bool) -> Callable[[str], Collection[Pair]]:
+    """Return a function that lists the pairs of an op's combinations, whatever a kernel takes."""
+
+    def pairs(name: str) -> Collection[Pair]:
+        op = project.op(name)
+        with suppress(UsageError):  # of a file of cases to which no kernel has come with all of its inputs
+            groups = project.groups(name, frozenset((*op.inputs, *op.params)), small=small)
+            return pairs_of(group.combination for group in groups)
+        return ()
+
+    return functools.cache(pairs)
 
 
 def _spelled(features: Iterable[Feature]) -> tuple[str, ...]:
@@ -218,7 +266,10 @@ def assembled(
         agreement=agreement_of(results),
         environment=environment,
         spent=Spent(clock.seconds) + spent,
-        coverage=coverage_of(planned, results),
+        coverage=(
+            *combined(planned, results, _pairs_of(project, small=config.small)),
+            *coverage_of(planned, results),
+        ),
     )
 
 

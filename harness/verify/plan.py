@@ -15,7 +15,7 @@ import torch
 
 from lastbit.calibrate import load_premises
 from lastbit.calling.uses_compile import is_compiled
-from lastbit.case import Case, Choices, Group, parse_case
+from lastbit.case import Case, Choices, Chosen, Group, parse_case
 from lastbit.config import Config
 from lastbit.errors import UsageError, no_kernel
 from lastbit.inputs.values import check_regime
@@ -51,6 +51,7 @@ class Planned:
     Attributes:
         cases: how many it runs unless it fails early.
         choices: what its cases choose from.
+        combination: the row of dtypes and options that all of its cases have, if they are of one.
         cost: an estimate of the time that it takes, to compare items by.
         compiles: its kernel is compiled by torch, in each process anew.
     """
@@ -65,6 +66,7 @@ class Planned:
     cases: int
     cost: int = 1
     choices: Choices = field(default_factory=dict)
+    combination: Chosen = field(default_factory=dict)
     compiles: bool = False
 
 
@@ -112,6 +114,7 @@ class Item:
             cases=cases,
             cost=cases * _cost_of_a_case(self.subject.op) * (_PROPERTIES if group.properties else 1),
             choices=group.choices,
+            combination=group.combination,
             compiles=is_compiled(kernel.call),
         )
 

@@ -16,7 +16,7 @@ from lastbit.reports import markdown, records, stage_summary, summary, wording
 from lastbit.reports.terminal import RunProgress, print_run
 from lastbit.result import ULP_BINS, CaseResult, Comparison, Finding, StageResult, Verdict, Worst
 from lastbit.row_check import RowCheck
-from lastbit.run import Coverage, DeviceAgreement, NotRun, Power, Run
+from lastbit.run import COMBINATIONS, Coverage, DeviceAgreement, NotRun, Power, Run
 
 CASE = "rms_norm x=bf16[4,128]@256,1:rows weight=bf16[128] eps=1e-06 seed=17"
 NATIVE, FP32 = "native_multiply+rounded_sum", "fp32_multiply+rounded_sum"
@@ -352,6 +352,17 @@ def test_coverage_is_what_every_kernel_was_judged_on_that_did_not_fail() -> None
     assert [" ".join(line) for line in lines[at + 4 : at + 7]] == gaps
     text = markdown.page(run)
     assert "| x | bf16 fp16 | 1/2 | 1/1 |" in text and "huge never judged (blind)" in text
+
+
+def test_options_that_did_not_meet_are_named_with_the_reason() -> None:
+    pairs = tuple(f"x=bf16 × {name}" for name in "abcdefghij")
+    coverage = Coverage(KERNEL, "cpu", COMBINATIONS, "", ("x=bf16 × eps",), ("no weight",), pairs)
+    run = replace(full_run(), coverage=(coverage,))
+    assert "combinations 1/11" in " ".join(shown(run, 200).split())
+    for text in (shown(run, 200), markdown.page(run)):
+        said = " ".join(text.split())
+        assert f"combinations: {', '.join(pairs[:8])} and 2 more without a case in this run (" in said
+        assert "combinations: no weight not taken (" in said
 
 
 def test_agreement_and_summary() -> None:

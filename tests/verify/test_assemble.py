@@ -17,13 +17,14 @@ import pytest
 from lastbit.commands.running import kept
 from lastbit.config import Config
 from lastbit.errors import LastbitError
+from lastbit.inputs.combinations import pairs_of
 from lastbit.plugin import _Session
 from lastbit.reports import markdown
 from lastbit.reports.records import dump
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import NotRun, Run
 from lastbit.trees import MixedTrees
-from lastbit.verify.assemble import collect
+from lastbit.verify.assemble import collect, combined
 from lastbit.verify.notes import Failures, Unrecorded, write_json
 from lastbit.verify.plan import Planned
 from lastbit.verify.power import Separable
@@ -181,6 +182,27 @@ def test_a_try_that_ends_its_worker_is_no_case(left: Left) -> None:
     assert [(r.verdict, r.counted) for r in run.results] == [(Verdict.FAILED, True), (Verdict.SKIPPED, False)]
     assert run.results[1].reason.endswith("while a failure was made smaller")
     assert run.exit_code == 1
+
+
+def test_options_that_go_together_have_met_or_it_is_said_why() -> None:
+    """Kernels of one function share its cases; one that needs an up never meets its absence."""
+    rows = [{"x dtype": x, "up": "as x", "alpha": alpha} for x in ("bf16", "fp16") for alpha in (None, "drawn")]
+    items = [replace(planned("a", f"g{n}"), combination=row) for n, row in enumerate(rows)]
+    items = [*items[:3], replace(items[3], kernel="b"), planned("a", "edges")]
+    turned_down = result("a", "g2", Verdict.UNSUPPORTED)
+    every = [*pairs_of(rows), (("x dtype", "bf16"), ("up", None)), (("up", None), ("alpha", None))]
+    entries = list(combined(items, [result("a", "g0"), turned_down, result("b", "g3")], lambda op: every))
+    assert [(entry.kernel, entry.device, entry.choice) for entry in entries] == [
+        ("a", "cpu", "combinations"),
+        ("b", "cpu", "combinations"),
+    ]
+    assert entries[0].judged == entries[1].judged
+    assert set(entries[0].judged) == {
+        *("x=bf16 × up=as x", "x=bf16 × no alpha", "up=as x × no alpha"),
+        *("x=fp16 × up=as x", "x=fp16 × alpha", "up=as x × alpha"),
+    }
+    assert entries[0].missing == ("x=bf16 × alpha",)
+    assert entries[0].declined == ("no up", "x=fp16 × no alpha")
 
 
 def test_cases_that_could_not_be_made_have_no_coverage(left: Left) -> None:
