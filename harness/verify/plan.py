@@ -36,6 +36,8 @@ C = TypeVar("C")
 NO_ACCELERATOR = "no accelerator is here, and the CPU ran Triton interpreted"
 """Why all that needs one was not run: one reason, and so one line of a report."""
 
+NO_SIZES_LEFT = "sizes that a source names and no case is left for; a kernel that is verified alone has more"
+
 _PROPERTIES = 6
 """Cases that take as long as one whose properties are asked, as measured on an H200 (invariance_h200.md)."""
 
@@ -216,7 +218,16 @@ def make_plan(
         reason = alone if torch.accelerator.is_available() else NO_ACCELERATOR
         not_run.append(NotRun("cases with a tensor on another device", reason))
     whole = config.lines or config.isolate or config.revision
-    return Plan(tuple(items if whole else showing(items)), tuple(not_run), config.cases_per_group)
+    return Plan(tuple(items if whole else showing(items)), tuple(_in_short(not_run)), config.cases_per_group)
+
+
+def _in_short(notes: Sequence[NotRun]) -> Iterator[NotRun]:
+    """Yield notes, with one that counts kernels in place of those of several kernels whose source names more sizes."""
+    of_sizes = [note for note in notes if note.reason == NO_SIZES_LEFT]
+    short = len(of_sizes) > 1
+    yield from (note for note in notes if not short or note not in of_sizes)
+    if short:
+        yield NotRun(f"{len(of_sizes)} kernels", NO_SIZES_LEFT)
 
 
 # Arbitrary: fewer share less, more leave each kernel with too few cases to rule contracts out.

@@ -18,11 +18,11 @@ from lastbit.run import NotRun
 from lastbit.verify.check import Subject
 from lastbit.verify.drawing import designed, free, multiple
 from lastbit.verify.narrowing import groups_of, not_asked, takes_less
+from lastbit.verify.plan import NO_SIZES_LEFT
 from lastbit.verify.project import Project
 from lastbit.verify.property_checks import ordinary_group
 from lastbit.verify.sizes import Sized, cases_of_each, sized_cases, templates_of
 
-FULL = "sizes that its source names, for which a run of so many kernels has no case left; alone it has more"
 _MOST_NUMBERS = 6  # that a note names
 
 
@@ -66,7 +66,7 @@ def _left_out(kernel: Kernel, sized: Sized) -> Iterator[NotRun]:
     """Yield a note of the numbers of a kernel's comparisons for which the run has no case left."""
     if sized.left:
         numbers = ", ".join(map(str, sized.left[:_MOST_NUMBERS])) + ", …" * (len(sized.left) > _MOST_NUMBERS)
-        yield NotRun(f"{kernel.name} beside {numbers}", FULL)
+        yield NotRun(f"{kernel.name} beside {numbers}", NO_SIZES_LEFT)
 
 
 def _further(project: Project, subject: Subject, groups: Iterable[Group], *, small: bool) -> Iterator[Group]:

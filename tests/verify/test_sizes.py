@@ -23,9 +23,8 @@ from lastbit.result import Verdict
 from lastbit.takes import declared_takes
 from lastbit.verify import sizes
 from lastbit.verify.check import verify_case
-from lastbit.verify.plan import make_plan
+from lastbit.verify.plan import NO_SIZES_LEFT, make_plan
 from lastbit.verify.project import open_project
-from lastbit.verify.run_groups import FULL
 from lastbit.verify.sizes import Template, cases_of_each, read_templates, sized_cases, templates_of
 from tests.faults import hunt
 from tests.faults.sizes import BRANCHES, LAST, LONG, Branch, TooLong
@@ -219,8 +218,10 @@ def test_a_run_has_a_group_of_them_and_says_what_is_left(tmp_path: Path) -> None
     plan = make_plan(config, "cpu", load=lambda folder: kernels)
     sized = [item for item in plan.items if item.group.name == "sizes"]
     assert [len(item.group.examples) for item in sized] == [cases_of_each(1, share=1 / 6)] * 2
-    told = [note.what for note in plan.not_run if note.reason == FULL]
-    assert len(told) == 2 and told[0].startswith("norm_0 beside ")
+    assert [note.what for note in plan.not_run if note.reason == NO_SIZES_LEFT] == ["2 kernels"]
+    alone = make_plan(replace(config, kernels=("norm_0",)), "cpu", load=lambda folder: kernels)
+    [told] = [note.what for note in alone.not_run if note.reason == NO_SIZES_LEFT]
+    assert told.startswith("norm_0 beside ")
     none = make_plan(replace(config, cases=0), "cpu", load=lambda folder: kernels)
     assert not any(item.group.name == "sizes" for item in none.items)
 
