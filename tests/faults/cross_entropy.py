@@ -1,13 +1,12 @@
 """Faults of cross entropy and of its gradient: what losses of language models get wrong, each with a case for it.
 
-They are hunted with these cases alone (tests/kernels/test_faults_cross_entropy.py): losses are fp32, of which cases of
+They are hunted with these cases alone (tests/kernels/test_faults_shown.py): losses are fp32, of which cases of
 random numbers decide nothing, so that the kernel without a fault is often inconclusive on them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tests.faults.plant import Edit, Fault
 
@@ -29,20 +28,13 @@ _SLOPE = "difference = difference * (1.0 - squashed * squashed)"
 _OF_LABEL = "tl.where(counted & (columns == label), difference - kept, difference)"
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A fault, and a case that shows it."""
-
-    fault: Fault
-    case: str
-
-    def __str__(self) -> str:
-        return str(self.fault)
+Shown = tuple[Fault, str]
+"""A fault, and a case that shows it."""
 
 
 def _forward(name: str, does: str, old: str, new: str, stage: str, case: str, file: str = FORWARD) -> Shown:
     fault = Fault(name, does, (Edit(old, new, file),), stage, "", op="cross_entropy", variant="cross_entropy")
-    return Shown(fault, f"cross_entropy {case} seed=1")
+    return fault, f"cross_entropy {case} seed=1"
 
 
 def _backward(
@@ -50,7 +42,7 @@ def _backward(
 ) -> Shown:
     own = f"cross_entropy_backward{variant}"
     fault = Fault(name, does, (Edit(old, new, file),), stage, "", op="cross_entropy_backward", variant=own)
-    return Shown(fault, f"cross_entropy_backward {case} seed=1")
+    return fault, f"cross_entropy_backward {case} seed=1"
 
 
 _NORMAL = "logits=bf16[9,70] labels=int64[9]:labels_70"
@@ -236,4 +228,4 @@ def _of_gradients() -> Iterator[Shown]:
     )
 
 
-SHOWN = (*_of_sums(), *_of_labels(), *_of_options(), *_of_gradients())
+FAULTS = (*_of_sums(), *_of_labels(), *_of_options(), *_of_gradients())

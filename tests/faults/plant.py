@@ -41,7 +41,7 @@ class Fault:
         edits: what makes the copy.
         exposed: what the harness must name when the kernel stores its stages: a stage, or a kind of finding. Several,
             with "or" between them, where the fault is in several stages and a case may show it in any of them first.
-        hidden: the same when the kernel returns its results only.
+        hidden: the same when the kernel returns its results only; empty where that is not tried.
         op: the op of the kernel.
         variant: the kernel: what stands in brackets in its name, `triton[VARIANT]`.
         options: the options of the cases in which the fault can be seen, see `catalogue.GROUPS`.
