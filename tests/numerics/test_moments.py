@@ -390,8 +390,9 @@ def test_both_products_may_be_rounded_or_fused() -> None:
 
 def test_its_ends_grow_with_the_factor() -> None:
     x, center = Enclosure.point(torch.tensor([1000.1, 999.9, 1000.0])), Enclosure.point(torch.tensor([1000.0]))
-    factors = torch.arange(1.0, 2.0, 2.0**-14)
-    ends = [difference_of_products(x, center, Enclosure.point(f)) for f in factors]
-    low, high = torch.stack([e.lo for e in ends]).diff(dim=0), torch.stack([e.hi for e in ends]).diff(dim=0)
+    factors = torch.arange(1.0, 2.0, 2.0**-14)[:, None]
+    ends = difference_of_products(x, center, Enclosure.point(factors))
+    low, high = ends.lo.diff(dim=0), ends.hi.diff(dim=0)
+    assert low.shape == high.shape == (len(factors) - 1, 3)
     assert (low[:, 0] >= 0).all() and (high[:, 0] >= 0).all()
     assert (low[:, 1:] <= 0).all() and (high[:, 2] >= 0).all() and (high[:, 1] <= 0).all()
