@@ -109,7 +109,8 @@ def results_of(ranks: int, backend: str, lines: Sequence[str], folder: Path) -> 
     Raises:
         ProcessRaisedException: a rank has failed.
     """
-    mp.spawn(run, (ranks, backend, lines, str(folder)), nprocs=ranks)
+    start_method = "fork" if backend == "gloo" else "spawn"  # CUDA does not survive a fork; imports do
+    mp.start_processes(run, (ranks, backend, lines, str(folder)), nprocs=ranks, start_method=start_method)
     return [torch.load(folder / f"{number}.pt") for number in range(ranks)]
 
 

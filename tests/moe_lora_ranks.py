@@ -144,6 +144,7 @@ def trained(ranks: int, backend: str, sizes: Sizes, folder: Path, *, faults: boo
     Raises:
         ProcessRaisedException: a rank has failed.
     """
-    mp.spawn(run, (ranks, backend, sizes, str(folder), faults), nprocs=ranks)
+    start_method = "fork" if backend == "gloo" else "spawn"  # CUDA does not survive a fork; imports do
+    mp.start_processes(run, (ranks, backend, sizes, str(folder), faults), nprocs=ranks, start_method=start_method)
     place = "cpu" if backend == "gloo" else "cuda:0"
     return [torch.load(folder / f"{number}.pt", map_location=place) for number in range(ranks)]
