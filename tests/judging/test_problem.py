@@ -322,3 +322,30 @@ def test_what_was_seen_is_forgotten_when_asked(monkeypatch: pytest.MonkeyPatch) 
     made = [problems.of(rms_norm, NATIVE, inputs(seed=seed), Premises()) for seed in (1, 2, 1, 3, 4)]
     assert made[2] is made[0] and problems.of(rms_norm, NATIVE, inputs(seed=3), Premises()) is made[3]
     assert problems.of(rms_norm, NATIVE, inputs(seed=1), Premises()) is not made[0]
+
+
+def test_rows_that_are_not_independent_stay_together() -> None:
+    whole = Problem(op(rows=())(two), Contract(frozenset(), {}), {"x": torch.ones(4, 64)}, {})
+    assert (
+        whole.in_one(64)
+        and list(whole.blocks(64)) == [((), whole)]
+        and whole.shapes == {"half": (4, 64), "output": (4, 64)}
+    )
+
+
+def test_another_contract_that_asks_for_the_same_computation() -> None:
+    problem = Problem(rms_norm, NATIVE, inputs().tensors, {"eps": 1e-6})
+    assert problem.takes(problem.steps) and not problem.under(FP32_MULTIPLY).takes(problem.steps)
+    assert problem.under(replace(NATIVE, rounds={**NATIVE.rounds, "nowhere": "fp16"})).takes(problem.steps)
+    assert not problem.under(replace(NATIVE, rounds={**NATIVE.rounds, "output": "fp16"})).takes(problem.steps)
+
+
+def scaled(x: Enclosure, scale: torch.Tensor, *, contract: Contract, stage: StageRecorder) -> None:
+    stage("output", x * float(scale), result=True)
+
+
+def test_plain_inputs_have_other_values_where_any_number_may_be() -> None:
+    made = op(rows=("x",), plain=("scale",))(scaled)
+    problem = Problem(made, Contract(frozenset(), {}), {"x": torch.zeros(1, 2), "scale": torch.tensor(3.0)}, {})
+    output = problem.with_any_numbers.trace.enclosure("output")  # 3 · 1.5 + 1, of numbers from -1 to 1
+    assert (output.lo.tolist(), output.hi.tolist()) == ([[-5.5] * 2], [[5.5] * 2])
