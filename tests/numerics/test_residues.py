@@ -195,6 +195,16 @@ def test_numbers_of_extreme_size_stand_for_nothing_and_for_minus_infinity() -> N
         assert not constant(1e-20).beside(torch.tensor(1e-20), torch.ones(1)).equal(constant(0.0)).any()
 
 
+@pytest.mark.parametrize(("number", "fraction"), [(52 / 17, (52, 17)), (4097 * 31 / 4128, (127007, 4128))])
+def test_constants_that_python_computed_are_fractions(number: float, fraction: tuple[int, int]) -> None:
+    """Chan's update of squares has n · m / (n + m) as an fp64 number; the next one stands for its own rounding."""
+    pair = tuple(fraction[0] * pow(fraction[1], -1, modulus) % modulus for modulus in (P, Q))
+    assert tuple(constant(number).numbers[:2].tolist()) == pair
+    assert tuple(constant(-number).numbers[:2].tolist()) == (P - pair[0], Q - pair[1])
+    beside = math.nextafter(number, math.inf)
+    assert constant(beside).numbers.tolist() == constant(float(torch.tensor(beside))).numbers.tolist()
+
+
 def test_a_choice_of_two_constants_has_the_shape_of_its_mask() -> None:
     mask = torch.eye(4, dtype=torch.bool)[:, None].expand(4, 4, 4)
     found = Residues.where(mask, constant(0.0), constant(-2.0))

@@ -26,6 +26,8 @@ _MOST_RECIPROCALS = 1 << 20
 # Of the fp32 numbers from 1 to 128, about one in 500 is as near to such a root by chance.
 _MOST_ROOTS = 1 << 14
 _MOST_PARTS = 1 << 9  # of a fraction: as rare
+# Of the fp64 numbers from 1 to 2, one in 2²⁷ is one by chance, of those up to 2¹³ one in 2¹⁴.
+_MOST_WRITTEN = 1 << 13  # of the denominator of a fraction that Python computed
 # There, neighbours lie 2⁻²² apart, which is `_NEAR`.
 _MOST_BESIDE_1 = 1 << 11  # of n where (n - 1) / n and n / (n - 1) are known
 # Arbitrary: below every usual eps but those that guard a division by zero, 1e-12 and less.
@@ -97,8 +99,19 @@ def _products_of(
 
 def _pair(number: float) -> Pair:
     own = _fp32(abs(number))
-    found = _exact(own) if _is_short(own) else (_products.get() or {}).get(own) or _recognised(own) or _exact(own)
+    found = _exact(own) if _is_short(own) else (_products.get() or {}).get(own) or _recognised(own)
+    found = found or _of_fraction(_written(abs(number)))
     return found if number >= 0 else ((P - found[0]) % P, (Q - found[1]) % Q)
+
+
+@lru_cache
+def _written(x: float) -> Fraction:
+    """Return the fraction of which an fp64 number that fp32 does not hold is a rounding, 52 / 17 say; else its fp32.
+
+    Updates of a mean and of squares by pieces have n · m / (n + m), of whatever size.
+    """
+    fraction = Fraction(x).limit_denominator(_MOST_WRITTEN)
+    return fraction if float(fraction) == x != _fp32(x) and x < _MOST_WRITTEN else Fraction(_fp32(x))
 
 
 @lru_cache
