@@ -198,12 +198,17 @@ def _of_shape(case: Case, passes: Callable[[Case], bool]) -> str:
 
 
 def resized(case: Case, last: tuple[int, ...], instead: tuple[int, ...]) -> Case:
-    """Replace trailing dimensions `last` of all tensors by `instead`, and make those tensors contiguous."""
+    """Replace trailing dimensions `last` of all tensors by `instead`, and make those tensors contiguous.
+
+    A regime that names the size, such as `labels_300` of 300 classes, names the new one.
+    """
+    own, new = f"_{last[-1]}", f"_{instead[-1]}"
     tensors = (
         replace(t, shape=t.shape[: -len(last)] + instead, strides=None) if t.shape[-len(last) :] == last else t
         for t in case.tensors
     )
-    return replace(case, tensors=tuple(tensors))
+    named = (replace(t, regime=t.regime.removesuffix(own) + new) if t.regime.endswith(own) else t for t in tensors)
+    return replace(case, tensors=tuple(named))
 
 
 def _if_alone(words: tuple[str, ...]) -> str:

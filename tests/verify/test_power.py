@@ -13,7 +13,7 @@ from lastbit.judging.problem import Problem
 from lastbit.reports.wording import undecided
 from lastbit.result import CaseResult, Comparison, StageResult, Verdict
 from lastbit.run import DeviceAgreement, Run
-from lastbit.verify.power import Separable, _probes, agreement_of, power_of, undecidable_of, untold
+from lastbit.verify.power import Separable, _probes, _with_few_columns, agreement_of, power_of, undecidable_of, untold
 from lastbit.verify.project import open_project
 
 FP32 = "fp32_multiply+rounded_sum"
@@ -66,6 +66,8 @@ def test_a_process_evaluates_a_contract_once_for_a_case_and_asks_nothing_that_is
 ) -> None:
     evaluated = []
     evaluate = Problem.evaluate
+    following = "lastbit.verify.power._have_one_formula"
+    monkeypatch.setattr(following, lambda *_: False)  # which evaluates both on residues, once as well
     monkeypatch.setattr(Problem, "evaluate", lambda self: evaluated.append(str(self.contract)) or evaluate(self))
     op, separable = open_project(CONFIG).op("rms_norm"), Separable()
     others = {FP32: 0, "native_multiply+rounded_sum+divided": 0, "input_multiply+rounded_sum": 0}
@@ -150,6 +152,22 @@ def test_wide_enclosures_hide_no_contract(alternative: str, missing: bool) -> No
     claimed = replace(result(""), case=WIDE, op="moe_lora", contract="fused", ruled_out={alternative: 0})
     [power] = power_of([claimed], open_project(CONFIG))
     assert power.missing is missing
+
+
+def test_contracts_of_one_formula_are_told_apart_only_where_no_order_of_sums_hides_it() -> None:
+    """One element of 1,390 is another number of fp32 if sums are exact; of a kernel that adds in any order, none."""
+    line = "cross_entropy_backward logits=fp32[5,278] labels=int64[5]:labels_278 grad_output=fp32[5] seed=13182"
+    own = result("", case=line, op="cross_entropy_backward", contract="normalized", dtypes="fp32")
+    own = replace(own, ruled_out={"from_log_probs": 0})
+    [power] = power_of([own], open_project(CONFIG))
+    assert not power.missing
+    assert untold([own], open_project(CONFIG).op("cross_entropy_backward"), Separable()) == []
+
+
+def test_labels_are_those_of_the_fewer_classes() -> None:
+    line = "cross_entropy logits=bf16[5,278] labels=int64[5]:labels_278 seed=1"
+    [case] = _with_few_columns([parse_case(line)], open_project(CONFIG).op("cross_entropy"))
+    assert str(case) == "cross_entropy logits=bf16[64,64] labels=int64[64]:labels_64 seed=1"
 
 
 def stage_result(stage: str, decided: int, isolated: int = 0, numel: int = 1000, **rest: int) -> StageResult:
