@@ -240,3 +240,5 @@ def _declare(contract: str, **rules: str) -> None:
 _declare("quotient", codes="quotient")
 _declare("reciprocal", codes="reciprocal")
 _declare("inverted+half_away", codes="inverted", integers="half_away")
+_declare("inverted+scaled_amax", codes="inverted", scale_rule="scaled_amax")
+_declare("inverted+reciprocal_scale", codes="inverted", scale_rule="reciprocal_scale")
