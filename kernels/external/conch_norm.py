@@ -5,36 +5,48 @@ Its kernels take contiguous rows. `fused_add_rms_norm` and `gemma_rms_norm` writ
 
 from __future__ import annotations
 
-from norm_packages import as_rows, refuse_elsewhere, refuse_lanes_without_value, upstream
+import torch
+from norm_packages import as_rows, refuse_elsewhere, upstream, whole_blocks
 
 from lastbit import UnsupportedCase, kernel
 
 REQUIREMENT = "conch-triton-kernels"
+TAKES = {"x layout": "non-empty", **whole_blocks("x")}
 
 
 def package(name):
     return upstream(f"conch.ops.normalization.{name}", REQUIREMENT)
 
 
-@kernel("rms_norm", contract="input_multiply", name="conch[rms_norm]")
+def refuse_two_narrow_dtypes(x, weight):
+    """Raise UnsupportedCase where Triton rounds a product of bf16 and fp16 to fp16, whichever of them x is."""
+    if {x.dtype, weight.dtype} == {torch.bfloat16, torch.float16}:
+        raise UnsupportedCase("x and weight are bf16 and fp16: upstream multiplies them in fp16")
+
+
+@kernel("rms_norm", contract="input_multiply", name="conch[rms_norm]", takes=TAKES)
 def rms_norm(x, weight, *, eps):
     refuse_elsewhere(x, weight=weight)
-    refuse_lanes_without_value(x.shape[-1], x.device)
+    refuse_two_narrow_dtypes(x, weight)
     return package("rms_norm").rms_norm(as_rows(x), weight.contiguous(), eps).reshape(x.shape)
 
 
-@kernel("rms_norm", contract="input_multiply+rounded_sum", name="conch[fused_add_rms_norm]", mutates=("x", "residual"))
+@kernel(
+    "rms_norm", contract="input_multiply+rounded_sum", name="conch[fused_add_rms_norm]", mutates=("x", "residual"),
+    takes=TAKES,
+)  # fmt: skip
 def fused_add_rms_norm(x, weight, residual, *, eps):
     refuse_elsewhere(x, weight=weight, residual=residual)
-    refuse_lanes_without_value(x.shape[-1], x.device)
+    refuse_two_narrow_dtypes(x, weight)
     output, total = package("rms_norm").fused_add_rms_norm(as_rows(x), as_rows(residual), weight.contiguous(), eps)
     return {"output": output.reshape(x.shape), "residual_sum": total.reshape(x.shape)}
 
 
-@kernel("rms_norm", contract="fp32_multiply", name="conch[gemma_rms_norm]", mutates=("x",))
+@kernel(
+    "rms_norm", contract="fp32_multiply", name="conch[gemma_rms_norm]", mutates=("x",),
+    takes={**TAKES, "weight_offset": 1.0},
+)  # fmt: skip
 def gemma_rms_norm(x, weight, *, eps, weight_offset):
+    """Call upstream, which adds 1 to the weight."""
     refuse_elsewhere(x, weight=weight)
-    if weight_offset != 1.0:
-        raise UnsupportedCase(f"weight_offset={weight_offset}: upstream adds 1 to the weight")
-    refuse_lanes_without_value(x.shape[-1], x.device)
     return package("gemma_rms_norm").gemma_rms_norm(as_rows(x), weight.contiguous(), eps).reshape(x.shape)

@@ -6,7 +6,7 @@ by group. `fused_norm_gate` of fla has no groups, and gates after the norm.
 
 from __future__ import annotations
 
-from norm_packages import as_rows, refuse_elsewhere, refuse_lanes_without_value, upstream
+from norm_packages import as_rows, refuse_elsewhere, upstream, whole_blocks
 
 from lastbit import UnsupportedCase, kernel
 
@@ -51,11 +51,6 @@ def named(x, z, dx, dw, db, dz, output=None):
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-def refuse_activation(activation):
-    if activation != "silu":
-        raise UnsupportedCase(f"activation={activation!r}: upstream has silu alone")
-
-
 def declare(prefix, package):
     """Register forward and backward of one package's `layernorm_gated`."""
     module, requirement, underscore = package
@@ -68,8 +63,8 @@ def declare(prefix, package):
         x, weight, bias=None, z=None, *, eps, group_size=None, norm_before_gate=True, is_rms_norm=False, stages=()
     ):
         size = check(x, weight, {"bias": bias, "z": z}, group_size)
-        if z is not None and not norm_before_gate and not is_rms_norm:
-            refuse_lanes_without_value(size, x.device)
+        if z is not None and not norm_before_gate and not is_rms_norm and size & (size - 1) and not x.is_cuda:
+            raise UnsupportedCase("a LayerNorm that gates first adds up lanes beyond a group, NaN in the interpreter")
         rows, gate = rows_of(x, z)
         options = {"group_size": size, "norm_before_gate": norm_before_gate, "is_rms_norm": is_rms_norm}
         weight, bias = vectors(weight, bias)
@@ -79,15 +74,15 @@ def declare(prefix, package):
         exposed = {name: per_row(saved[name], x, groups) for name in stages if saved[name] is not None}
         return {"output": output.reshape(x.shape), **exposed}
 
-    @kernel("layer_norm_gated_backward", name=f"{prefix}[layernorm_gated_backward]")
+    takes = {"activation": ("silu", None), **whole_blocks("x")}
+
+    @kernel("layer_norm_gated_backward", name=f"{prefix}[layernorm_gated_backward]", takes=takes)
     def backward(
         x, dy, weight, rstd, mean=None, bias=None, z=None,
         *, norm_before_gate=True, activation="silu", recompute_output=False,
     ):  # fmt: skip
-        refuse_activation(activation)
         size = check(x, weight, {"dy": dy, "rstd": rstd, "mean": mean, "bias": bias, "z": z})
         size //= rstd.shape[-1]
-        refuse_lanes_without_value(size, x.device)
         rows, upper, gate = rows_of(x, dy, z)
         weight, bias = vectors(weight, bias)
         found = function("layer_norm_bwd")(
@@ -101,16 +96,16 @@ declare("fla", FLA)
 declare("mamba", MAMBA)
 
 
-def refuse_gate_first(norm_before_gate):
-    if not norm_before_gate:
-        raise UnsupportedCase("upstream gates after the norm")
+GATES_LAST = {"norm_before_gate": (True, None)}
 
 
-@kernel("layer_norm_gated", contract="single_rounding", name="fla[fused_norm_gate]", stages=("mean", "rstd"))
+@kernel(
+    "layer_norm_gated", contract="single_rounding", name="fla[fused_norm_gate]", stages=("mean", "rstd"),
+    takes=GATES_LAST,
+)  # fmt: skip
 def fused_norm_gate(
     x, weight, z, bias=None, *, eps, norm_before_gate=True, is_rms_norm=False, activation="silu", stages=()
 ):
-    refuse_gate_first(norm_before_gate)
     check(x, weight, {"bias": bias, "z": z})
     rows, gate = rows_of(x, z)
     weight, bias = vectors(weight, bias)
@@ -121,16 +116,15 @@ def fused_norm_gate(
     return {"output": output.reshape(x.shape), **exposed}
 
 
-@kernel("layer_norm_gated_backward", name="fla[fused_norm_gate_backward]")
+@kernel(
+    "layer_norm_gated_backward", name="fla[fused_norm_gate_backward]",
+    takes={**GATES_LAST, "rstd columns": 1, **whole_blocks("x")},
+)  # fmt: skip
 def fused_norm_gate_backward(
     x, dy, weight, rstd, z, mean=None, bias=None,
     *, norm_before_gate=True, activation="silu", recompute_output=False,
 ):  # fmt: skip
-    refuse_gate_first(norm_before_gate)
     check(x, weight, {"dy": dy, "rstd": rstd, "mean": mean, "bias": bias, "z": z})
-    if rstd.shape[-1] != 1:
-        raise UnsupportedCase(f"{rstd.shape[-1]} groups; upstream has one")
-    refuse_lanes_without_value(x.shape[-1], x.device)
     rows, upper, gate = rows_of(x, dy, z)
     weight, bias = vectors(weight, bias)
     statistics = {"mean": by_group(mean), "rstd": by_group(rstd), "is_rms_norm": mean is None}

@@ -27,13 +27,14 @@ def losses_of(logits, labels, ignore_index, label_smoothing, softcap, z_loss, re
     return found
 
 
-@kernel("cross_entropy", contract="from_lse+rounded_losses", name="liger[cross_entropy]", mutates=("logits",))
+@kernel(
+    "cross_entropy", contract="from_lse+rounded_losses", name="liger[cross_entropy]", mutates=("logits",),
+    takes={"reduction": ("none", "sum", None)},
+)  # fmt: skip
 def cross_entropy(
     logits, labels, *, ignore_index=-100, label_smoothing=0.0, softcap=None, z_loss=0.0, reduction="none"
 ):
     """Call Liger's function, which sets the logits of ignored rows to 0 without a gradient, too."""
-    if reduction == "mean":
-        raise UnsupportedCase("upstream rounds each loss after it was divided by the count, which no contract does")
     with torch.no_grad():
         found = losses_of(logits, labels, ignore_index, label_smoothing, softcap, z_loss, reduction)
     return {"losses": found} if reduction == "none" else {"loss": found[None]}
@@ -41,17 +42,12 @@ def cross_entropy(
 
 @kernel(
     "cross_entropy_backward", contract="normalized+rounded_gradient", name="liger[cross_entropy_backward]",
-    mutates=("logits",),
+    mutates=("logits",), takes={"tensors": ("one dtype", "contiguous", "non-empty")},
 )  # fmt: skip
 def cross_entropy_backward(
     logits, labels, grad_output, *, ignore_index=-100, label_smoothing=0.0, softcap=None, z_loss=0.0
 ):
-    if grad_output.dtype != logits.dtype:
-        raise UnsupportedCase(
-            f"grad_output is {grad_output.dtype}: losses have the dtype of the logits, {logits.dtype}"
-        )
-    if logits.stride(1) != 1 or (len(logits) > 1 and logits.stride(0) < logits.shape[1]):
-        raise UnsupportedCase("columns of logits have gaps or rows overlap, where upstream gives no gradient")
+    """Call autograd, for losses of the logits' dtype; of logits with gaps between columns it gives no gradient."""
     leaf = logits.detach().requires_grad_()
     with torch.enable_grad():
         losses = losses_of(leaf, labels, ignore_index, label_smoothing, softcap, z_loss, "none")

@@ -43,10 +43,10 @@ def refuse_elsewhere(x: Tensor, **tensors: Tensor | None) -> None:
             raise ValueError(f"{name} is on {tensor.device}, but x is on {x.device}: move it there")
 
 
-def refuse_lanes_without_value(width: int, device: torch.device) -> None:
-    """Raise UnsupportedCase where lanes that a kernel loads without a value, and adds up, would be NaN."""
-    if device.type == "cpu" and width & (width - 1):
-        raise UnsupportedCase(
-            "upstream loads lanes beyond a row without a value and adds them up, and the interpreter fills them with "
-            "NaN: on the cpu the width must be a power of two"
-        )
+def whole_blocks(*names: str) -> dict[str, tuple[int, ...]]:
+    """Return `takes` of a kernel that adds up lanes beyond a row, which are NaN in the interpreter and 0 on a GPU.
+
+    Where kernels are interpreted, the columns of these tensors must be a power of two.
+    """
+    powers = tuple(1 << power for power in range(16))
+    return {} if torch.cuda.is_available() else {f"{name} columns": powers for name in names}

@@ -52,12 +52,10 @@ def llama(q, cos, sin, positions, k=None):
     return rotated(both, of_both(q, k), cos, sin, positions)
 
 
-@kernel("rotary", contract="rounded_products", name="transformers[rope,gptj]")
+@kernel("rotary", contract="rounded_products", name="transformers[rope,gptj]", takes={"interleaved": True})
 def gptj(q, cos, sin, positions, k=None, *, interleaved):
     """Call `apply_rotary_pos_emb` of GPT-J, which repeats each cosine for both numbers of a pair."""
     refuse_promotion(q, cos, sin)
-    if not interleaved:
-        raise UnsupportedCase("interleaved=False: GPT-J's pairs lie beside each other")
     function = upstream("transformers.models.gptj.modeling_gptj", "transformers").apply_rotary_pos_emb
 
     def each(*given):
@@ -80,17 +78,24 @@ def liger(q, cos, sin, positions, k):
     return rotated(both, of_both(q, k), cos, sin, positions)
 
 
-@kernel("rotary", contract="fp32_products", name="liger[rope,fp32 tables]")
+@kernel(
+    "rotary", contract="fp32_products", name="liger[rope,fp32 tables]",
+    takes={"cos dtype": "fp32", "sin dtype": "fp32"},
+)  # fmt: skip
 def liger_wide(q, cos, sin, positions, k=None):
     """Compute in the dtype of the table of sines: fp32."""
-    if (cos.dtype, sin.dtype) != (torch.float32, torch.float32):
-        raise UnsupportedCase(f"cos is {cos.dtype}, sin {sin.dtype}: upstream converts q to that of sin")
     return liger(q, cos, sin, positions, k)
 
 
-@kernel("rotary", contract="rounded_products", name="liger[rope,tables as q]")
+NARROW = ("bf16", "fp16")
+
+
+@kernel(
+    "rotary", contract="rounded_products", name="liger[rope,tables as q]",
+    takes={"q dtype": NARROW, "cos dtype": NARROW, "sin dtype": NARROW},
+)  # fmt: skip
 def liger_narrow(q, cos, sin, positions, k=None):
     """Compute in the dtype of q, which the tables of Transformers have."""
-    if q.dtype == torch.float32 or (cos.dtype, sin.dtype) != (q.dtype, q.dtype):
+    if (cos.dtype, sin.dtype) != (q.dtype, q.dtype):
         raise UnsupportedCase(f"q is {q.dtype}, cos {cos.dtype}, sin {sin.dtype}: this one is for one narrow dtype")
     return liger(q, cos, sin, positions, k)
