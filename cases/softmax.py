@@ -76,7 +76,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("softmax", accepts, small=small)))
     yield from properties("softmax", accepts, small=small)
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
-    for row in rows_of(_AXES, lambda row: True, accepts, _RANGES):
+    for row in rows_of(_AXES, lambda row: True, accepts, _RANGES, strength=3):
         choices = _choices(row, accepts, most // row.wide)
         yield Group(str(row), partial(_cases, row, most), choices=choices, combination=row.options)
 

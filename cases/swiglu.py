@@ -83,7 +83,7 @@ def groups_of(op: str, accepts: frozenset[str], *, small: bool) -> Iterator[Grou
     yield Group("real-shapes", examples=tuple(_real_shapes(op, accepts, small=small)))
     yield Group("edges", examples=tuple(edges(op, accepts, small=small)))
     yield from properties(op, accepts, small=small)
-    for row in rows_of(_AXES, _together, accepts, _RANGES):
+    for row in rows_of(_AXES, _together, accepts, _RANGES, strength=3):
         choices = _choices(op, row, accepts, most)
         yield Group(str(row), partial(_cases, op, row, most), choices=choices, combination=row.options)
 
