@@ -54,7 +54,7 @@ _HALVES = ((33, 64), (17, 32), (17, 32), (1, 16))
 
 
 def _rows(accepts: frozenset[str]) -> Iterator[_QkNormOptions]:
-    """Yield rows of options in which every three meet that a kernel with these parameters takes."""
+    """Yield rows of options in which every two meet that a kernel with these parameters takes."""
     found = combinations(
         {
             "x dtype": ("bf16", "fp16", "fp32"),
@@ -65,7 +65,6 @@ def _rows(accepts: frozenset[str]) -> Iterator[_QkNormOptions]:
         },
         lambda row: row["cos dtype"] == row["sin dtype"],
         accepts=accepts,
-        strength=3,
     )
     for row, halves in zip(found, cycle(_HALVES), strict=False):
         x, weight, table = (row[f"{name} dtype"] for name in ("x", "weight", "cos"))

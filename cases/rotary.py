@@ -54,7 +54,7 @@ _HALVES = ((33, 64), (17, 32), (1, 16))
 
 
 def _rows(accepts: frozenset[str]) -> Iterator[_RotaryOptions]:
-    """Yield rows of options in which every three meet that a kernel with these parameters takes."""
+    """Yield rows of options in which every two meet that a kernel with these parameters takes."""
     found = combinations(
         {
             "q dtype": ("bf16", "fp16", "fp32"),
@@ -64,7 +64,6 @@ def _rows(accepts: frozenset[str]) -> Iterator[_RotaryOptions]:
             "interleaved": (None, True),
         },
         accepts=accepts,
-        strength=3,
     )
     for row, halves in zip(found, cycle(_HALVES), strict=False):
         q, cos, sin = (str(row[f"{name} dtype"]) for name in ("q", "cos", "sin"))
