@@ -17,7 +17,7 @@ from lastbit.branches.taken import watching
 from lastbit.calling.performing import returned_by
 from lastbit.case import Case, parse_case
 from lastbit.inputs import build
-from lastbit.interpret.decisions import ALL, NONE, SOME, Decision
+from lastbit.interpret.decisions import ALL, MANY, NONE, SOME, Decision
 from lastbit.verify.check import Subject
 from lastbit.verify.worker import Workplace
 
@@ -31,7 +31,7 @@ _RARE = 0.1
 # Arbitrary: a reader who is told of more is told of another path through the kernel, not of a place in it.
 _MOST_TOLD = 2
 
-_LOOP = {0: "ran no round", 1: "ran", 2: "ran more than one round"}
+_LOOP = {0: "ran no round", 1: "ran", 2: "ran two rounds", MANY: "ran three rounds or more"}
 _SAID = {
     "if": {0: "was false", 1: "was true"},
     "while": _LOOP,

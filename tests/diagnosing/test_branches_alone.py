@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from lastbit.branches.branch_sites import sites_of
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.diagnosing.branches_alone import branches_alone
+from lastbit.diagnosing.branches_alone import _told, branches_alone
+from lastbit.interpret.decisions import MANY, SOME
 from lastbit.verify.worker import Workplace, open_workplace, unwatched
 
 SOURCE = """
@@ -76,3 +79,26 @@ def test_what_is_false_is_told_as_well_and_two_at_most(place: Workplace) -> None
     first, second, more = alone(place, folded, long)
     assert (first, second) == (REMAINDER.format("none", 9), LONG.format("false"))
     assert more == "2 more branches were taken as rarely."
+
+
+PROGRAM = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def add(x, y, n, B: tl.constexpr):
+    for start in range(0, n, B):
+        at = start + tl.arange(0, B)
+        tl.store(y + at, tl.load(x + at, mask=at < n, other=0.0), mask=at < n)
+"""
+
+
+@pytest.mark.parametrize("rounds", range(MANY + 1))
+def test_every_number_of_rounds_and_kind_of_mask_has_words(tmp_path: Path, rounds: int) -> None:
+    file = tmp_path / "add.py"
+    file.write_text(PROGRAM)
+    loop, mask, *_ = sites_of(str(file))
+    decided = [(str(file), site.line, site.column, way) for site, way in ((mask, SOME), (loop, rounds))]
+    first, second = (text for _, text in _told(decided))
+    assert first.startswith("add.py:7 `for start in range(0, n, B)` ran")
+    assert second.endswith("was true for some lanes")
