@@ -76,7 +76,7 @@ _WIDTHS = ((17, 32), (1, 16))
 
 
 def _rows(accepts: frozenset[str]) -> Iterator[_AttentionOptions]:
-    """Yield rows of options in which every three meet that a kernel with these parameters takes."""
+    """Yield rows of options in which every two meet that a kernel with these parameters takes."""
     found = combinations(
         {
             "q dtype": ("bf16", "fp16", "fp32"),
@@ -86,7 +86,6 @@ def _rows(accepts: frozenset[str]) -> Iterator[_AttentionOptions]:
         },
         lambda row: row["sinks dtype"] in (None, row["q dtype"], OTHER[row["q dtype"]]),
         accepts=accepts,
-        strength=3,
     )
     for row, widths in zip(found, cycle(_WIDTHS), strict=False):
         sinks = None if row["sinks dtype"] is None else str(row["sinks dtype"])

@@ -260,22 +260,17 @@ def test_comparisons_and_operations_by_name() -> None:
     assert [words.format("n") for words in mends._MORE] == ["plus n", "minus n", "times n", "divided by n"]
 
 
-def test_numbers_are_filled_placed_and_chosen_with_their_residues() -> None:
+def test_numbers_are_filled_shaped_and_chosen_with_their_residues() -> None:
     third = mends._full(1 / 3, (2, 2), np.float32)
     assert third.values.dtype == np.float32 and third.values.shape == (2, 2) and third.residues is not None
     assert third.residues.shape == (2, 2) and third.residues.equal(constant(3.0).reciprocal()).all()
     one, four = made(7.0), made(1.0, 2.0, 3.0, 4.0)
     assert mends._shaped(one, (2, 3)).values.tolist() == [[7.0] * 3] * 2
     assert mends._shaped(four, (2, 2)).values.tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    placed = mends._placed(four, made(50.0, 60.0, 70.0), np.array([3, -1, 0]))
-    assert placed.values.tolist() == [70.0, 2.0, 3.0, 50.0]
-    assert placed.residues is not None and placed.residues.p.tolist() == [70, 2, 3, 50]
     chosen = mends._where(np.array([True, False]), made(1.0, 2.0), made(3.0, 4.0))
     assert chosen.values.tolist() == [1.0, 4.0] and chosen.residues is not None
     assert chosen.residues.p.tolist() == [1, 4]
     assert mends._where(np.array([True]), Made(np.ones(1)), made(3.0)).residues is None
-    zeros = mends._zeros_like(four)
-    assert zeros is not None and zeros.p.tolist() == [0] * 4 and mends._zeros_like(Made(np.ones(1))) is None
     second = mends._second(mends._SUB, 3.0, four)
     assert second.values.tolist() == [-2.0, -1.0, 0.0, 1.0]
 

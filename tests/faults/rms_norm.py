@@ -6,8 +6,8 @@ from tests.faults.plant import ALL, FP32_MULTIPLY, Edit, Fault
 from tests.faults.rms_norm_memory import GAIN, MEMORY, QUANTISATION
 
 GROUPS = {
-    "plain": dict.fromkeys(ALL, (("residual", None),)),
-    "residual": dict.fromkeys(ALL, (("residual", "as x"),)),
+    "plain": dict.fromkeys(ALL, (("residual", None), ("quant", None))),
+    "residual": dict.fromkeys(ALL, (("residual", "as x"), ("quant", None))),
     "static": dict.fromkeys(ALL, (("quant", "static"),)),
     "dynamic": dict.fromkeys(ALL, (("quant", "dynamic"),)),
     "real shapes": {"bf16": "real-shapes"},
