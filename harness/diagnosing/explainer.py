@@ -146,7 +146,7 @@ class Explainer(ExitStack):
         """Explain why a kernel fails on a case line; if it ends its process, give that as the reason.
 
         Parts that do not fit into `seconds` are left out, and named in the reason. Where no line is sure, the branches
-        are told that the kernel takes in this case, and in none of those that `passed`.
+        are told that the kernel takes in this case, and hardly ever in those that `passed`.
         """
         deadline = time.monotonic() + seconds
         item = next(item for item in self.planned if item.kernel == kernel)
