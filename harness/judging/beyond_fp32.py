@@ -128,7 +128,7 @@ def in_real_arithmetic(seen: Observation) -> Trace:
 
 
 def as_written(seen: Observation) -> Trace:
-    """Return the same for a kernel that computes with 1e-05 as fp64 has it, where the contract's is of fp32."""
+    """Return those stages of a kernel that computes with 1e-05 as fp64 has it, where the contract's is of fp32."""
     return _stored(seen, seen.real_as_written)
 
 

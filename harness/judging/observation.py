@@ -97,7 +97,7 @@ class Observation:
 
     @cached_property
     def real_as_written(self) -> Trace:
-        """The same with parameters as they are written, which fp32 may not hold."""
+        """The trace in real arithmetic as `real`, but with parameters as they are written, which fp32 may not hold."""
         return self._follow(replace(self.problem.in_real_arithmetic, premises=AS_WRITTEN))
 
     def _follow(self, real: Problem) -> Trace:
