@@ -180,7 +180,11 @@ class Mending:
             return None
         lines = {(e.events[0].place.file, e.events[0].place.line) for e in self.span}
         reads = all(event.name == "load" for event in events)
-        return self.span[-1] if len(lines) == 1 and not self.mends and not reads and self.computes else None
+        if len(lines) > 1 or self.mends or reads or not self.computes:
+            return None
+        last = self.span[-1]
+        passing = _passing(last.events[-1]) if hands_on(last.events[-1]) else ()
+        return _standing(last, passing) if passing else last  # a function that only stores is given what is wrong
 
 
 def mending(stages: Stages, matched: Mapping[str, Expression]) -> Mending:
@@ -234,13 +238,39 @@ class _Mending:
             if not first or (given and mend.kind is MendKind.OPERATION and known is None):
                 continue  # what computes with a given number may do another operation with it
             if (not mend.known or self._is_of_reference(mend.expression, mend.change)) and self._passes(mend.changes):
+                if not self._is_specific(mend):
+                    continue
                 mend = self._decided(mend)
                 if mend.line not in mends or mend.sure:
                     mends[mend.line] = mend
-        own, wanted = self.stages.result.residues, last.residues
-        told_apart = own is not None and wanted is not None and bool(wanted.differs(own).any())
-        few = not told_apart and last.outside(self.stages.result).sum() < LEAST
-        return Mending(*told, () if few else tuple(mends.values()))
+        return Mending(*told, tuple(mends.values()) if self._tells() else ())
+
+    def _tells(self) -> bool:
+        """Return whether the wrong elements are enough to tell a mend from a change that is right by chance.
+
+        Where only zeros are wanted, or one number everywhere, much that computes nothing any more gives them.
+        """
+        last, own = self.stages.all[self.stages.last], self.stages.result
+        wanted, wrong = last.parts[1], last.outside(own)
+        if (wanted.size > 1 and (wanted == wanted[0]).all()) or not wanted[wrong].any():
+            return False
+        if own.residues is not None and last.residues is not None and bool(last.residues.differs(own.residues).any()):
+            return True
+        return bool(wrong.sum() >= LEAST)
+
+    def _is_specific(self, mend: Mend) -> bool:
+        """Return whether a result needs the value that a mend gives: others fail, and it is not one for all elements.
+
+        A softmax is right with any shift, so that whatever keeps a maximum from moving makes up for a sum that is not
+        rescaled; and what is multiplied by zero has no mistakes.
+        """
+        events, changed = mend.expression.events, self.redo.run(mend.changes)
+        made = [changed.get(event.number, event).values for event in events]
+        before = [event.values for event in events]
+        if _different(made) < 2 <= _different(before) or not any(map(_have_common, made, before)):
+            return False
+        others = {number: partial(_otherwise, change) for number, change in mend.changes.items()}
+        return not events[-1].is_float or not self._passes(others)
 
     def _wrong_stages(self) -> Iterator[tuple[Stage, Expression]]:
         """Yield earlier stages with a wrong expression for each: with the contract's value instead, all is right."""
@@ -746,7 +776,8 @@ class _Mending:
         """Return whether a changed event has a value of the reference, by residues."""
         event = e.events[-1]
         try:
-            made = change(replace(self.redo, follows=True), event, [None] * len(event.operands))
+            with np.errstate(all="ignore"):
+                made = change(replace(self.redo, follows=True), event, [None] * len(event.operands))
         except Unrepeatable:
             return False
         known = e.lanes[event.number] >= 0
@@ -872,6 +903,24 @@ def constant_of(operand: Operand) -> float | None:
 def _after(function: Function, redo: Redo, event: Event, given: Values) -> Made:
     """Return a function of an event's result."""
     return function(redo.again(event, given))
+
+
+def _have_common(mask: Array, before: Array) -> bool:
+    """Return whether a mask keeps anything that it kept; numbers always do."""
+    return mask.dtype != np.bool_ or not before.any() or bool((mask & before).any())
+
+
+def _different(parts: Iterable[Array]) -> int:
+    """Count the different finite numbers among values, signs left aside."""
+    values = np.concatenate([part.reshape(-1) for part in parts])
+    return len(np.unique(np.abs(values[np.isfinite(values)])))
+
+
+def _otherwise(change: Change, redo: Redo, event: Event, given: Values) -> Made:
+    """Return another number than a change gives, in every element."""
+    return _kept(
+        lambda x: _ADD(_MUL(x, _full(1.25, x.values.shape)), _full(0.5, x.values.shape)), change(redo, event, given)
+    )
 
 
 def _kept(function: Function, made: Made) -> Made:
