@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import FrameType, MappingProxyType, ModuleType
 from typing import Any, TypeVar
@@ -120,13 +121,13 @@ class Kernel:
         """Name and place of the kernel, for messages about its declaration."""
         return f"kernel {self.name!r} ({self.source})" if self.source else f"kernel {self.name!r}"
 
-    @property
+    @cached_property
     def accepts(self) -> frozenset[str]:
         """Names of the tensors and parameters that the function takes."""
         parameters = inspect.signature(self.call).parameters.values()
         return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)) - {"stages"}
 
-    @property
+    @cached_property
     def requires(self) -> frozenset[str]:
         """Names without which the function cannot be called."""
         parameters = inspect.signature(self.call).parameters.values()

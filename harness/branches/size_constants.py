@@ -113,12 +113,12 @@ def _cells(function: Any) -> dict[str, Any]:
     return found
 
 
-def _numbers_of(function: Any) -> Iterator[tuple[int, bool]]:
-    """Yield the numbers of a function, and whether a comparison or the like is about them."""
+@functools.cache  # many kernels reach the same ones
+def _numbers_of(function: Any) -> tuple[tuple[int, bool], ...]:
+    """Return the numbers of a function, and whether a comparison or the like is about them."""
     code = inspect.unwrap(function).__code__
     node = _functions(code.co_filename).get(code.co_firstlineno)
-    if node is not None:
-        yield from _Reader(_known(function), node).numbers()
+    return () if node is None else tuple(_Reader(_known(function), node).numbers())
 
 
 @functools.lru_cache(maxsize=256)

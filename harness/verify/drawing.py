@@ -143,15 +143,16 @@ class _Design:
 
         The caller has to add the case before it asks for another one.
         """
-        queue = [(self.worth(self.best(group)), n) for n, group in enumerate(groups) if _chooses(group)]
+        rows = {n: self.best(group) for n, group in enumerate(groups) if _chooses(group)}  # since a case was added
+        queue = [(self.worth(row), n) for n, row in rows.items()]
         heapq.heapify(queue)
         while queue:
             before, number = heapq.heappop(queue)
-            row = self.best(groups[number])
-            if (worth := self.worth(row)) == before < _NOTHING:
-                yield number, row
-                worth = self.worth(self.best(groups[number]))
-            if worth < _NOTHING:
+            if number in rows and before < _NOTHING:
+                yield number, rows[number]
+                rows.clear()
+            rows[number] = self.best(groups[number])
+            if (worth := self.worth(rows[number])) < _NOTHING:
                 heapq.heappush(queue, (worth, number))
 
 

@@ -37,6 +37,8 @@ def groups_in_a_run(
     compared = bool(config.revision or config.revisions)  # case by case, and each may name other sizes
 
     templates = functools.cache(partial(templates_of, project, small=config.small))
+    every = functools.cache(partial(project.groups, small=config.small))
+    times = functools.cache(lambda op, accepts: multiple(every(op, accepts)))
 
     @functools.cache  # most kernels of an op have groups in common
     def made(op: str, accepts: frozenset[str], taking_less: Kernel | None) -> list[Group]:
@@ -44,20 +46,18 @@ def groups_in_a_run(
 
         A kernel that takes fewer groups has as many cases to design and draw in the groups that are left.
         """
-        every = project.groups(op, accepts, small=config.small)
-        groups = every if taking_less is None else groups_of(project, taking_less, small=config.small)
+        groups = every(op, accepts) if taking_less is None else groups_of(project, taking_less, small=config.small)
         whole = config.cases_per_group >= PROFILES["ci"]
-        return designed(groups, config.cases_per_group, whole=whole, times=multiple(every))
+        return designed(groups, config.cases_per_group, whole=whole, times=times(op, accepts))
 
     def groups_and_notes(subject: Subject) -> tuple[list[Group], list[NotRun]]:
         kernel, op = subject.kernel, subject.op
         groups = made(kernel.op, kernel.accepts, kernel if takes_less(kernel, op) else None)
         groups = [*groups, *_further(project, subject, groups, small=config.small)]
-        every = project.groups(kernel.op, kernel.accepts, small=config.small)
         constants = SizeConstants() if compared else size_constants(kernel.call, kernel.source)
         sized = sized_cases(templates(kernel.op), kernel, constants, most)
         groups += [Group("sizes", examples=sized.cases)] if sized.cases else []
-        return groups, [*not_asked(kernel, op, every, groups), *_left_out(kernel, sized)]
+        return groups, [*not_asked(kernel, op, every(kernel.op, kernel.accepts), groups), *_left_out(kernel, sized)]
 
     return groups_and_notes
 
