@@ -1,5 +1,6 @@
 """Settings that every test shares: interpreted Triton, reproducible Hypothesis, one thread per worker."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -40,6 +41,17 @@ hypothesis.settings.load_profile("lastbit")
 
 # The threads of pytest-xdist read and hold no lock that a fork needs: workers are forked, as by `lastbit` itself.
 worker.may_fork = lambda: not torch.cuda.is_initialized()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile; a million objects of modules and tests stay, and no test looks through them."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
