@@ -22,9 +22,12 @@ def widths_with(residue: int, narrow: int, wide: int, modulus: int = 64) -> st.S
 
 
 def widths(narrow: int, wide: int) -> st.SearchStrategy[int]:
-    """Return a strategy of sizes from `narrow` to `wide`, half of them multiples of 16, which vector loads need."""
-    multiples = st.integers(-(-narrow // 16), wide // 16).map(lambda k: 16 * k)
-    return st.one_of(multiples, st.integers(narrow, wide)) if wide >= 16 else st.integers(narrow, wide)
+    """Return a strategy of sizes from `narrow` to `wide`, half of them multiples of 16, which vector loads need.
+
+    Where there are no such multiples, these are all sizes alike.
+    """
+    every, least, most = st.integers(narrow, wide), -(-narrow // 16), wide // 16
+    return st.one_of(st.integers(least, most).map(lambda k: 16 * k), every) if least <= most else every
 
 
 @st.composite

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from lastbit.case import Case, Chosen, Group, TensorSpec, parse_case
@@ -16,7 +14,7 @@ from lastbit.errors import UsageError
 from lastbit.inputs import DRAWN, chosen_tensor, layouts_like, least_rows, residues, tensor_choices
 from lastbit.inputs.choices import Feature, all_features, check_choices, features, features_of
 from lastbit.inputs.layouts import LAYOUTS, layout_of
-from lastbit.inputs.shapes import leading_dims, widths_with
+from lastbit.inputs.shapes import leading_dims
 from lastbit.verify.assemble import covered
 from lastbit.verify.drawing import designed, designed_cases, draw
 from lastbit.verify.project import open_project
@@ -125,26 +123,6 @@ def test_a_layout_is_known_by_its_strides(layout: str) -> None:
             assert layout_of(TensorSpec("x", "bf16", shape, placed.strides, placed.offset)) == layout
     chosen = {"x dtype": "bf16", "x regime": "normal", "x layout": layout}
     assert chosen_tensor("x", chosen, ()).strides is None  # it means nothing there
-
-
-@given(st.integers(1, 300), st.sampled_from([(1,), (2,), (2, 2)]), st.data())
-def test_leading_dimensions_are_as_many_as_a_layout_needs(most: int, least: tuple[int, ...], data: st.DataObject):
-    dims = data.draw(leading_dims(most, least))
-    assert Counter(dims) and 1 <= len(dims) <= 3
-    product = 1
-    for size in dims:
-        product *= size
-    assert product <= most
-    if least[0] * len(least) <= most:
-        assert len(dims) >= len(least) and all(size >= low for size, low in zip(dims, least, strict=False))
-        assert dims[-1] >= least[-1]
-
-
-@given(st.integers(1, 500), st.integers(0, 300), st.data())
-def test_widths_leave_a_residue(narrow: int, more: int, data: st.DataObject) -> None:
-    residue = data.draw(st.sampled_from(residues(narrow, narrow + more)))
-    width = data.draw(widths_with(residue, narrow, narrow + more))
-    assert narrow <= width <= narrow + more and width % 64 == residue
 
 
 @pytest.mark.parametrize(("op", "accepts"), SIGNATURES, ids=lambda value: value if isinstance(value, str) else "")
