@@ -103,7 +103,7 @@ def test_changed_elements_are_violations_unless_expected() -> None:
     assert (found.kind, found.tensor, found.region, found.index) == ("mutated_input", "index", "element", (2,))
     assert inputs.violations(expect=("index",)) == []
     assert len(inputs.violations(expect=("x",))) == 1
-    with pytest.raises(UsageError, match=r"input: 'y'.*Known: "):
+    with pytest.raises(UsageError, match=r"unknown input 'y'\. Known: index, x\."):
         inputs.violations(expect=("y",))
     inputs.restore()
     assert inputs.violations() == []

@@ -12,7 +12,7 @@ from lastbit.config import Config
 from lastbit.judging.problem import Problem
 from lastbit.reports.wording import undecided
 from lastbit.result import CaseResult, Comparison, StageResult, Verdict
-from lastbit.run import DeviceAgreement, Run
+from lastbit.run import DeviceAgreement, Run, Undecidable
 from lastbit.verify.power import Separable, _probes, _with_few_columns, agreement_of, power_of, undecidable_of, untold
 from lastbit.verify.project import open_project
 
@@ -124,6 +124,17 @@ def test_a_result_that_no_order_of_sums_decides_is_no_gap_of_a_run(
     assert run.verdict("k", "cpu") is (Verdict.PASSED if open_always else Verdict.INCONCLUSIVE)
     [line] = undecided(run)
     assert ("on any input" in line) is open_always and f"{stage}" in line
+
+
+@pytest.mark.parametrize(("sharp", "open_always"), [(0, True), (9, True), (10, False), (11, False)])
+def test_as_much_as_a_run_must_decide_is_enough(sharp: int, open_always: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two cases with 1,000 elements together."""
+    counts = iter([(0, 400), (sharp, 600)])
+    monkeypatch.setattr("lastbit.verify.power.decidable", lambda problem: {"output": next(counts), "other": (999, 999)})
+    lines = [f"x=bf16[{rows},8] weight=bf16[8] eps=1e-06 seed=1" for rows in (2, 3)]
+    results = [undecided_result("rms_norm", line, "output", "bf16") for line in lines]
+    found = undecidable_of(results, open_project(CONFIG))
+    assert found == ((Undecidable("k", "cpu", "output", "bf16"),) if open_always else ())
 
 
 def test_threads_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
