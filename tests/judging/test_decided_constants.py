@@ -11,7 +11,7 @@ from torch import Tensor
 from lastbit.judging import verdict as judging
 from lastbit.judging.problem import Problem
 from lastbit.judging.verdict import judge
-from lastbit.numerics import Enclosure, clamp, gather, total, where
+from lastbit.numerics import Enclosure, argmax, clamp, gather, total, where
 from lastbit.ops import Op, op
 from lastbit.references.cross_entropy import cross_entropy
 from lastbit.references.rms_norm import rms_norm
@@ -69,6 +69,14 @@ def test_integers_alone_are_what_an_op_computes_with() -> None:
         stage("output", Enclosure.point(x) + 1.0, result=True)
 
     assert constant(made, torch.tensor([2.0, 3.0]), x=torch.tensor([1, 2])) == (0, 2, Verdict.PASSED)
+
+
+def test_results_that_are_indices_have_no_constants() -> None:
+    @op(rows=())
+    def made(x: Enclosure, *, contract, stage) -> None:
+        stage("output", argmax(x), result=True)
+
+    assert constant(made, torch.tensor([[1]]), x=torch.tensor([[1.0, 2.0]]))[0] == 0
 
 
 def test_what_cannot_be_right_is_outside_wherever_it_is() -> None:
