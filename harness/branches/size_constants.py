@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -116,7 +115,7 @@ def _cells(function: Any) -> dict[str, Any]:
 @functools.cache  # many kernels reach the same ones
 def _numbers_of(function: Any) -> tuple[tuple[int, bool], ...]:
     """Return the numbers of a function, and whether a comparison or the like is about them."""
-    code = inspect.unwrap(function).__code__
+    code = function.__code__
     node = _functions(code.co_filename).get(code.co_firstlineno)
     return () if node is None else tuple(_Reader(_known(function), node).numbers())
 
@@ -197,10 +196,10 @@ class _Reader:
                 first, second = self._value(left), self._value(right)
                 if first is None or second is None:
                     return None
-                if isinstance(operation, ast.LShift | ast.Pow):
-                    base = 2 if isinstance(operation, ast.LShift) else first
-                    known = 0 <= second < 32 and 0 < base <= 16
-                    return (first if base != first else 1) * base**second if known else None
+                if isinstance(operation, ast.LShift):
+                    return first << second if 0 <= second < 32 else None
+                if isinstance(operation, ast.Pow):
+                    return first**second if 0 <= second < 32 and 0 < first <= 16 else None
                 with suppress(ZeroDivisionError):
                     return _FOLDED[type(operation)](first, second) if type(operation) in _FOLDED else None
         return None

@@ -193,7 +193,7 @@ def test_other_places_are_other_expressions_and_complex_values_are_not_known() -
     two = log.add("mul", (), np.array([2], np.int32), "int32")
     at = np.array([0])
     found = expressions({2: two, 1: one}, {1: at, 2: at})
-    assert [e.events for e in found] == [(one,), (two,)]
+    assert [(e.events, e.number, e.dtype) for e in found] == [((one,), 1, "complex64"), ((two,), 2, "int32")]
     assert np.isnan(found[0].values[0]) and found[0].known.tolist() == [False]
     assert found[1].values.tolist() == [2.0] and found[1].values.dtype == np.float64
 
@@ -201,9 +201,9 @@ def test_other_places_are_other_expressions_and_complex_values_are_not_known() -
 def test_residues_are_gathered_by_cell() -> None:
     values = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     one, two = Made(values.numpy(), Residues.of(values)), Made(values.numpy()[0], Residues.of(values[0] * 8))
-    found = residues_of_cells({1: one, 2: two}, {1: np.array([3, -1, 0, -1]), 2: np.array([-1, 1, 1, -1])}, 4)
+    found = residues_of_cells({1: one, 2: two}, {1: np.array([3, 0, 0, -1]), 2: np.array([-1, 1, -1, -1])}, 4)
     assert found is not None
     assert found.open.tolist() == [False, False, False, True]
-    assert torch.equal(found.p[:3], Residues.of(torch.tensor([4.0, 16.0, 16.0])).p)
+    assert torch.equal(found.p[:3], Residues.of(torch.tensor([4.0, 16.0, 1.0])).p)
     bare = Made(values.numpy())
     assert residues_of_cells({1: one, 2: bare}, {1: np.array([0]), 2: np.array([0])}, 1) is None

@@ -322,6 +322,7 @@ def test_narrow_loads_are_wide_enough() -> None:
     assert module._wide_enough(np.array([1.0, 2.0001]), half) == fp32
     assert module._wide_enough(np.array([1.0, 2.00000001]), fp32) == fp32
     assert module._wide_enough(np.array([300.0]), np.dtype(np.int8)) == fp32
+    assert module._wide_enough(np.array([1.5]), np.dtype(np.int32)) == np.int32
     p = Program()
     event = p.log.add("load", (), np.array([9, 2, 3], np.float16), "fp16", p.load.operands)
     found = p.redo(event).run({p.stored.number: gives(1, 2.0001, 3)})[event.number]

@@ -26,6 +26,7 @@ from lastbit.verify.check import verify_case
 from lastbit.verify.plan import NO_SIZES_LEFT, make_plan
 from lastbit.verify.project import open_project
 from lastbit.verify.sizes import Template, cases_of_each, read_templates, sized_cases, templates_of
+from tests.branches.test_size_constants import SOURCE
 from tests.faults import hunt
 from tests.faults.sizes import BRANCHES, LAST, LONG, Branch, TooLong
 from tests.rms_norm_contract import DEVICE  # installs the bit-faithful interpreter, where Triton interprets
@@ -93,58 +94,6 @@ def test_what_is_behind_a_comparison_of_a_size_is_reached_and_a_fault_there_fail
 def _first(results: object) -> torch.Tensor:
     several = results.values() if isinstance(results, dict) else results if isinstance(results, tuple) else [results]
     return next(iter(several))
-
-
-SOURCE = """\
-import triton
-import triton.language as tl
-from lastbit import kernel
-
-WIDE = 1 << 13
-NARROW: tl.constexpr = tl.constexpr(48)
-
-
-class Plan:
-    limit = 24
-
-    def rows(self, n):
-        return n // 20
-
-
-@triton.jit
-def program(x_ptr, n, BLOCK: tl.constexpr):
-    for start in range(0, n, BLOCK):
-        if n % NARROW == 0:
-            pass
-
-
-def launch(x, block=384, *, warps=5):
-    tiles = 640
-    program[(Plan().rows(3),)](x, x.shape[-1], BLOCK=512)
-    return x[:, :77] if x.shape[0] > 2 * tiles else x
-
-
-@kernel("rms_norm")
-def norm(x, weight, *, eps):
-    if x.shape[-1] > WIDE or x.shape[0] in (30, 31) or Plan.limit < len(x):
-        return launch(x)
-    return min(x, 1000)
-
-
-def other(x):
-    return x.shape[0] > 12345
-"""
-
-
-def test_numbers_of_the_functions_that_a_kernel_reaches_may_be_sizes(tmp_path: Path) -> None:
-    file = tmp_path / "norm.py"
-    file.write_text(SOURCE)
-    [kernel] = load_kernels(file)
-    found = size_constants(kernel.call, kernel.source)
-    assert {8192, 30, 31, 24, 1000, 1280, 48} <= set(found.compared)
-    assert {384, 5, 512, 77, 20} <= set(found.blocks)
-    assert 12345 not in {*found.compared, *found.blocks}
-    assert size_constants(len, "") == SizeConstants()
 
 
 @pytest.mark.parametrize("op", OPS)
