@@ -15,7 +15,7 @@ from lastbit.errors import LastbitError, UsageError
 from lastbit.history import packages
 from lastbit.history.packages import open_versions
 from lastbit.verify.processes import environment_of
-from tests.history.test_bisect_command import run_bisect
+from tests.commands.test_bisect_command import run_bisect
 
 VERSIONS = ("1.0", "1.1", "1.2", "1.9", "1.10", "2.0rc1", "2.0", "2.1")
 

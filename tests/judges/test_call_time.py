@@ -24,7 +24,7 @@ from lastbit.reports.judged import Contracts, FileVerdict, print_judged
 from lastbit.result import Verdict
 from lastbit.verify.project import open_project
 from lastbit.verify.worker import unwatched
-from tests.bench.test_bench_file import ROOF, kernel_of, measured
+from tests.commands.test_bench_file import ROOF, kernel_of, measured
 
 CONFIG = Config("")
 PASSED = replace(

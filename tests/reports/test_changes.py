@@ -1,19 +1,14 @@
 """Two runs side by side: paired on the same inputs, and nobody is told more than the pairs say."""
 
-import argparse
 import io
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from lastbit.commands import report
-from lastbit.errors import LastbitError
-from lastbit.reports import changes_text, records
+from lastbit.reports import changes_text
 from lastbit.reports.changes import Changes, Fate, compare, names_of, revisions
 from lastbit.reports.changes_text import as_json, print_changes
 from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
@@ -363,59 +358,7 @@ def test_revisions_of_one_run() -> None:
     assert names_of(base)[0] == label
 
 
-# Command
-
-
-def command(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser()
-    report.add_diff(parser)
-    options = parser.parse_args(arguments)
-    return int(options.command(options, ()))
-
-
-@pytest.fixture
-def folders(tmp_path: Path) -> tuple[str, str]:
-    records.write(run(result()), tmp_path / "a")
-    records.write(run(failed()), tmp_path / "b")
-    return str(tmp_path / "a"), str(tmp_path / "b")
-
-
-def test_command(folders: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(folders) == 1
-    assert command([folders[1], f"{folders[0]}/records.jsonl"]) == 0
-    assert "WORSE" in capsys.readouterr().out
-
-
-def test_command_writes_json(folders: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert command([*folders, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    [kernel] = found["kernels"]
-    assert (found["exit_code"], kernel["change"], kernel["cases_in_both"]) == (1, "WORSE", 1)
-    assert kernel["stages"][0]["after"]["outside"] == 7
-
-
 def test_json_of_figures_without_a_number() -> None:
     runs = [run(result("c", stage(seen=measured(squared_error=e)))) for e in (math.nan, math.inf)]
     [kernel] = json.loads(as_json(compare(*runs)), parse_constant=pytest.fail)["kernels"]
     assert kernel["stages"][0]["after"]["worst_rel_l2"] == "Infinity"
-
-
-def test_command_compares_the_kernels_of_today(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records.write(run(result(), failed(kernel="k@main"), environment={"base": "main"}), tmp_path / "a")
-    assert command([str(tmp_path / "a")] * 2) == 0
-    assert "kernels: 1 unchanged" in capsys.readouterr().out
-
-
-def test_command_names_a_run_that_is_not_there(folders: tuple[str, str], tmp_path: Path) -> None:
-    with pytest.raises(LastbitError, match="there is no run"):
-        command([folders[0], str(tmp_path / "absent")])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(LastbitError, match=r"no run\.json"):
-        command([folders[0], str(tmp_path / "empty")])
-
-
-@pytest.mark.parametrize("factor", ["0.5", "nan", "x"])
-def test_drift_must_be_a_factor(folders: tuple[str, str], factor: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command([*folders, "--drift", factor])
-    assert f"{factor!r} is no factor" in capsys.readouterr().err

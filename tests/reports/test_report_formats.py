@@ -1,13 +1,11 @@
 """Reports for machines and web pages: valid, complete, and safe whatever a kernel is called or raises."""
 
-import argparse
 import html
 import io
 import json
 import re
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,10 +16,8 @@ from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from lastbit import cli
 from lastbit.cli import make_parser
-from lastbit.commands import report
-from lastbit.errors import LastbitError, UsageError
+from lastbit.errors import LastbitError
 from lastbit.reports import alerts, annotations, junit, markdown, markdown_text, records, sarif
 from lastbit.reports.terminal import print_run
 from lastbit.result import Finding, Verdict
@@ -346,164 +342,12 @@ def test_nothing_in_an_annotation_is_a_command(text: str) -> None:
     assert all(re.match(r"::(error|warning) (file|title)=", line) for line in text.splitlines())
 
 
-# Command
-
-
-def command(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser()
-    report.add_report(parser)
-    options = parser.parse_args(arguments)
-    return int(options.command(options, ()))
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a working directory with a run in .lastbit/runs/old."""
-    monkeypatch.chdir(tmp_path)
-    records.write(full_run(), Path(".lastbit/runs/old"))
-    return tmp_path
-
-
-def test_command_writes_several_reports(folder: Path) -> None:
-    files = {"--markdown": "new/a.md", "--junit": "new/a.xml", "--sarif": "new/a.sarif"}
-    assert command([".lastbit/runs/old", *(word for pair in files.items() for word in pair)]) == 0
-    assert Path("new/a.md").read_text() == markdown.page(full_run())
-    assert Path("new/a.xml").read_text() == junit.document(full_run())
-    assert Path("new/a.sarif").read_text() == sarif.document(full_run())
-    assert len(list(Path("new").iterdir())) == 3
-
-
-def test_a_format_that_cannot_be_made_stops_no_other(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A library that is missing and a file that cannot be written get a sentence each; a bug is told as one."""
-    monkeypatch.setitem(sys.modules, "altair", None)
-    Path("taken").touch()
-    words = ["report", "--html", "a.html", "--sarif", "taken/a.sarif", "--markdown", "a.md", "--junit", "a.xml"]
-    assert cli.main(words) == 2
-    said = capsys.readouterr().err
-    assert "lastbit: --html is not written: " in said and "--sarif is not written: cannot write taken/a.sarif" in said
-    assert Path("a.md").read_text() == markdown.page(full_run()) and Path("a.xml").exists()
-
-    def wrong(run: Run) -> str:
-        raise KeyError("dtypes")
-
-    Path("a.md").unlink()
-    monkeypatch.setattr(junit, "document", wrong)
-    assert cli.main(["report", "--junit", "b.xml", "--markdown", "a.md"]) == 2
-    said = capsys.readouterr().err
-    assert "not written: --junit" in said and "KeyError: 'dtypes'" in said and "bug of lastbit" in said
-    assert Path("a.md").exists() and not Path("b.xml").exists()
-
-
-def test_a_reader_who_has_read_enough_is_no_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def closed(target: str, text: str) -> None:
-        raise BrokenPipeError
-
-    monkeypatch.setattr(report, "write_text", closed)
-    cli.main(["report", "--markdown", "-"])
-    assert capsys.readouterr().err == ""
-
-
-def test_command_takes_the_newest_complete_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path(".lastbit/runs/unfinished").mkdir()
-    records.write(Run((passed(kernel="newest"),)), Path(".lastbit/runs/1-new"))
-    assert command(["--markdown", "-"]) == 0
-    assert "PASSED newest on cpu" in capsys.readouterr().out
-
-
-def test_command_without_a_format_prints_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command([]) == 0
-    assert "Stages on cpu" not in capsys.readouterr().out
-    assert command(["-v"]) == 0
-    assert "Stages on cpu" in capsys.readouterr().out
-
-
-def test_command_compares_with_a_base(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records.write(Run((passed(kernel="wrong[x]"),)), Path("base"))
-    assert command([".lastbit/runs/old", "--base", "base", "--markdown", "-"]) == 0
-    assert r"#### WORSE wrong\[x\] PASSED → FAILED" in capsys.readouterr().out
-    assert command([".lastbit/runs/old", "--base", "base"]) == 0
-    assert "Changes from the base to this run" in capsys.readouterr().out
-
-
-def test_command_compares_with_the_revision_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Only today's kernels are reported on; those of the base are what they are compared with."""
-    results = (failed(kernel="k"), failed(kernel="gone@main"), passed(kernel="k@main"))
-    records.write(Run(results, environment={"base": "main"}), Path("both"))
-    assert command(["both", "--markdown", "-"]) == 0
-    page = capsys.readouterr().out
-    assert page.startswith("## ❌ FAILED · kernels: 1 failed · ")
-    assert "### Against main: WORSE" in page
-    assert command(["both", "--annotations"]) == 0
-    assert capsys.readouterr().out.count("::error") == 1
-
-
-def test_two_reports_to_one_place_are_refused(folder: Path) -> None:
-    for arguments in (
-        ["--annotations", "--sarif", "-"],
-        ["--sarif", "a", "--junit", "a"],
-        ["--sarif", "a", "--html", "./a"],
-    ):
-        with pytest.raises(UsageError, match="more than one report"):
-            command(arguments)
-
-
-def test_failed_write_keeps_the_old_report(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("a.md").write_text("old")
-
-    def fill_disk(self: Path, text: str, **_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", fill_disk)
-    with pytest.raises(LastbitError, match=r"cannot write a\.md: No space left"):
-        command(["--markdown", "a.md"])
-    assert Path("a.md").read_text() == "old"
-
-
-def test_report_into_a_folder_is_an_error(folder: Path) -> None:
-    """Nothing else is written then."""
-    Path("sub").mkdir()
-    for target in ("sub", "sub/", "."):
-        with pytest.raises(UsageError, match=f"--html '{target}' is a folder; name a file in it"):
-            command(["--html", target, "--markdown", "a.md"])
-        with pytest.raises(UsageError, match="is a folder"):
-            command(["--markdown", "a.md", "--html", target])
-    assert not Path("a.md").exists()
-    assert not list(Path("sub").iterdir())
-
-
-@pytest.mark.parametrize("kept", [0, 1])
-def test_run_that_lost_records_is_refused(folder: Path, kept: int) -> None:
-    path = Path(".lastbit/runs/old/records.jsonl")
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:kept]))
-    with pytest.raises(LastbitError, match=f"records.jsonl has {kept} results, but the run had {len(lines)}"):
-        command([])
-
-
-def test_run_of_an_older_lastbit_does_not_say_how_many_records_it_has(folder: Path) -> None:
-    path = Path(".lastbit/runs/old/run.json")
-    rest = json.loads(path.read_text())
-    assert rest.pop("results_count") == len(full_run().results)
-    path.write_text(json.dumps(rest))
-    assert records.read(path.parent) == full_run()
-
-
 @pytest.mark.parametrize("line", ['{"x": "' + "y" * 5000, json.dumps(["y" * 5000])])
 def test_malformed_line_is_shown_in_part(line: str) -> None:
     with pytest.raises(LastbitError, match="more characters") as error:
         records.parse(line.encode(), "here")
     assert line[:200] in str(error.value)
     assert len(str(error.value)) < 400
-
-
-def test_without_a_run_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(LastbitError, match="run `lastbit verify` first"):
-        command([])
 
 
 # Recipes
