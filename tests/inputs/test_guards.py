@@ -19,8 +19,6 @@ from lastbit.inputs import (
     build,
     differences,
     guarded_allocations,
-    is_folded,
-    overlaps,
     poison,
     unwritten,
     written,
@@ -426,66 +424,6 @@ def test_differences_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     assert differences(a, b, Poison(), Poison()).changed == 2
     assert differences(a[0, 0, 0], b[0, 0, 0], Poison(), Poison()).changed == 0
     assert differences(a[:0], b[:0], Poison(), Poison()).changed == 0
-
-
-# Shared memory
-
-
-def test_overlaps() -> None:
-    buffer = torch.zeros(8, 32)
-    left, right = buffer.chunk(2, dim=-1)
-    tensors = {
-        "left": left,
-        "right": right,
-        "even": buffer[..., ::2],
-        "row": buffer[3],
-        "other": torch.zeros(8, 32),
-        "bytes": buffer[7].view(torch.uint8)[-1:],
-        "none": buffer[:0],
-    }
-    assert overlaps(tensors) == [
-        ("left", "even"),
-        ("left", "row"),
-        ("right", "even"),
-        ("right", "row"),
-        ("right", "bytes"),
-        ("even", "row"),
-    ]
-
-
-def test_interleaved_tensors_do_not_overlap() -> None:
-    buffer = torch.zeros(4, 6, 16, dtype=torch.bfloat16)
-    assert overlaps({"even": buffer[..., ::2], "odd": buffer[..., 1::2]}) == []
-    assert overlaps({"q": buffer[:, :2], "k": buffer[:, 2:4], "v": buffer[:, 4:]}) == []
-    assert overlaps({"a": buffer[:, :, :5].transpose(0, 2), "b": buffer[:, :, 5:]}) == []
-    assert overlaps({"wide": buffer[..., 8:].view(torch.int32), "narrow": buffer[..., :8]}) == []
-    assert overlaps({"wide": buffer[..., 6:].view(torch.int32), "narrow": buffer[..., :8]}) == [("wide", "narrow")]
-    assert overlaps({"expanded": buffer[0, 0].expand(9, 16), "rest": buffer[0, 1:]}) == []
-
-
-@given(data=st.data())
-def test_overlaps_agree_with_sets_of_addresses(data: st.DataObject) -> None:
-    buffer = torch.zeros(400)
-    sizes, steps = st.integers(1, 4), st.integers(0, 12)
-    tensors = {
-        name: buffer.as_strided(
-            data.draw(st.tuples(sizes, sizes, sizes)),
-            data.draw(st.tuples(steps, steps, steps)),
-            data.draw(st.integers(0, 40)),
-        )
-        for name in "ab"
-    }
-    numbers = torch.arange(400)
-    a, b = ({*numbers.as_strided(t.shape, t.stride(), t.storage_offset()).flatten().tolist()} for t in tensors.values())
-    assert overlaps(tensors) == ([("a", "b")] if a & b else [])
-
-
-@given(data=st.data())
-def test_elements_that_share_memory_agree_with_sets_of_addresses(data: st.DataObject) -> None:
-    sizes, steps = st.integers(0, 4), st.integers(0, 12)
-    shape, strides = data.draw(st.tuples(sizes, sizes, sizes)), data.draw(st.tuples(steps, steps, steps))
-    numbers = torch.arange(400).as_strided(shape, strides)
-    assert is_folded(numbers) == (len({*numbers.flatten().tolist()}) < numbers.numel())
 
 
 def test_what_was_never_written_is_known_of_elements_wider_than_a_byte() -> None:
