@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,25 +9,20 @@ import pytest
 import torch
 from in_this_process import InThisProcess
 
-import lastbit
 from lastbit.case import Case, Group, parse_case
 from lastbit.commands import invariance as command
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.errors import UsageError
-from lastbit.invariance.properties import check_names, properties_of
-from lastbit.kernel import Kernel, kernel
-from lastbit.ops import Op
+from lastbit.kernel import Kernel
 from lastbit.property_result import PropertyOutcome, PropertyResult, together
 from lastbit.reports.invariance import Invariance, print_invariance
 from lastbit.reports.paper import make_console
 from lastbit.result import CaseResult, Verdict
 from lastbit.verify import asking
-from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.check import Subject
 from lastbit.verify.item_run import Explorer
 from lastbit.verify.plan import Item, make_plan
 from lastbit.verify.project import open_project
-from lastbit.verify.property_checks import ordinary_group, with_properties
 from lastbit.verify.worker import WorkerEnded
 
 LINE = "rms_norm x=fp32[40,256] weight=fp32[256] eps=1e-06 seed=1"
@@ -78,51 +72,6 @@ def subject(function, **declared) -> Subject:
     return Subject(Kernel("planted", "rms_norm", "fp32_multiply", function, **declared), RMS_NORM, torch.device("cpu"))
 
 
-def asked(of: Subject, *names: str) -> CaseResult:
-    return with_properties(of, CASE, verify_case(of, CASE, repeat=False), names or ("rows",))
-
-
-# In a run
-
-
-def test_a_declared_property_that_is_broken_fails() -> None:
-    result = asked(subject(by_number_of_rows, invariant=("rows",)))
-    [finding] = result.faults
-    assert result.verdict is Verdict.FAILED
-    assert (finding.kind, finding.stage) == ("broken_property", "rows")
-    assert "rows, which the kernel declares, is broken: changes between 18 and 19 rows" in finding.sentence
-    assert "the contract allows both" in finding.sentence
-
-
-def test_one_that_is_not_declared_is_data_even_where_notices_fail() -> None:
-    result = asked(replace(subject(by_number_of_rows), strict=True))
-    assert result.verdict is Verdict.PASSED and not result.findings
-    assert [(one.name, one.outcome) for one in result.properties] == [("rows", PropertyOutcome.BROKEN)]
-
-
-def test_bits_that_leave_the_contract_fail_whatever_is_declared() -> None:
-    result = asked(subject(wrong_alone))
-    [finding] = result.faults
-    assert result.verdict is Verdict.FAILED
-    assert "these are not legal: the contract excludes them" in finding.sentence
-
-
-@pytest.mark.parametrize(("invariant", "verdict"), [(("rows",), Verdict.ERRORED), ((), Verdict.PASSED)])
-def test_what_a_kernel_raises_counts_where_it_promised(invariant: tuple[str, ...], verdict: Verdict) -> None:
-    result = asked(subject(raises_alone, invariant=invariant))
-    [one] = result.properties
-    assert result.verdict is verdict
-    assert one.outcome is PropertyOutcome.ERRORED and "one row" in one.reason
-
-
-def test_a_case_that_failed_before_is_not_asked() -> None:
-    def wrong(x, weight, *, eps):
-        return x
-
-    result = asked(subject(wrong, invariant=("rows",)))
-    assert result.verdict is Verdict.FAILED and not result.properties
-
-
 def explored(group: Group) -> tuple[Explorer, CaseResult]:
     item = Item(subject(by_number_of_rows, invariant=("rows",)), group, properties=("rows",))
     explorer = Explorer(item, lambda result: None, lambda item, case, counted: None)
@@ -144,32 +93,7 @@ def test_the_time_of_a_case_begins_anew_with_each_property() -> None:
     assert started == [CASE] * (1 + len(names))
 
 
-# Names
-
-
-def test_a_name_that_is_no_property_is_told_with_the_nearest_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"unknown property 'row'; did you mean 'rows'\? Known: .*rows"):
-        check_names(("rows", "row"), [RMS_NORM])
-    (tmp_path / "mine.py").write_text(PLANTED.replace('("rows",)', '("row",)'))
-    with pytest.raises(UsageError, match=r"property in invariant of kernel 'by_number_of_rows'.*did you mean 'rows'"):
-        open_project(Config(folder="", kernel_folders=(str(tmp_path),))).kernels()
-
-
 # Cases
-
-
-def test_the_most_ordinary_case_of_each_dtype_with_most_rows() -> None:
-    lines = (
-        "rms_norm x=bf16[4,128] weight=bf16[128] eps=1e-06 seed=1",
-        "rms_norm x=bf16[9,128] weight=bf16[128] eps=1e-06 seed=2",
-        "rms_norm x=bf16[50,128]:huge weight=bf16[128] eps=1e-06 seed=3",
-        "rms_norm x=bf16[60,128]@256,1 weight=bf16[128] eps=1e-06 seed=4",
-        "rms_norm x=fp16[70,128] eps=1e-06 seed=5",
-        "rms_norm x=fp32[2,128]:rows weight=fp32[128] eps=1e-06 seed=6",
-    )
-    group = ordinary_group(subject(by_number_of_rows), [Group("some", examples=tuple(map(parse_case, lines)))])
-    assert group.properties
-    assert [case.seed for case in group.examples] == [2, 6]
 
 
 def groups_of(folder: Path, **settings: object) -> dict[str, list[Group]]:
@@ -295,60 +219,3 @@ def test_a_question_that_ends_the_process_costs_its_own_answer_alone(
     shown = " ".join(capsys.readouterr().out.split())
     assert "errored: rows: the process died without an exception" in shown
     assert "run to run holds 3" in shown
-
-
-# In anyone's test
-
-
-def test_a_kernel_that_holds_passes_and_one_that_does_not_is_told() -> None:
-    own = {"op": "rms_norm", "contract": "fp32_multiply", "cases": [LINE]}
-    [rows] = lastbit.assert_invariant(in_one_sum, "rows", **own)
-    assert rows.outcome is PropertyOutcome.HOLDS
-    with pytest.raises(lastbit.InvarianceViolation, match="changes between 18 and 19 rows") as raised:
-        lastbit.assert_invariant(by_number_of_rows, "rows", **own)
-    assert raised.value.results[0].outcome is PropertyOutcome.BROKEN
-    with pytest.raises(
-        lastbit.InvarianceViolation, match="rows cannot be asked on any of 1 cases: the case has 1 rows"
-    ):
-        lastbit.assert_invariant(in_one_sum, "rows", **{**own, "cases": [LINE.replace("[40,", "[1,")]})
-
-
-def test_what_a_decorated_function_declares_is_asserted() -> None:
-    declares = kernel("rms_norm", contract="fp32_multiply", invariant=("rows",))(by_number_of_rows)
-    with pytest.raises(lastbit.InvarianceViolation, match="rows, which the kernel declares, is broken"):
-        lastbit.assert_invariant(declares, cases=[LINE])
-    with pytest.raises(UsageError, match="is not decorated"):
-        lastbit.assert_invariant(wrong_alone, "rows")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"cases": ["layer_norm x=fp32[4,16] seed=1"]}, "is one of layer_norm, and the kernel is one of rms_norm"),
-        ({"cases": ["rms_norm x=fp32[4,16] eps=1e-06 seed=1"]}, "the kernel needs weight"),
-        ({"cases": [LINE], "device": "tpu"}, "device 'tpu'"),
-    ],
-)
-def test_what_cannot_be_asserted_is_told(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        lastbit.assert_invariant(in_one_sum, "rows", op="rms_norm", contract="fp32_multiply", **options)
-
-
-# Words
-
-
-def test_properties_have_promises_in_words() -> None:
-    assert all(one.promise and not one.promise.endswith(".") for one in properties_of(RMS_NORM).values())
-
-
-def undocumented(op: Op) -> set[str]:
-    """Promises of properties of an op that its documentation lacks, whatever inputs an op scales."""
-    rows = (Path(__file__).parents[2] / "docs" / "invariance.md").read_text()
-    parts = [(n, part) for n, one in properties_of(op).items() for part in one.promise.split("; ")]
-    said = (f"| `{name}` | {re.sub(r'^.* times a power', 'inputs times a power', part)} |" for name, part in parts)
-    return {row for row in said if row not in rows}
-
-
-def test_the_documentation_has_every_property_and_its_promise() -> None:
-    ops = open_project(Config(folder="")).ops.values()
-    assert not {row for op in ops for row in undocumented(op)}
