@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastbit.errors import OpError, UsageError
-from lastbit.ops import REQUIRED, Contract, Latent, Op, deviation, op
+from lastbit.ops import REQUIRED, Contract, Latent, Op, check_arguments, deviation, op
 from lastbit.references.moe_lora import moe_lora
 from lastbit.references.moe_lora_backward import moe_lora_backward
 from lastbit.references.rms_norm import rms_norm
@@ -471,3 +472,61 @@ def test_op_without_parentheses_or_rows() -> None:
         op(bare)  # type: ignore[call-overload]
     with pytest.raises(OpError, match=r"write @op\(rows=\(…\)\), or rows=\(\)"):
         op()
+
+
+# What a kernel gives and is given
+
+
+def test_results_stand_in_the_order_of_the_op_and_those_left_out_come_last() -> None:
+    made = replace(plain, returns=("c", "a"), optional_results=frozenset({"a", "y"}))
+    assert made.in_order(["x", "y", "a", "c"]) == ["c", "x", "a", "y"]
+    assert plain.in_order(["b", "a"]) == ["b", "a"]  # as recorded
+
+
+def test_a_latent_value_explains_what_comes_after_it() -> None:
+    latent = Latent("mean", through=("out", "first", "last"), instead={"large": "wide_mean"})
+    small, large = painted.contract("small"), painted.contract("large")
+    stages = ["first", "wide_mean", "out", "mean", "last"]
+    assert (latent.under(small), latent.under(large)) == ("mean", "wide_mean")
+    assert latent.following(small, stages) == ["last"]
+    assert latent.following(large, stages) == ["out", "last"]
+    assert latent.following(small, ["first", "out"]) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "words"),
+    [
+        ("small+red", "large+red", "under large in place of small"),
+        ("large+blue", "large+green", "under green in place of blue"),
+        ("small+red", "small+red+y:zero", "rounded toward zero"),
+    ],
+)
+def test_a_deviation_in_words(own: str, other: str, words: str) -> None:
+    assert deviation(painted.contract(own), painted.contract(other)) == words
+
+
+def test_a_deviation_of_an_option_without_a_name() -> None:
+    own = Contract(("fast", ""), {})
+    assert deviation(own, Contract(("", ""), {})) == "without fast"
+    assert deviation(Contract(("", ""), {}), own) == "under fast"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "params", "message"),
+    [
+        (["x"], ["eps"], ""),
+        (["x", "w"], ["eps", "power"], ""),
+        (["x", "v"], ["eps"], "unknown tensor of painted 'v'"),
+        (["x"], ["eps", "powr"], "unknown parameter of painted 'powr'; did you mean 'power'"),
+        (["w"], ["power"], "painted was not given x, eps"),
+        (["x"], [], "painted was not given eps"),
+    ],
+)
+def test_arguments_are_those_of_the_op(tensors: list[str], params: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) if message else nullcontext():
+        check_arguments(painted, tensors, params)
+
+
+def test_where_an_op_is_declared() -> None:
+    assert painted.module == __name__
+    assert re.fullmatch(r"op painted \(.*test_ops\.py:\d+\)", painted.where)

@@ -27,8 +27,13 @@ from lastbit.numerics import (
     sqrt_rn,
     stack,
     total,
+    using,
+    where,
 )
+from lastbit.numerics.algebraic import following_residues
 from lastbit.numerics.formats import BF16, E4M3, FP32, round_to
+from lastbit.numerics.premises import EXACT
+from lastbit.numerics.residues import Residues
 
 INF, NAN = math.inf, math.nan
 
@@ -521,3 +526,82 @@ def test_rounding_is_to_fp32_after_every_operation() -> None:
     for result in (x + x * x, x * x * x, divide_rn(x, x + 3.0)):
         assert torch.equal(round_to(result.value, FP32), result.value)
         assert not torch.equal(result.exact, result.value)
+
+
+# What only moves elements
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_elements_are_moved_with_all_their_parts(parts: int) -> None:
+    x = of_parts(parts, 2, 3, 4)
+    moves: list[tuple[Enclosure, torch.Tensor]] = [
+        (x.in_groups(2), x.parts.reshape(parts, 2, 3, 2, 2)),
+        (x.in_groups(4), x.parts.reshape(parts, 2, 3, 1, 4)),
+        (x.joined(), x.parts.reshape(parts, 2, 12)),
+        (x.permute(-1, -3, -2), x.parts.permute(0, 3, 1, 2)),
+        (x.reshape(4, -1), x.parts.reshape(parts, 4, 6)),
+        (x.expand(5, 2, 3, 4), x.parts[:, None].expand(parts, 5, 2, 3, 4)),
+        (x.expand(5, -1, -1, -1), x.parts[:, None].expand(parts, 5, 2, 3, 4)),
+        (x[:1, :].expand(7, 3, 4), x.parts[:, :1].expand(parts, 7, 3, 4)),
+        (x.expand(2, 3, 4), x.parts),
+    ]
+    for moved, wanted in moves:
+        assert moved.shape == wanted.shape[1:]
+        assert torch.equal(moved.parts, wanted)
+
+
+def test_residues_move_with_the_elements() -> None:
+    with following_residues():
+        x = Enclosure.point(torch.arange(6.0).reshape(2, 3))
+        assert torch.equal(x.transposed.residues.p, Residues.of(torch.arange(6.0).reshape(2, 3).T).p)
+    assert not Enclosure.point(torch.ones(2)).residues.open.any()
+    assert interval(1.0, 2.0).residues.open.all()
+
+
+def test_operations_with_numbers_on_either_side() -> None:
+    x = point(4.0, -0.5)
+    found = {
+        "+": (x + 1.0, 1.0 + x, [5.0, 0.5]),
+        "*": (x * 2.0, 2.0 * x, [8.0, -1.0]),
+        "-": (x - 1.0, -(1.0 - x), [3.0, -1.5]),
+        "/": (x / 2.0, 1.0 / (2.0 / x), [2.0, -0.25]),
+    }
+    for one, other, values in found.values():
+        assert one.value.tolist() == other.value.tolist() == values
+    assert abs(x).value.tolist() == [4.0, 0.5]
+    assert abs(interval(-3.0, 2.0)).parts[2:].flatten().tolist() == [0.0, 3.0]
+
+
+@pytest.mark.parametrize(("left", "right"), [(1.0, 2.0), (2.0, 1.0), (1.0, 1.0)])
+def test_comparisons_are_those_of_numbers(left: float, right: float) -> None:
+    x, y, zero, one = point(left), point(right), point(0.0), point(1.0)
+    for truth, wanted in (
+        (x < y, left < right),
+        (x <= y, left <= right),
+        (x > y, left > right),
+        (x >= y, left >= right),
+        (x < right, left < right),
+        (x >= right, left >= right),
+    ):
+        assert where(truth, one, zero).value.item() == float(wanted)
+
+
+def test_what_says_too_little_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"x \*\* 2 does not say how it is multiplied; write product_in_any_order"):
+        point(1.0) ** 2
+    with pytest.raises(TypeError, match=r"torch.exp takes no enclosure; a reference uses the functions of lastbit"):
+        torch.exp(point(1.0))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="'one' is neither an enclosure nor a number"):
+        point(1.0) + "one"  # type: ignore[operator]
+
+
+def test_the_exact_value_alone_is_not_rounded() -> None:
+    x = point(1.0 + 2.0**-20)
+    assert x.rounded(BF16).value.item() == 1.0
+    with using(EXACT):
+        assert x.rounded(BF16) is x
+
+
+def test_nothing_is_the_largest_of_nothing() -> None:
+    found = largest_magnitude(of_parts(4, 2, 0))
+    assert found.parts.tolist() == [[[0.0], [0.0]]] * 4
