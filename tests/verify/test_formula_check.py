@@ -23,7 +23,7 @@ from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel
 from lastbit.numerics.residues import Residues
 from lastbit.numerics.residues.field import P
-from lastbit.result import OF_FORMULA, CaseResult, Judgement, Verdict
+from lastbit.result import OF_FORMULA, CaseResult, Comparison, Judgement, StageResult, Verdict
 from lastbit.shadows.following import Followed, follow
 from lastbit.verify import formula_check
 from lastbit.verify.beside import Beside
@@ -242,3 +242,100 @@ def test_a_sum_of_ranks_is_rounded_after_each_hop_or_once() -> None:
     assert compared(lambda terms: functools.reduce(torch.add, terms)) == (120, 0)
     equal, differs = compared(lambda terms: torch.stack(terms).float().sum(0).bfloat16())
     assert equal < 60 and not differs  # of some terms every sum is a number of bf16
+
+
+# What can be followed
+
+
+@pytest.mark.parametrize(("elements", "small"), [(8191, True), (8192, True), (8193, False)])
+def test_a_small_case_has_few_elements_in_all_tensors(elements: int, small: bool) -> None:
+    assert (
+        formula_check.is_small(parse_case(f"rms_norm x=fp32[{elements - 92}] weight=fp32[92] eps=1e-06 seed=1"))
+        is small
+    )
+
+
+def test_numbers_on_the_cpu_are_followed_if_there_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, integers = torch.zeros(6), torch.zeros(4, dtype=torch.int64)
+    follows = formula_check.follows
+    assert follows({"x": x}) and follows({"x": x, "index": integers})
+    assert not follows({"index": integers}) and not follows({})
+    assert not follows({"x": x, "there": torch.zeros(1, device="meta")})
+    monkeypatch.setattr(formula_check, "_LARGEST", 11)
+    assert follows({"x": x, "index": integers})
+    monkeypatch.setattr(formula_check, "_LARGEST", 10)
+    assert not follows({"x": x, "index": integers})
+
+
+def test_a_kernel_elsewhere_is_not_followed_anew_and_a_displaced_case_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel("mine", "rms_norm", "fp32_multiply", right)
+    here, case = Subject(kernel, RMS_NORM, torch.device("cpu")), parse_case(CASE)
+    problem, followed = formula_check.followed_anew(here, case, ("output",)) or pytest.fail("not followed")
+    assert problem.main.shape == (2, 515) and set(followed.results) == {"output"}
+    assert formula_check.followed_anew(replace(here, device=torch.device("cuda:0")), case, ("output",)) is None
+    inputs, displaced = build(case, "cpu"), parse_case(CASE.replace("515]", "515]~peer"))
+    assert formula_check.followed_in(here, case, inputs, ("output",)) is not None
+    assert formula_check.followed_in(here, displaced, inputs, ("output",)) is None
+    monkeypatch.setattr(formula_check, "_LARGEST", 2 * 515)
+    assert formula_check.followed_anew(here, case, ("output",)) is None
+
+
+def test_what_has_a_verdict_already_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel("mine", "rms_norm", "fp32_multiply", right)
+    one, case = Subject(kernel, RMS_NORM, torch.device("cpu")), parse_case(CASE)
+    result = verify_case(one, case, repeat=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(formula_check, "followed_anew", lambda *_: pytest.fail("it was followed"))
+        for verdict in set(Verdict) - {Verdict.PASSED, Verdict.INCONCLUSIVE}:
+            other = replace(result, verdict=verdict)
+            assert formula_check.by_formula(one, case, other) == (other, None)
+    judged, found = formula_check.by_formula(one, case, replace(result, seconds=5.0), alternatives=False)
+    assert found is not None and judged.seconds > 5 and judged.stages[-1].equal == 1030
+    monkeypatch.setattr(formula_check, "followed_anew", lambda *_: None)
+    assert formula_check.by_formula(one, case, result) == (result, None)
+
+    def ended(*_: object) -> None:
+        raise LastbitError("the process of the kernel has ended")
+
+    monkeypatch.setattr(formula_check, "followed_anew", ended)
+    judged, found = formula_check.by_formula(one, case, result)
+    assert judged.verdict is Verdict.ERRORED and "has ended" in judged.reason and found is None
+
+
+def test_without_a_process_beside_it_nothing_is_said_of_a_kernel_elsewhere() -> None:
+    kernel = Kernel("mine", "rms_norm", "fp32_multiply", right)
+    one = Subject(kernel, RMS_NORM, torch.device("cuda:0"))
+    result = one.outcome(Verdict.INCONCLUSIVE, CASE, "fp32", reason="nothing is decided")
+    assert with_formula(one, parse_case(CASE), result) is result
+
+
+@pytest.mark.parametrize(
+    ("tensor", "span"),
+    [
+        ("x=bf16[4,6]", 24),
+        ("x=bf16[4,6]+5", 29),
+        ("x=bf16[4,6]@8,1+3", 33),
+        ("x=bf16[4,6]@0,1", 24),
+        ("x=bf16[0,6]", 0),
+    ],
+)
+def test_memory_that_a_tensor_spans(tensor: str, span: int) -> None:
+    assert formula_check._span(parse_case(f"op {tensor} seed=0")["x"]) == span
+
+
+@pytest.mark.parametrize(
+    ("numel", "decided", "constant", "scarce"),
+    [(1000, 9, 0, True), (1000, 10, 0, False), (1300, 309, 300, True), (1300, 310, 300, False)],
+)
+def test_less_than_a_hundredth_is_scarce(numel: int, decided: int, constant: int, scarce: bool) -> None:
+    seen = Comparison(numel=numel, decided=decided)
+    assert formula_check._is_scarce(StageResult("output", "fp32", True, seen, seen, constant=constant)) is scarce
+
+
+def test_only_what_is_open_gets_a_reason() -> None:
+    one = Subject(Kernel("mine", "rms_norm", "fp32_multiply", right), RMS_NORM, torch.device("cpu"))
+    passed = one.outcome(Verdict.PASSED, CASE, "fp32")
+    assert formula_check._undecided(passed, "why") is passed
+    left_open = one.outcome(Verdict.INCONCLUSIVE, CASE, "fp32", reason="nothing is decided")
+    wanted = "nothing is decided; residues, on the CPU, say nothing: why"
+    assert formula_check._undecided(left_open, "why").reason == wanted

@@ -11,11 +11,12 @@ import pytest
 from lastbit.case import Case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.errors import UsageError
+from lastbit.errors import KernelError, LastbitError, OpError, UsageError
+from lastbit.files import KERNELS
 from lastbit.trees import MixedTrees
 from lastbit.verify.drawing import draw
 from lastbit.verify.plan import make_plan
-from lastbit.verify.project import open_project
+from lastbit.verify.project import kernel_folders, open_project
 
 
 def test_a_kernel_gets_the_regressions_that_it_can_take() -> None:
@@ -169,3 +170,133 @@ def test_kernels_share_no_cases_where_each_is_to_have_all(tmp_path: Path, settin
 def test_functions_that_differ_in_more_than_their_contract_share_no_cases(tmp_path: Path) -> None:
     first, second = planned(tmp_path, ("fp32_scores", "fp32_scores")).values()
     assert first == second
+
+
+# What a folder of one's own may hold
+
+
+def own_project(folder: Path, **files: str) -> Config:
+    """Write files, whose names have __ for / and end in .py, or in .txt below regressions/, and return the settings."""
+    for name, text in files.items():
+        path = folder / name.replace("__", "/")
+        path = path.with_suffix(".txt" if "regressions" in name else ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Config(folder="", projects=(str(folder),))
+
+
+OP = """\
+from lastbit.ops import op
+
+@op(rows=("x",))
+def {name}(x, *, scale: float = 1.0, contract, stage):
+    stage("output", x * scale, result=True)
+"""
+CASES = """\
+from lastbit.case import Group, parse_case
+
+def groups(accepts, *, small):
+    yield Group("some" if small else "all", examples=(parse_case("mine x=fp32[2] seed=1"),))
+"""
+MINE = OP.format(name="mine")
+
+
+def test_ops_and_cases_of_a_project_stand_beside_those_of_lastbit(tmp_path: Path) -> None:
+    files = {"references__mine": MINE, "references___hidden": "1 / 0", "cases__mine": CASES}
+    regression = "# why\nmine x=fp32[3] scale=2.0 seed=1\n"
+    project = open_project(own_project(tmp_path, **files, cases__regressions__mine=regression))
+    assert project.op("mine").inputs == ("x",) and "rms_norm" in project.ops and "hidden" not in project.ops
+    assert len(project.ops) == len(list(project.ops)) and {"mine", "rms_norm"} <= set(project.ops)
+    assert project.op("mine") is project.op("mine")
+    assert project.folders[-1] == tmp_path
+    with pytest.raises(UsageError, match="unknown op 'mein'; did you mean 'mine'"):
+        project.op("mein")
+
+    def names(accepts: set[str], *, small: bool) -> list[str]:
+        return [group.name for group in project.groups("mine", frozenset(accepts), small=small)]
+
+    assert names({"x", "scale"}, small=True) == ["regressions", "some"]
+    assert names({"x"}, small=False) == ["all"]  # the regression has a scale
+    assert project.groups("nothing", frozenset({"x"}), small=True) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "message"),
+    [
+        ({"references__mine": "x = 1"}, LastbitError, r"mine\.py must define the op 'mine': a function of that name"),
+        ({"references__mine": MINE + "\nyours = mine\n", "references__yours": MINE + "\nyours = mine\n"}, OpError,
+         r"op mine \(.*\) must be called 'yours', as its file .*yours\.py is"),
+        ({"references__mine": MINE, "cases__yours": CASES}, UsageError, r"op of the cases in .*yours\.py: 'yours'"),
+        ({"references__mine": MINE, "cases__regressions__yours": ""}, UsageError, r"cases in .*yours\.txt: 'yours'"),
+        ({"references__mine": MINE, "cases__mine": "groups = 1"}, UsageError, r"mine\.py must define groups\(accepts"),
+        ({"references__mine": "1 / 0"}, KernelError, r"division by zero[\s\S]*; --project is for a folder with"),
+    ],
+)  # fmt: skip
+def test_a_project_with_a_mistake(files: dict[str, str], error: type[Exception], message: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=message):
+        open_project(own_project(tmp_path, **files))
+
+
+def test_groups_that_raise_and_groups_that_choose_what_is_not_there(tmp_path: Path) -> None:
+    raising = CASES.replace("yield", "raise ValueError('no groups')\n    yield")
+    project = open_project(own_project(tmp_path / "a", references__mine=MINE, cases__mine=raising))
+    with pytest.raises(UsageError, match=r"groups\(\) in cases/mine\.py raised ValueError: no groups"):
+        project.groups("mine", frozenset({"x"}), small=True)
+    choosing = CASES.replace("examples=(", 'strategy=print, choices={"y dtype": ("bf16",)}, examples=(')
+    project = open_project(own_project(tmp_path / "b", references__mine=MINE, cases__mine=choosing))
+    with pytest.raises(UsageError, match="choice 'y dtype' of group 'some'"):
+        project.groups("mine", frozenset({"x"}), small=True)
+
+
+def test_kernels_have_names_of_their_own_and_those_of_a_revision_its_label(tmp_path: Path) -> None:
+    (tmp_path / "norms.py").write_text(KERNEL.format(contract="fp32_multiply"))
+    here = str(tmp_path / "norms.py")
+    with pytest.raises(UsageError, match="kernel names must be unique; found twice: norm"):
+        open_project(Config(folder="", kernel_folders=(here, here))).kernels()
+    old = open_project(Config(folder="", kernel_folders=(here,), revision="v1"))
+    assert [kernel.name for kernel in old.kernels()] == ["norm@v1"]
+
+
+def test_kernels_that_cannot_be_called_are_noted_where_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "norms.py").write_text(KERNEL.format(contract="of_old"))
+    project = open_project(Config(folder="", kernel_folders=(str(tmp_path),)))
+    with pytest.raises(UsageError, match="'of_old'"):
+        project.kernels()
+    refused: dict[str, str] = {}
+    assert [kernel.name for kernel in project.kernels(refused)] == ["norm"]
+    assert list(refused) == ["norm"] and "'of_old'" in refused["norm"]
+
+
+def test_where_kernels_are_loaded_from(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "other").mkdir()
+    projects = (str(tmp_path), str(tmp_path / "other"))
+    assert kernel_folders(Config(folder="", projects=projects)) == (KERNELS, tmp_path / "kernels")
+    assert kernel_folders(Config(folder="")) == (KERNELS,)
+    assert kernel_folders(Config(folder="", projects=projects, kernel_folders=("a", "b.py"))) == (
+        Path("a"),
+        Path("b.py"),
+    )
+
+
+PLAIN = "def norm(x, *, eps):\n    return x\n\n\ndef other(x, *, eps):\n    return x\n"
+
+
+def test_a_plain_function_is_a_kernel_of_the_one_op_that_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "plain.py"
+    file.write_text(PLAIN)
+    settings = Config(folder="", kernel_folders=(str(file),), plain=True, ops=("rms_norm",), kernels=("norm",))
+    [kernel] = open_project(settings).kernels()
+    assert (kernel.name, kernel.op, kernel.call.__name__) == ("norm", "rms_norm", "norm")
+    for ops in ((), ("rms_norm", "softmax")):
+        with pytest.raises(UsageError, match=r"declares no kernel.*, or name the op of a function without it: --op OP"):
+            open_project(replace(settings, ops=ops)).kernels()
+    with pytest.raises(UsageError, match="declares no kernel") as caught:
+        open_project(replace(settings, plain=False)).kernels()
+    assert "--op OP" not in str(caught.value)
+    with pytest.raises(UsageError) as caught:  # which of both?
+        open_project(replace(settings, kernels=("norm", "other"))).kernels()
+    assert "other" in str(caught.value)
+    (tmp_path / "declared.py").write_text(KERNEL.format(contract="fp32_multiply"))
+    declared = replace(settings, kernel_folders=(str(tmp_path / "declared.py"),), ops=())
+    assert [kernel.contract for kernel in open_project(declared).kernels()] == ["fp32_multiply"]

@@ -4,14 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import strategies as st
 
-from lastbit.case import Group, parse_case
+from lastbit.case import Case, Chosen, Group, TensorSpec, parse_case
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UnsupportedCase
+from lastbit.inputs import build, chosen_tensor, tensor_choices
 from lastbit.invariance.properties import properties_of
 from lastbit.kernel import Kernel
 from lastbit.property_result import PropertyOutcome, PropertyResult
-from lastbit.relations import Related, Relation
+from lastbit.relations import Independent, Related, Relation
 from lastbit.result import CaseResult, Finding, Verdict
 from lastbit.verify import property_checks
 from lastbit.verify.check import Subject, verify_case
@@ -294,3 +296,50 @@ def test_groups_made_for_properties_are_asked_alone() -> None:
     assert asked_cases(of, [plain]) == [cases[2]]
     unfit = Group("own", examples=(parse_case("rms_norm x=fp32[2,64] eps=1e-06 seed=1"),), properties=True)
     assert asked_cases(of, [plain, unfit]) == []
+
+
+def test_as_many_ordinary_tensors_as_there_are_are_as_good_as_fewer() -> None:
+    def with_residual(x, weight, residual=None, *, eps):
+        return x
+
+    lines = ("x=fp32[9,128] weight=fp32[128]", "x=fp32[2,128] weight=fp32[128] residual=fp32[2,128]")
+    cases = [parse_case(f"rms_norm {line} eps=1e-06 seed={seed}") for seed, line in enumerate(lines)]
+    chosen = ordinary_group(subject(with_residual), [Group("some", examples=tuple(cases))])
+    assert chosen.examples == (cases[0],)
+
+
+def test_where_a_group_can_choose_ordinary_cases_are_drawn() -> None:
+    choices = tensor_choices("x", ("fp32",), ("huge", "normal"), ("padded", "contiguous"))
+
+    @st.composite
+    def cases(draw: st.DrawFn, chosen: Chosen) -> Case:
+        x = chosen_tensor("x", chosen, (draw(st.integers(1, 9)), 64))
+        return Case("rms_norm", (x, TensorSpec("weight", "fp32", (64,))), {"eps": 1e-6}, 1)
+
+    [case] = ordinary_group(subject(by_number_of_rows), [Group("drawn", cases, choices=choices)]).examples
+    assert (case["x"].regime, case["x"].strides) == ("normal", None)
+
+
+def test_independent_inputs_are_cut_to_one_where_names_of_results_are_asked_for() -> None:
+    inputs = build(CASE, CPU)
+    plain = subject(in_one_sum).problem(inputs)
+    assert property_checks._small(plain) is plain
+    rows = Independent("rows of x", "they are independent", ("x",), ("output",))
+    of = replace(subject(in_one_sum), op=replace(RMS_NORM, relations=(rows,)))
+    small = property_checks._small(of.problem(inputs))
+    assert {name: tuple(tensor.shape) for name, tensor in small.tensors.items()} == {"x": (1, 256), "weight": (256,)}
+
+
+def test_the_basis_calls_a_kernel_of_this_process_directly() -> None:
+    basis = property_checks.basis_of(subject(in_one_sum), CASE, thorough=True)
+    assert basis.direct and basis.thorough
+    assert torch.equal(basis.results["output"], basis.call(basis.inputs)["output"])
+    assert basis.allows(basis.inputs, basis.results)
+    assert not basis.allows(basis.inputs, {"output": basis.results["output"] * 2})
+
+
+def test_inputs_beyond_what_a_kernel_declares_to_take_are_unsupported() -> None:
+    of = subject(in_one_sum, takes={"x columns": (64,)})
+    [found] = properties_on(of, CASE, ["rows"])
+    assert found.outcome is PropertyOutcome.NOT_APPLICABLE
+    assert found.reason.startswith("the kernel does not take the case: the kernel declares that it takes less: ")
