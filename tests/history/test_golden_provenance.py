@@ -5,11 +5,13 @@ from __future__ import annotations
 import getpass
 import platform
 import subprocess
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 import torch
 
+from lastbit.history import golden_provenance as module
 from lastbit.history.golden_provenance import REVISION_VARIABLE, differences, kind_of, provenance
 from lastbit.kernel import Kernel
 from lastbit.references.rms_norm import rms_norm
@@ -117,3 +119,133 @@ def test_the_revision_counts_only_where_the_source_does() -> None:
     assert differences(old, {**old, "torch": "3"}) == (ProvenanceDifference("torch", "2", "3"),)
     moved = differences(old, {**old, "source": "b", "revision": "2"})
     assert [d.item for d in moved] == ["source", "revision"]
+
+
+# What a file imports
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import a, b.c", ("a", "b.c")),
+        ("from a.b import c, d", ("a.b", "a.b.c", "a.b.d")),
+        ("from . import c", (".c",)),
+        ("from .. import c as d", ("..c",)),
+        ("from .a import c", (".a", ".a.c")),
+        ("def f():\n    import a", ("a",)),
+        ("x = 1", ()),
+    ],
+)
+def test_names_of_modules_in_a_text(text: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    assert module._names_of(text.encode()) == names
+    (tmp_path / "a.py").write_text(text)
+    (tmp_path / "a.so").write_text(text)
+    assert module._names_in(tmp_path / "a.py") == names and module._names_in(tmp_path / "a.so") == ()
+
+
+def test_a_module_is_in_its_packages() -> None:
+    assert list(module._with_packages("a.b.c")) == ["a", "a.b", "a.b.c"]
+    assert list(module._with_packages("a")) == ["a"]
+
+
+def known(folder: Path, **texts: str) -> dict[str, Path]:
+    """Write modules, whose names have __ for dots; a package ends with one more."""
+    found = {}
+    for name, text in texts.items():
+        path = folder.joinpath(*name.split("__"))
+        path = path / "__init__.py" if name.endswith("__") else path.with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        found[name.strip("_").replace("__", ".")] = path
+    return found
+
+
+def test_modules_are_reached_through_packages_and_relative_imports(tmp_path: Path) -> None:
+    modules = known(
+        tmp_path,
+        top__="",
+        top__pack__="from . import first",
+        top__pack__first="from .second import f",
+        top__pack__second="from ..other import g\nimport gone",
+        top__other="",
+        top__pack__sub__="from ..third import h",
+        top__pack__third="from .sub import again",
+        other="",
+    )
+    everything = {"top.pack", "top.pack.first", "top.pack.second", "top.other"}
+    assert module._reached_from(["top.pack"], modules) == {"top", *everything}
+    assert module._reached_from(["top.pack.sub", "gone"], modules) == {
+        *("top", "top.pack.sub", "top.pack.third"),
+        *everything,
+    }
+    file = tmp_path / "kernel.py"
+    file.write_text("from top.other import x\nfrom other import y")
+    assert module._reached([file], modules) == {"top", "top.other", "other"}
+    assert module._reached([], modules) == set()
+
+
+def test_packages_are_told_with_those_that_they_require(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Installed:
+        def __init__(self, version: str, *requires: str) -> None:
+            self.version, self.requires = version, list(requires) or None
+
+    here = {
+        "one-two": Installed("1.0", "three>=2", "Extra; extra == 'more'", "torch", "gone"),
+        "three": Installed("2.5"),
+    }
+    here |= {"extra": Installed("9"), "torch": Installed("8")}
+
+    def distribution(name: str) -> Installed:
+        if name not in here:
+            raise PackageNotFoundError
+        return here[name]
+
+    monkeypatch.setattr(module, "distribution", distribution)
+    monkeypatch.setattr(module, "_providers", lambda: {"one": ["One_Two"], "torch": ["torch"]})
+    (tmp_path / "kernel.py").write_text("import one.part, torch, nothing")
+    assert module._packages([tmp_path / "kernel.py"]) == "one-two 1.0, three 2.5"
+    assert module._packages([]) == ""
+
+
+def test_packages_are_compared_one_by_one() -> None:
+    before = {"packages": "a 1, b 2", "torch": "1", "imports": "x"}
+    after = {"packages": "b 3, c 4", "torch": "1", "imports": "x", "driver": "5"}
+    assert differences(before, after) == (
+        ProvenanceDifference("a", "1", ""),
+        ProvenanceDifference("b", "2", "3"),
+        ProvenanceDifference("driver", "", "5"),
+        ProvenanceDifference("c", "", "4"),
+    )
+
+
+def test_a_hash_is_of_names_and_contents(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.py", tmp_path / "other.py"
+    for file in (one, other):
+        file.write_text("x = 1")
+    assert module._hash_of([one]) != module._hash_of([other]) and len(module._hash_of([one])) == 16
+    assert module._hash_of([]) == ""
+
+
+def test_output_of_commands() -> None:
+    assert module._command("sh", "-c", "echo ' two\nlines '") == "two\nlines"
+    assert module._command("sh", "-c", "echo no; exit 1") == module._command("no-such-command-here") == ""
+    assert module._driver(torch.device("cpu")) == ""
+
+
+def test_modules_of_a_repository_count_if_a_kernel_names_them_or_nobody_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = known(tmp_path, own="import deeper", deeper="", others="", unnamed="import below", below="")
+    (tmp_path / "kernels").mkdir()
+    mine, other = (tmp_path / "kernels" / name for name in ("mine.py", "other.py"))
+    mine.write_text("import own")
+    other.write_text("import others")
+    beside = {"other": other}
+    monkeypatch.setattr(module, "checkout_of", lambda path: None if path.name == "bare.py" else tmp_path)
+    monkeypatch.setattr(module, "of_repository", lambda checkout, imported, copied: modules | beside)
+    names = ("below", "deeper", "own", "unnamed")
+    assert [path.stem for path in module._repository_modules([mine])] == list(names)
+    assert [path.stem for path in module._repository_modules([other])] == ["below", "others", "unnamed"]
+    assert module._repository_modules([]) == [] and module._repository_modules([tmp_path / "bare.py"]) == []
+    monkeypatch.setattr(module, "of_repository", lambda checkout, imported, copied: beside)
+    assert module._repository_modules([mine]) == []
