@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 
 from lastbit import cli
 from lastbit.bench import kernel_speed, untrusted
+from lastbit.bench.samples import QUICK
+from lastbit.commands import bench
 from lastbit.errors import LastbitError
 from lastbit.judges import call_time, opening
 from lastbit.kernel import Kernel
@@ -122,3 +125,49 @@ def test_the_page_says_at_most_and_what_is_wrong() -> None:
     assert "| w | c | FAILED | 4 ms | 100 µs | 2% | 250 TFLOP/s | 50% | 50% | 1 | 24 |" in shown
     assert "w: 2 of 3 wrong" in shown and "the kernel: lost" in shown
     assert json.loads(bench.jsonl.splitlines()[0])["overhead"] == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "kernels"),
+    [
+        ([], "verifying", ()),
+        (["verifying"], "verifying", ()),
+        (["kernels", "one"], "kernels", ("one",)),
+        (["one", "two"], "kernels", ("one", "two")),
+    ],
+)
+def test_what_is_measured(
+    words: list[str], what: str, kernels: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    began: list[Any] = []
+
+    def steps(name: str, so_far: Any) -> Iterator[Any]:
+        began.append((name, so_far.config.kernels, so_far.effort == QUICK))
+        yield from ()
+
+    monkeypatch.setattr(bench, "_BENCHES", {name: partial(steps, name) for name in ("verifying", "kernels")})
+    assert cli.main(["bench", *words, "--quick", "--out", str(tmp_path / "new")]) == 0
+    assert began == [(what, kernels, True)]
+    stem = {"verifying": "bench_cpu", "kernels": "kernels_cpu"}[what]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [f"{stem}.jsonl", f"{stem}.md"]
+
+
+@pytest.mark.parametrize("interrupts", [False, True])
+def test_what_could_not_be_measured_is_told_and_the_rest_is_kept(
+    interrupts: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> list[Any]:
+        raise LastbitError("no memory")
+
+    def interrupted() -> list[Any]:
+        raise KeyboardInterrupt
+
+    def steps(so_far: Any) -> Iterator[Any]:
+        yield "one", fails
+        yield "two", interrupted if interrupts else list
+
+    monkeypatch.setattr(bench, "_BENCHES", {"verifying": steps, "kernels": steps})
+    assert cli.main(["bench", "verifying"]) == (130 if interrupts else 2)
+    printed = capsys.readouterr()
+    assert "one: no memory" in printed.err and "one: no memory" in printed.out
+    assert ("the rest: interrupted" in printed.out) is interrupts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,6 +23,7 @@ from lastbit.shrinking.smallest import judged
 from lastbit.verify.case_files import add_case, read_cases
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.plan import make_plan
+from lastbit.verify.project import open_project
 from lastbit.verify.worker import Workplace
 
 CASE = "rms_norm x=bf16[1,2]:values(-1.5,1) weight=bf16[2]:values(1.25,1) eps=1e-06 seed=0"
@@ -126,6 +128,33 @@ def test_a_case_is_made_smaller_only_where_the_kernel_runs(monkeypatch: pytest.M
     kernel = Kernel("mine", "rms_norm", "", print, devices=("cuda", "xpu"))
     with pytest.raises(UsageError, match="kernel 'mine' is declared for cuda, xpu only; see --device"):
         pin._smallest(Config(folder=""), kernel, case, 1.0)
+
+
+def test_without_a_name_the_one_kernel_of_the_op_is_meant(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "kernels" / "other.py").write_text(KERNEL.replace("rms_norm", "softmax").replace('"mine"', '"yours"'))
+    opened = open_project(Config(folder="", kernel_folders=("kernels",)))
+    case = parse_case(CASE)
+    with pytest.raises(UsageError, match="native_multiply"):  # which softmax does not have
+        pin._kernel(opened, [], case)
+    plain = KERNEL.replace('"rms_norm", contract="native_multiply", name="mine"', '"softmax", name="yours"')
+    (project / "kernels" / "other.py").write_text(plain.replace("mine(x, weight, *, eps)", "yours(x)"))
+    opened = open_project(Config(folder="", kernel_folders=("kernels",)))
+    kernel, contract = pin._kernel(opened, [], case)
+    assert (kernel.name, contract) == ("mine", "native_multiply+rounded_sum")
+    with pytest.raises(UsageError, match="kernel 'yours' is one of softmax, and the case one of rms_norm"):
+        pin._kernel(opened, ["yours"], case)
+    with pytest.raises(UsageError, match="pin takes one kernel of rms_norm, not mine, yours; name it: PATH::NAME"):
+        pin._kernel(opened, ["mine", "yours"], case)
+    (project / "kernels" / "mine.py").unlink()
+    opened = open_project(Config(folder="", kernel_folders=("kernels",)))
+    with pytest.raises(UsageError, match="pin takes one kernel of rms_norm, not none; name it"):
+        pin._kernel(opened, [], case)
+
+
+def test_an_origin_names_versions() -> None:
+    kernel = Kernel("mine", "rms_norm", "", print)
+    assert re.fullmatch(r"mine \(once\) on cpu, torch \S+, triton \S+", pin._origin(kernel, "once", "cpu"))
+    assert pin._version("no-such-package-here") == "not installed"
 
 
 def test_a_reason_commands_no_terminal(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

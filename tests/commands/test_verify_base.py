@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 from lastbit import cli
-from lastbit.commands.verify import _with_base
+from lastbit.commands.running import Interrupted
+from lastbit.commands.verify import _print, _shown, _with_base
 from lastbit.config import Config
-from lastbit.run import Run, Undecidable
+from lastbit.errors import LastbitError
+from lastbit.result import CaseResult, Verdict
+from lastbit.run import NotRun, Run, Undecidable
+from lastbit.trees import MixedTrees
+from lastbit.verify.assemble import INTERRUPTED
+from tests.reports.test_reports import bare, failed, passed
 
 REFERENCE = """\
 from lastbit.ops import op
@@ -139,3 +145,76 @@ def test_kernels_that_are_in_no_repository(verify: Verify, tmp_path: Path) -> No
     code, _, errors = verify(tmp_path, "--base", "HEAD")
     assert code == 2
     assert "--base HEAD needs kernels that are in a git repository" in errors
+
+
+# Two runs in one
+
+
+def both_of(first: Run, second: Run | BaseException, folder: Path) -> Run:
+    """Return the run of both revisions; an exception takes the place of the second."""
+    runs = iter([first, second])
+
+    def run(config: Config, *, explaining: bool = False) -> Run:
+        assert explaining is (config.revision == "")
+        if isinstance(one := next(runs), BaseException):
+            raise one
+        return one
+
+    return _with_base(run, Config(folder=str(folder)), Config(folder=str(folder), revision="main", tree=str(folder)))
+
+
+def test_a_run_holds_what_both_revisions_have_once(tmp_path: Path) -> None:
+    note = NotRun("softmax", "no kernel")
+    today = Run((passed(),), not_run=(note,), environment={"torch": "2"}, broken="ended")
+    base = Run((passed(kernel="k@main"),), not_run=(note, NotRun("k", "gone")), broken="ended")
+    both = both_of(today, base, tmp_path)
+    assert [result.kernel for result in both.results] == [passed().kernel, "k@main"]
+    assert both.not_run == (note, NotRun("k", "gone")) and both.broken == "ended"
+    assert both.environment == {"torch": "2", "base": "main"}
+    assert both_of(replace(today, broken=""), replace(base, broken="too"), tmp_path).broken == "too"
+    assert both_of(today, replace(base, broken="too"), tmp_path).broken == "ended; too"
+
+
+def test_a_base_that_cannot_be_run_is_not_run(tmp_path: Path) -> None:
+    both = both_of(Run((passed(),)), LastbitError(f"no kernels in {tmp_path}/kernels"), tmp_path)
+    assert both.not_run == (NotRun("the kernels of main", "no kernels in kernels"),) and len(both.results) == 1
+
+
+def test_a_base_that_is_interrupted_keeps_what_there_is(tmp_path: Path) -> None:
+    for seen, broken in ((Run((passed(kernel="k@main"),)), ""), (None, INTERRUPTED)):
+        with pytest.raises(Interrupted) as caught:
+            both_of(Run((passed(),)), Interrupted(seen), tmp_path)
+        assert caught.value.run is not None and caught.value.run.broken == broken
+        assert len(caught.value.run.results) == 2 - (seen is None)
+
+
+def test_today_is_printed_where_the_base_would_run_its_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(MixedTrees):
+        both_of(Run((passed(),)), MixedTrees("mixed"), tmp_path)
+    assert "1 passed" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_is_printed_as_far_as_it_came(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(run: Run | None) -> None:
+        raise Interrupted(run)
+
+    for run, shown in ((Run((passed(),)), True), (None, False)):
+        with pytest.raises(Interrupted):
+            _shown(lambda run=run: interrupted(run))  # type: ignore[misc]
+        assert ("1 passed" in capsys.readouterr().out) is shown
+
+
+def test_the_exit_code_is_that_of_today_or_1_if_it_got_worse(capsys: pytest.CaptureFixture[str]) -> None:
+    def code(*results: CaseResult) -> int:
+        return _print(Run(results, environment={"base": "main"}))
+
+    assert code(passed(kernel="k"), passed(kernel="k@main")) == 0
+    assert code(failed(kernel="k"), passed(kernel="k@main")) == 1
+    assert code(failed(kernel="k"), failed(kernel="k@main")) == 1  # it fails
+    assert code(passed(kernel="k"), failed(kernel="k@main")) == 0
+    assert code(bare(Verdict.ERRORED, "died", kernel="k"), passed(kernel="k@main")) == 2
+    assert "WORSE" in capsys.readouterr().out
+    _print(Run((passed(fingerprint="abc"), passed(fingerprint="abc"), passed(fingerprint=""))), show_inputs=True)
+    assert capsys.readouterr().out.count("input bits on cpu: abc") == 1
+    _print(Run((passed(fingerprint="abc"),)))
+    assert "input bits" not in capsys.readouterr().out

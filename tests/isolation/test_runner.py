@@ -174,6 +174,11 @@ def test_results_are_copied_each_to_a_round_place(memory: Mapped) -> None:
         assert torch.equal(placed(whole, one | {"start": one["at"] // size}), given)
 
 
+def test_a_result_of_one_byte_is_held(memory: Mapped) -> None:
+    said = ReturnedResults(memory, {"x": torch.tensor(5, dtype=torch.int8)}).copied(2)
+    assert (said["returned"][0]["at"], said["bytes"], int(memory.whole(2)[0]) % 256) == (0, 256, 5)
+
+
 def test_results_that_do_not_fit_are_described_alone(memory: Mapped) -> None:
     memory.whole(2).fill_(-1)
     fits, too_large = (ReturnedResults(memory, {"x": torch.zeros(n)}) for n in (128, 129))
@@ -388,13 +393,15 @@ def test_a_file_is_executed_with_its_siblings_at_hand(tmp_path: Path) -> None:
     (tmp_path / "beside_it.py").write_text("NUMBER = 7\n")
     (tmp_path / "mine.py").write_text("from beside_it import NUMBER\n")
     path = list(sys.path)
+    (tmp_path / "first.py").write_text("import sys\nPLACE = sys.path[0]\n")
+    assert str(tmp_path) == executed(tmp_path / "first.py").PLACE
     module = executed(tmp_path / "mine.py")
     assert module.NUMBER == 7 and sys.modules["kernel_file_mine"] is module
     (tmp_path / "wrong.py").write_text("1 / 0\n")
     with pytest.raises(ZeroDivisionError):
         executed(tmp_path / "wrong.py")
     assert sys.path == path
-    for name in ("beside_it", "kernel_file_mine", "kernel_file_wrong"):
+    for name in ("beside_it", "kernel_file_first", "kernel_file_mine", "kernel_file_wrong"):
         sys.modules.pop(name, None)
 
 

@@ -52,6 +52,13 @@ def test_in_inference_mode_with_gradients_and_in_threads() -> None:
         assert changed(lambda: threads.submit(F.rms_norm, X, (8,)).result(), "aten::rms_norm")
 
 
+def test_integers_that_an_operator_gives_stay() -> None:
+    y = torch.tensor([[3.0, 9.0, 5.0]])
+    with replaced("aten::max.dim", "cpu"):
+        values, places = torch.max(y, -1)
+    assert (values.tolist(), places.tolist()) == ([1.25 * 9 + 1], [1])
+
+
 def test_compiled_code_hides_nothing() -> None:
     compiled = torch.compile(lambda x: F.rms_norm(x, (8,)), backend="eager")
     assert "torch._dynamo" in sys.modules
