@@ -106,7 +106,8 @@ class Config:
 
     @property
     def shares(self) -> bool:
-        """Return whether kernels that are one function under several contracts share the cases of a group.
+        """Return whether kernels that are one function under several contracts share the cases of a group, and a kernel
+        is looked at more closely in its novel items alone.
 
         Not where a reader says how many cases there are, where revisions are compared case by case, nor where kernels
         are not trusted, which would choose what is shared.

@@ -217,15 +217,16 @@ class Explorer:
     def run(self, case: Case) -> CaseResult:
         """Run a case of the item and record its result.
 
-        The kernel is called with other values, too, if the case is the first with one of its features, or a reader
-        asked for it; with other numbers for its parameters, if no case of the kernel in this process was given these.
+        The kernel is called with other values, too, if the case is the first of a novel item with one of its features,
+        or a reader asked for it; with other numbers for its parameters, if no such case of this process had these.
         """
         features, numbers = self._features(case), {name for name, v in case.params.items() if isinstance(v, float)}
+        repeat = self.item.asked or (self.item.novel and not features <= self._repeated)
         renumber = self.item.asked or (
             not numbers <= self._renumbered and not is_compiled(self.item.subject.kernel.call)
         )
-        result = self._verified(case, repeat=self.item.asked or not features <= self._repeated, renumber=renumber)
-        if result.verdict not in TURNED_DOWN:
+        result = self._verified(case, repeat=repeat, renumber=renumber)
+        if repeat and result.verdict not in TURNED_DOWN:
             self._repeated |= features
             self._renumbered |= numbers
         self.results.append(result)
@@ -311,12 +312,12 @@ class Explorer:
         """Return whether to follow the kernel on residues in a case.
 
         Follow it where enclosures decide nothing, in cases that a reader asked for or that are to tell contracts apart,
-        and in small cases until each of their features has been followed.
+        and in small cases of a novel item until each of their features has been followed.
         """
         if result.verdict is Verdict.INCONCLUSIVE or self.item.asked or self.tells_apart or not counted:
             return True
         features = self._features(case)
-        if features <= self._followed or not is_small(case):
+        if features <= self._followed or not self.item.novel or not is_small(case):
             return False
         self._followed |= features
         return True

@@ -82,6 +82,8 @@ class Item:
         refused: why the kernel cannot be called for any case, by what it declares; empty if it can.
         share: which cases of the group they are: of (1, 3) the second, the fifth and so on; see `_shares`.
         shows: stages of the kernel, which declares none, are looked for in some of its cases.
+        novel: it has an option, or dtypes together, that no combination of its kernel before it has, or is of none: the
+            kernel is called with other values in some of its cases, too, and followed on residues.
     """
 
     subject: Subject
@@ -91,6 +93,7 @@ class Item:
     refused: str = ""
     share: tuple[int, int] = (0, 1)
     shows: bool = False
+    novel: bool = True
 
     @property
     def id(self) -> str:
@@ -218,7 +221,19 @@ def make_plan(
         reason = alone if torch.accelerator.is_available() else NO_ACCELERATOR
         not_run.append(NotRun("cases with a tensor on another device", reason))
     whole = config.lines or config.isolate or config.revision
-    return Plan(tuple(items if whole else showing(items)), tuple(_in_short(not_run)), config.cases_per_group)
+    items = items if whole else [*showing(items)]
+    items = [*_novel(items)] if config.shares else items
+    return Plan(tuple(items), tuple(_in_short(not_run)), config.cases_per_group)
+
+
+def _novel(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the items, and say of each whether it is novel among those of its kernel on its device."""
+    known: dict[tuple[str, torch.device], set[object]] = {}
+    for item in items:
+        row, seen = item.group.combination, known.setdefault((item.subject.kernel.name, item.subject.device), set())
+        new = {*row.items(), frozenset(option for axis, option in row.items() if axis.endswith(" dtype"))}
+        yield replace(item, novel=not row or not new <= seen)
+        seen |= new
 
 
 def _in_short(notes: Sequence[NotRun]) -> Iterator[NotRun]:

@@ -1,0 +1,59 @@
+"""Each option and each set of dtypes is looked at more closely once for each kernel: in the first item that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from lastbit.case import Group, parse_case
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify.check import Subject
+from lastbit.verify.item_run import Explorer
+from lastbit.verify.plan import Item
+from tests.harness.test_takes import NORM, kernel_of, norm, plan_of
+
+CASE = parse_case("rms_norm x=fp32[4,64] eps=1e-06 seed=1")
+
+
+def kinds(items: Iterable[Item]) -> set[object]:
+    rows = [item.group.combination for item in items]
+    dtypes = (frozenset(option for axis, option in row.items() if axis.endswith(" dtype")) for row in rows)
+    return {*dtypes, *(pair for row in rows for pair in row.items())}
+
+
+def test_fewer_items_have_every_option_and_every_set_of_dtypes() -> None:
+    items = [item for item in plan_of(kernel_of()).items if item.group.combination]
+    novel = [item for item in items if item.novel]
+    assert kinds(novel) == kinds(items) and len(novel) < len(items)
+
+
+def test_each_kernel_has_its_own_and_what_is_no_combination_is_novel() -> None:
+    plan = plan_of(kernel_of(name="a"), replace(kernel_of(name="b"), source="mine.py:70"))
+    a, b = ([i.novel for i in plan.items if i.subject.kernel.name == name] for name in ("a", "b"))
+    assert a == b and all(item.novel for item in plan.items if not item.group.combination)
+
+
+def run(function: object, *, novel: bool) -> CaseResult:
+    subject = Subject(kernel_of(function), NORM, torch.device("cpu"))  # type: ignore[arg-type]
+    item = Item(subject, Group("plain", examples=(CASE,)), novel=novel)
+    return Explorer(item, lambda result: None, lambda item, case, counted: None).run(CASE)
+
+
+@pytest.mark.parametrize(("novel", "verdict"), [(True, Verdict.FAILED), (False, Verdict.PASSED)])
+def test_other_values_are_tried_in_novel_items(novel: bool, verdict: Verdict) -> None:
+    kept: list[Tensor] = []
+
+    def keeping(x: Tensor, *, eps: float) -> Tensor:
+        kept.append(norm(x, eps=eps))
+        return kept[0].clone()
+
+    assert run(keeping, novel=novel).verdict is verdict
+
+
+@pytest.mark.parametrize("novel", [True, False])
+def test_kernels_are_followed_in_novel_items(novel: bool) -> None:
+    assert any(stage.equal for stage in run(norm, novel=novel).stages) is novel
