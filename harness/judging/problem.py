@@ -413,9 +413,11 @@ class _Family:
     problems: dict[Hashable, Problem] = field(default_factory=dict)
     nbytes: int = 0
 
-    def weigh(self) -> None:
-        problems = self.problems.values()
+    def weigh(self) -> int:
+        """Count the bytes; return by how many they have grown since."""
+        problems, before = self.problems.values(), self.nbytes
         self.nbytes = sum(p.nbytes for p in problems) + _nbytes(*(p.tensors for p in problems))
+        return self.nbytes - before
 
 
 @dataclass(eq=False)
@@ -427,6 +429,7 @@ class Problems:
 
     _families: OrderedDict[Hashable, _Family] = field(default_factory=OrderedDict)
     _recent: deque[_Family] = field(default_factory=lambda: deque(maxlen=_TOGETHER))
+    _nbytes: int = 0
 
     def of(self, op: Op, contract: Contract, inputs: Inputs, premises: Premises) -> Problem:
         """Return the problem of a case, which was given to another kernel before, or is new."""
@@ -450,14 +453,15 @@ class Problems:
         """Forget all of them: their inputs may not be what they were."""
         self._families.clear()
         self._recent.clear()
+        self._nbytes = 0
 
     def _make_room(self) -> None:
         """Evict the least recently used; only the recent ones have grown since they were weighed."""
-        for family in self._recent:
-            family.weigh()
-        excess = sum(family.nbytes for family in self._families.values()) - _MOST_BYTES
-        while excess > 0 or len(self._families) > _MOST_CASES:
-            excess -= self._families.popitem(last=False)[1].nbytes
+        self._nbytes += sum(family.weigh() for family in self._recent)
+        while self._families and (self._nbytes > _MOST_BYTES or len(self._families) > _MOST_CASES):
+            self._nbytes -= self._families.popitem(last=False)[1].nbytes
+        if not self._families:
+            self.forget()
 
 
 def _nbytes(*problems: Tensors) -> int:
