@@ -96,8 +96,8 @@ def _untold(
             continue
         ran, long = set(map(str, cases)), list(_probes(cases, op))
         probes = [case for case in (*long, *_with_few_columns(long, op)) if str(case) not in ran]
-        pairs = ((other, case) for other in others for case in probes)
-        telling = (case for other, case in pairs if takes(case) and separable.apart(op, own, other, lacking, case))
+        pairs = ((other, case) for other in others for case in probes if case in long or takes(case))
+        telling = (case for other, case in pairs if separable.apart(op, own, other, lacking, case) and takes(case))
         yield from islice(telling, 1)
 
 
