@@ -179,7 +179,7 @@ class Case:
         return " ".join([*words, f"seed={self.seed}"])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Cases that belong together, so that a run covers each kind: one test item per kernel and group.
 

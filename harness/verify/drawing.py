@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -195,7 +196,8 @@ def _second(strategy: Any, seed_: int) -> Any:
     return drawn[-1]
 
 
-def draw(group: Group, count: int, seed_: int = 0) -> list[Case]:
+@lru_cache(maxsize=8)  # kernels of an op have a group one after the other
+def draw(group: Group, count: int, seed_: int = 0) -> tuple[Case, ...]:
     """Draw the cases of a group for a seed, about `count` of them generated, without duplicates.
 
     There are fewer, or none, if what can be drawn is nearly always rejected.
@@ -204,7 +206,7 @@ def draw(group: Group, count: int, seed_: int = 0) -> list[Case]:
     if left := group.left_to_draw(count):
         with suppress(Unsatisfiable):
             drawing(free(group), drawn.setdefault, count=left, seed_=key_of(seed_, group.name))
-    return list(drawn)
+    return tuple(drawn)
 
 
 def drawing(strategy: Any, take: Callable[[Any], object], *, count: int, seed_: int) -> None:
