@@ -92,6 +92,8 @@ def elsewhere(x: Tensor) -> Tensor:
         (wrapping(plain), False),
         (wrapping(compiled), True),
         (wrapping(asks), True),
+        (functools.cache(plain), False),
+        (functools.cache(asks), True),
         (functools.partial(plain), False),
         (functools.partial(asks), True),
         (functools.partial(compiled), True),

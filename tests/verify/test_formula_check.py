@@ -339,3 +339,57 @@ def test_only_what_is_open_gets_a_reason() -> None:
     left_open = one.outcome(Verdict.INCONCLUSIVE, CASE, "fp32", reason="nothing is decided")
     wanted = "nothing is decided; residues, on the CPU, say nothing: why"
     assert formula_check._undecided(left_open, "why").reason == wanted
+
+
+def test_a_case_on_another_device_must_fit_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory between its rows counts, and what the kernel needs of it for each element."""
+    kernel = Kernel("mine", "rms_norm", "fp32_multiply", right)
+    one = Subject(kernel, RMS_NORM, torch.device("cuda:0"), beside=InProcess(kernel))
+    case = parse_case(CASE)  # of 1,030 elements
+    result = one.outcome(Verdict.INCONCLUSIVE, CASE, "fp32", reason="nothing is decided")
+
+    def why(largest: int, available: int) -> str:
+        monkeypatch.setattr(formula_check, "_LARGEST_BESIDE", largest)
+        monkeypatch.setattr(formula_check, "available_bytes", lambda: available)
+        monkeypatch.setattr(formula_check, "made_current", lambda device: nullcontext())
+        monkeypatch.setattr(formula_check, "build", lambda case, device: 1 // 0)
+        return with_formula(one, case, result).reason.partition("say nothing: ")[2]
+
+    assert why(1030, 10**9) == why(2000, 1030 * 3000 - 1) == "the case is too large for that"
+    assert (
+        why(1031, 1030 * 3000)
+        == "called once more here, the kernel raised ZeroDivisionError: integer division or modulo by zero"
+    )
+
+
+def test_seconds_of_following_are_added(judged: tuple[Problem, Judgement], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel("mine", "rms_norm", "fp32_multiply", right)
+    one, case = Subject(kernel, RMS_NORM, torch.device("cpu")), parse_case(CASE)
+    result = replace(one.outcome(Verdict.INCONCLUSIVE, CASE, "fp32", reason="open"), seconds=1.0)
+    clock = iter([10.0, 12.5])
+    monkeypatch.setattr(formula_check.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(formula_check, "followed_anew", lambda *_: (judged[0], None))
+    monkeypatch.setattr(formula_check, "judged_by_formula", lambda given, *_, **__: replace(given, reason="looked at"))
+    found, _ = formula_check.by_formula(one, case, result)
+    assert (found.seconds, found.reason) == (3.5, "looked at")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "equal", "said"),
+    [
+        (Verdict.INCONCLUSIVE, True, True),
+        (Verdict.INCONCLUSIVE, False, False),
+        (Verdict.PASSED, True, False),
+    ],
+)
+def test_what_a_process_told_is_said_where_nothing_else_decides(
+    verdict: Verdict, equal: bool, said: bool, judged: tuple[Problem, Judgement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, judgement = judged
+    followed = Followed({}, opaque=(), told=True)
+    compared = {"output": formula.Compared(24, 24 if equal else 23, 0)}
+    monkeypatch.setattr(formula_check, "compare_formulas", lambda *_: compared)
+    found = judged_by_formula(replace(judgement, verdict=verdict, reason="open"), problem, followed)
+    assert (found.verdict, found.reason.startswith("open;")) == (verdict, said)
+    monkeypatch.setattr(formula_check, "compare_formulas", lambda *_: {})
+    assert judged_by_formula(replace(judgement, reason="open"), problem, followed).reason == "open"

@@ -138,15 +138,9 @@ def plain(x: torch.Tensor) -> torch.Tensor:
 COMPILED = plain
 
 
-def test_what_torch_compiles_is_told_by_its_text() -> None:
-    from functools import cache, partial
-
-    from lastbit.calling.uses_compile import is_compiled
-
-    assert is_compiled(compiling) and is_compiled(cache(compiled)) and is_compiled(partial(compiling, eps=1.0))
-    assert not (is_compiled(plain) or is_compiled(norm) or is_compiled(print))
+def test_of_what_torch_compiles_the_text_is_not_what_runs() -> None:
     subject = replace(item(line()).subject, kernel=Kernel("mine", "rms_norm", "fp32_multiply", compiling))
-    assert stages_as_text(subject, parse_case(line())) == "", "its text is not what runs"
+    assert stages_as_text(subject, parse_case(line())) == ""
 
 
 def test_what_torch_compiles_in_another_module_is_told_by_a_call() -> None:
