@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -307,3 +308,42 @@ def test_what_is_taken_is_a_copy() -> None:
     taken = take(lambda: {"copied": 0}, words, torch.tensor([1, 2]), lambda: next(clock))
     words.fill_(7)
     assert (taken.seconds, taken.late) == (2.0, 0) and not taken.words.any()
+
+
+@pytest.mark.parametrize(
+    ("device", "seconds", "rooms", "calls"),
+    [
+        ("cpu", 0.01, (256,), 70),  # 7 tenths of a second
+        ("cpu", 1.0, (256,), 24),
+        ("cpu", 0.0, (256,), 512),
+        ("cpu", 0.01, (1 << 22, 1 << 22), 32),
+        ("cpu", 0.01, (1 << 28,), 2),
+        ("cpu", 0.01, (), 70),
+        ("cuda", 0.01, (1 << 28,), 64),
+        ("cuda", 0.01, (1 << 34,), 2),
+    ],
+)
+def test_calls_are_as_many_as_last_long_and_fit_into_memory(
+    device: str, seconds: float, rooms: tuple[int, ...], calls: int
+) -> None:
+    results = [SimpleNamespace(room=room) for room in rooms]
+    timed: Any = SimpleNamespace(device=torch.device(device), results=results)
+    assert untrusted._count(timed, seconds, Effort(seconds=1.0, rounds=3)) == calls
+
+
+@pytest.mark.parametrize(("numel", "device", "most"), [(1, "cpu", 448), (None, "cpu", 2), (None, "cuda", 2)])
+def test_as_many_calls_are_judged_as_have_few_elements(
+    numel: int | None, device: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = Judgement(Verdict.PASSED)
+    monkeypatch.setattr(untrusted, "_judged", lambda timed, one: passed)
+    own = numel or {"cpu": untrusted._JUDGED_ON_CPU, "cuda": untrusted._JUDGED}[device] // 2
+    timed: Any = SimpleNamespace(
+        device=torch.device(device), case=SimpleNamespace(tensors=[SimpleNamespace(numel=own)])
+    )
+    made: Any = [SimpleNamespace(taken=SimpleNamespace(late=0)) for _ in range(500)]
+    assert len(untrusted.judged(timed, made)) == most
+    assert len(untrusted.judged(timed, made[:1], made[1:3])) == 3
+    failed = Judgement(Verdict.FAILED)
+    monkeypatch.setattr(untrusted, "_judged", lambda timed, one: failed)
+    assert untrusted.judged(timed, made) == [failed]

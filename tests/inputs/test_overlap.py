@@ -156,5 +156,6 @@ def test_over_too_many_addresses_elements_count_as_apart(monkeypatch: pytest.Mon
     assert is_folded(folded)
     monkeypatch.setattr(module, "_LARGEST_MAP", 8)
     assert not is_folded(folded)
+    assert is_folded(strided((2,), (0,)))
     assert is_folded(strided((9, 2), (0, 1)))  # a stride of 0 needs no map
     assert not is_folded(strided((1,), (0,))) and not is_folded(strided((1, 2), (0, 1)))
