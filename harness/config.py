@@ -22,6 +22,9 @@ combinations have fewer: see `multiple` in `lastbit.verify.drawing`."""
 LONGEST_TIMEOUT = 10_000_000
 """Seconds, almost four months; a clock of the system overflows beyond 292 years."""
 
+# Arbitrary: longer than judging a case takes on a busy machine.
+_SLACK = 60.0  # seconds after which the judge of a kernel in another process is taken to hang itself
+
 
 @dataclass(frozen=True)
 class Config:
@@ -98,6 +101,11 @@ class Config:
     @property
     def cases_per_group(self) -> int:
         return PROFILES[self.profile] if self.cases is None else self.cases
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a case may take in the judge's process: more than in an isolated kernel's process."""
+        return self.timeout + _SLACK * self.isolate
 
     @property
     def races(self) -> bool:

@@ -2,13 +2,10 @@
 
 import gc
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO
 
 # Triton decides while it is imported whether @triton.jit compiles or interprets, so this stands before every
 # other import. The tests run on the CPU; TRITON_INTERPRET=0 from outside keeps compilation, for a GPU.
@@ -27,7 +24,7 @@ from lastbit import cli
 from lastbit.children.child import ChildProcess
 from lastbit.files import IMPORTED_FROM
 from lastbit.numerics import Premises, using
-from lastbit.verify import processes, worker
+from lastbit.verify import processes
 
 try:
     distribution("lastbit")
@@ -40,7 +37,7 @@ hypothesis.settings.register_profile("lastbit", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("lastbit")
 
 # The threads of pytest-xdist read and hold no lock that a fork needs: workers are forked, as by `lastbit` itself.
-worker.may_fork = lambda: not torch.cuda.is_initialized()
+processes.may_fork = lambda: not torch.cuda.is_initialized()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -81,22 +78,7 @@ def no_tensor_cores() -> Iterator[Premises]:
 
 
 @pytest.fixture
-def forked_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the one process of a run be a fork of this one, which has imported torch; a kernel must not end it."""
-
-    def popen(command: list[str], *, env: dict[str, str], cwd: str, stdout: IO[bytes], **_: object) -> object:
-        def run(_: int) -> None:
-            os.setsid()
-            os.chdir(cwd)
-            pytest.main([*command[command.index("pytest") + 1 :], "-n", "0"])
-
-        return ChildProcess.forked(run, env, log=stdout)._process
-
-    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
-
-
-@pytest.fixture
-def forked_lastbit(forked_runs: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[int, str]]:
+def forked_lastbit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[int, str]]:
     """Run a command line in a folder, in a fork of this process: its exit code, and what it prints."""
 
     def call(words: Sequence[str], folder: Path, **environ: str) -> tuple[int, str]:

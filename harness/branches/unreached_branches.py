@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from lastbit.branches.branch_sites import NEVER, Site, sites_of
-from lastbit.branches.taken import TakenBranches
-from lastbit.files import append_lines, lines_in
 from lastbit.interpret.decisions import ALL, NONE, SOME, Decision
 from lastbit.run import EXTENT, Unreached
 
-TAKEN = ".taken"
-"""Suffix of the file in which a worker notes the branches that kernels took, a line for each item that it ran."""
 
-
-def append_taken(path: Path, kernel: str, taken: TakenBranches, noted: Collection[Decision] = ()) -> set[Decision]:
-    """Note what calls of a kernel decided besides what was `noted`, or that nobody could see it; return all.
-
-    Nothing is noted where it cannot be written.
-    """
-    found = taken.decisions() if taken.known else None
-    new = None if found is None else sorted(found.difference(noted))
-    append_lines(path, [json.dumps([kernel, new])])
-    return found or set()
-
-
-def taken_in(folder: Path) -> dict[str, set[Decision]] | None:
-    """Return kernel → what its calls decided in the workers of a run; None if that of some calls is not known."""
+def merged(told: Iterable[tuple[str, Iterable[Sequence[Any]] | None]]) -> dict[str, set[Decision]] | None:
+    """Return kernel → what its calls decided in all workers, as each told it; None if that of some is not known."""
     found: dict[str, set[Decision]] = {}
-    for line in lines_in(folder, TAKEN):
-        with suppress(ValueError):  # of a line that a worker was writing when it ended
-            kernel, decided = json.loads(line)
-            if decided is None:
-                return None
-            found.setdefault(kernel, set()).update(tuple(one) for one in decided)
+    for kernel, decided in told:
+        if decided is None:
+            return None
+        found.setdefault(kernel, set()).update((file, line, column, way) for file, line, column, way in decided)
     return found or None
 
 

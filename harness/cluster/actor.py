@@ -1,86 +1,70 @@
-"""A process on a node of a Ray cluster that runs items of the plan, one after the other.
+"""A process that runs items of the plan, one after the other, on this machine or on a node of a Ray cluster.
 
-Whatever comes from it is JSON. It says which device it has, makes the plan that all others make, and then runs the
-items that it is handed. Kernels run in one thread; another one tells of them, and sees when a case takes too long.
+Whatever comes from it is JSON. It makes the plan that all others make, and then runs the items that it is handed.
+Kernels run in one thread; another one tells of them, and sees when a case takes too long.
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
-import json
 import os
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lastbit.cluster.travel import Travelled, unpacked
+from lastbit.children.channel import Channel
+from lastbit.config import Config
+from lastbit.errors import LastbitError
 from lastbit.files import PACKAGE
+from lastbit.isolation.guardian import close_all_but
 
 if TYPE_CHECKING:
     from lastbit.isolation.elsewhere import Kernels
     from lastbit.verify.plan import Plan
-    from lastbit.verify.power import Separable
 
 
 class Actor:
-    """Runs items on one device, which this process calls `cuda:0` if it is an accelerator, and the run `called`."""
+    """Runs items on devices of one type.
 
-    def __init__(self, devices: list[str], called: str, run: str) -> None:
-        self._devices, self._called, self._run = devices, called, run
-        self._device = devices[-1]
-        self._asked: Travelled | None = None
+    `device` is one of them; the run calls it `called`, if it has another name there and is the only one. `folder` is
+    for files by which processes of one machine take turns, and `caches` for what isolated kernels compile.
+    """
+
+    def __init__(self, config: Config, device: str, folder: Path, called: str = "", caches: Path | None = None) -> None:
+        from lastbit.reports.records import dump
+        from lastbit.verify.result_recorder import CaseRecorder
+
+        self._config, self._device, self._called, self._caches = config, device, called, caches
         self._plan: Plan | None = None
         self._kernels: Kernels | None = None
-        self._separable: Separable | None = None
         self._printed: list[tuple[str, str]] = []
-        self._files = Path.cwd()
+        self._recorder = CaseRecorder(config, dump, folder, called)
         self._thread = ThreadPoolExecutor(1)
 
-    def where(self) -> str:
-        """Return node, process and accelerator, as Ray calls them, in JSON."""
-        import ray
-
-        context = ray.get_runtime_context()
-        gpus = context.get_accelerator_ids().get("GPU", [])
-        accelerator = ",".join(gpus) if self._device != "cpu" else ""
-        self._files = Path.cwd() / f"{self._run}-{accelerator}"  # of those that share it, gone with what Ray has sent
-        return json.dumps(
-            {
-                "node": context.get_node_id(),
-                "host": socket.gethostname(),
-                "address": ray.util.get_node_ip_address(),
-                "pid": os.getpid(),
-                "accelerator": accelerator,
-            }
-        )
-
-    def start(self) -> str:
+    def start(self) -> dict[str, Any]:
         """Make the plan: `items`, `not_run`, what results depend on, what was `printed`; or why it was `refused`."""
         import torch
 
         from lastbit.calibrate import load_premises
-        from lastbit.errors import LastbitError
-        from lastbit.trees import MixedTrees
         from lastbit.verify.processes import versions
         from lastbit.verify.worker import prepare
 
-        self._asked = asked = unpacked(Path.cwd(), self._devices)
         device = torch.device(self._device)
         prepare(device)
         name = _tried(device)
         try:
             self._plan = plan = self._thread.submit(self._planned).result()
         except LastbitError as error:
-            return json.dumps({"refused": asked.at_home(str(error)), "mixed": isinstance(error, MixedTrees)})
+            return {"refused": refusal(error)}
         gc.freeze()  # what was imported and loaded stays: no item has to look through it for garbage
-        told = {
-            "items": [{**asdict(item), "device": self._called} for item in plan.planned],
+        return {
+            "items": [{**asdict(item), "device": self._called or item.device} for item in plan.planned],
             "not_run": [asdict(note) for note in plan.not_run],
             "device": name,
             "premises": load_premises(device).device,
@@ -88,21 +72,13 @@ class Actor:
             "isolated": str(self._kernels.confinement) if self._kernels else "",
             "printed": self._printed,
         }
-        return asked.at_home(json.dumps(told))
 
-    def run(self, place: int, failed: list[tuple[str, str]]) -> Iterator[str]:
+    def run(self, place: int, failed: Collection[tuple[str, str]]) -> Iterator[list[list[Any]]]:
         """Perform an item of the plan, and yield its events, in batches."""
-        from lastbit.cluster.stream import Stream
-        from lastbit.reports.records import dump
-        from lastbit.verify.power import Separable
-
-        assert self._asked is not None and self._plan is not None
-        known = [(kernel, self._device) for kernel, device in failed if device == self._called]
-        self._separable = self._separable or Separable()
-        stream = Stream(self._asked.config, self._called, dump, self._files, known, self._separable)
-        self._thread.submit(self._perform, place, stream)
-        for batch in stream.batches():
-            yield self._asked.at_home(json.dumps(batch))
+        called = self._called
+        self._recorder.begin([(k, self._device if called else d) for k, d in failed if d == (called or d)])
+        self._thread.submit(self._perform, place)
+        yield from self._recorder.batches()
 
     def _planned(self) -> Plan:
         import torch
@@ -111,37 +87,70 @@ class Actor:
         from lastbit.timing import PLANNING, Clock, listening, timed
         from lastbit.trees import imported
         from lastbit.verify.isolating import kernels_for
-        from lastbit.verify.plan import make_plan
+        from lastbit.verify.plan import later_imports, make_plan
 
         torch.set_num_threads(1)  # of this thread, in which all kernels run
-        assert self._asked is not None
         self._listening = listening(Clock())
         self._listening.__enter__()
-        config, device_type = self._asked.config, torch.device(self._device).type
-        if config.isolate:
-            self._files.mkdir(exist_ok=True)
-            self._kernels = kernels_for(config, device_type, caches=self._files / "compiled")
+        device_type = torch.device(self._device).type
+        if self._config.isolate:
+            self._kernels = kernels_for(self._config, device_type, caches=self._caches)
             self._kernels.printed = lambda *said: self._printed.append(said)
         with timed(PLANNING):
             kernels = self._kernels
             load = (kernels.declared, lambda: kernels.imported) if kernels else (load_kernels, imported)
-            return make_plan(config, device_type, *load)
+            plan = make_plan(self._config, device_type, *load, refusing=True)
+        self._check = later_imports(self._config)
+        return plan
 
-    def _perform(self, place: int, stream: Any) -> None:
+    def _perform(self, place: int) -> None:
         from lastbit.diagnosing.trace import stages_as_text
         from lastbit.orders.declared_depth import too_deep
         from lastbit.verify.item_run import CaseFailed, Stopped, perform
 
         assert self._plan is not None
         if self._kernels:
-            self._kernels.printed = stream.printed
+            self._kernels.printed = lambda *said: self._recorder.tell("printed", *said)
         try:
             with suppress(CaseFailed, Stopped):
-                perform(self._plan.items[place], stream, self._kernels, stages_as_text, too_deep)
+                perform(self._plan.items[place], self._recorder, self._kernels, stages_as_text, too_deep)
         except BaseException:
             traceback.print_exc()
+        try:
+            self._check()
+        except LastbitError as error:
+            self._recorder.tell("refused", refusal(error))
         finally:
-            stream.end()
+            self._recorder.end()
+
+
+def refusal(error: LastbitError) -> dict[str, Any]:
+    """Return the reason why a run means nothing, as data."""
+    from lastbit.trees import MixedTrees
+
+    return {"reason": str(error), "mixed": isinstance(error, MixedTrees)}
+
+
+def serve(descriptor: int) -> None:
+    """Be an actor of this machine: do what comes through the channel until the sender closes it."""
+    os.setsid()  # so that it ends with all that it starts, and only when it is told to
+    close_all_but(descriptor)  # where it is forked, it has the other ends of those before it
+    channel = Channel(socket.socket(fileno=descriptor))
+    asked, _ = channel.receive()
+    try:
+        config = Config.load(Path(asked["config"]))
+        channel.send(["placed", {"node": "", "host": socket.gethostname(), "address": "", "pid": os.getpid()}])
+        try:
+            actor = Actor(config, asked["device"], Path(config.folder))
+            channel.send(["ready", actor.start()])
+        except Exception as error:
+            traceback.print_exc()
+            channel.send(["failed", f"{type(error).__name__}: {error}"])
+        while (asked := channel.receive()[0]) is not None:
+            for batch in actor.run(**asked):
+                channel.send(["events", batch])
+    except OSError:
+        os._exit(1)  # nobody listens any more, and the kernel may go on for ever
 
 
 def _tried(device: Any) -> str:

@@ -1,25 +1,125 @@
 """The account of the items of a plan: which actor runs which, what came of it, and what has to run again.
 
+Items that share work go to one actor in sequence, the costliest first. Kernels of an op get the same cases from a
+group, so that they share inputs and the values that a contract allows: the items of one group are a unit. A unit that
+would keep one actor busy while the others have ended is cut: by contract, then by kernel. Of a function that torch
+compiles, all items go to one actor, since each process compiles it anew.
+
 The results of an item are those of one run of it from beginning to end. A run that loses its actor counts for nothing,
-unless the item loses its actor a second time in the same case: then the kernel is what ends it, and the item has the
-results of that run, as if it had been the only one. At the end, actors without work run what others are slow with, and
-the first to be done counts.
+unless that has happened often enough in the same case: then the kernel is what ends it, and the item has the results of
+that run, as if it had been the only one. On a cluster, actors without work run at the end what others are slow with,
+and the first to be done counts.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
+from lastbit.reports.records import parse
 from lastbit.result import BAD, CaseResult
-from lastbit.verify.assemble import Key, UnderWay
-from lastbit.verify.plan import Planned
-from lastbit.verify.schedule import UnitQueue, units
+from lastbit.verify.notes import Key, Planned, UnderWay
 
-TWICE = 2
-"""Runs of an item that end in the same case before the kernel is what ends them."""
+_CUTS: Sequence[tuple[str, ...]] = (
+    ("op", "device", "group"),
+    ("op", "device", "group", "contract"),
+    ("op", "device", "group", "contract", "kernel"),
+)
+"""What the items of a unit have in common, from large units to small ones."""
+
+# Arbitrary: larger units leave workers idle at the end, smaller ones evaluate references again.
+_PARTS = 4
+"""A unit is at most this part of what a worker has to do, so that at the end none works alone for long."""
+
+
+def units(items: Sequence[Planned], workers: int) -> list[list[int]]:
+    """Divide items into units for so many workers, as positions, the costliest first.
+
+    Within a unit, items of one contract follow each other. A function that torch compiles is a unit for itself, and
+    among the first.
+    """
+    by_contract = sorted(range(len(items)), key=lambda place: items[place].contract)
+    most = _cost(by_contract, items) / (_PARTS * workers) if workers > 1 else math.inf
+    compiled = [place for place in by_contract if items[place].compiles and workers > 1]
+    found = _cut([place for place in by_contract if place not in compiled], items, most)
+    by_cost = sorted(found, key=lambda unit: _cost(unit, items), reverse=True)
+    return [*_cut(compiled, items, math.inf, (("device", "source"),)), *by_cost]
+
+
+def _cost(unit: Sequence[int], items: Sequence[Planned]) -> int:
+    return sum(items[place].cost for place in unit)
+
+
+def _cut(
+    places: Sequence[int], items: Sequence[Planned], most: float, cuts: Sequence[tuple[str, ...]] = _CUTS
+) -> Iterator[list[int]]:
+    """Yield units that cost no more than `most`, as far as the cuts go."""
+    first, *finer = cuts
+    together: dict[object, list[int]] = {}
+    for place in places:
+        together.setdefault(attrgetter(*first)(items[place]), []).append(place)
+    for unit in together.values():
+        if finer and _cost(unit, items) > most:
+            yield from _cut(unit, items, most, finer)
+        else:
+            yield unit
+
+
+class UnitQueue:
+    """The items that are left, in units.
+
+    A worker that has begun a unit keeps the rest of it. Who is gone gives it back: it is the next unit to be begun.
+    """
+
+    def __init__(self, units: Iterable[Sequence[int]] = ()) -> None:
+        self._left = deque(units)
+        self._rest: dict[Hashable, deque[int]] = {}
+
+    def next(self, worker: Hashable) -> int | None:
+        """Take the next item of a worker's unit, or the first one of the next unit; None if there is neither."""
+        rest = self._rest.setdefault(worker, deque())
+        if not rest and self._left:
+            rest.extend(self._left.popleft())
+        return rest.popleft() if rest else None
+
+    def last_of_another(self) -> int | None:
+        """Take the last item of the longest rest that a worker has; None if none has any."""
+        longest = max(self._rest.values(), key=len, default=None)
+        return longest.pop() if longest else None
+
+    def put_back(self, items: Sequence[int]) -> None:
+        """Let items be the next unit."""
+        if items:
+            self._left.appendleft(items)
+
+    def leave(self, worker: Hashable) -> None:
+        """Put back the rest of a worker that is gone."""
+        self.put_back([*self._rest.pop(worker, ())])
+
+
+@dataclass(frozen=True)
+class Patience:
+    """The way of a place with actors that are lost or slow.
+
+    Attributes:
+        losses: runs of an item that end in the same case before the kernel is what ends them.
+        slow: seconds that an item runs before an actor without work runs it, too.
+    """
+
+    losses: int
+    slow: float
+
+
+HERE = Patience(losses=1, slow=math.inf)
+"""Of this machine: what ends a process is the kernel, and two that run the same share its cores."""
+
+# Arbitrary: sooner, most items are run twice for nothing; later, the end of a run waits for its slowest node.
+ELSEWHERE = Patience(losses=2, slow=5.0)
+"""Of a cluster, of which nodes are lost, too."""
 
 # Arbitrary: each loss costs the start of an actor, and a node that goes away takes one run of an item at a time.
 MOST_LOST = 5
@@ -33,10 +133,6 @@ GRACE = 10.0
 SILENCE = 600.0
 """Seconds beyond the limit of a case that an actor may say nothing between two cases: it draws, or waits for others."""
 
-# Arbitrary: sooner, most items are run twice for nothing; later, the end of a run waits for its slowest node.
-SLOW = 5.0
-"""Seconds that an item runs before an actor without work runs it, too."""
-
 
 @dataclass
 class ItemAttempt:
@@ -47,6 +143,7 @@ class ItemAttempt:
         under_way: the note of the case that it is in.
         trace: the lines that were under way when a case took too long.
         fatal: the last result left the accelerator unusable.
+        judged: all of its cases have run, and stages are looked for.
     """
 
     place: int
@@ -57,6 +154,7 @@ class ItemAttempt:
     under_way: Mapping[str, Any] | None = None
     trace: str = ""
     fatal: bool = False
+    judged: bool = False
 
     @property
     def bad(self) -> bool:
@@ -94,8 +192,8 @@ class ItemOutcome:
 class Ledger:
     """The items of one kind of device, for so many actors; a case may take `limit` seconds.
 
-    `parse` reads the line of a result. `keep` puts the lines of a case that took too long where a reader finds them,
-    and says where that is. `tell` is told each result that is new to the item.
+    Of the items, those whose ids are `selected` run, or all of them. `keep` puts the lines of a case that took too long
+    where a reader finds them, and says where that is. `tell` is told each result that is new to the item.
     """
 
     def __init__(
@@ -104,15 +202,19 @@ class Ledger:
         actors: int,
         limit: float,
         *,
-        parse: Callable[[bytes, str], CaseResult],
         keep: Callable[[str], str],
         tell: Callable[[CaseResult], None],
+        patience: Patience = ELSEWHERE,
+        selected: Collection[str] | None = None,
     ) -> None:
         self.items = tuple(items)
         self.settled: dict[int, ItemOutcome] = {}
         self.attempts: dict[Hashable, ItemAttempt] = {}
-        self._limit, self._parse, self._keep, self._tell = limit, parse, keep, tell
-        self._queue = UnitQueue(units([asdict(item) for item in items], actors))
+        self._limit, self._keep, self._tell, self._patience = limit, keep, tell, patience
+        places = [place for place, item in enumerate(items) if selected is None or item.id in selected]
+        self._count = len(places)
+        found = units([items[place] for place in places], actors)
+        self._queue = UnitQueue([places[number] for number in unit] for unit in found)
         self._lost: dict[int, Counter[str]] = {}
         self._longest: dict[int, ItemAttempt] = {}  # of those that were lost, the one with most results
         self._told: Counter[int] = Counter()
@@ -120,8 +222,8 @@ class Ledger:
 
     @property
     def done(self) -> bool:
-        """Return whether every item has its outcome."""
-        return len(self.settled) == len(self.items)
+        """Return whether every item that runs has its outcome."""
+        return len(self.settled) == self._count
 
     def next(self, actor: Hashable, now: float) -> int | None:
         """Assign an idle actor the place of its next item; None if there is none for it now."""
@@ -139,7 +241,7 @@ class Ledger:
         running = Counter(attempt.place for attempt in self.attempts.values())
         known = self.settled.keys() | self._lost.keys()  # what was lost may be without end
         alone = [a for a in self.attempts.values() if running[a.place] == 1 and a.place not in known]
-        yield from (a.place for a in sorted(alone, key=lambda a: a.began) if now - a.began >= SLOW)
+        yield from (a.place for a in sorted(alone, key=lambda a: a.began) if now - a.began >= self._patience.slow)
 
     def failed(self, place: int) -> set[tuple[str, str]]:
         """Return kernel and device of each failure in items other than this one."""
@@ -148,7 +250,7 @@ class Ledger:
         return {(self.items[other].kernel, self.items[other].device) for other in found - {place}}
 
     def hear(self, actor: Hashable, event: Sequence[Any], now: float) -> bool:
-        """Take note of an event of `lastbit.cluster.stream`; return whether the actor is without work now."""
+        """Take note of an event of `lastbit.verify.result_recorder`; return whether the actor is without work now."""
         attempt = self.attempts[actor]
         attempt.heard = now
         match event:
@@ -158,18 +260,23 @@ class Ledger:
                 attempt.under_way = None
             case ["result", line]:
                 attempt.under_way = None
-                self._take(attempt, self._parse(line.encode(), f"what came from actor {actor}"))
-            case ["left", cases, *_]:
+                self._take(attempt, parse(line.encode(), f"what came from actor {actor}"))
+            case ["left", cases]:
                 attempt.left = cases
+            case ["looks"]:
+                attempt.judged = True
             case ["lost"]:
                 attempt.fatal = True
             case ["hung", trace]:
                 attempt.trace = trace
             case ["done"]:
                 del self.attempts[actor]
-                self.settled.setdefault(attempt.place, ItemOutcome(tuple(attempt.results), attempt.left))
+                self._settle(attempt)
                 return True
         return False
+
+    def _settle(self, attempt: ItemAttempt, died: UnderWay | None = None) -> None:
+        self.settled.setdefault(attempt.place, ItemOutcome(tuple(attempt.results), attempt.left, died))
 
     def _take(self, attempt: ItemAttempt, result: CaseResult) -> None:
         attempt.results.append(result)
@@ -205,9 +312,11 @@ class Ledger:
 
     def _after_loss(self, attempt: ItemAttempt, lost: Counter[str]) -> str:
         place = attempt.place
-        if attempt.case and lost[attempt.case] >= TWICE:
-            died = None if attempt.fatal else self._died(attempt)
-            self.settled[place] = ItemOutcome(tuple(attempt.results), attempt.left, died)
+        if attempt.judged:
+            self._settle(attempt)
+            return "it has its results"
+        if attempt.case and lost[attempt.case] >= self._patience.losses:
+            self._settle(attempt, None if attempt.fatal else self._died(attempt))
             return "the kernel is what ends it"
         if any(other.place == place for other in self.attempts.values()):
             return "it runs elsewhere"

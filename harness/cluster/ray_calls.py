@@ -17,6 +17,8 @@ from typing import Any
 
 from lastbit.cluster.actor import Actor
 from lastbit.cluster.resources import ClusterNode, DeviceKind
+from lastbit.cluster.team import Heard
+from lastbit.cluster.travel import unpacked
 from lastbit.devices import usable_cores
 from lastbit.errors import LastbitError, UsageError
 
@@ -29,18 +31,45 @@ _KNOCK = 5.0  # seconds until an address where nothing answers is given up: Ray 
 _STORE = 100 << 20  # bytes of shared memory for objects: results are small
 
 
-@dataclass(frozen=True)
-class Heard:
-    """A message from an actor, or an event that befell it.
+class RayActor:
+    """An actor on a node, on one device, which the run calls `called`, and its process `cuda:0` if it is a GPU.
 
-    `placed`: where it is. `ready`: what `Actor.start` returns. `failed`: why that raised. `events`: a batch of those of
-    `lastbit.cluster.stream`. `gone`: why there is no such process any more, where it did not fail to start.
+    What comes from it is text, with paths as they are where the run was started.
     """
 
-    actor: Hashable
-    kind: str
-    content: Any
-    node_died: bool = False
+    def __init__(self, devices: list[str], called: str, run: str) -> None:
+        self._devices, self._called, self._run = devices, called, run
+
+    def where(self) -> str:
+        """Return node, process and accelerator, as Ray calls them, in JSON."""
+        import ray
+
+        context = ray.get_runtime_context()
+        gpus = context.get_accelerator_ids().get("GPU", [])
+        accelerator = ",".join(gpus) if self._devices[-1] != "cpu" else ""
+        self._files = Path.cwd() / f"{self._run}-{accelerator}"  # of those that share it, gone with what Ray has sent
+        return json.dumps(
+            {
+                "node": context.get_node_id(),
+                "host": socket.gethostname(),
+                "address": ray.util.get_node_ip_address(),
+                "pid": os.getpid(),
+                "accelerator": accelerator,
+            }
+        )
+
+    def start(self) -> str:
+        """Make the plan; see `Actor.start`."""
+        self._asked = unpacked(Path.cwd(), self._devices)
+        self._files.mkdir(exist_ok=True)
+        caches = self._files / "compiled"
+        self._actor = Actor(self._asked.config, self._devices[-1], self._files, self._called, caches)
+        return self._asked.at_home(json.dumps(self._actor.start()))
+
+    def run(self, place: int, failed: list[tuple[str, str]]) -> Iterator[str]:
+        """Perform an item of the plan; see `Actor.run`."""
+        for batch in self._actor.run(place, failed):
+            yield self._asked.at_home(json.dumps(batch))
 
 
 @contextmanager
@@ -168,9 +197,9 @@ class RayPool:
     def __init__(self, devices: Sequence[str]) -> None:
         import ray
 
-        self._ray, self._remote = ray, ray.remote(Actor)
+        self._ray, self._remote = ray, ray.remote(RayActor)
         self._devices, self._run = list(devices), secrets.token_hex(4)
-        self._actors: dict[int, _One] = {}
+        self._actors: dict[Hashable, _One] = {}
         self._started = 0
 
     def start(self, kind: DeviceKind) -> int:
@@ -191,14 +220,14 @@ class RayPool:
 
     def run(self, actor: Hashable, place: int, failed: Sequence[tuple[str, str]]) -> None:
         """Let an actor run an item."""
-        one = self._actors[actor]  # type: ignore[index]
+        one = self._actors[actor]
         # One batch at a time: the next one is made when this one was taken, so that none is lost with its process.
         method = one.handle.run.options(num_returns="streaming", _generator_backpressure_num_objects=1)
         one.asked, one.asks = method.remote(place, list(failed)), "events"
 
     def kill(self, actor: Hashable) -> None:
         """End the process of an actor; nothing more is heard of it."""
-        one = self._actors.pop(actor, None)  # type: ignore[call-overload]
+        one = self._actors.pop(actor, None)
         if one is not None:
             self._ray.kill(one.handle)
 
@@ -212,7 +241,7 @@ class RayPool:
             ready, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
         return [heard for asked in ready if (heard := self._heard(waiting[asked])) is not None]
 
-    def _heard(self, actor: int) -> Heard | None:
+    def _heard(self, actor: Hashable) -> Heard | None:
         one = self._actors[actor]
         try:
             reference = next(one.asked) if one.asks == "events" else one.asked
@@ -229,7 +258,7 @@ class RayPool:
             one.asked = None
         return Heard(actor, asks, content)
 
-    def _without(self, actor: int, error: Exception) -> Heard:
+    def _without(self, actor: Hashable, error: Exception) -> Heard:
         """Forget an actor's call, and translate its error to a message."""
         one = self._actors[actor]
         one.asked = None

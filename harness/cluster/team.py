@@ -1,29 +1,29 @@
-"""The actors for one kind of device of a cluster, and the items that they run.
+"""The actors for one kind of device, and the items that they run.
 
-An actor that cannot start on its GPU twice is kept, without work, so that Ray gives that GPU to no other one.
+An actor that cannot start on its GPU twice is kept, without work, so that a cluster gives that GPU to no other one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lastbit.cluster.ledger import Ledger
-from lastbit.cluster.ray_calls import Heard, RayPool
 from lastbit.cluster.resources import DeviceKind
-from lastbit.config import Config
 from lastbit.errors import LastbitError
+from lastbit.files import append_lines
 from lastbit.reports.records import dump
 from lastbit.result import CaseResult
 from lastbit.run import NotRun, Spent
 from lastbit.trees import MixedTrees
-from lastbit.verify.assemble import INTERRUPTED, Ended
-from lastbit.verify.isolating import limit_of
-from lastbit.verify.plan import Planned
+from lastbit.verify.notes import Ended, Planned
+
+if TYPE_CHECKING:
+    from lastbit.cluster.campaign import Campaign
 
 # One failure may be of the node or of its load; a second one on the same device is taken to be of the device.
 TRIES = 2
@@ -34,23 +34,18 @@ START = 900.0
 """Seconds that an actor may take to import what it needs and to make its plan, once it has a process."""
 
 
-@dataclass
-class Campaign:
-    """The settings that all teams of a run share.
+@dataclass(frozen=True)
+class Heard:
+    """A message from an actor, or an event that befell it.
 
-    Attributes:
-        clock: seconds, of which only differences count.
-        parse: reads the line of a result.
-        tell: is told each result that is new.
-        log: is told what happens to actors, a line each.
+    `placed`: where it is. `ready`: what `Actor.start` returns. `failed`: why that raised. `events`: a batch of those of
+    `lastbit.verify.result_recorder`. `gone`: why there is no such process any more, where it did not fail to start.
     """
 
-    config: Config
-    pool: RayPool
-    clock: Callable[[], float]
-    parse: Callable[[bytes, str], CaseResult]
-    tell: Callable[[CaseResult], None]
-    log: Callable[[str], None]
+    actor: Hashable
+    kind: str
+    content: Any
+    node_died: bool = False
 
 
 @dataclass
@@ -65,8 +60,8 @@ class Member:
     def __str__(self) -> str:
         if not self.where:
             return "an actor without a process"
-        accelerator = f", GPU {self.where['accelerator']}" if self.where["accelerator"] else ""
-        return f"process {self.where['pid']} of node {self.where['address']} ({self.where['host']}{accelerator})"
+        accelerator = f", GPU {self.where['accelerator']}" if self.where.get("accelerator") else ""
+        return f"process {self.where['pid']} of {_node(self.where)} ({self.where['host']}{accelerator})"
 
     @property
     def device(self) -> tuple[str, str]:
@@ -79,16 +74,21 @@ class Team:
 
     Attributes:
         plan: what the first actor told of itself when it was ready; empty before.
+        items: those of the plan.
         told: what each actor told, by node.
-        stages: what actors found of the stages of kernels that declare none.
+        stages, taken, answers: what actors found besides results; see `lastbit.verify.result_recorder`.
     """
 
     def __init__(self, kind: DeviceKind, campaign: Campaign) -> None:
         self.kind, self._all = kind, campaign
         self.plan: Mapping[str, Any] = {}
         self.told: dict[str, Mapping[str, Any]] = {}
+        self.items: tuple[Planned, ...] = ()
         self.stages: list[str] = []
+        self.taken: list[Any] = []
+        self.answers: list[Any] = []
         self.ledger: Ledger | None = None
+        self._selected: Collection[str] | None = None
         self._members: dict[Hashable, Member] = {}
         self._failures: Counter[tuple[str, str]] = Counter()
         self._out: dict[str, str] = {}
@@ -122,7 +122,7 @@ class Team:
         """Take note of what came from an actor of the team.
 
         Raises:
-            LastbitError: there is no plan, and the message says why.
+            LastbitError: there is no plan, or the run means nothing, and the message says why.
         """
         actor = heard.actor
         match heard.kind:
@@ -136,7 +136,7 @@ class Team:
                 self._not_started(actor, heard.content, alive=True)
             case "events":
                 self._events(actor, heard.content)
-            case "gone" if self._members[actor].ready:
+            case "gone" if self.ledger and self._members[actor].ready:
                 self._lost(actor, heard.content, by_kernel=not heard.node_died)
             case "gone":
                 self._not_started(actor, heard.content, alive=False)
@@ -145,10 +145,12 @@ class Team:
         member = self._members[actor]
         if "refused" in told:
             if not self.plan:
-                raise (MixedTrees if told.get("mixed") else LastbitError)(told["refused"])
-            return self._out_of(actor, f"it cannot make the plan: {told['refused']}")
+                _refuse(told["refused"])
+            return self._out_of(actor, f"it cannot make the plan: {told['refused']['reason']}")
         if not self.plan:
-            self.plan, self.ledger = told, self._ledger(told)
+            self.plan, self.items = told, tuple(Planned(**item) for item in told["items"])
+            if not self._all.selects:
+                self.begin(None)
         elif told["items"] != self.plan["items"]:
             return self._out_of(actor, "it makes another plan than the first one: its versions or files are others")
         self.told[member.where["node"]] = told
@@ -158,16 +160,19 @@ class Team:
         self._all.log(f"{self.kind.device}: {member} is ready")
         return None
 
-    def _ledger(self, told: Mapping[str, Any]) -> Ledger:
-        items = [Planned(**item) for item in told["items"]]
-        everything = self._all
-        return Ledger(
-            items,
+    def begin(self, selected: Collection[str] | None) -> None:
+        """Let the items with these ids run, or all of them."""
+        if not self.plan:
+            return
+        everything, self._selected = self._all, selected
+        self.ledger = Ledger(
+            self.items,
             self.kind.actors,
-            limit_of(everything.config),
-            parse=everything.parse,
+            everything.config.limit,
             keep=self._kept,
-            tell=everything.tell,
+            tell=lambda result: everything.tell(result),
+            patience=everything.patience,
+            selected=selected,
         )
 
     def _kept(self, trace: str) -> str:
@@ -180,31 +185,34 @@ class Team:
     def _events(self, actor: Hashable, events: list[list[Any]]) -> None:
         assert self.ledger is not None
         for event in events:
-            if event[0] == "time":
-                self._spent[actor] = Spent(event[1], processes=1)
-            elif event[0] == "stages":
-                self.stages.append(event[1])
-            elif event[0] == "printed":
-                self._print(*event[1:])
-            elif self.ledger.hear(actor, event, self._all.clock()):
-                self._members[actor].idle = True
+            match event:
+                case ["time", seconds]:
+                    self._spent[actor] = Spent(seconds, processes=1)
+                case ["stages", text]:
+                    self.stages.append(text)
+                case ["taken", *taken]:
+                    self.taken.append(taken)
+                case ["answers", new]:
+                    self.answers += new
+                case ["printed", whose, text]:
+                    self._print(whose, text)
+                case ["refused", why]:
+                    _refuse(why)
+                case _ if self.ledger.hear(actor, event, self._all.clock()):
+                    self._members[actor].idle = True
         self._record()
 
     def _print(self, whose: str, text: str) -> None:
-        """Write down what a kernel process printed, where a run of this machine has it."""
-        with self._file(".log").open("a") as file:
-            print(f"printed in a process of {whose}:\n{text}", file=file)
+        """Write down what a kernel process printed."""
+        append_lines(self._file(".log"), [f"printed in a process of {whose}:\n{text}"])
 
     def _record(self) -> None:
-        """Write down the results of items that are done since, for whoever finds a run that was killed."""
+        """Tell which items are done since, and write down their results, for whoever finds a run that was killed."""
         assert self.ledger is not None
-        done = len(self.ledger.settled)
-        if done == self._recorded:
-            return
-        with self._file("-items.jsonl").open("a") as file:
-            for outcome in islice(self.ledger.settled.values(), self._recorded, done):
-                file.writelines(dump(result) + "\n" for result in outcome.results)
-        self._recorded = done
+        for place, outcome in islice(self.ledger.settled.items(), self._recorded, None):
+            append_lines(self._file("-items.jsonl"), map(dump, outcome.results))
+            self._recorded += 1
+            self._all.over(self.items[place], outcome)
 
     def _file(self, suffix: str) -> Path:
         return Path(self._all.config.folder, f"{self.kind.device.replace(':', '')}{suffix}")
@@ -238,7 +246,7 @@ class Team:
             self._held.append(actor)
         else:
             self._all.pool.kill(actor)
-        where = f"node {member.where['address']} ({member.where['host']})" if member.where else "a node"
+        where = f"{_node(member.where)} ({member.where['host']})" if member.where else "a node"
         what = f"GPU {member.where['accelerator']} of {where}" if member.where.get("accelerator") else where
         self._out.setdefault(f"{what}, for {self.kind.device}", reason)
         self._all.log(f"{self.kind.device}: {what} is taken out: {reason}")
@@ -264,18 +272,19 @@ class Team:
             self._all.pool.kill(actor)
         self._members, self._held = {}, []
 
-    def ended(self, log: Path, interrupted: bool) -> tuple[Ended, list[CaseResult]]:
-        """Sum up the team's work when its actors end, and return its results."""
+    def ended(self, log: Path, stop: str) -> tuple[Ended, list[CaseResult]]:
+        """Sum up the team's work when its actors end, and return its results; `stop` says what stopped them."""
         ledger = self.ledger
         if ledger is None:
-            return Ended(self.kind.device, log, (), tuple(self._taken_out()), stop=self.stuck), []
+            return Ended(self.kind.device, log, self.items, tuple(self._taken_out()), stop=stop or self.stuck), []
         outcomes = ledger.outcomes()
-        stop = INTERRUPTED if interrupted else "" if ledger.done else f"every actor for {self.kind.device} was lost"
+        stop = stop or ("" if ledger.done else f"every actor for {self.kind.device} was lost")
         return Ended(
             device_type=self.kind.device,
             log=log,
             items=ledger.items,
             not_run=(*(NotRun(**note) for note in self.plan["not_run"]), *self._taken_out()),
+            selected=None if self._selected is None else frozenset(self._selected),
             stop=stop,
             under_way=tuple(o.died for o in outcomes if o.died),
             rest=ledger.rest(),
@@ -289,7 +298,7 @@ class Team:
     @property
     def stuck(self) -> str:
         """The reason why nobody is left to make a plan; empty if there is a plan, or may be."""
-        if self.ledger is not None or self._members:
+        if self.plan or self._members:
             return ""
         return f"no actor for {self.kind.device} could be started: {'; '.join(self._out.values())}"
 
@@ -297,3 +306,11 @@ class Team:
     def spent(self) -> Spent:
         """The time of the actors by its parts."""
         return sum(self._spent.values(), Spent())
+
+
+def _node(where: Mapping[str, Any]) -> str:
+    return f"node {where['address']}" if where["node"] else "this machine"
+
+
+def _refuse(why: Mapping[str, Any]) -> NoReturn:
+    raise (MixedTrees if why["mixed"] else LastbitError)(why["reason"])

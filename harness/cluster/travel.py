@@ -6,6 +6,7 @@ code of lastbit where that is a checkout, the folders that the run names, and wh
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -17,7 +18,6 @@ from pathlib import Path
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.files import BUILT_IN, PACKAGE
-from lastbit.verify.notes import read_json, write_json
 
 _CODE = {name: f"lastbit/{name}" for name in ("references", "cases", "reports")}
 _CODE |= {"harness": "lastbit", "kernels": "lastbit/_kernels"}
@@ -70,7 +70,7 @@ def packed(config: Config) -> Iterator[Path]:
             tree="",
             folder=str(folder / _ASKED),
         ).save()
-        write_json(folder / _ASKED / _HOMES, homes)
+        (folder / _ASKED / _HOMES).write_text(json.dumps(homes))
         yield folder
 
 
@@ -84,7 +84,7 @@ def unpacked(folder: Path, devices: Sequence[str]) -> Travelled:
         kernel_folders=tuple(str(folder / path) for path in config.kernel_folders),
         projects=tuple(str(folder / path) for path in config.projects),
     )
-    homes = read_json(folder / _ASKED / _HOMES)
+    homes = json.loads((folder / _ASKED / _HOMES).read_text())
     return Travelled(config, {os.path.normpath(folder / here): home for here, home in homes.items()})
 
 

@@ -53,7 +53,7 @@ def _bisect(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
     def measure(name: str, changes: Mapping[str, Any]) -> Run:
         here = replace(config, folder=str(Path(config.folder, name)), **changes)
-        return execute(here, workers_of(options), quiet=True)
+        return execute(here, workers=workers_of(options), quiet=True)
 
     with _space(options, config) as space:
         print_extent(space.what, len(space.candidates()), options.good, options.bad, console)

@@ -10,7 +10,7 @@ from lastbit.commands.running import worst_code
 from lastbit.identifying.kept_contracts import identify_kernel
 from lastbit.reports.identification import Identification, print_identification, print_overview
 from lastbit.reports.paper import line, make_console
-from lastbit.verify.plan import Planned
+from lastbit.verify.notes import Planned
 from lastbit.verify.worker import Worker, WorkerEnded, planned
 
 

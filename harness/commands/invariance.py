@@ -14,7 +14,7 @@ from lastbit.reports.invariance import Invariance, as_json, print_invariance, pr
 from lastbit.reports.paper import line, make_console
 from lastbit.reports.progress import doing
 from lastbit.verify.asking import answer, askings
-from lastbit.verify.plan import Planned
+from lastbit.verify.notes import Planned
 from lastbit.verify.processes import options_of
 from lastbit.verify.worker import Worker, planned
 

@@ -14,7 +14,7 @@ from typing import Any
 from lastbit.case import parse_case
 from lastbit.command_line import read_words
 from lastbit.config import Config
-from lastbit.devices import plan_devices
+from lastbit.devices import plan_devices, usable_cores
 from lastbit.errors import UsageError
 from lastbit.files import BUILT_IN, PACKAGE
 from lastbit.verify.case_files import read_cases
@@ -142,9 +142,10 @@ def whole_number(least: int, other: str = "") -> Callable[[str], int]:
     return read
 
 
-def workers_of(options: argparse.Namespace) -> list[str]:
-    """Return pytest's option -n, if it was given or the command has a default."""
-    return [] if options.workers is None else ["-n", options.workers]
+def workers_of(options: argparse.Namespace) -> int | None:
+    """Return the number of workers of -n; None where it is left to the devices."""
+    asked, on_cluster = options.workers or "", vars(options).get("cluster") is not None
+    return int(asked) if asked.isdecimal() else usable_cores() if asked and not on_cluster else None
 
 
 def _workers(text: str) -> str:

@@ -6,21 +6,25 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
 
+from lastbit.cluster import pytest_shell
+from lastbit.cluster.campaign import Campaign, here, on_cluster
+from lastbit.cluster.local_pool import LocalPool
 from lastbit.config import Config
-from lastbit.files import lines_in
+from lastbit.isolation.folders import remove
 from lastbit.reports import records
 from lastbit.reports.characters import visible
 from lastbit.reports.encoding import decoded
 from lastbit.reports.why import KernelTrace
 from lastbit.run import Run
 from lastbit.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
-from lastbit.verify import processes as runs
-from lastbit.verify.notes import STAGES
+from lastbit.verify.notes import INTERRUPTED
+from lastbit.verify.processes import caches_of
 
 _AFTERWARDS = ("pandas", "lastbit.reports.terminal")
 """Modules that a run needs at its end, and that take seconds to import."""
@@ -43,7 +47,14 @@ class Interrupted(KeyboardInterrupt):
         self.run = run
 
 
-def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = False, explaining: bool = False) -> Run:
+def execute(
+    config: Config,
+    arguments: Sequence[str] = (),
+    *,
+    workers: int | None = None,
+    quiet: bool = False,
+    explaining: bool = False,
+) -> Run:
     """Run what `config` says and keep the records in its folder; `arguments` go to pytest.
 
     With `explaining`, failures are explained.
@@ -53,33 +64,54 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
         Interrupted: from the keyboard; what was recorded is kept.
     """
     sanitizer = sanitizer_for(config)
-    children: Sequence[runs.Child] = ()
-    results, interrupted = runs.RunResults(config, records.parse), False
     try:
-        with runs.processes(config, arguments) as children:
-            import_ahead("lastbit.verify.assemble", *_AFTERWARDS)
-            _follow(children, results, quiet)
-    except KeyboardInterrupt:
-        interrupted, results = True, runs.RunResults(config, records.parse)  # it may have been reading some
-    results.new()
-    if interrupted and runs.planned(children) is None:
-        raise Interrupted(None)
-    from lastbit.verify.assemble import INTERRUPTED, collect
-
-    run = collect(config, children, results.all, interrupted=interrupted)
-    run = kept(with_stages(run, lines_in(Path(config.folder), STAGES)), Path(config.folder))
-    if run.broken.endswith(INTERRUPTED):
-        raise Interrupted(run)
+        with closing(LocalPool(config)) as pool:
+            campaign = Campaign(here(config, workers), pool, selects=True)
+            _work(campaign, partial(pytest_shell.work, arguments=arguments), quiet=quiet)
+    finally:
+        if config.isolate:
+            remove(caches_of(config))
+    run = _ended(campaign)
     if sanitizer is not None:
         run = _sanitized(config, sanitizer, run, quiet)
     return with_why(config, run) if explaining else run
+
+
+def _work(campaign: Campaign, work: Callable[[Campaign], None] = Campaign.work, *, quiet: bool = False) -> None:
+    """Let a campaign work, and show how far it has come; an interruption from the keyboard stops it."""
+    from lastbit.reports.progress import RunProgress
+
+    try:
+        campaign.open()
+        import_ahead("lastbit.verify.assemble", *_AFTERWARDS)
+        if quiet:
+            return work(campaign)
+        with RunProgress() as progress:
+            campaign.tell, campaign.plan = progress.advance, progress.set_total
+            return work(campaign)
+    except KeyboardInterrupt:
+        campaign.stop = INTERRUPTED
+
+
+def _ended(campaign: Campaign) -> Run:
+    """Put together and keep what has come of a campaign whose actors have ended.
+
+    Raises:
+        Interrupted: from the keyboard; what was recorded is kept.
+    """
+    interrupted, folder = campaign.stop == INTERRUPTED, Path(campaign.config.folder)
+    if interrupted and not campaign.planned:
+        raise Interrupted(None)
+    run = kept(with_stages(campaign.run, campaign.stages), folder)
+    if run.broken.endswith(INTERRUPTED):
+        raise Interrupted(run)
+    return run
 
 
 def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> Run:
     """Run the cases again under compute-sanitizer and add its findings to the run."""
     from lastbit.reports.progress import RunProgress
     from lastbit.sanitize.looking import chosen_of, sanitized
-    from lastbit.verify.assemble import INTERRUPTED
 
     with RunProgress(total=len(chosen_of(run)) * len(TOOLS)) as progress:
         run = sanitized(config, sanitizer, run, (lambda result: None) if quiet else progress.advance)
@@ -101,20 +133,14 @@ def execute_on_cluster(
         LastbitError: the cluster cannot be used, or the run could not be planned.
         Interrupted: from the keyboard; what was recorded is kept.
     """
-    import_ahead(*_AFTERWARDS)
-    from lastbit.cluster.cluster_run import on_cluster, work_on
     from lastbit.cluster.ray_calls import RayPool
-    from lastbit.reports.progress import RunProgress
 
     with on_cluster(config, address, device, workers) as cluster:
         print(visible(str(cluster.config.device_plan), keep="\n"), flush=True)
-        with RunProgress() as progress, closing(RayPool(cluster.config.devices)) as pool:
-            worked = work_on(cluster, pool, parse=records.parse, tell=progress.advance, plan=progress.set_total)
-    if worked.interrupted and not worked.planned:
-        raise Interrupted(None)
-    run = kept(with_stages(worked.run, worked.stages), Path(config.folder))
-    if worked.interrupted:
-        raise Interrupted(run)
+        with closing(RayPool(cluster.config.devices)) as pool:
+            campaign = Campaign(cluster, pool)
+            _work(campaign)
+    run = _ended(campaign)
     return with_why(cluster.config, run, elsewhere=_elsewhere(run)) if explaining else run
 
 
@@ -168,26 +194,6 @@ def import_ahead(*names: str) -> None:
                 import_module(name)
 
     Thread(target=import_all, daemon=True).start()
-
-
-def _follow(children: Sequence[runs.Child], results: runs.RunResults, quiet: bool) -> None:
-    """Show how far the processes have come, until they end."""
-    from lastbit.reports.progress import RunProgress
-
-    total: int | None = None
-    with RunProgress() as progress:
-
-        def tick() -> None:
-            nonlocal total
-            new = results.new()
-            if quiet:
-                return
-            if total is None and (total := runs.planned(children)) is not None:
-                progress.set_total(total)
-            for result in new:
-                progress.advance(result)
-
-        runs.wait(children, tick)
 
 
 def kept(run: Run, folder: Path, write: Callable[[Run, Path], None] = records.write) -> Run:

@@ -115,11 +115,13 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         said = "no word says which kernels, and no folder kernels/ here has any"
         raise UsageError(f"{said}; name a file or folder: lastbit verify {near}")
     config = replace(config, **here)
-    arguments = [*workers_of(options), *rest]
     how = {"verbose": options.verbose, "uncovered": options.uncovered, "show_inputs": given_cases}
+    workers = workers_of(options)
     if options.base is None and options.cluster is None:
-        return _run(config, arguments, **how)
-    run = partial(execute, arguments=arguments) if options.cluster is None else _on_cluster(options)
+        return _run(config, rest, workers=workers, **how)
+    run: Callable[..., Run] = partial(execute, arguments=rest, workers=workers)
+    if options.cluster is not None:
+        run = partial(execute_on_cluster, address=options.cluster, device=options.device, workers=workers)
     if options.base is None:
         return _shown(lambda: run(config, explaining=True), **how)
     from lastbit.history.revisions import kernels_at
@@ -143,16 +145,10 @@ def _check_cluster(options: argparse.Namespace, rest: Sequence[str]) -> None:
         raise UsageError("--sanitize looks at processes of this machine; run it without --cluster")
 
 
-def _run(config: Config, arguments: Sequence[str], **how: Any) -> int:
+def _run(config: Config, arguments: Sequence[str], *, workers: int | None, **how: Any) -> int:
     """Start the run, show its progress, print and keep its records."""
     print(visible(str(config.device_plan), keep="\n"), flush=True)
-    return _shown(lambda: execute(config, arguments, explaining=True), **how)
-
-
-def _on_cluster(options: argparse.Namespace) -> partial[Run]:
-    """Return what runs a configuration on the devices of a cluster."""
-    workers = int(options.workers) if (options.workers or "").isdecimal() else None
-    return partial(execute_on_cluster, address=options.cluster, device=options.device, workers=workers)
+    return _shown(lambda: execute(config, arguments, workers=workers, explaining=True), **how)
 
 
 def _with_base(run: Callable[..., Run], config: Config, before: Config) -> Run:
@@ -162,7 +158,7 @@ def _with_base(run: Callable[..., Run], config: Config, before: Config) -> Run:
         MixedTrees: the other revision would run today's code; what there is of today is printed.
         Interrupted: from the keyboard; what was recorded is kept.
     """
-    from lastbit.verify.assemble import INTERRUPTED
+    from lastbit.verify.notes import INTERRUPTED
 
     today = run(config, explaining=True)
     interrupted = False

@@ -25,7 +25,7 @@ from lastbit.result import BAD, OF_STAGES, CaseResult, Verdict, simplest, told
 from lastbit.shrinking.pasted import is_interpreted, test_of
 from lastbit.shrinking.smallest import smallest_of
 from lastbit.verify.check import Subject
-from lastbit.verify.plan import Planned
+from lastbit.verify.notes import Planned
 from lastbit.verify.worker import Watch, Worker, WorkerEnded, Workplace, planned, unwatched
 
 # As _MOST of handover.py: some twenty fp64 numbers for each element, 700 MB.

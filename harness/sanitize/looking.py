@@ -31,8 +31,8 @@ from lastbit.result import TURNED_DOWN, CaseResult, Finding, Verdict
 from lastbit.run import NotRun, Run
 from lastbit.sanitize.sanitizer_reports import NamedAllocation, Report, findings, remarks, reports
 from lastbit.sanitize.tool import NAME, TOOLS, UNCACHED, Sanitizer
-from lastbit.verify.assemble import INTERRUPTED
 from lastbit.verify.check import Subject, first_line
+from lastbit.verify.notes import INTERRUPTED
 from lastbit.verify.worker import Worker, WorkerEnded, Workplace
 
 

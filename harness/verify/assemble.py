@@ -7,32 +7,31 @@ nothing explains it, the run is broken.
 from __future__ import annotations
 
 import functools
-import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
-import torch
-
-from lastbit.branches.unreached_branches import taken_in, unreached
+from lastbit.branches.unreached_branches import unreached
 from lastbit.case import Case, Choices, Option, parse_case
 from lastbit.config import Config
-from lastbit.errors import LastbitError, UsageError
-from lastbit.files import lines_in
+from lastbit.errors import UsageError
 from lastbit.inputs.choices import Feature, all_features, features_of
 from lastbit.inputs.combinations import Pair, pairs_of, told
-from lastbit.result import BAD, TURNED_DOWN, CaseResult, Verdict
+from lastbit.interpret.decisions import Decision
+from lastbit.result import TURNED_DOWN, CaseResult
 from lastbit.run import COMBINATIONS, Coverage, NotRun, Run, Spent
 from lastbit.timing import Clock, listening
-from lastbit.trees import MixedTrees
-from lastbit.verify.notes import ANSWERS, HAS_FAILED, LEFT, TIME, read_json
-from lastbit.verify.plan import NO_ACCELERATOR, Planned
+from lastbit.verify.notes import (
+    HAS_FAILED,
+    INTERRUPTED,
+    STOPPED,
+    Ended,
+    Key,
+    Planned,
+)
 from lastbit.verify.power import Question, Separable, agreement_of, power_of, undecidable_of
-from lastbit.verify.processes import Child, environment_of
 from lastbit.verify.project import Project, open_project
 
 Subject = tuple[str, str]
@@ -132,88 +131,10 @@ def _spelled(features: Iterable[Feature]) -> tuple[str, ...]:
 
 # What fits into the line of a reason; all stand in the records.
 _MOST_GROUPS = 3
-Key = tuple[str, str, str]  # of an item: kernel, device, group
 
-INTERRUPTED = "interrupted"
-STOPPED = "-x or --maxfail stopped pytest"
 DESELECTED = "left out by -k, --deselect or another option or plugin of pytest"
 NO_CASES = "its groups of cases have no examples, and no case was to be generated"
 UNKNOWN = "no result was recorded, and nothing says why"
-
-
-@dataclass(frozen=True)
-class UnderWay:
-    """A case during which a process ended.
-
-    Attributes:
-        note: what `lastbit.verify.result_recorder.CaseRecorder` tells of the case.
-        died: the kernel is what ended the process, and not whoever told it to end.
-        hung: it took longer than it may.
-        trace: the file with the lines that were under way.
-    """
-
-    note: Mapping[str, Any]
-    died: bool
-    hung: bool = False
-    trace: str = ""
-
-    def not_run(self, reason: str) -> NotRun:
-        """Describe the case as not run, where the process was told to end."""
-        kernel, device = self.note["kernel"], self.note["device"]
-        return NotRun(f"{kernel} on {device} from this case on: {self.note['case']}", reason, kernel, device)
-
-    @property
-    def errored(self) -> CaseResult:
-        """The result of the case, where the kernel ended the process."""
-        counted = self.note.get("counted", True)
-        rest = "; the other cases of its group did not run" if counted else ", while a failure was made smaller"
-        reason = (
-            f"no result after {self.note['limit']:g} s (--timeout), so its process was stopped{rest}; see {self.trace}"
-            if self.hung
-            else f"the process died in this case without an exception{rest}"
-        )
-        case = parse_case(self.note["case"])
-        return CaseResult(
-            case=self.note["case"],
-            op=case.op,
-            kernel=self.note["kernel"],
-            contract=self.note["contract"],
-            device=self.note["device"],
-            dtypes=case.dtypes,
-            verdict=Verdict.ERRORED if counted else Verdict.SKIPPED,
-            reason=reason,
-            group=self.note["group"],
-            counted=counted,
-            source=self.note["source"],
-        )
-
-
-@dataclass(frozen=True)
-class Ended:
-    """Everything left behind by the processes that ran the cases of one type of device, whoever started them.
-
-    Attributes:
-        items, not_run: their plan.
-        selected: ids of the items that were not left out; None where none can be, or nobody came to say.
-        stop: why they ended before all items had run; empty if they did not.
-        unrecorded: why a result could not be written; empty if all could.
-        under_way: the cases that a process was in when it ended.
-        rest: items that were not finished because their kernel had failed → how many cases were not run.
-        given_up: items that were begun again and again → why they were not finished.
-        isolated: what kernel processes were kept from; empty where kernels were called without.
-    """
-
-    device_type: str
-    log: Path
-    items: tuple[Planned, ...]
-    not_run: tuple[NotRun, ...]
-    selected: frozenset[str] | None = None
-    stop: str = ""
-    unrecorded: str = ""
-    under_way: tuple[UnderWay, ...] = ()
-    rest: Mapping[Key, int] = field(default_factory=dict)
-    given_up: Mapping[Key, str] = field(default_factory=dict)
-    isolated: str = ""
 
 
 def isolation_of(ended: Iterable[Ended]) -> dict[str, str]:
@@ -231,11 +152,13 @@ def assembled(
     spent: Spent,
     interrupted: bool,
     known: Mapping[Question, bool] = MappingProxyType({}),
+    taken: Mapping[str, Collection[Decision]] | None = None,
 ) -> Run:
     """Assemble the run, with results in the order of the plan; of an interrupted run, as many as there are.
 
     The power of an interrupted run is not computed: it takes long and could not be relied on. An interruption from the
-    keyboard while it is computed interrupts the run. What workers know of contracts that can be told apart is `known`.
+    keyboard while it is computed interrupts the run. What workers know of contracts that can be told apart is `known`,
+    and which branches each kernel has taken `taken`.
     """
     left = [(case, process.stop) for process in ended for case in process.under_way]
     results = _in_order([*recorded, *(case.errored for case, _ in left if case.died)], ended)
@@ -251,7 +174,7 @@ def assembled(
         except KeyboardInterrupt:
             power, undecidable, interrupted = (), (), True
     planned = [item for process in ended for item in process.items]
-    return Run(
+    run = Run(
         results=tuple(results),
         broken=INTERRUPTED if interrupted else "; ".join(_broken(ended, missing, given_up)),
         power=power,
@@ -271,6 +194,8 @@ def assembled(
             *coverage_of(planned, results),
         ),
     )
+    decides = config.strict and not config.lines  # who gives lines asks about these alone
+    return replace(run, unreached=unreached(taken, run.judged_cases, decides=decides))
 
 
 def _in_order(results: Iterable[CaseResult], processes: Iterable[Ended]) -> list[CaseResult]:
@@ -291,8 +216,6 @@ def _left_out(processes: Sequence[Ended]) -> Iterator[NotRun]:
 def _broken(processes: Iterable[Ended], missing: Iterable[NotRun], given_up: Iterable[NotRun]) -> Iterator[str]:
     """Yield the reasons for which the run is incomplete."""
     for process in processes:
-        if process.unrecorded:
-            yield f"results could not be recorded: {process.unrecorded}"
         if process.stop not in ("", STOPPED):
             yield f"{process.stop}; see {process.log}"
     for lost in given_up:
@@ -333,116 +256,10 @@ def _reason(item: Planned, process: Ended) -> str:
         return NO_CASES
     if process.selected is not None and item.id not in process.selected:
         return DESELECTED
-    return process.stop or process.unrecorded or f"{UNKNOWN}; see {process.log}"
+    return process.stop or f"{UNKNOWN}; see {process.log}"
 
 
 def _listed(groups: Sequence[str]) -> str:
     rest = len(groups) - _MOST_GROUPS
     names = ", ".join(groups[:_MOST_GROUPS])
     return f"group{'s' * (len(groups) > 1)} {names}{f' and {rest} more' if rest > 0 else ''}"
-
-
-_RAN, _STOPPED = (0, 1, 5), 2  # statuses of pytest: all passed, some failed, nothing selected; stopped by -x
-
-
-def collect(
-    config: Config, children: Sequence[Child], recorded: Sequence[CaseResult], *, interrupted: bool = False
-) -> Run:
-    """Read the run from its folder, with results in the order of the plan; of an interrupted run, as many as there are.
-
-    Raises:
-        LastbitError: a process could not make its plan (the message is from there), or the run's folder is gone.
-    """
-    dones = {child.device_type: child.notes.read("done") or {} for child in children}
-    ended = [_ended(child, dones[child.device_type]) for child in children]
-    left = {child.device_type: list(_left(child)) for child in children}
-    failed = any(result.verdict in BAD for result in recorded) or any(c.died for cases in left.values() for c in cases)
-    for place, process in enumerate(ended):
-        stop = _stop(process.device_type, dones[process.device_type].get("status"), interrupted, failed)
-        cases = [replace(case, died=case.died or not stop) for case in left[process.device_type]]
-        ended[place] = replace(process, stop=stop, under_way=tuple(cases))
-    if not torch.accelerator.is_available():
-        lacking = NotRun("every kernel on an accelerator", NO_ACCELERATOR)
-        ended[-1] = replace(ended[-1], not_run=(*ended[-1].not_run, lacking))
-    folder = Path(config.folder)
-    environment, spent = environment_of(config) | isolation_of(ended), _spent(folder)
-    run = assembled(
-        config,
-        ended,
-        recorded,
-        environment=environment,
-        spent=spent,
-        interrupted=interrupted,
-        known=_answers(folder),
-    )
-    decides = config.strict and not config.lines  # who gives lines asks about these alone
-    return replace(run, unreached=unreached(taken_in(folder), run.judged_cases, decides=decides))
-
-
-def _answers(folder: Path) -> dict[Question, bool]:
-    """Read which contracts can be told apart on which cases, as the workers noted; a line that was cut off is lost."""
-    found: dict[Question, bool] = {}
-    for line in lines_in(folder, ANSWERS):
-        with suppress(ValueError):
-            question, answer = json.loads(line)
-            found[tuple(question)] = answer
-    return found
-
-
-def _spent(folder: Path) -> Spent:
-    """Sum the time that the workers noted, by parts."""
-    noted = (Spent(read_json(path), processes=1) for path in sorted(folder.glob(f"*{TIME}")))
-    return sum(noted, Spent())
-
-
-def _ended(child: Child, done: dict[str, Any]) -> Ended:
-    notes = child.notes
-    if refused := notes.read("refused"):
-        raise (MixedTrees if refused["mixed"] else LastbitError)(refused["reason"])
-    if not (plan := notes.read("plan")):
-        raise LastbitError(_last_words(child.log))
-    selected = notes.read("selected")
-    return Ended(
-        device_type=child.device_type,
-        log=child.log,
-        items=tuple(Planned(**item) for item in plan["items"]),
-        not_run=tuple(NotRun(**n) for n in plan["not_run"]),
-        selected=None if selected is None else frozenset(selected),
-        unrecorded=done.get("unrecorded", ""),
-        rest=_left_by_failures(child),
-        isolated=plan.get("isolated", ""),
-    )
-
-
-def _last_words(log: Path) -> str:
-    """Return the error message that ended a process: from its first ERROR line on, or else the last lines."""
-    if not log.is_file():
-        return f"the folder of the run, {log.parent}, was removed while the run went on; its results are lost"
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    first = next((i for i, line in enumerate(lines) if line.startswith("ERROR: ")), len(lines) - 20)
-    return "\n".join(lines[max(first, 0) :]).removeprefix("ERROR: ")
-
-
-def _stop(device_type: str, status: int | None, interrupted: bool, failed: bool) -> str:
-    """Return the reason for which a process ended before its items; empty if it did not, or only its workers did."""
-    if interrupted:
-        return INTERRUPTED
-    if status in _RAN:
-        return ""
-    return STOPPED if failed and status == _STOPPED else f"pytest for {device_type} ended early"
-
-
-def _left_by_failures(child: Child) -> dict[Key, int]:
-    """Map the items that stopped because their kernel had failed to the number of cases that were not run."""
-    notes = [note for path in child.log.parent.glob(f"{child.device_type}-*{LEFT}") for note in read_json(path)]
-    return {(note["kernel"], note["device"], note["group"]): note["cases"] for note in notes}
-
-
-def _left(child: Child) -> Iterator[UnderWay]:
-    """Yield the cases during which workers ended; one died if it hung or the worker crashed."""
-    crashed = child.notes.read("crashed") or ()
-    for path in sorted(child.log.parent.glob(f"{child.device_type}-*.started")):
-        _, worker, _ = path.stem.split("-")
-        trace = path.with_suffix(".trace")
-        hung = trace.is_file() and "Timeout" in trace.read_text()
-        yield UnderWay(read_json(path), died=hung or worker in crashed, hung=hung, trace=str(trace))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,14 +16,6 @@ from lastbit.isolation.process import ForkServer
 from lastbit.verify.plan import Item
 from lastbit.verify.processes import caches_of
 
-# Arbitrary: longer than judging a case takes on a busy machine.
-_SLACK = 60.0  # seconds after which the judge of a kernel in another process is taken to hang itself
-
-
-def limit_of(config: Config) -> float:
-    """Return the seconds that a case may take in the judge's process: more than in an isolated kernel's process."""
-    return config.timeout + _SLACK * config.isolate
-
 
 def kernels_for(config: Config, device_type: str, *, caches: Path | None = None) -> Kernels:
     """Start a fork server and return the loader of a run's kernels on devices of one type.
@@ -34,7 +25,7 @@ def kernels_for(config: Config, device_type: str, *, caches: Path | None = None)
     server = ForkServer()
     server.begin()
     readable = (*(Path(folder).resolve() for folder in config.site), *_on_the_path())
-    return Kernels(server, device_type, readable=readable, caches=caches or caches_of(config), printed=_print)
+    return Kernels(server, device_type, readable=readable, caches=caches or caches_of(config))
 
 
 def _on_the_path() -> Iterator[Path]:
@@ -50,10 +41,6 @@ def _importable(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         if path.suffix == ".py" or (path / "__init__.py").is_file():
             yield path
-
-
-def _print(whose: str, text: str) -> None:
-    print(f"printed in a process of {whose}:\n{text}", file=sys.stderr)
 
 
 @contextmanager

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
-
-import torch
 
 from lastbit.calling.uses_compile import is_compiled
 from lastbit.case import SEED_BITS, Case, parse_case
@@ -31,11 +28,12 @@ from lastbit.verify.drawing import draw
 from lastbit.verify.formula_check import is_small, with_formula
 from lastbit.verify.isolating import in_processes
 from lastbit.verify.narrowing import advice_for
-from lastbit.verify.notes import HAS_FAILED, KnownFailures, Unrecorded
+from lastbit.verify.notes import HAS_FAILED
 from lastbit.verify.ordinary import plainest
 from lastbit.verify.plan import Item
 from lastbit.verify.power import Separable, untold
 from lastbit.verify.property_checks import with_properties
+from lastbit.verify.result_recorder import CaseRecorder
 from lastbit.verify.shrink import shrink
 
 Record = Callable[[CaseResult], None]
@@ -81,7 +79,7 @@ def run_item(
     record: Record,
     started: Started,
     verify: Verify = directly,
-    failures: KnownFailures | None = None,
+    failures: set[tuple[str, str]] | None = None,
     leave: Leave = lambda item, cases: None,
     random: bool = False,
     separable: Separable | None = None,
@@ -107,7 +105,7 @@ def run_item(
         raise UsageError(item.refused)
     explorer, fresh = Explorer(item, record, started, verify, probe=probe), random and not item.asked
 
-    if failures is not None and not item.asked and _has_failed(item, failures):
+    if failures is not None and not item.asked and _key(item) in failures:
         leave(item, item.planned(cases).cases)
         raise Stopped(HAS_FAILED)
     drawn = draw(item.group, cases, seed_)
@@ -126,8 +124,8 @@ def run_item(
     return explorer.results
 
 
-def _has_failed(item: Item, failures: KnownFailures) -> bool:
-    return failures.has(item.subject.kernel.name, str(item.subject.device))
+def _key(item: Item) -> tuple[str, str]:
+    return item.subject.kernel.name, str(item.subject.device)
 
 
 def reseeded(case: Case, seed: int | None = None) -> Case:
@@ -147,15 +145,15 @@ def _run_all(explorer: Explorer, drawn: Sequence[Case]) -> None:
             raise CaseFailed(result if explorer.item.asked else explorer.shrunk(case, result, drawn))
 
 
-def _run_until_failure(explorer: Explorer, drawn: Sequence[Case], failures: KnownFailures, leave: Leave) -> None:
+def _run_until_failure(explorer: Explorer, drawn: Sequence[Case], failures: set[tuple[str, str]], leave: Leave) -> None:
     item = explorer.item
     for place, case in enumerate(drawn):
-        if _has_failed(item, failures):
+        if _key(item) in failures:
             leave(item, len(drawn) - place)
             raise Stopped(HAS_FAILED)
         result = explorer.run(case)
         if result.verdict in BAD:
-            failures.add(item.subject.kernel.name, str(item.subject.device))
+            failures.add(_key(item))
             if rest := len(drawn) - place - 1:
                 leave(item, rest)
             raise CaseFailed(explorer.shrunk(case, result, drawn))
@@ -351,54 +349,13 @@ class _Alike:
 _MUCH = 1 << 30  # bytes that a worker may hold between items: to look for what can be given back takes 0.1 s
 
 
-class Records(Protocol):
-    """Recorder of a process, case by case, so that everything is known even if the process ends.
-
-    Attributes:
-        cases, seed, random, timeout: of the run, as its configuration has them.
-        failures: the kernels that have failed; None if those run on.
-        separable: the answers that this process knows on contracts that can be told apart.
-    """
-
-    cases: int
-    seed: int
-    random: bool
-    timeout: float
-    failures: KnownFailures | None
-    separable: Separable
-
-    def verify_on(self, device: torch.device) -> Verify:
-        """Return the function that verifies a case on a device."""
-
-    def started(self, item: Item, case: Case, *, counted: bool = True) -> None:
-        """Note the case that is about to run, and start its clock."""
-
-    def record(self, result: CaseResult) -> None:
-        """Keep a result."""
-
-    def leave(self, item: Item, cases: int) -> None:
-        """Note how many cases of an item are not run because its kernel has failed."""
-
-    def keep_stages(self, found: str) -> None:
-        """Keep the stages that were found in a kernel which declares none, as text."""
-
-    def looking(self) -> AbstractContextManager[None]:
-        """Make a context in which such stages are looked for; the process ends if that takes too long."""
-
-    def watched(self, item: Item) -> AbstractContextManager[object]:
-        """Return the context in which the calls of an item's kernel are watched for the branches that they take."""
-
-    def note_time(self) -> None:
-        """Note the time that this process has spent so far, by parts, and what it has learned for the run's end."""
-
-
 Look = Callable[[Subject, Case], str]
 """Looks for the stages of a kernel in a case; returns them as text, empty if there are none in sight."""
 
 
 def perform(
     item: Item,
-    records: Records,
+    records: CaseRecorder,
     kernels: Kernels | None,
     look: Look = lambda subject, case: "",
     probe: Probe = lambda subject: "",
@@ -411,7 +368,6 @@ def perform(
     Raises:
         CaseFailed: with the smallest failing case that was found.
         Stopped: the kernel has failed in another item.
-        Unrecorded: a result could not be kept.
     """
     device = item.subject.device
     try:
@@ -425,7 +381,7 @@ def perform(
                 started=records.started,
                 verify=records.verify_on(device),
                 failures=records.failures,
-                leave=records.leave,
+                leave=lambda item, cases: records.tell("left", cases),
                 random=records.random,
                 separable=records.separable,
                 probe=probe,
@@ -433,8 +389,8 @@ def perform(
             for case in plainest(results) if item.shows else ():
                 with suppress(Exception, SystemExit), records.looking():
                     if found := look(item.subject, case):
-                        records.keep_stages(found)
-    except (CaseFailed, Stopped, Unrecorded):
+                        records.tell("stages", found)
+    except (CaseFailed, Stopped):
         raise
     except NoCase as error:
         records.record(unfinished(item, str(error), Verdict.SKIPPED))
@@ -442,5 +398,4 @@ def perform(
         records.record(unfinished(item, first_line(error)))
         raise
     finally:
-        records.note_time()
         give_back(device, beyond=_MUCH)  # another worker may need it while this one waits for its next item

@@ -1,110 +1,124 @@
-"""Notes that a pytest process of a run writes for the process that started it."""
+"""What is said of a run by the processes that take part in it, as data: its items, and what became of them.
+
+It imports no torch: the process that hands out items need not wait for that.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from lastbit.errors import LastbitError
-from lastbit.files import replace_file
-from lastbit.trees import MixedTrees
-
-TIME = ".time.json"
-"""Suffix of the file in which a worker notes where its time went, part by part."""
-
-LEFT = ".left.json"
-"""Suffix of the file in which a worker notes what it left because a kernel had failed: kernel, device, group, cases."""
-
-STAGES = ".stages"
-"""Suffix of the file in which a worker keeps the stages that it found in kernels which declare none, a line each."""
-
-ANSWERS = ".answers"
-"""Suffix of the file in which a worker keeps which contracts can be told apart on which cases, a line each."""
+from lastbit.case import Choices, Chosen, parse_case
+from lastbit.result import CaseResult, Verdict
+from lastbit.run import NotRun
 
 HAS_FAILED = "stopped after its first failure; --keep-going runs the rest"
-
-
-class Unrecorded(LastbitError):
-    """A result could not be written."""
+NO_ACCELERATOR = "no accelerator is here, and the CPU ran Triton interpreted"
+"""Why all that needs one was not run: one reason, and so one line of a report."""
 
 
 @dataclass(frozen=True)
-class Notes:
-    """Notes of the pytest process of one type of device, in the run's folder; each is written whole or not at all.
+class Planned:
+    """An item as data, for a process that has not loaded its kernel.
 
-    `refused`: why there is no plan, or no run, and whether kernels imported code of another checkout. `plan`: its
-    items, its omissions, and the isolation of kernel processes. `selected`: ids of the items that pytest did not
-    deselect, in its order. `crashed`: names of the worker processes that ended in the middle of an item. `done`: how
-    the session ended.
+    Attributes:
+        cases: how many it runs unless it fails early.
+        choices: what its cases choose from.
+        combination: the row of dtypes and options that all of its cases have, if they are of one.
+        cost: an estimate of the time that it takes, to compare items by.
+        compiles: its kernel is compiled by torch, in each process anew.
     """
 
-    folder: Path
-    device_type: str
-
-    def write(self, name: str, content: object) -> None:
-        write_json(self._path(name), content)
-
-    def refuse(self, error: LastbitError) -> None:
-        """Note that the run fails, and why."""
-        self.write("refused", {"reason": str(error), "mixed": isinstance(error, MixedTrees)})
-
-    def read(self, name: str) -> Any:
-        """Read a note; None if there is none."""
-        path = self._path(name)
-        return read_json(path) if path.is_file() else None
-
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{self.device_type}.{name}.json"
+    id: str
+    kernel: str
+    op: str
+    contract: str
+    device: str
+    group: str
+    source: str
+    cases: int
+    cost: int = 1
+    choices: Choices = field(default_factory=dict)
+    combination: Chosen = field(default_factory=dict)
+    compiles: bool = False
 
 
-class KnownFailures(Protocol):
-    """Register of a run's kernels that have failed."""
+Key = tuple[str, str, str]  # of an item: kernel, device, group
 
-    def add(self, kernel: str, device: str) -> None:
-        """Note a failure."""
-
-    def has(self, kernel: str, device: str) -> bool:
-        """Return whether a kernel has failed on a device."""
+INTERRUPTED = "interrupted"
+STOPPED = "-x or --maxfail stopped pytest"
 
 
 @dataclass(frozen=True)
-class Failures:
-    """Register of failed kernels, shared by a run's workers as empty files in its folder."""
+class UnderWay:
+    """A case during which a process ended.
 
-    folder: Path
+    Attributes:
+        note: what `lastbit.verify.result_recorder.CaseRecorder` tells of the case.
+        died: the kernel is what ended the process, and not whoever told it to end.
+        hung: it took longer than it may.
+        trace: the file with the lines that were under way.
+    """
 
-    def add(self, kernel: str, device: str) -> None:
-        """Note a failure; raise `Unrecorded` if that cannot be written."""
-        path = self._path(kernel, device)
-        with written(path):
-            path.touch()
+    note: Mapping[str, Any]
+    died: bool
+    hung: bool = False
+    trace: str = ""
 
-    def has(self, kernel: str, device: str) -> bool:
-        return self._path(kernel, device).exists()
+    def not_run(self, reason: str) -> NotRun:
+        """Describe the case as not run, where the process was told to end."""
+        kernel, device = self.note["kernel"], self.note["device"]
+        return NotRun(f"{kernel} on {device} from this case on: {self.note['case']}", reason, kernel, device)
 
-    def _path(self, kernel: str, device: str) -> Path:
-        return self.folder / f"{hashlib.sha256(repr((kernel, device)).encode()).hexdigest()[:16]}.failed"
+    @property
+    def errored(self) -> CaseResult:
+        """The result of the case, where the kernel ended the process."""
+        counted = self.note.get("counted", True)
+        rest = "; the other cases of its group did not run" if counted else ", while a failure was made smaller"
+        reason = (
+            f"no result after {self.note['limit']:g} s (--timeout), so its process was stopped{rest}; see {self.trace}"
+            if self.hung
+            else f"the process died in this case without an exception{rest}"
+        )
+        case = parse_case(self.note["case"])
+        return CaseResult(
+            case=self.note["case"],
+            op=case.op,
+            kernel=self.note["kernel"],
+            contract=self.note["contract"],
+            device=self.note["device"],
+            dtypes=case.dtypes,
+            verdict=Verdict.ERRORED if counted else Verdict.SKIPPED,
+            reason=reason,
+            group=self.note["group"],
+            counted=counted,
+            source=self.note["source"],
+        )
 
 
-@contextmanager
-def written(path: Path) -> Iterator[None]:
-    """Turn errors of the system on writing a file into `Unrecorded`."""
-    try:
-        yield
-    except OSError as error:
-        raise Unrecorded(f"cannot write {path}: {error.strerror or error}") from error
+@dataclass(frozen=True)
+class Ended:
+    """Everything left behind by the processes that ran the cases of one type of device, whoever started them.
 
+    Attributes:
+        items, not_run: their plan.
+        selected: ids of the items that were not left out; None where none can be, or nobody came to say.
+        stop: why they ended before all items had run; empty if they did not.
+        under_way: the cases that a process was in when it ended.
+        rest: items that were not finished because their kernel had failed → how many cases were not run.
+        given_up: items that were begun again and again → why they were not finished.
+        isolated: what kernel processes were kept from; empty where kernels were called without.
+    """
 
-def write_json(path: Path, content: object) -> None:
-    """Write a JSON file whole, so that other processes never read half of it."""
-    replace_file(path, lambda beside: beside.write_text(json.dumps(content)))
-
-
-def read_json(path: Path) -> Any:
-    """Read a file that `write_json` wrote."""
-    return json.loads(path.read_text())
+    device_type: str
+    log: Path
+    items: tuple[Planned, ...]
+    not_run: tuple[NotRun, ...]
+    selected: frozenset[str] | None = None
+    stop: str = ""
+    under_way: tuple[UnderWay, ...] = ()
+    rest: Mapping[Key, int] = field(default_factory=dict)
+    given_up: Mapping[Key, str] = field(default_factory=dict)
+    isolated: str = ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ import torch
 
 from lastbit.calibrate import load_premises
 from lastbit.calling.uses_compile import is_compiled
-from lastbit.case import Case, Choices, Chosen, Group, parse_case
+from lastbit.case import Case, Group, parse_case
 from lastbit.config import Config
 from lastbit.errors import UsageError, no_kernel
 from lastbit.inputs.values import check_regime
@@ -28,13 +28,11 @@ from lastbit.trees import check_trees, imported
 from lastbit.verify.beside import Beside
 from lastbit.verify.check import Subject
 from lastbit.verify.declarations import likely_slips
+from lastbit.verify.notes import NO_ACCELERATOR, Planned
 from lastbit.verify.ordinary import showing
 from lastbit.verify.project import Load, Project, kernel_folders, open_project
 
 C = TypeVar("C")
-
-NO_ACCELERATOR = "no accelerator is here, and the CPU ran Triton interpreted"
-"""Why all that needs one was not run: one reason, and so one line of a report."""
 
 NO_SIZES_LEFT = "sizes that a source names and no case is left for; a kernel that is verified alone has more"
 
@@ -44,32 +42,6 @@ _PROPERTIES = 6
 # On an H200 four kernels of experts took 43 % of all workers' time, and attention begun late ran alone at the end.
 _PRODUCTS = 4
 """Cases of other ops that take as long as one of an op with products of matrices."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """An item as data, for a process that has not loaded its kernel.
-
-    Attributes:
-        cases: how many it runs unless it fails early.
-        choices: what its cases choose from.
-        combination: the row of dtypes and options that all of its cases have, if they are of one.
-        cost: an estimate of the time that it takes, to compare items by.
-        compiles: its kernel is compiled by torch, in each process anew.
-    """
-
-    id: str
-    kernel: str
-    op: str
-    contract: str
-    device: str
-    group: str
-    source: str
-    cases: int
-    cost: int = 1
-    choices: Choices = field(default_factory=dict)
-    combination: Chosen = field(default_factory=dict)
-    compiles: bool = False
 
 
 @dataclass(frozen=True)

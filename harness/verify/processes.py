@@ -1,4 +1,4 @@
-"""A run: one pytest process per type of device, whose workers' records are put together.
+"""The processes of a run or a command that run kernels: how many, in which environment, and what results depend on.
 
 Triton decides at import whether it compiles or interprets, so the CPU (interpreted) and an accelerator (compiled) need
 processes of their own.
@@ -10,29 +10,19 @@ import hashlib
 import os
 import platform
 import shlex
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any
 
+from lastbit.children.child import ChildProcess, may_fork
 from lastbit.config import Config
 from lastbit.devices import usable_cores
 from lastbit.files import IMPORTED_FROM
-from lastbit.isolation.folders import remove
-from lastbit.result import CaseResult
 from lastbit.trees import image
-from lastbit.verify.notes import Notes
-
-_OF_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
-"""Variables by which a test run beside lastbit is set up: they must not choose what is verified."""
-
-_SUITE = Path(__file__).with_name("suite.py")
 
 # Arbitrary: each takes memory for torch, and they share the memory bus.
 MOST_ON_CPU = 8
@@ -44,42 +34,7 @@ PER_ACCELERATOR = 8
 On an H200 beside 16 cores, 8 of them verified 3.7 times as many cases as 2 (docs/measurements/bench_h200.md).
 """
 
-# Arbitrary: they have nothing to save, as records are written line by line.
-_GRACE = 1.0  # seconds that processes have to end themselves when they are told to
-# Arbitrary: longer is seen when a run ends, shorter takes CPU from the workers.
-_PAUSE = 0.1  # seconds between two looks at processes that run
-
 _PACKAGES = ("lastbit", "torch", "triton", "hypothesis", "numpy", "ml_dtypes")
-Parse = Callable[[bytes, str], CaseResult]
-
-
-@dataclass(frozen=True)
-class Child:
-    """The pytest process of one type of device."""
-
-    device_type: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    @property
-    def notes(self) -> Notes:
-        return Notes(self.log.parent, self.device_type)
-
-
-@contextmanager
-def processes(config: Config, arguments: Sequence[str]) -> Iterator[list[Child]]:
-    """Start the processes of a run, which end with the context at the latest; `arguments` go to pytest."""
-    path = config.save()
-    path.with_name(".gitignore").write_text("*\n")  # records are no sources
-    children: list[Child] = []
-    try:
-        for device_type in config.device_plan.types:
-            children.append(_start(config, path, device_type, arguments))
-        yield children
-    finally:
-        end(children)
-        if config.isolate:
-            remove(caches_of(config))
 
 
 def workers_for(device_type: str, config: Config) -> int:
@@ -121,83 +76,40 @@ def caches_of(config: Config) -> Path:
     return Path(tempfile.gettempdir(), f"lastbit-{name}")
 
 
-def _start(config: Config, path: Path, device_type: str, arguments: Sequence[str]) -> Child:
-    environment = environment_for(device_type, config.site, config.tree)
-    environment |= {"LASTBIT_CONFIG": str(path.resolve()), "LASTBIT_DEVICE": device_type}
-    environment = {name: value for name, value in environment.items() if name not in _OF_PYTEST}
-    log = Path(config.folder) / f"{device_type}.log"
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(_SUITE.parent), str(_SUITE)]
-    command += ["-p", "lastbit.plugin", "-p", "no:hypothesispytest", "--no-header", "-q", "-rN"]
-    command += ["--assert=plain"]  # to rewrite the assertions of Hypothesis, a plugin of pytest, takes a second
-    command += ["-o", f"cache_dir={Path('.lastbit', 'cache').resolve()}", "--max-worker-restart=10000"]
-    command += ["-n", str(workers_for(device_type, config)), *arguments]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            cwd=working_folder(config.tree),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that it ends with all its workers, and only when it is told to
-        )
-    return Child(device_type, process, log)
+_READ_AT_IMPORT = {"triton": "TRITON_INTERPRET", "numpy": "OPENBLAS_NUM_THREADS"}
+"""Module → the variable of the environment that it reads when it is imported, and never again."""
 
 
-class RunResults:
-    """The results of a run as its workers record them; each line is read once."""
+def child_for(
+    config: Config,
+    device_type: str,
+    serve: Callable[[int], None],
+    log: IO[bytes] | None,
+    launcher: Sequence[str] = (),
+    environ: Mapping[str, str] = MappingProxyType({}),
+    **of_channel: Any,
+) -> ChildProcess:
+    """Start a process for a configuration's kernels on devices of one type, in which `serve` gets a channel.
 
-    def __init__(self, config: Config, parse: Parse) -> None:
-        self._folder, self._parse = Path(config.folder), parse
-        self._read: dict[Path, int] = {}
-        self.all: list[CaseResult] = []
-
-    def new(self) -> list[CaseResult]:
-        """Return the results recorded since the last call; a line that is still being written is left for the next."""
-        found: list[CaseResult] = []
-        for path in sorted(self._folder.glob("*-*.jsonl")):
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                complete, newline, _ = file.read().rpartition(b"\n")
-            self._read[path] = self._read.get(path, 0) + len(complete) + len(newline)
-            found += [self._parse(line, str(path)) for line in complete.splitlines()]
-        self.all += found
-        return found
-
-
-def planned(children: Sequence[Child]) -> int | None:
-    """Count the cases that the processes will run; None until all of them have a plan."""
-    plans = [child.notes.read("plan") for child in children]
-    return sum(int(item["cases"]) for plan in plans for item in plan["items"]) if plans and all(plans) else None
-
-
-def wait(children: Sequence[Child], tick: Callable[[], None]) -> None:
-    """Wait for all processes, calling `tick` now and then."""
-    while any(child.process.poll() is None for child in children):
-        tick()
-        time.sleep(_PAUSE)
-
-
-def end(children: Sequence[Child]) -> None:
-    """End running processes and all that they started; kill them after a moment."""
-    running = [child for child in children if child.process.poll() is None]
-    try:
-        _signal(running, signal.SIGTERM)
-        latest = time.monotonic() + _GRACE
-        for child in running:
-            with suppress(subprocess.TimeoutExpired):
-                child.process.wait(max(latest - time.monotonic(), 0))
-    finally:
-        _signal(running, signal.SIGKILL)
-        for child in running:
-            child.process.wait()
-
-
-def _signal(children: Sequence[Child], number: signal.Signals) -> None:
-    """Send a signal to the sessions of processes; ignore those that have ended."""
-    for child in children:
-        with suppress(ProcessLookupError):
-            os.killpg(child.process.pid, number)
+    It is forked where a fork of this process does what a new one would, and need not import torch again.
+    """
+    other = launcher or environ or config.site or config.tree or config.revisions
+    environ = {**environment_for(device_type, config.site, config.tree), **environ}
+    alike = all(
+        module not in sys.modules or os.environ.get(variable) == environ[variable]
+        for module, variable in _READ_AT_IMPORT.items()
+    )
+    if not other and device_type == "cpu" and alike and may_fork():
+        return ChildProcess.forked(serve, environ, log=log, **of_channel)
+    name, module = serve.__name__, serve.__module__
+    program = f"import sys; from {module} import {name}; {name}(int(sys.argv[1]))"
+    return ChildProcess(
+        lambda descriptor: [*launcher, sys.executable, "-c", program, str(descriptor)],
+        environ,
+        folder=working_folder(config.tree),
+        log=log,
+        **of_channel,
+    )
 
 
 def environment_of(config: Config) -> dict[str, str]:

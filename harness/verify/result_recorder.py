@@ -1,80 +1,119 @@
-"""Records of a process that runs items: each result as it comes, and the case that was under way if it dies."""
+"""What becomes of an item while a process runs it, case by case, so that everything is known even if the process ends.
+
+It is told in events, in order. An event is a list: its name, and what belongs to it. `begins` comes with the note of a
+case, and nothing of the case happens before it was taken. `waits` stops the clock of the case. `result` comes with a
+line of `lastbit.reports.records`, and `lost` after one that left the accelerator unusable. `left` says how many cases
+are not run. `printed` comes with the name of a kernel's file and what a process of it has printed. `hung` comes with
+the lines that were under way when a case took too long. `looks` says that all cases have run, and `stages` comes with
+what was then found in a kernel that declares none. `taken` comes with the branches that a kernel took, `answers` with
+which contracts can be told apart on which cases, and `time` says where the time of the process went. `refused` comes
+with the reason why the run means nothing. `done` is the last one.
+"""
 
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from queue import Empty, SimpleQueue
+from threading import Event
+from typing import Any
 
 import torch
 
 from lastbit.branches.taken import watching
-from lastbit.branches.unreached_branches import TAKEN, append_taken
 from lastbit.case import Case
 from lastbit.config import Config
-from lastbit.files import append_lines
 from lastbit.interpret.decisions import Decision
 from lastbit.kernel import REVISION_MARK
 from lastbit.result import CaseResult, Verdict
 from lastbit.timing import seconds_so_far
 from lastbit.verify.device_memory import SharedDevice, Verify, directly, is_lost
-from lastbit.verify.isolating import limit_of
-from lastbit.verify.notes import ANSWERS, LEFT, STAGES, TIME, Failures, KnownFailures, write_json, written
 from lastbit.verify.plan import Item
 from lastbit.verify.power import Separable
 
 FATAL = 17
 """Exit status of a process whose accelerator can no longer be used, or whose case took too long."""
 
+# Arbitrary: time for a process to tell of its limit itself, where a kernel lets it.
+_MARGIN = 5.0
+"""Seconds beyond the limit of a case after which the process ends, where a kernel lets nothing else happen in it."""
+
 
 class CaseRecorder:
-    """Tells what becomes of items, case by case, so that everything is known even if the process ends.
+    """Tells of the items that another thread of this process performs, one after the other.
 
-    A case that takes longer than the limit ends the process: nothing else stops a kernel that hangs in native code. How
-    it tells is up to `tell`; the names of events, and what comes with them, are those of `lastbit.cluster.stream`.
+    A case that takes longer than the limit ends the process: nothing else stops a kernel that hangs in native code.
+    `dump` makes a line of a result, `called` is what the run calls the device, where that is another name than here,
+    and in `folder` processes take turns on an accelerator.
 
     Attributes:
-        cases, seed, random, timeout, failures, separable: as in `lastbit.verify.item_run.Records`.
+        cases, seed, random, timeout: of the run, as its configuration has them.
+        failures: kernel and device of those that have failed, as far as is known; None if those run on.
+        separable: the answers that this process knows on contracts that can be told apart.
     """
 
-    margin = 0.0
-    """Seconds beyond the limit of a case after which the process ends."""
-
-    def __init__(
-        self,
-        config: Config,
-        dump: Callable[[CaseResult], str],
-        folder: Path,
-        failures: KnownFailures,
-        separable: Separable | None = None,
-    ) -> None:
-        self.separable = separable or Separable()
+    def __init__(self, config: Config, dump: Callable[[CaseResult], str], folder: Path, called: str = "") -> None:
         self.cases, self.seed, self.random = config.cases_per_group, config.seed, config.random
-        self.timeout, self.failures = config.timeout, None if config.keep_going else failures
-        self.limit, self.folder, self._dump = limit_of(config), folder, dump
+        self.failures: set[tuple[str, str]] | None = None if config.keep_going else set()
+        self.separable = Separable()
+        self.timeout, self._limit, self._watched = config.timeout, config.limit, config.watched
+        self._dump, self._folder, self._called = dump, folder, called
+        self._events: SimpleQueue[tuple[list[Any], Event]] = SimpleQueue()
         self._shared = dict[torch.device, SharedDevice]()
-        self._trace: TextIO | int = 2
+        self._taken: dict[str, set[Decision]] = {}
+        self._answered = 0
+
+    def begin(self, failed: Collection[tuple[str, str]]) -> None:
+        """Begin an item, when these kernels have failed in others."""
+        if self.failures is not None:
+            self.failures = set(failed)
 
     def tell(self, event: str, *content: Any) -> None:
-        """Tell an event; of `begins` and `lost`, until it is known to whoever has to know."""
-        raise NotImplementedError
+        """Hand an event over; what must be known before anything else happens is waited for until it was taken."""
+        taken = Event()
+        self._events.put(([event, *content], taken))
+        if event in ("begins", "lost"):
+            taken.wait()
 
-    def called(self, device: str) -> str:
-        """Return the name that the run has for a device of this process."""
-        return device
+    def batches(self) -> Iterator[list[list[Any]]]:
+        """Yield batches of events until the item is done; asking for the next batch confirms the last one.
+
+        Where a case takes too long, the process ends after it was told.
+        """
+        names, latest = [""], float("inf")
+        while names[-1] != "done":
+            try:
+                events, taken = self._next(latest)
+            except Empty:
+                yield [["hung", _lines_under_way(self._limit)]]
+                os._exit(FATAL)
+            names = [event[0] for event in events]
+            yield events
+            latest = time.monotonic() + self._limit if names[-1] == "begins" else float("inf")
+            for one in taken:
+                one.set()
+
+    def _next(self, latest: float) -> tuple[list[list[Any]], list[Event]]:
+        """Return the events that are there, at least one; raise `Empty` if none comes until `latest`."""
+        patience = None if latest == float("inf") else max(latest - time.monotonic(), 0.0)
+        found = [self._events.get(timeout=patience)]
+        while not self._events.empty():
+            found.append(self._events.get())
+        return [event for event, _ in found], [taken for _, taken in found]
 
     def verify_on(self, device: torch.device) -> Verify:
         """Return the function that verifies a case on a device; an accelerator is shared with other processes."""
         if device.type == "cpu":
             return directly
         if device not in self._shared:
-            self.folder.mkdir(exist_ok=True)
-            self._shared[device] = SharedDevice(self.folder, device, self._wait)
+            self._folder.mkdir(exist_ok=True)
+            self._shared[device] = SharedDevice(self._folder, device, self._wait)
         return self._shared[device].verify
 
     def _wait(self) -> None:
@@ -88,100 +127,36 @@ class CaseRecorder:
             "case": str(case),
             "kernel": subject.kernel.name,
             "contract": str(subject.contract),
-            "device": self.called(str(subject.device)),
+            "device": self._called or str(subject.device),
             "group": item.group.name,
             "source": subject.kernel.source,
-            "limit": self.limit,
+            "limit": self._limit,
             "counted": counted,
         }
         self.tell("begins", note)
-        faulthandler.dump_traceback_later(self.limit + self.margin, exit=True, file=self._trace)
+        faulthandler.dump_traceback_later(self._limit + _MARGIN, exit=True)
 
     def record(self, result: CaseResult) -> None:
         """Tell a result; end the process if the kernel has left the accelerator unusable."""
         faulthandler.cancel_dump_traceback_later()
-        self.tell("result", self._dump(replace(result, device=self.called(result.device))))
+        self.tell("result", self._dump(replace(result, device=self._called or result.device)))
         if result.verdict in (Verdict.ERRORED, Verdict.SKIPPED) and is_lost(torch.device(result.device)):
             self.tell("lost")
             os._exit(FATAL)
 
-    def leave(self, item: Item, cases: int) -> None:
-        """Tell how many cases of an item are not run because its kernel has failed."""
-        kernel, device = item.subject.kernel.name, self.called(str(item.subject.device))
-        self.tell("left", cases, {"kernel": kernel, "device": device, "group": item.group.name})
-
-    def keep_stages(self, found: str) -> None:
-        """Tell the stages that were found in a kernel."""
-        self.tell("stages", found)
-
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """End the process if what is done in the context takes longer than a case may; no case is blamed for it."""
-        faulthandler.dump_traceback_later(self.limit + self.margin, exit=True, file=self._trace)
+        """Let stages be looked for; end the process, and blame nobody, if that takes longer than a case may."""
+        self.tell("looks")
+        faulthandler.dump_traceback_later(self._limit + _MARGIN, exit=True)
         try:
             yield
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def watched(self, item: Item) -> AbstractContextManager[object]:
-        """Watch no branches."""
-        return nullcontext()
-
-    def note_time(self) -> None:
-        """Tell where the time of this process went so far, by parts."""
-        self.tell("time", dict(seconds_so_far()))
-
-
-class ResultRecorder(CaseRecorder):
-    """Tells by files in the run's folder: results are appended to one, and the case under way has one of its own.
-
-    A note that cannot be written raises `Unrecorded`. Of a worker that ends, pytest-xdist starts another one, and the
-    case that was under way is found in the `.started` file.
-    """
-
-    def __init__(self, config: Config, worker: str, dump: Callable[[CaseResult], str]) -> None:
-        folder = Path(config.folder)
-        super().__init__(config, dump, folder, Failures(folder))
-        self._watched = config.watched
-        self._lacking: list[Mapping[str, str | int]] = []
-        self._told = 0
-        self._taken: dict[str, Collection[Decision]] = {}
-        self._stem = folder / f"{worker}-{os.getpid()}"
-        with written(self._stem):
-            self._results: TextIO = self._stem.with_suffix(".jsonl").open("a")
-            self._trace = self._stem.with_suffix(".trace").open("w")
-
-    def tell(self, event: str, *content: Any) -> None:
-        """Write an event where the run looks for it, after the session or when the worker ends."""
-        match event:
-            case "begins":
-                self._note(".started", content[0])
-            case "result":
-                try:
-                    with written(Path(self._results.name)):
-                        self._results.write(content[0] + "\n")
-                        self._results.flush()
-                finally:
-                    self._stem.with_suffix(".started").unlink(missing_ok=True)
-            case "left":
-                self._lacking.append({**content[1], "cases": content[0]})
-                self._note(LEFT, self._lacking)
-            case "stages":
-                append_lines(self._stem.with_suffix(STAGES), [content[0]])
-            case "time":
-                with suppress(OSError):
-                    write_json(self._stem.with_suffix(TIME), content[0])
-
-    def note_time(self) -> None:
-        """Tell the time, and what is new of contracts that can be told apart, which is asked at the run's end, too."""
-        super().note_time()
-        new = list(self.separable.known.items())[self._told :]
-        append_lines(self._stem.with_suffix(ANSWERS), map(json.dumps, new))
-        self._told += len(new)
-
     @contextmanager
     def watched(self, item: Item) -> Iterator[None]:
-        """Watch the branches that the calls of an item's kernel take, and write them where the run looks for them."""
+        """Watch the branches that the calls of an item's kernel take, and tell those that are new."""
         kernel = item.subject.kernel
         if REVISION_MARK in kernel.name:  # it is compared, and not asked what it lacks
             yield
@@ -190,9 +165,23 @@ class ResultRecorder(CaseRecorder):
             try:
                 yield
             finally:
-                noted, path = self._taken.get(kernel.name, ()), self._stem.with_suffix(TAKEN)
-                self._taken[kernel.name] = append_taken(path, kernel.name, taken, noted)
+                found, known = taken.decisions() if taken.known else None, self._taken.setdefault(kernel.name, set())
+                self.tell("taken", kernel.name, None if found is None else sorted(found - known))
+                known |= found or set()
 
-    def _note(self, suffix: str, content: object) -> None:
-        with written(path := self._stem.with_suffix(suffix)):
-            write_json(path, content)
+    def end(self) -> None:
+        """Tell what is new of contracts that can be told apart, where the time went, by parts, and that this is all."""
+        faulthandler.cancel_dump_traceback_later()
+        new = list(self.separable.known.items())[self._answered :]
+        self._answered += len(new)
+        self.tell("answers", new)
+        self.tell("time", dict(seconds_so_far()))
+        self.tell("done")
+
+
+def _lines_under_way(limit: float) -> str:
+    """Return the stack of each thread of this process."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return f"Timeout ({limit:g} s)!\n{file.read()}"

@@ -27,15 +27,16 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from lastbit.children.channel import Channel
-from lastbit.children.child import ChildProcess, may_fork, next_message, too_long
+from lastbit.children.child import ChildProcess, next_message, too_long
 from lastbit.config import Config
 from lastbit.errors import DeviceLost, LastbitError, UsageError
 from lastbit.interpret import install
 from lastbit.result import CaseResult
 from lastbit.verify.check import Subject, first_line
 from lastbit.verify.device_memory import is_lost
-from lastbit.verify.plan import Plan, Planned, later_imports, make_plan
-from lastbit.verify.processes import environment_for, working_folder
+from lastbit.verify.notes import Planned
+from lastbit.verify.plan import Plan, later_imports, make_plan
+from lastbit.verify.processes import child_for
 from lastbit.verify.project import Project, open_project
 
 Watch = Callable[[object], AbstractContextManager[object]]
@@ -131,10 +132,6 @@ Opening = Callable[[Config, Watch, Tick], Workplace]
 LOG = "worker.log"
 """The file in the folder of a run that takes what the processes of its commands print."""
 
-_PROGRAM = "import sys; from lastbit.verify.worker import serve; serve(int(sys.argv[1]))"
-_READ_AT_IMPORT = {"triton": "TRITON_INTERPRET", "numpy": "OPENBLAS_NUM_THREADS"}
-"""Module → the variable of the environment that it reads when it is imported, and never again."""
-
 # Arbitrary: only what is said between two looks waits for it.
 _PAUSE = 0.5  # seconds between two looks at a process that says nothing
 # A worker stops a case at the limit itself; what takes longer is in a C function that does not return.
@@ -206,30 +203,12 @@ class Worker:
 
     def _start(self) -> None:
         folder = self._config.folder
-        environ = {**environment_for(self._device_type, self._config.site, self._config.tree), **self._environ}
         with Path(folder, LOG).open("ab") if folder else nullcontext() as log:
-            if self._is_like_this(environ):
-                self._child = ChildProcess.forked(serve, environ, log=log, written=pickled)
-            else:
-                self._child = ChildProcess(
-                    lambda descriptor: [*self._launcher, sys.executable, "-c", _PROGRAM, str(descriptor)],
-                    environ,
-                    folder=working_folder(self._config.tree),
-                    log=log,
-                    written=pickled,
-                )
+            self._child = child_for(
+                self._config, self._device_type, serve, log, self._launcher, self._environ, written=pickled
+            )
         self._send((self._config, self._opening))
         self._outcome()
-
-    def _is_like_this(self, environ: Mapping[str, str]) -> bool:
-        """Return whether a fork of this process does what a new one would, and need not import torch again."""
-        config = self._config
-        other = self._launcher or self._environ or config.site or config.tree or config.revisions
-        alike = all(
-            module not in sys.modules or os.environ.get(variable) == environ[variable]
-            for module, variable in _READ_AT_IMPORT.items()
-        )
-        return not other and self._device_type == "cpu" and alike and may_fork()
 
     def _send(self, content: object) -> None:
         assert self._child is not None

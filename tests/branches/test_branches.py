@@ -13,7 +13,7 @@ import triton
 
 from lastbit.branches.branch_sites import sites_of
 from lastbit.branches.taken import TakenBranches, traced_call, watching
-from lastbit.branches.unreached_branches import append_taken, taken_in, unreached
+from lastbit.branches.unreached_branches import merged, unreached
 from lastbit.errors import UsageError
 from lastbit.interpret import install
 from lastbit.kernel import load_file
@@ -285,26 +285,20 @@ def test_another_tracer_is_left_alone_and_nothing_is_known(tmp_path: Path) -> No
             sys.settrace(None)
     assert 10 in lines
     assert not taken.known
-    append_taken(tmp_path / "cpu.taken", "norm", taken)
-    assert taken_in(tmp_path) is None
-    assert unreached(taken_in(tmp_path), len) is None
+    told = merged([("other", []), ("norm", None)])
+    assert told is None
+    assert unreached(told, len) is None
 
 
-def test_what_workers_noted_is_merged(tmp_path: Path) -> None:
+def test_what_workers_tell_is_merged(tmp_path: Path) -> None:
     module, path = load(tmp_path, PYTHON)
+    told: list[tuple[str, list[Any]]] = []
     for worker, shape in (("a", (2, 8)), ("b", (1, 8193))):
         sys.settrace(None)
         with watching(worker, path) as taken, traced_call():
             module.norm(torch.ones(shape))
-        known = append_taken(tmp_path / f"cpu-{worker}.taken", worker, taken)
-        append_taken(tmp_path / f"cpu-{worker}.taken", worker, taken, known)
-    with (tmp_path / "cpu-b.taken").open("a") as file:
-        file.write('["b", [["cut o')
-    assert (tmp_path / "cpu-a.taken").read_text().splitlines()[1] == '["a", []]', "once is enough"
-    taken = taken_in(tmp_path)
-    assert taken is not None
-    assert taken.keys() == {"a", "b"}
-    found = unreached(taken, len)
+        told += [(worker, [list(one) for one in taken.decisions()]), (worker, [])]
+    found = unreached(merged(told), len)
     assert found is not None
     assert 10 not in {one.line for one in found}
     assert {one.kernels for one in found if one.line == 8} == {("a", "b")}

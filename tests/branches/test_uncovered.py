@@ -123,7 +123,6 @@ def untraced() -> Iterator[None]:
 @pytest.fixture
 def verify(
     untraced: None,
-    forked_runs: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

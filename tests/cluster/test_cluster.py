@@ -15,16 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastbit.cluster.cluster_run import Cluster, TeamsWork, work_on
+from lastbit.cluster.campaign import Campaign, Cluster
 from lastbit.cluster.ledger import GRACE, MOST_LOST
-from lastbit.cluster.ray_calls import Heard
 from lastbit.cluster.resources import DeviceKind
+from lastbit.cluster.team import Heard
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.errors import LastbitError
 from lastbit.reports.records import dump, parse
 from lastbit.result import CaseResult, Verdict
-from lastbit.verify.plan import Planned
+from lastbit.trees import MixedTrees
+from lastbit.verify.notes import INTERRUPTED, Planned
 
 CONTRACT = "native_multiply+rounded_sum"
 CPU, GPU = DeviceKind("cpu", "", 4, 3), DeviceKind("cuda:0", "H200", 2, 2)
@@ -152,19 +153,25 @@ class Fake:
         return [Heard(actor, kind, content)]
 
 
-def worked(fake: Fake, folder: Path, kinds: Sequence[DeviceKind] = (CPU,), *, keep_going: bool = True) -> TeamsWork:
+def worked(
+    fake: Fake, folder: Path, kinds: Sequence[DeviceKind] = (CPU,), *, keep_going: bool = True, address: str = "fake"
+) -> Campaign:
     plan = DevicePlan(tuple(kind.device for kind in kinds), ("",) * len(kinds))
     config = Config(folder=str(folder), device_plan=plan, timeout=LIMIT, keep_going=keep_going)
-    told: list[CaseResult] = []
-    cluster = Cluster("fake", config, tuple(kinds), (), ())
-    return work_on(cluster, fake, parse=parse, tell=told.append, plan=lambda cases: None, clock=lambda: fake.now)
+    campaign = Campaign(Cluster(address, config, tuple(kinds)), fake, clock=lambda: fake.now)  # type: ignore[arg-type]
+    try:
+        campaign.open()
+        campaign.work()
+    except KeyboardInterrupt:
+        campaign.stop = INTERRUPTED
+    return campaign
 
 
-def verdicts(found: TeamsWork) -> dict[str, list[Verdict]]:
+def verdicts(found: Campaign) -> dict[str, list[Verdict]]:
     """Item → verdicts of its cases, each of which is there once and in order."""
     verdicts: dict[str, list[Verdict]] = {}
     for team in found.teams:
-        ended, results = team.ended(found.log, found.interrupted)
+        ended, results = team.ended(Path(), found.stop)
         results += [case.errored for case in ended.under_way if case.died]
         for planned in ended.items:
             own = [r for r in results if (r.kernel, r.group) == (planned.kernel, planned.group)]
@@ -193,7 +200,7 @@ def test_whatever_happens_to_actors_the_results_are_those_of_a_run_that_nothing_
 
 def test_an_item_that_loses_its_actors_again_and_again_in_no_case_is_given_up(tmp_path: Path) -> None:
     found = worked(Fake({"cpu": [Does(item("k", 50))]}, Random(1), losses=100), tmp_path)
-    ended, _ = found.teams[0].ended(found.log, False)
+    ended, _ = found.teams[0].ended(Path(), "")
     assert list(ended.given_up) == [("k", "cpu", "g")]
     assert found.run.broken.startswith("k on cpu, the rest of group g: its process was lost 5 times")
     assert found.run.exit_code == 2
@@ -220,7 +227,7 @@ def test_a_gpu_on_which_no_actor_starts_is_taken_out_and_held(tmp_path: Path) ->
     fake = Fake({"cuda:0": does}, Random(1), broken=frozenset({"1"}))
     found = worked(fake, tmp_path, [GPU])
     assert verdicts(found) == {one.planned.id: one.verdicts for one in does}
-    ended, _ = found.teams[0].ended(found.log, False)
+    ended, _ = found.teams[0].ended(Path(), "")
     assert [(note.what, note.reason) for note in ended.not_run] == [
         ("GPU 1 of node a (h), for cuda:0", "taken out: CUDA error")
     ]
@@ -252,7 +259,7 @@ def test_actors_of_a_kind_that_is_done_leave_their_cores_to_others(tmp_path: Pat
 class Other(Fake):
     """The second actor makes another plan, or none."""
 
-    plan: Mapping[str, Any] = {"refused": "unknown kernel 'k'"}
+    plan: Mapping[str, Any] = {"refused": {"reason": "unknown kernel 'k'", "mixed": False}}
 
     def start(self, kind: DeviceKind) -> int:
         actor = super().start(kind)
@@ -263,17 +270,42 @@ class Other(Fake):
 
 def test_an_actor_that_makes_no_plan_where_others_do_is_left_out(tmp_path: Path) -> None:
     found = worked(Other({"cpu": [Does(item("k", 50))]}, Random(3)), tmp_path, [replace(CPU, actors=2)])
-    ended, _ = found.teams[0].ended(found.log, False)
+    ended, _ = found.teams[0].ended(Path(), "")
     assert verdicts(found) == {"k": [Verdict.PASSED] * 50}
     [left_out] = ended.not_run
     assert "cannot make the plan: unknown kernel 'k'" in left_out.reason
 
 
 def test_a_plan_that_nobody_can_make_is_refused_in_its_own_words(tmp_path: Path) -> None:
-    fake = Other({"cpu": []}, Random(1))
-    fake.kinds[1] = CPU
-    with pytest.raises(LastbitError, match=r"^unknown kernel 'k'$"):
-        worked(fake, tmp_path, [replace(CPU, actors=1)])
+    for mixed, kind in ((False, LastbitError), (True, MixedTrees)):
+        fake = Other({"cpu": []}, Random(1))
+        fake.kinds[1] = CPU
+        fake.plan = {"refused": {"reason": "unknown kernel 'k'", "mixed": mixed}}
+        with pytest.raises(LastbitError, match=r"^unknown kernel 'k'$") as caught:
+            worked(fake, tmp_path, [replace(CPU, actors=1)])
+        assert caught.type is kind
+
+
+def test_on_this_machine_the_first_loss_in_a_case_is_the_kernels_and_nothing_runs_twice(tmp_path: Path) -> None:
+    does = [Does(item("dies"), "dies"), Does(item("slow", 30)), Does(item("quick"))]
+    fake = Fake({"cpu": does}, Random(1))
+    assert verdicts(worked(fake, tmp_path, address="")) == {one.planned.id: one.verdicts for one in does}
+    assert set(fake.runs.values()) == {1}
+
+
+def test_what_is_found_after_the_last_case_costs_no_result(tmp_path: Path) -> None:
+    """Of a process that ends while it looks for stages: the item does not run again."""
+
+    class Looks(Does):
+        def events(self, failed: Sequence[tuple[str, str]]) -> Iterator[list[list[Any]] | str]:
+            *cases, _ = super().events(failed)
+            yield from cases
+            yield [["looks"]]
+            yield "dies"
+
+    fake = Fake({"cpu": [Looks(item("k"))]}, Random(1))
+    assert verdicts(worked(fake, tmp_path)) == {"k": [Verdict.PASSED] * 3}
+    assert fake.runs == {"k": 1}
 
 
 class Interrupting(Fake):
@@ -312,7 +344,7 @@ def interruptible() -> Iterator[None]:
 def test_what_was_done_before_an_interruption_is_reported(tmp_path: Path, kind: type[Fake]) -> None:
     fake = kind({"cpu": [Does(item("k", 50))]}, Random(1))
     found = worked(fake, tmp_path, [replace(CPU, actors=1)])
-    assert found.interrupted and found.planned
+    assert found.stop == INTERRUPTED and found.planned
     run = found.run
     assert 0 < len(run.results) < 50
     assert run.broken == "interrupted"

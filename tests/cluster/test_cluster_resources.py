@@ -13,7 +13,7 @@ import pytest
 
 from lastbit import cli
 from lastbit.cluster import ray_calls
-from lastbit.cluster.cluster_run import _lacking
+from lastbit.cluster.campaign import _lacking
 from lastbit.cluster.resources import ClusterNode, DeviceKind, chosen, device_plan, kinds_of, side_by_side
 from lastbit.cluster.travel import packed, unpacked
 from lastbit.config import Config

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from lastbit.cli import main
-from lastbit.cluster.cluster_run import on_cluster, work_on
+from lastbit.cluster.campaign import Campaign, on_cluster
 from lastbit.cluster.ray_calls import RayPool
 from lastbit.commands.running import execute
 from lastbit.config import Config
@@ -62,7 +62,7 @@ def cluster(settings: Path) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def local(settings: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Run the 160 items on this machine, without a cluster."""
-    return execute(config_in(tmp_path_factory.mktemp("local")), ["-n", "2"], quiet=True)
+    return execute(config_in(tmp_path_factory.mktemp("local")), workers=2, quiet=True)
 
 
 def config_in(folder: Path) -> Config:
@@ -84,10 +84,13 @@ def ran(config: Config, address: str, tell: Callable[[CaseResult], None]) -> Run
     with on_cluster(config, address, "cpu", None) as cluster:
         pool = RayPool(cluster.config.devices)
         try:
-            worked = work_on(cluster, pool, parse=records.parse, tell=tell, plan=lambda cases: None)
+            campaign = Campaign(cluster, pool)
+            campaign.tell = tell
+            campaign.open()
+            campaign.work()
         finally:
             pool.close()
-    return worked.run
+    return campaign.run
 
 
 def below(root: int) -> dict[int, str]:

@@ -6,7 +6,7 @@ import argparse
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,7 +42,7 @@ def run_bisect(*arguments: str) -> int:
     return int(options.command(options, []))
 
 
-def execute_here(config: Config, arguments: Sequence[str], *, quiet: bool) -> Run:
+def execute_here(config: Config, *, workers: int, quiet: bool) -> Run:
     """Search without processes and records, where it matters how the search goes on and not how it measures."""
     items = make_plan(config, "cpu").items
     return Run(tuple(verify_case(item.subject, case) for item in items for case in item.group.examples))
@@ -63,7 +63,6 @@ def found(printed: str) -> tuple[str, int]:
     return commit[0], int(verifications[1])
 
 
-@pytest.mark.usefixtures("forked_runs")
 def test_the_commit_that_rounds_elsewhere_is_named(
     demo_of: Callable[..., Demo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +102,6 @@ def test_a_drift_is_no_failure(demo_of: Callable[..., Demo], tmp_path: Path, mon
         run_bisect(LONG, "--repository", str(demo.folder), "--good", demo.commits[0], "--bad", "main")
 
 
-@pytest.mark.usefixtures("forked_runs")
 def test_an_end_that_does_not_build_is_named(
     demo_of: Callable[..., Demo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,8 +58,7 @@ def test_words_that_belong_to_no_option_are_paths(
     monkeypatch.setattr(verify, "_run", lambda config, arguments, **_: seen.append((config, list(arguments))) or 0)
     assert cli.main(["verify", *words]) == 0
     [(config, arguments)] = seen
-    workers = ["-n", "3"] if "-n" in words else []
-    assert (list(config.kernel_folders), arguments) == (paths, [*workers, *for_pytest])
+    assert (list(config.kernel_folders), arguments) == (paths, for_pytest)
 
 
 @pytest.mark.parametrize("words", [[], ["--op", "rms_norm"], ["rms_norm x=bf16[1,70] eps=1e-06 seed=11"]])

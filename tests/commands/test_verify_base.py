@@ -69,7 +69,7 @@ Verify = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def verify(forked_runs: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verify:
+def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verify:
     """Run the command line in this process, and the kernels in others: its exit code, output and errors.
 
     Nothing is explained.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -113,7 +115,7 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def run(forked_runs: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run lastbit on a project: the command line in this process, the kernels in others; nothing is explained."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("lastbit.commands.explaining.failures_of", lambda run: [])
@@ -235,6 +237,32 @@ def test_k_selects_and_says_which_kernels_are_left_out(run: Run, project: Path) 
     assert done.code == 3, done.text
     assert set(done.records()) == {"right"}
     assert "4 kernels were not verified: truncates on cpu, raises on cpu, segfaults on cpu, hangs on cpu" in done.text
+
+
+def test_x_stops_the_run_and_says_what_did_not_run(run: Run, project: Path) -> None:
+    done = run(project, "verify", "--cases", "lines.txt", "-n", "1", "-x", "-k", "right or truncates or raises")
+    assert done.code in (1, 2), done.text
+    assert len(done.records()) < 3
+    assert "-x or --maxfail stopped pytest" in done.text
+    assert "left out by -k, --deselect or another option" in done.text
+
+
+def test_lf_runs_what_has_failed_before(run: Run, project: Path) -> None:
+    words = "verify", "--cases", "lines.txt", "-n", "1", "right", "truncates"
+    done = run(project, *words, "--junitxml", "out.xml")
+    assert set(done.records()) == {"right", "truncates"}
+    suite = ElementTree.parse(project / "out.xml").getroot()[0]
+    assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["2", "1", "0"]
+    [failure] = suite.iter("failure")
+    assert (failure.text or "").startswith("FAILED: truncates")
+    shutil.rmtree(project / "run")
+    assert set(run(project, *words, "--lf").records()) == {"truncates"}
+
+
+def test_an_option_that_pytest_does_not_know_is_an_error_in_its_words(run: Run, project: Path) -> None:
+    done = run(project, "verify", "--cases", "lines.txt", "right", "--no-such-option")
+    assert done.code == 2
+    assert "unrecognized arguments: --no-such-option" in done.stderr
 
 
 def test_the_plan_of_devices_that_is_printed_is_the_one_of_the_run(
@@ -383,12 +411,11 @@ def test_an_unknown_option_ends_with_2(main: Main) -> None:
 
 
 def test_options_that_are_not_listed_go_to_pytest(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[str]] = []
+    seen: list[tuple[list[str], int]] = []
     monkeypatch.chdir(project)
-    monkeypatch.setattr(verify, "_run", lambda _, arguments, **__: seen.append(list(arguments)) or 0)
+    monkeypatch.setattr(verify, "_run", lambda _, words, *, workers, **__: seen.append((list(words), workers)) or 0)
     assert cli.main(["verify", "-k", "right", "-x", "--junitxml=out.xml", "-n", "3"]) == 0
-    assert seen[0][-5:] == ["-x", "-k", "right", "--junitxml", "out.xml"]
-    assert seen[0][:2] == ["-n", "3"]
+    assert seen == [(["-x", "-k", "right", "--junitxml", "out.xml"], 3)]
 
 
 def test_every_setting_reaches_the_run(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,8 @@ from lastbit.numerics import Premises
 from lastbit.placement import Misplaced, PlacementWarning, check, moved
 from lastbit.verify import plan as plans
 from lastbit.verify import run_groups
-from lastbit.verify.plan import NO_ACCELERATOR, Plan, make_plan
+from lastbit.verify.notes import NO_ACCELERATOR
+from lastbit.verify.plan import Plan, make_plan
 from lastbit.verify.run_groups import displaced_cases
 
 # moved

@@ -25,7 +25,6 @@ from lastbit.timing import (
     GUARDS,
     INPUTS,
     KERNEL,
-    POWER,
     REFERENCES,
     REST,
     ROWS,
@@ -34,11 +33,9 @@ from lastbit.timing import (
     seconds_so_far,
     timed,
 )
-from lastbit.verify.assemble import _spent
 from lastbit.verify.check import Subject, verify_case
-from lastbit.verify.notes import TIME, read_json, write_json
 from lastbit.verify.project import open_project
-from lastbit.verify.result_recorder import ResultRecorder
+from lastbit.verify.result_recorder import CaseRecorder
 
 
 class Hands:
@@ -129,23 +126,15 @@ def test_every_report_of_a_run_says_where_its_time_went(tmp_path: Path) -> None:
     assert ("Where time went", said) in html._facts(run)
 
 
-def test_time_that_workers_noted_is_added_up(tmp_path: Path) -> None:
-    for worker, seconds in (("cpu-gw0-1", {KERNEL: 1.0}), ("cpu-gw1-2", {KERNEL: 2.0, GUARDS: 4.0})):
-        write_json((tmp_path / worker).with_suffix(TIME), seconds)
-    hands = Hands()
-    with listening(Clock(hands)) as clock, timed(POWER):
-        hands.at = 8.0
-    assert Spent(clock.seconds) + _spent(tmp_path) == Spent({REST: 0.0, POWER: 8.0, KERNEL: 3.0, GUARDS: 4.0}, 2)
-
-
-def test_a_worker_notes_its_time_after_each_item(tmp_path: Path, hands: Hands) -> None:
-    recorder = ResultRecorder(Config(folder=str(tmp_path)), "cpu-gw0", dump)
+def test_a_worker_tells_its_time_after_each_item(tmp_path: Path, hands: Hands) -> None:
+    recorder = CaseRecorder(Config(folder=str(tmp_path)), dump, tmp_path)
+    told = []
     for until in (1.0, 3.0):
         with timed(REFERENCES):
             hands.at = until
-        recorder.note_time()
-    [noted] = tmp_path.glob(f"*{TIME}")
-    assert read_json(noted) == {REST: 0.0, REFERENCES: 3.0}
+        recorder.end()
+        told += [event[1] for batch in recorder.batches() for event in batch if event[0] == "time"]
+    assert told == [{REST: 0.0, REFERENCES: 1.0}, {REST: 0.0, REFERENCES: 3.0}]
 
 
 def test_parts_of_a_case_are_counted_where_they_happen() -> None:

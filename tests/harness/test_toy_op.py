@@ -93,9 +93,7 @@ Verify = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def verify(
-    project: Path, forked_runs: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Verify:
+def verify(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verify:
     """Run `lastbit verify` in the project; return its exit code, and what it printed."""
     monkeypatch.chdir(project)
 

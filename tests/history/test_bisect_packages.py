@@ -128,7 +128,7 @@ def test_a_package_that_pip_does_not_find_is_an_error() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("wheels", "forked_runs")
+@pytest.mark.usefixtures("wheels")
 def test_the_version_that_rounds_elsewhere_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

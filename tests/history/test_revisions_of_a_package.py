@@ -133,7 +133,6 @@ def test_every_command_runs_the_code_of_the_revision(
     assert (code, "BROKEN   triple" in printed) == (1, True), errors
     assert "provenance   imports " in printed and "source " not in printed
 
-    request.getfixturevalue("forked_runs")
     code, printed, errors = lastbit("bisect", LINE, "--good", "v6", "--bad", "v8")
     assert code == 0, errors
     assert f"First bad commit  {git(repository, 'rev-parse', '--short', f'v{FIRST_BAD}')}" in printed
@@ -314,7 +313,7 @@ def test_a_base_that_cannot_be_compared(
 ) -> None:
     """Only where it does not load the run counts as one of today's kernels, which it is."""
 
-    def execute(config: Config, arguments: object, *, explaining: bool = False) -> Run:
+    def execute(config: Config, arguments: object, *, workers: int, explaining: bool = False) -> Run:
         if config.tree:
             raise type(error)(str(error).replace("ROOT", config.tree)) if error.args else error
         return Run((replace(result(failed=False, decided=1000), kernel="triple"),))

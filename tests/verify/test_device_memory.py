@@ -23,7 +23,7 @@ from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.device_memory import Attempt, SharedDevice, directly
 from lastbit.verify.plan import Plan
 from lastbit.verify.project import open_project
-from lastbit.verify.result_recorder import ResultRecorder
+from lastbit.verify.result_recorder import CaseRecorder
 
 CPU = torch.device("cpu")  # the turns that workers take do not depend on the device
 CASE = parse_case("rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1")
@@ -181,7 +181,7 @@ def test_memory_is_given_back_before_a_worker_is_alone(tmp_path: Path, monkeypat
 
 
 def test_workers_share_accelerators_only(tmp_path: Path) -> None:
-    recorder = ResultRecorder(Config(folder=str(tmp_path)), "cuda-gw0", dump)
+    recorder = CaseRecorder(Config(folder=str(tmp_path)), dump, tmp_path)
     assert recorder.verify_on(CPU) is directly
     cuda = torch.device("cuda:1")
     assert recorder.verify_on(cuda) == recorder.verify_on(cuda)

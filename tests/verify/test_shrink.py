@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from lastbit.config import Config
 from lastbit.kernel import Kernel
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.verify.item_run import CaseFailed, Stopped, run_item
-from lastbit.verify.notes import Failures
 from lastbit.verify.plan import Item
 from lastbit.verify.project import open_project
 from lastbit.verify.shrink import shrink
@@ -191,7 +189,7 @@ def kernel(spoil: Spoil) -> Kernel:
 def ran(
     spoil: Spoil,
     *lines: str,
-    failures: Failures | None = None,
+    failures: set[tuple[str, str]] | None = None,
     group: Group | None = None,
     asked: bool = False,
     left: list[int] | None = None,
@@ -310,24 +308,24 @@ def counted(results: Sequence[CaseResult]) -> int:
     return sum(r.counted for r in results)
 
 
-def test_after_its_smallest_case_is_found_a_kernel_runs_nothing_more(tmp_path: Path) -> None:
-    failures = Failures(tmp_path)
+def test_after_its_smallest_case_is_found_a_kernel_runs_nothing_more() -> None:
+    failures = set[tuple[str, str]]()
     left: list[int] = []
     results, found = ran(failing, *LINES, failures=failures, left=left)
     assert (counted(results), found, left) == (1, "x=bf16[1,1] eps=1e-05", [2])
     with pytest.raises(Stopped):
-        ran(failing, *LINES, failures=Failures(tmp_path), left=left)  # as another worker knows them
+        ran(failing, *LINES, failures=failures, left=left)
     assert left == [2, 3]
-    assert not Failures(tmp_path).has("another", "cpu") and not Failures(tmp_path).has("spoiled", "cuda:0")
+    assert failures == {("spoiled", "cpu")}
 
 
-def test_a_failure_elsewhere_stops_an_item_between_two_cases(tmp_path: Path) -> None:
+def test_a_failure_elsewhere_stops_an_item_between_two_cases() -> None:
     def elsewhere(output: Tensor, given: dict[str, Any]) -> None:
-        Failures(tmp_path).add("spoiled", "cpu")
+        failures.add(("spoiled", "cpu"))
 
-    left: list[int] = []
+    failures, left = set[tuple[str, str]](), list[int]()
     with pytest.raises(Stopped):
-        ran(elsewhere, *LINES, failures=Failures(tmp_path), left=left)
+        ran(elsewhere, *LINES, failures=failures, left=left)
     assert left == [2]
 
 
@@ -336,10 +334,8 @@ def test_who_keeps_going_runs_all_cases_and_shrinks_the_first_that_fails() -> No
     assert (counted(results), found) == (3, "x=bf16[1,1] eps=1e-05")
 
 
-def test_the_lines_that_a_reader_asked_for_are_all_run_as_they_are(tmp_path: Path) -> None:
-    failures = Failures(tmp_path)
-    failures.add("spoiled", "cpu")
-    results, found = ran(failing, *LINES, failures=failures, asked=True)
+def test_the_lines_that_a_reader_asked_for_are_all_run_as_they_are() -> None:
+    results, found = ran(failing, *LINES, failures={("spoiled", "cpu")}, asked=True)
     assert [r.case for r in results] == list(LINES)
     assert LINES[0].endswith(f"{found} seed=1")
     assert {r.verdict for r in results} <= BAD

@@ -17,9 +17,9 @@ from lastbit.diagnosing.handover import search_kernel
 from lastbit.errors import DeviceLost, UsageError
 from lastbit.identifying.kept_contracts import identify_kernel
 from lastbit.reports.stages import StageKind
-from lastbit.verify import worker
-from lastbit.verify.processes import environment_for
-from lastbit.verify.worker import Worker, WorkerEnded, pickled, planned
+from lastbit.verify import processes
+from lastbit.verify.processes import child_for, environment_for
+from lastbit.verify.worker import Worker, WorkerEnded, pickled, planned, serve
 from tests.faults import vanishing
 from tests.faults.losing import losing, process_of
 
@@ -92,5 +92,9 @@ def test_only_a_process_that_imported_alike_is_forked(
         monkeypatch.setitem(sys.modules, module, sys.modules.get(module, sys))
     for name in ("TRITON_INTERPRET", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "other" if name == variable else environ[name])
-    monkeypatch.setattr(worker, "may_fork", lambda: True)
-    assert Worker(Config(folder=""))._is_like_this(environ) is forks
+    started: list[str] = []
+    monkeypatch.setattr(processes, "may_fork", lambda: True)
+    monkeypatch.setattr(processes.ChildProcess, "forked", lambda *_, **__: started.append("forked"))
+    monkeypatch.setattr(processes.ChildProcess, "__init__", lambda *_, **__: started.append("new"))
+    child_for(Config(folder=""), "cpu", serve, None)
+    assert started == ["forked" if forks else "new"]

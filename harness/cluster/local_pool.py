@@ -1,0 +1,110 @@
+"""The actors of this machine: processes that are forked or started, and asked through a channel."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Collection, Hashable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from lastbit.children.child import ChildProcess, name_of_signal
+from lastbit.cluster.actor import serve
+from lastbit.cluster.resources import DeviceKind
+from lastbit.cluster.team import Heard
+from lastbit.config import Config
+from lastbit.verify.processes import child_for
+
+# Arbitrary: they have little to save; what isolated kernels have written goes meanwhile.
+_GRACE = 5.0  # seconds that processes without work have to end themselves
+_PAUSE = 0.01  # seconds between two looks at whether they have
+
+
+class LocalPool:
+    """The actors of a run on this machine, each known by a number."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._children: dict[Hashable, ChildProcess] = {}
+        self._ending: list[ChildProcess] = []
+        self._idle: set[Hashable] = set()
+        self._started = 0
+
+    def start(self, kind: DeviceKind) -> int:
+        """Start an actor for a type of device."""
+        folder = Path(self._config.folder).resolve()
+        with (folder / f"{kind.type}.log").open("ab") as log:
+            child = child_for(self._config, kind.type, serve, log)
+        self._started += 1
+        self._children[self._started] = child
+        self._send(self._started, {"config": str(folder / "config.json"), "device": kind.device})
+        return self._started
+
+    def run(self, actor: Hashable, place: int, failed: Collection[tuple[str, str]]) -> None:
+        """Let an actor run an item."""
+        self._send(actor, {"place": place, "failed": list(failed)})
+
+    def _send(self, actor: Hashable, asked: object) -> None:
+        self._idle.discard(actor)
+        with suppress(OSError):  # it has ended, which is heard
+            self._children[actor].channel.send(asked)
+
+    def kill(self, actor: Hashable) -> None:
+        """End an actor, at once if it has work; nothing more is heard of it."""
+        child = self._children.pop(actor, None)
+        if child is not None:
+            child.channel.close()
+            self._ending.append(child)
+            if actor not in self._idle:
+                _kill(child)
+
+    def hear(self, seconds: float) -> Sequence[Heard]:
+        """Return the messages that arrive within so many seconds."""
+        waiting, polled = select.poll(), dict[int, Hashable]()
+        for actor, child in self._children.items():
+            polled[child.channel.fileno()] = actor
+            waiting.register(child.channel, select.POLLIN)
+        found = [self._heard(polled[descriptor]) for descriptor, _ in waiting.poll(1000 * seconds)]
+        found += [self._gone(actor) for actor, child in list(self._children.items()) if child.silent]
+        return [heard for heard in found if heard is not None]
+
+    def _heard(self, actor: Hashable) -> Heard | None:
+        try:
+            message = self._children[actor].channel.arrived()
+        except EOFError:
+            return self._gone(actor)
+        if message is None:
+            return None
+        kind, content = json.loads(message)
+        if kind == "ready" or (kind == "events" and content[-1] == ["done"]):
+            self._idle.add(actor)
+        return Heard(actor, kind, content)
+
+    def _gone(self, actor: Hashable) -> Heard:
+        code = self._children.pop(actor).end(_GRACE)
+        how = f"exit code {code}" if code >= 0 else f"signal {name_of_signal(-code)}"
+        return Heard(actor, "gone", f"it ended with {how}")
+
+    def close(self) -> None:
+        """End all actors and what they have started; those without work end themselves."""
+        for actor in list(self._children):
+            self.kill(actor)
+        latest = time.monotonic() + _GRACE
+        try:
+            while time.monotonic() < latest and not all(child.over for child in self._ending):
+                time.sleep(_PAUSE)
+        finally:
+            for child in self._ending:
+                if not child.over:
+                    _kill(child)
+                child.end(0.0)
+
+
+def _kill(child: ChildProcess) -> None:
+    """End a process with all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.kill()

@@ -1,0 +1,95 @@
+"""Actors of this machine: all end when they are told to, with what they have started, whatever they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from lastbit.children.channel import Channel
+from lastbit.cluster import local_pool
+from lastbit.cluster.local_pool import LocalPool
+from lastbit.cluster.resources import DeviceKind
+from lastbit.cluster.team import Heard
+from lastbit.config import Config
+
+CPU = DeviceKind("cpu", "", 1, 1)
+SLEEP = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
+
+
+def _answers(descriptor: int) -> Channel:
+    """Begin as an actor does, and tell which process it has started."""
+    os.setsid()
+    channel = Channel(socket.socket(fileno=descriptor))
+    channel.receive()
+    channel.send(["placed", subprocess.Popen(SLEEP).pid])
+    return channel
+
+
+def deaf(descriptor: int) -> None:
+    """Be an actor that no signal ends but one, and that does not see that nobody asks any more."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _answers(descriptor)
+    signal.pause()
+
+
+def dying(descriptor: int) -> None:
+    """Be an actor that ends when it gets work; what it has started holds its end of the channel."""
+    channel = _answers(descriptor)
+    os.set_inheritable(descriptor, True)
+    subprocess.Popen(SLEEP, close_fds=False)
+    channel.receive()
+    os._exit(3)
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalPool:
+    monkeypatch.setattr(local_pool, "_GRACE", 0.1)
+    return LocalPool(Config(folder=str(tmp_path)))
+
+
+def heard(pool: LocalPool) -> Heard:
+    found: Sequence[Heard] = ()
+    while not found:
+        found = pool.hear(0.05)
+    return found[0]
+
+
+def test_who_does_not_listen_is_killed_with_all_that_it_has_started(
+    pool: LocalPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_pool, "serve", deaf)
+    pool.start(CPU)
+    started = heard(pool).content
+    pool.close()
+    until_gone(started)
+
+
+def test_an_actor_that_ends_is_heard_of_even_if_its_children_hold_the_channel(
+    pool: LocalPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_pool, "serve", dying)
+    actor = pool.start(CPU)
+    heard(pool)
+    pool.run(actor, 0, [])
+    found = heard(pool)
+    assert (found.actor, found.kind, found.content) == (actor, "gone", "it ended with exit code 3")
+    pool.close()
+
+
+def until_gone(pid: int) -> None:
+    """Wait until a process is there no more, or only its parent has not heard of it."""
+    for _ in range(500):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except FileNotFoundError:
+            return
+        signal.sigtimedwait([], 0.01)
+    raise AssertionError("it is there")
