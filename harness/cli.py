@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _write_what_cannot_be_encoded()
     words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and words[:1] == ["explain"]:  # in a process of its own, which runs no kernel itself
+    if argv is None and words[:1] in (["explain"], ["verify"]):  # in a process of its own, which runs no kernel itself
         for variable in ("TRITON_INTERPRET", "OPENBLAS_NUM_THREADS"):  # so that a fork of it can, on the CPU
             os.environ.setdefault(variable, "1")
     if not words:

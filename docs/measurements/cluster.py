@@ -21,10 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lastbit.cluster.cluster_run import Cluster, TeamsWork, on_cluster, work_on
-from lastbit.cluster.ray_calls import RayPool
 from lastbit.config import Config
-from lastbit.reports import records
+from lastbit.crew.campaign import Campaign, Machines, on_cluster
+from lastbit.crew.ray_calls import RayPool
 from lastbit.result import CaseResult
 from lastbit.run import Run
 from lastbit.verify.processes import PER_ACCELERATOR
@@ -112,13 +111,13 @@ def measured(config: Config, *, cores: int, gpus: int) -> tuple[Measured, Run]:
     with tempfile.TemporaryDirectory(prefix="run") as folder, cluster(cores, gpus) as address:
         began = time.monotonic()
         with on_cluster(replace(config, folder=folder), address, "cuda" if gpus else "cpu", None) as connected:
-            times, worked = followed(connected)
+            times, campaign = followed(connected)
         whole = time.monotonic() - began
         print(Path(folder, "cluster.log").read_text(), end="")
-        return Measured(times, whole), worked.run
+        return Measured(times, whole), campaign.run
 
 
-def followed(connected: Cluster) -> tuple[list[tuple[float, float]], TeamsWork]:
+def followed(connected: Machines) -> tuple[list[tuple[float, float]], Campaign]:
     """Return what was done on a cluster, and for each result when it came and the CPU that was taken by then."""
     times: list[tuple[float, float]] = []
     looked = [-_LOOK, 0.0]
@@ -129,8 +128,12 @@ def followed(connected: Cluster) -> tuple[list[tuple[float, float]], TeamsWork]:
         times.append((time.monotonic(), looked[1]))
 
     pool = RayPool(connected.config.devices)
+    campaign = Campaign(connected, pool)
+    campaign.tell = tell
     try:
-        return times, work_on(connected, pool, parse=records.parse, tell=tell, plan=lambda cases: None)
+        campaign.open()
+        campaign.work()
+        return times, campaign
     finally:
         pool.close()
 

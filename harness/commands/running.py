@@ -12,10 +12,10 @@ from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
 
-from lastbit.cluster import pytest_shell
-from lastbit.cluster.campaign import Campaign, here, on_cluster
-from lastbit.cluster.local_pool import LocalPool
 from lastbit.config import Config
+from lastbit.crew import pytest_shell
+from lastbit.crew.campaign import Campaign, here, on_cluster
+from lastbit.crew.local_pool import LocalPool
 from lastbit.isolation.folders import remove
 from lastbit.reports import records
 from lastbit.reports.characters import visible
@@ -133,7 +133,7 @@ def execute_on_cluster(
         LastbitError: the cluster cannot be used, or the run could not be planned.
         Interrupted: from the keyboard; what was recorded is kept.
     """
-    from lastbit.cluster.ray_calls import RayPool
+    from lastbit.crew.ray_calls import RayPool
 
     with on_cluster(config, address, device, workers) as cluster:
         print(visible(str(cluster.config.device_plan), keep="\n"), flush=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lastbit import cli
-from lastbit.cluster.travel import packed, unpacked
 from lastbit.commands import verify
 from lastbit.config import Config
+from lastbit.crew.travel import packed, unpacked
 from lastbit.errors import UsageError
 from lastbit.kernel import load_kernels
 

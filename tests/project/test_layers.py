@@ -68,7 +68,7 @@ BESIDE = tuple(
     f"lastbit.{name}"
     for name in (
         *("diagnosing", "identifying", "shrinking", "history", "bench"),
-        *("sanitize", "cluster", "judges", "orders", "from_torch"),
+        *("sanitize", "crew", "judges", "orders", "from_torch"),
     )
 )
 TOP = (
@@ -264,7 +264,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.reports.why",
     ),
     "lastbit.sanitize": ABOVE_VERIFY,
-    "lastbit.cluster": (*ABOVE_VERIFY, "lastbit.calibrate", "lastbit.diagnosing", "lastbit.orders"),
+    "lastbit.crew": (*ABOVE_VERIFY, "lastbit.calibrate", "lastbit.diagnosing", "lastbit.orders"),
     **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "lastbit.reports.characters", *TOP)),
     "lastbit.references": (
         "lastbit.ops",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lastbit.cluster.ledger import UnitQueue, units
+from lastbit.crew.ledger import UnitQueue, units
 from lastbit.verify.notes import Planned
 
 CONTRACTS = ("exact", "loose")

@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 import pytest
 
-from lastbit.cluster.campaign import Campaign
-from lastbit.cluster.ledger import ItemOutcome
+from lastbit.crew.campaign import Campaign
+from lastbit.crew.ledger import ItemOutcome
 from lastbit.errors import LastbitError
 from lastbit.result import BAD
 from lastbit.verify.notes import HAS_FAILED, STOPPED, Planned

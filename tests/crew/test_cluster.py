@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastbit.cluster.campaign import Campaign, Cluster
-from lastbit.cluster.ledger import GRACE, MOST_LOST
-from lastbit.cluster.resources import DeviceKind
-from lastbit.cluster.team import Heard
 from lastbit.config import Config
+from lastbit.crew.campaign import Campaign, Machines
+from lastbit.crew.ledger import GRACE, MOST_LOST
+from lastbit.crew.resources import DeviceKind
+from lastbit.crew.team import Heard
 from lastbit.devices import DevicePlan
 from lastbit.errors import LastbitError
 from lastbit.reports.records import dump, parse
@@ -158,7 +158,7 @@ def worked(
 ) -> Campaign:
     plan = DevicePlan(tuple(kind.device for kind in kinds), ("",) * len(kinds))
     config = Config(folder=str(folder), device_plan=plan, timeout=LIMIT, keep_going=keep_going)
-    campaign = Campaign(Cluster(address, config, tuple(kinds)), fake, clock=lambda: fake.now)  # type: ignore[arg-type]
+    campaign = Campaign(Machines(address, config, tuple(kinds)), fake, clock=lambda: fake.now)  # type: ignore[arg-type]
     try:
         campaign.open()
         campaign.work()

@@ -12,11 +12,11 @@ from typing import NoReturn
 import pytest
 
 from lastbit import cli
-from lastbit.cluster import ray_calls
-from lastbit.cluster.campaign import _lacking
-from lastbit.cluster.resources import ClusterNode, DeviceKind, chosen, device_plan, kinds_of, side_by_side
-from lastbit.cluster.travel import packed, unpacked
 from lastbit.config import Config
+from lastbit.crew import ray_calls
+from lastbit.crew.campaign import _lacking
+from lastbit.crew.resources import ClusterNode, DeviceKind, chosen, device_plan, kinds_of, side_by_side
+from lastbit.crew.travel import packed, unpacked
 from lastbit.errors import LastbitError, UsageError
 from lastbit.files import BUILT_IN
 

@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lastbit.cluster.ledger import Ledger
-from lastbit.cluster.resources import DeviceKind
+from lastbit.crew.ledger import Ledger
+from lastbit.crew.resources import DeviceKind
 from lastbit.errors import LastbitError
 from lastbit.files import append_lines
 from lastbit.reports.records import dump
@@ -23,7 +23,7 @@ from lastbit.trees import MixedTrees
 from lastbit.verify.notes import Ended, Planned
 
 if TYPE_CHECKING:
-    from lastbit.cluster.campaign import Campaign
+    from lastbit.crew.campaign import Campaign
 
 # One failure may be of the node or of its load; a second one on the same device is taken to be of the device.
 TRIES = 2

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from lastbit.children.channel import Channel
-from lastbit.cluster import local_pool
-from lastbit.cluster.local_pool import LocalPool
-from lastbit.cluster.resources import DeviceKind
-from lastbit.cluster.team import Heard
 from lastbit.config import Config
+from lastbit.crew import local_pool
+from lastbit.crew.local_pool import LocalPool
+from lastbit.crew.resources import DeviceKind
+from lastbit.crew.team import Heard
 
 CPU = DeviceKind("cpu", "", 1, 1)
 SLEEP = [sys.executable, "-S", "-c", "import signal; signal.pause()"]

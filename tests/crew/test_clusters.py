@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from lastbit.cli import main
-from lastbit.cluster.campaign import Campaign, on_cluster
-from lastbit.cluster.ray_calls import RayPool
 from lastbit.commands.running import execute
 from lastbit.config import Config
+from lastbit.crew.campaign import Campaign, on_cluster
+from lastbit.crew.ray_calls import RayPool
 from lastbit.devices import plan_devices
 from lastbit.reports import records
 from lastbit.result import CaseResult, Verdict

@@ -6,16 +6,20 @@ import json
 import os
 import select
 import signal
+import socket
 import time
+import traceback
 from collections.abc import Collection, Hashable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
+from lastbit.children.channel import Channel
 from lastbit.children.child import ChildProcess, name_of_signal
-from lastbit.cluster.actor import serve
-from lastbit.cluster.resources import DeviceKind
-from lastbit.cluster.team import Heard
 from lastbit.config import Config
+from lastbit.crew.resources import DeviceKind
+from lastbit.crew.team import Heard
+from lastbit.isolation.guardian import close_all_but
 from lastbit.verify.processes import child_for
 
 # Arbitrary: they have little to save; what isolated kernels have written goes meanwhile.
@@ -35,6 +39,8 @@ class LocalPool:
 
     def start(self, kind: DeviceKind) -> int:
         """Start an actor for a type of device."""
+        if kind.type == "cpu":
+            import_module("lastbit.crew.actor")  # once for all that are forked
         folder = Path(self._config.folder).resolve()
         with (folder / f"{kind.type}.log").open("ab") as log:
             child = child_for(self._config, kind.type, serve, log)
@@ -108,3 +114,27 @@ def _kill(child: ChildProcess) -> None:
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.kill()
+
+
+def serve(descriptor: int) -> None:
+    """Be an actor of this machine: do what comes through the channel until the sender closes it."""
+    os.setsid()  # so that it ends with all that it starts, and only when it is told to
+    close_all_but(descriptor)  # where it is forked, it has the other ends of those before it
+    channel = Channel(socket.socket(fileno=descriptor))
+    asked, _ = channel.receive()
+    from lastbit.crew.actor import Actor
+
+    try:
+        config = Config.load(Path(asked["config"]))
+        channel.send(["placed", {"node": "", "host": socket.gethostname(), "address": "", "pid": os.getpid()}])
+        try:
+            actor = Actor(config, asked["device"], Path(config.folder))
+            channel.send(["ready", actor.start()])
+        except Exception as error:
+            traceback.print_exc()
+            channel.send(["failed", f"{type(error).__name__}: {error}"])
+        while (asked := channel.receive()[0]) is not None:
+            for batch in actor.run(**asked):
+                channel.send(["events", batch])
+    except OSError:
+        os._exit(1)  # nobody listens any more, and the kernel may go on for ever

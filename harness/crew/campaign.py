@@ -14,10 +14,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from lastbit.branches.unreached_branches import merged
-from lastbit.cluster.ledger import ELSEWHERE, HERE, ItemOutcome
-from lastbit.cluster.resources import ANY, ClusterNode, DeviceKind, chosen, device_plan, kinds_of, side_by_side
-from lastbit.cluster.team import Team
 from lastbit.config import Config
+from lastbit.crew.ledger import ELSEWHERE, HERE, ItemOutcome
+from lastbit.crew.resources import ANY, ClusterNode, DeviceKind, chosen, device_plan, kinds_of, side_by_side
+from lastbit.crew.team import Team
 from lastbit.devices import DevicePlan
 from lastbit.errors import LastbitError
 from lastbit.result import CaseResult
@@ -26,12 +26,12 @@ from lastbit.verify.notes import INTERRUPTED, NO_ACCELERATOR, Planned
 from lastbit.verify.processes import environment_of, settings_of, workers_for
 
 if TYPE_CHECKING:
-    from lastbit.cluster.local_pool import LocalPool
-    from lastbit.cluster.ray_calls import RayPool
+    from lastbit.crew.local_pool import LocalPool
+    from lastbit.crew.ray_calls import RayPool
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Machines:
     """This machine, or a cluster that is connected, and its kinds of devices that a run uses.
 
     Attributes:
@@ -47,30 +47,30 @@ class Cluster:
     lacking: tuple[NotRun, ...] = ()
 
 
-def here(config: Config, workers: int | None) -> Cluster:
+def here(config: Config, workers: int | None) -> Machines:
     """Plan a configuration's run on this machine: a kind for each type of device, with so many workers."""
     counts = {kind: sum(device.startswith(kind) for device in config.devices) for kind in config.device_plan.types}
     kinds = (DeviceKind(kind, "", count, workers or workers_for(kind, config)) for kind, count in counts.items())
-    return Cluster("", config, tuple(kinds))
+    return Machines("", config, tuple(kinds))
 
 
 @contextmanager
-def on_cluster(config: Config, address: str, device: str, workers: int | None) -> Iterator[Cluster]:
+def on_cluster(config: Config, address: str, device: str, workers: int | None) -> Iterator[Machines]:
     """Connect to the cluster at an address, or start one here, and plan a configuration's run on the given devices.
 
     Raises:
         UsageError: the cluster lacks the device, or Ray is missing.
         LastbitError: the cluster cannot be used.
     """
-    from lastbit.cluster.ray_calls import LOCAL, connected
-    from lastbit.cluster.travel import packed
+    from lastbit.crew.ray_calls import LOCAL, connected
+    from lastbit.crew.travel import packed
 
     with packed(config) as folder, connected(address, workers, folder) as nodes:
         most = workers_for("cpu", replace(config, device_plan=DevicePlan())) if address == LOCAL else None
         has = kinds_of(nodes, workers, most)
         kinds = side_by_side(chosen(device, has), sum(node.cpus for node in nodes))
         own = replace(config, device_plan=device_plan(device, kinds))
-        yield Cluster(address, own, tuple(kinds), tuple(nodes), tuple(_lacking(device, has, nodes)))
+        yield Machines(address, own, tuple(kinds), tuple(nodes), tuple(_lacking(device, has, nodes)))
 
 
 def _lacking(device: str, has: Sequence[DeviceKind], nodes: Sequence[ClusterNode]) -> Iterator[NotRun]:
@@ -105,25 +105,26 @@ class Campaign:
 
     def __init__(
         self,
-        cluster: Cluster,
+        machines: Machines,
         pool: RayPool | LocalPool,
         *,
         selects: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.cluster, self.config, self.pool, self.selects, self.clock = cluster, cluster.config, pool, selects, clock
-        self.patience = ELSEWHERE if cluster.address else HERE
+        self.machines, self.config, self.pool = machines, machines.config, pool
+        self.selects, self.clock = selects, clock
+        self.patience = ELSEWHERE if machines.address else HERE
         self.plan: Callable[[int], None] = lambda cases: None
         self.tell: Callable[[CaseResult], None] = lambda result: None
         self.over: Callable[[Planned, ItemOutcome], None] = lambda planned, outcome: None
         self.stop, self._counted = "", False
-        self.teams = [Team(kind, self) for kind in cluster.kinds]
+        self.teams = [Team(kind, self) for kind in machines.kinds]
 
     def open(self) -> None:
         """Start the actors."""
         self.config.save()
         Path(self.config.folder, ".gitignore").write_text("*\n")  # records are no sources
-        self._file = Path(self.config.folder, f"{'cluster' if self.cluster.address else 'workers'}.log")
+        self._file = Path(self.config.folder, f"{'cluster' if self.machines.address else 'workers'}.log")
         self._file.write_text("")
         self._began = self.clock()
         for team in self.teams:
@@ -172,7 +173,7 @@ class Campaign:
                 if not self._counted and self.planned:
                     self._counted = True
                     self.plan(sum(item.cases for item in self.items))
-                if self.cluster.address and self.clock() >= latest:
+                if self.machines.address and self.clock() >= latest:
                     _say_who_waits(self.teams)
                     latest = float("inf")
 
@@ -192,7 +193,7 @@ class Campaign:
         left = [team.ended(self._file, self.stop) for team in self.teams]
         ended = [one for one, _ in left]
         ended[-1] = replace(ended[-1], not_run=(*ended[-1].not_run, *self._lacking()))
-        environment = _environment(self.cluster, self.teams) if self.cluster.address else environment_of(self.config)
+        environment = _environment(self.machines, self.teams) if self.machines.address else environment_of(self.config)
         return assembled(
             self.config,
             ended,
@@ -207,8 +208,8 @@ class Campaign:
     def _lacking(self) -> Iterator[NotRun]:
         import torch
 
-        yield from self.cluster.lacking
-        if not (self.cluster.address or torch.accelerator.is_available()):
+        yield from self.machines.lacking
+        if not (self.machines.address or torch.accelerator.is_available()):
             yield NotRun("every kernel on an accelerator", NO_ACCELERATOR)
 
 
@@ -238,13 +239,13 @@ def _say_who_waits(teams: Sequence[Team]) -> None:
         print(f"waiting for the cluster: {asked} actors asked for, {there} there", file=sys.stderr, flush=True)
 
 
-def _environment(cluster: Cluster, teams: Sequence[Team]) -> dict[str, str]:
+def _environment(machines: Machines, teams: Sequence[Team]) -> dict[str, str]:
     """Describe the environment of results: versions on the first actor, and where others differ from it."""
     told = [(team.kind, node, one) for team in teams for node, one in team.told.items()]
     first: Mapping[str, str] = told[0][2]["versions"] if told else {}
     names = dict.fromkeys(f"{kind.device}: {one['device']}" for kind, _, one in told if one["device"])
     premises = dict.fromkeys(f"{kind.device}: {one['premises']}" for kind, _, one in told)
-    addresses = {node.id: node.address for node in cluster.nodes}
+    addresses = {node.id: node.address for node in machines.nodes}
     differing = [
         f"node {addresses.get(node, node)} has {name} {version}, not {first[name]}"
         for _, node, one in told
@@ -253,13 +254,13 @@ def _environment(cluster: Cluster, teams: Sequence[Team]) -> dict[str, str]:
     ]
     return {
         **{name: version for name, version in first.items() if name != "lastbit_code"},
-        **settings_of(cluster.config, accelerators=", ".join(names), premises="; ".join(premises)),
-        "cluster": _described(cluster),
+        **settings_of(machines.config, accelerators=", ".join(names), premises="; ".join(premises)),
+        "cluster": _described(machines),
         **({"differing_nodes": "; ".join(dict.fromkeys(differing))} if differing else {}),
     }
 
 
-def _described(cluster: Cluster) -> str:
+def _described(machines: Machines) -> str:
     """Describe a cluster: `local: 1 node; cpu (2 cores)`."""
-    count = len(cluster.nodes)
-    return f"{cluster.address}: {count} node{'s' * (count != 1)}; {', '.join(map(str, cluster.kinds))}"
+    count = len(machines.nodes)
+    return f"{machines.address}: {count} node{'s' * (count != 1)}; {', '.join(map(str, machines.kinds))}"

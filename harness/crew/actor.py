@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import os
-import socket
 import traceback
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lastbit.children.channel import Channel
+import torch
+
+from lastbit.calibrate import load_premises
 from lastbit.config import Config
+from lastbit.diagnosing.trace import stages_as_text
 from lastbit.errors import LastbitError
 from lastbit.files import PACKAGE
-from lastbit.isolation.guardian import close_all_but
-
-if TYPE_CHECKING:
-    from lastbit.isolation.elsewhere import Kernels
-    from lastbit.verify.plan import Plan
+from lastbit.isolation.elsewhere import Kernels
+from lastbit.kernel import load_kernels
+from lastbit.orders.declared_depth import too_deep
+from lastbit.reports.records import dump
+from lastbit.timing import PLANNING, Clock, listening, timed
+from lastbit.trees import MixedTrees, imported
+from lastbit.verify.isolating import kernels_for
+from lastbit.verify.item_run import CaseFailed, Stopped, perform
+from lastbit.verify.plan import Plan, later_imports, make_plan
+from lastbit.verify.processes import versions
+from lastbit.verify.result_recorder import CaseRecorder
+from lastbit.verify.worker import prepare
 
 
 class Actor:
@@ -37,9 +45,6 @@ class Actor:
     """
 
     def __init__(self, config: Config, device: str, folder: Path, called: str = "", caches: Path | None = None) -> None:
-        from lastbit.reports.records import dump
-        from lastbit.verify.result_recorder import CaseRecorder
-
         self._config, self._device, self._called, self._caches = config, device, called, caches
         self._plan: Plan | None = None
         self._kernels: Kernels | None = None
@@ -49,12 +54,6 @@ class Actor:
 
     def start(self) -> dict[str, Any]:
         """Make the plan: `items`, `not_run`, what results depend on, what was `printed`; or why it was `refused`."""
-        import torch
-
-        from lastbit.calibrate import load_premises
-        from lastbit.verify.processes import versions
-        from lastbit.verify.worker import prepare
-
         device = torch.device(self._device)
         prepare(device)
         name = _tried(device)
@@ -81,14 +80,6 @@ class Actor:
         yield from self._recorder.batches()
 
     def _planned(self) -> Plan:
-        import torch
-
-        from lastbit.kernel import load_kernels
-        from lastbit.timing import PLANNING, Clock, listening, timed
-        from lastbit.trees import imported
-        from lastbit.verify.isolating import kernels_for
-        from lastbit.verify.plan import later_imports, make_plan
-
         torch.set_num_threads(1)  # of this thread, in which all kernels run
         self._listening = listening(Clock())
         self._listening.__enter__()
@@ -104,10 +95,6 @@ class Actor:
         return plan
 
     def _perform(self, place: int) -> None:
-        from lastbit.diagnosing.trace import stages_as_text
-        from lastbit.orders.declared_depth import too_deep
-        from lastbit.verify.item_run import CaseFailed, Stopped, perform
-
         assert self._plan is not None
         if self._kernels:
             self._kernels.printed = lambda *said: self._recorder.tell("printed", *said)
@@ -126,39 +113,11 @@ class Actor:
 
 def refusal(error: LastbitError) -> dict[str, Any]:
     """Return the reason why a run means nothing, as data."""
-    from lastbit.trees import MixedTrees
-
     return {"reason": str(error), "mixed": isinstance(error, MixedTrees)}
-
-
-def serve(descriptor: int) -> None:
-    """Be an actor of this machine: do what comes through the channel until the sender closes it."""
-    os.setsid()  # so that it ends with all that it starts, and only when it is told to
-    close_all_but(descriptor)  # where it is forked, it has the other ends of those before it
-    channel = Channel(socket.socket(fileno=descriptor))
-    asked, _ = channel.receive()
-    try:
-        config = Config.load(Path(asked["config"]))
-        channel.send(["placed", {"node": "", "host": socket.gethostname(), "address": "", "pid": os.getpid()}])
-        try:
-            actor = Actor(config, asked["device"], Path(config.folder))
-            channel.send(["ready", actor.start()])
-        except Exception as error:
-            traceback.print_exc()
-            channel.send(["failed", f"{type(error).__name__}: {error}"])
-        while (asked := channel.receive()[0]) is not None:
-            for batch in actor.run(**asked):
-                channel.send(["events", batch])
-    except OSError:
-        os._exit(1)  # nobody listens any more, and the kernel may go on for ever
 
 
 def _tried(device: Any) -> str:
     """Compute on the device and return its name; raise if it cannot be used."""
-    import torch
-
-    from lastbit.calibrate import load_premises
-
     if device.type == "cpu":
         return ""
     assert torch.ones(8, device=device).sum().item() == 8.0

@@ -15,10 +15,9 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
-from lastbit.cluster.actor import Actor
-from lastbit.cluster.resources import ClusterNode, DeviceKind
-from lastbit.cluster.team import Heard
-from lastbit.cluster.travel import unpacked
+from lastbit.crew.resources import ClusterNode, DeviceKind
+from lastbit.crew.team import Heard
+from lastbit.crew.travel import unpacked
 from lastbit.devices import usable_cores
 from lastbit.errors import LastbitError, UsageError
 
@@ -60,6 +59,8 @@ class RayActor:
 
     def start(self) -> str:
         """Make the plan; see `Actor.start`."""
+        from lastbit.crew.actor import Actor
+
         self._asked = unpacked(Path.cwd(), self._devices)
         self._files.mkdir(exist_ok=True)
         caches = self._files / "compiled"
