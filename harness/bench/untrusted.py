@@ -29,7 +29,6 @@ from lastbit.judging.problem import Problem
 from lastbit.judging.verdict import judge
 from lastbit.reports.bench import Sample, SpeedBound
 from lastbit.result import Finding, Judgement, Verdict
-from lastbit.verify.case_calls import Caller
 from lastbit.verify.check import Subject
 
 Message = Mapping[str, Any]
@@ -246,10 +245,7 @@ def bound_of(subject: Subject, case: Case, server: ForkServer, effort: Effort) -
 def _results(subject: Subject, case: Case) -> tuple[Shaped, ...]:
     """Return name, dtype, shape and strides of each result of a call."""
     inputs = build(drawn(case), subject.device)
-    problem = subject.problem(inputs)
-    required, optional = tuple(problem.required), tuple(problem.may_return)
-    caller = Caller(subject.kernel, subject.device, required, optional, subject.performer, problem.shapes)
-    call = caller.unguarded(inputs)
+    call = subject.caller(subject.problem(inputs)).unguarded(inputs)
     shaped = (contiguous(name, call.actual[name].dtype, call.actual[name].shape) for name in call.results)
     if elsewhere := [name for name in call.results if call.actual[name].device != inputs.guards[0].tensor.device]:
         raise LastbitError(f"result {elsewhere[0]} lies on another device than the inputs")

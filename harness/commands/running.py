@@ -66,7 +66,7 @@ def execute(
     sanitizer = sanitizer_for(config)
     try:
         with closing(LocalPool(config)) as pool:
-            campaign = Campaign(here(config, workers), pool, selects=True)
+            campaign = Campaign(here(config, workers), pool)
             _work(campaign, partial(pytest_shell.work, arguments=arguments), quiet=quiet)
     finally:
         if config.isolate:

@@ -34,7 +34,7 @@ from lastbit.trees import MixedTrees, folders_of_package
 
 _WITH_VALUE = (
     *("-k", "-m", "-p", "-o", "-c", "-r", "-W"),
-    *("--color", "--deselect", "--dist", "--durations", "--junitxml", "--maxfail", "--tb"),
+    *("--color", "--deselect", "--durations", "--junitxml", "--maxfail", "--tb"),
 )
 """Options of pytest whose value may be the next word, which is then no path; of others it follows `=`."""
 

@@ -41,7 +41,8 @@ class Actor:
     """Runs items on devices of one type.
 
     `device` is one of them; the run calls it `called`, if it has another name there and is the only one. `folder` is
-    for files by which processes of one machine take turns, and `caches` for what isolated kernels compile.
+    for files by which processes of one machine take turns, and `caches` for what isolated kernels compile. Its
+    `recorder` tells what becomes of items.
     """
 
     def __init__(self, config: Config, device: str, folder: Path, called: str = "", caches: Path | None = None) -> None:
@@ -49,7 +50,7 @@ class Actor:
         self._plan: Plan | None = None
         self._kernels: Kernels | None = None
         self._printed: list[tuple[str, str]] = []
-        self._recorder = CaseRecorder(config, dump, folder, called)
+        self.recorder = CaseRecorder(config, dump, folder, called)
         self._thread = ThreadPoolExecutor(1)
 
     def start(self) -> dict[str, Any]:
@@ -75,9 +76,9 @@ class Actor:
     def run(self, place: int, failed: Collection[tuple[str, str]]) -> Iterator[list[list[Any]]]:
         """Perform an item of the plan, and yield its events, in batches."""
         called = self._called
-        self._recorder.begin([(k, self._device if called else d) for k, d in failed if d == (called or d)])
+        self.recorder.begin([(k, self._device if called else d) for k, d in failed if d == (called or d)])
         self._thread.submit(self._perform, place)
-        yield from self._recorder.batches()
+        yield from self.recorder.batches()
 
     def _planned(self) -> Plan:
         torch.set_num_threads(1)  # of this thread, in which all kernels run
@@ -97,18 +98,18 @@ class Actor:
     def _perform(self, place: int) -> None:
         assert self._plan is not None
         if self._kernels:
-            self._kernels.printed = lambda *said: self._recorder.tell("printed", *said)
+            self._kernels.printed = lambda *said: self.recorder.tell("printed", *said)
         try:
             with suppress(CaseFailed, Stopped):
-                perform(self._plan.items[place], self._recorder, self._kernels, stages_as_text, too_deep)
+                perform(self._plan.items[place], self.recorder, self._kernels, stages_as_text, too_deep)
         except BaseException:
             traceback.print_exc()
         try:
             self._check()
         except LastbitError as error:
-            self._recorder.tell("refused", refusal(error))
+            self.recorder.tell("refused", refusal(error))
         finally:
-            self._recorder.end()
+            self.recorder.end()
 
 
 def refusal(error: LastbitError) -> dict[str, Any]:

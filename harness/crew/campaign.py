@@ -95,7 +95,6 @@ class Campaign:
     """The actors of a run at work, from `open` to the `run` that they leave behind.
 
     Attributes:
-        selects: items that run are not chosen before all of them are known.
         clock: seconds, of which only differences count.
         plan: is told how many cases there will be, when that is known.
         tell: is told each result that is new.
@@ -108,12 +107,10 @@ class Campaign:
         machines: Machines,
         pool: RayPool | LocalPool,
         *,
-        selects: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.machines, self.config, self.pool = machines, machines.config, pool
-        self.selects, self.clock = selects, clock
-        self.patience = ELSEWHERE if machines.address else HERE
+        self.clock, self.patience = clock, ELSEWHERE if machines.address else HERE
         self.plan: Callable[[int], None] = lambda cases: None
         self.tell: Callable[[CaseResult], None] = lambda result: None
         self.over: Callable[[Planned, ItemOutcome], None] = lambda planned, outcome: None
@@ -146,7 +143,7 @@ class Campaign:
         return [item for team in self.teams for item in team.items]
 
     def begin(self, selected: Collection[str]) -> None:
-        """Let the items with these ids run."""
+        """Let the items with these ids run, which on this machine nobody knows before all plans are there."""
         for team in self.teams:
             team.begin(selected)
 

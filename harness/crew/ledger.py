@@ -219,6 +219,7 @@ class Ledger:
         self._longest: dict[int, ItemAttempt] = {}  # of those that were lost, the one with most results
         self._told: Counter[int] = Counter()
         self._looked = 0.0
+        self.news = False  # whether an item has begun to fail since somebody looked
 
     @property
     def done(self) -> bool:
@@ -279,6 +280,7 @@ class Ledger:
         self.settled.setdefault(attempt.place, ItemOutcome(tuple(attempt.results), attempt.left, died))
 
     def _take(self, attempt: ItemAttempt, result: CaseResult) -> None:
+        self.news |= result.verdict in BAD and not attempt.bad
         attempt.results.append(result)
         if attempt.place not in self.settled and len(attempt.results) > self._told[attempt.place]:
             self._told[attempt.place] += 1

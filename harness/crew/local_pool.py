@@ -51,10 +51,14 @@ class LocalPool:
 
     def run(self, actor: Hashable, place: int, failed: Collection[tuple[str, str]]) -> None:
         """Let an actor run an item."""
+        self._idle.discard(actor)
         self._send(actor, {"place": place, "failed": list(failed)})
 
+    def warn(self, actor: Hashable, failed: Collection[tuple[str, str]]) -> None:
+        """Let an actor that works know which kernels have failed meanwhile."""
+        self._send(actor, {"failed": list(failed)})
+
     def _send(self, actor: Hashable, asked: object) -> None:
-        self._idle.discard(actor)
         with suppress(OSError):  # it has ended, which is heard
             self._children[actor].channel.send(asked)
 
@@ -134,7 +138,9 @@ def serve(descriptor: int) -> None:
             traceback.print_exc()
             channel.send(["failed", f"{type(error).__name__}: {error}"])
         while (asked := channel.receive()[0]) is not None:
-            for batch in actor.run(**asked):
+            for batch in actor.run(**asked) if "place" in asked else ():
                 channel.send(["events", batch])
+                while select.select([channel], [], [], 0)[0]:
+                    actor.recorder.learn(**(channel.receive()[0] or os._exit(1)))
     except OSError:
         os._exit(1)  # nobody listens any more, and the kernel may go on for ever

@@ -127,14 +127,9 @@ class _Shell:
         """Report an item that is done to pytest, which may stop the run."""
         item, hook = self._items[planned.id], self._session.config.hook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        told, seconds = _told(outcome), sum(result.seconds for result in outcome.results)
-        phases: Sequence[tuple[_When, Told, float]] = (
-            *(("setup", _PASSED, 0.0), ("call", told, seconds)),
-            ("teardown", _PASSED, 0.0),
-        )
-        for when, (what, why), took in phases:
-            report = pytest.TestReport(item.nodeid, item.location, {}, what, why, when, duration=took)
-            hook.pytest_runtest_logreport(report=report)
+        (what, why), took = _told(outcome), sum(result.seconds for result in outcome.results)
+        report = pytest.TestReport(item.nodeid, item.location, {}, what, why, "call", duration=took)
+        hook.pytest_runtest_logreport(report=report)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         if self._session.shouldfail:
             raise self._session.Failed(self._session.shouldfail)
@@ -142,12 +137,7 @@ class _Shell:
             raise self._session.Interrupted(self._session.shouldstop)
 
 
-_When = Literal["setup", "call", "teardown"]
-Told = tuple[Literal["passed", "failed", "skipped"], str | tuple[str, int, str] | None]
-_PASSED: Told = "passed", None
-
-
-def _told(outcome: ItemOutcome) -> Told:
+def _told(outcome: ItemOutcome) -> tuple[Literal["passed", "failed", "skipped"], str | tuple[str, int, str] | None]:
     """Return how a test of pytest ends that stands for an item with this outcome, and what is said of it."""
     bad = [result for result in outcome.results if result.verdict in BAD]
     if outcome.died or bad:
@@ -156,7 +146,7 @@ def _told(outcome: ItemOutcome) -> Told:
         return "failed", "\n".join([f"{result.verdict}: {result.kernel}", *sentences, result.case])
     if outcome.given_up:
         return "failed", outcome.given_up
-    return ("skipped", (_SUITE, 1, f"Skipped: {HAS_FAILED}")) if outcome.left else _PASSED
+    return ("skipped", (_SUITE, 1, f"Skipped: {HAS_FAILED}")) if outcome.left else ("passed", None)
 
 
 def _last_words(log: Path) -> str:

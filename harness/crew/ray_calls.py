@@ -226,6 +226,9 @@ class RayPool:
         method = one.handle.run.options(num_returns="streaming", _generator_backpressure_num_objects=1)
         one.asked, one.asks = method.remote(place, list(failed)), "events"
 
+    def warn(self, actor: Hashable, failed: Sequence[tuple[str, str]]) -> None:
+        """Do nothing: an actor of a cluster learns with its next item which kernels have failed."""
+
     def kill(self, actor: Hashable) -> None:
         """End the process of an actor; nothing more is heard of it."""
         one = self._actors.pop(actor, None)

@@ -149,7 +149,7 @@ class Team:
             return self._out_of(actor, f"it cannot make the plan: {told['refused']['reason']}")
         if not self.plan:
             self.plan, self.items = told, tuple(Planned(**item) for item in told["items"])
-            if not self._all.selects:
+            if self._all.machines.address:
                 self.begin(None)
         elif told["items"] != self.plan["items"]:
             return self._out_of(actor, "it makes another plan than the first one: its versions or files are others")
@@ -200,6 +200,10 @@ class Team:
                     _refuse(why)
                 case _ if self.ledger.hear(actor, event, self._all.clock()):
                     self._members[actor].idle = True
+        if self.ledger.news:
+            self.ledger.news = False
+            for other, attempt in self.ledger.attempts.items():
+                self._all.pool.warn(other, sorted(self.ledger.failed(attempt.place)))
         self._record()
 
     def _print(self, whose: str, text: str) -> None:
@@ -298,7 +302,7 @@ class Team:
     @property
     def stuck(self) -> str:
         """The reason why nobody is left to make a plan; empty if there is a plan, or may be."""
-        if self.plan or self._members:
+        if self.plan or self._members or not self._out:
             return ""
         return f"no actor for {self.kind.device} could be started: {'; '.join(self._out.values())}"
 

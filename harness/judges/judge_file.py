@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import platform
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from lastbit.case import Case, Group, parse_case
@@ -28,6 +26,7 @@ from lastbit.run import Run
 from lastbit.verify.check import Subject, unsupported
 from lastbit.verify.item_run import Explorer, features_of
 from lastbit.verify.plan import Item
+from lastbit.verify.processes import versions
 from lastbit.verify.worker import Workplace
 
 TORCH_OP = "torch_op"
@@ -39,8 +38,6 @@ _BITS = 4
 
 # Arbitrary: each is a call and a judgement more, and a kernel that relies on PyTorch's operators does so in all.
 _TRIED = 4  # cases in which torch's operators give other values
-
-_PACKAGES = ("lastbit", "torch", "triton")
 
 
 def ready(place: Workplace, question: JudgeQuestion | None) -> None:
@@ -115,11 +112,8 @@ def _sha256(path: Path) -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), **dict.fromkeys(_PACKAGES, "not installed")}
-    for package in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+    known = versions()
+    return {name: known[name] for name in ("python", "lastbit", "torch", "triton")}
 
 
 def _judged(desk: Desk, kernel: OpenedKernel, question: JudgeQuestion, empty: FileVerdict) -> FileVerdict:

@@ -31,7 +31,6 @@ from lastbit.reports.bench import Roof
 from lastbit.reports.judged import Held
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.run import Run
-from lastbit.verify.case_calls import Caller
 from lastbit.verify.check import Subject
 from lastbit.verify.declarations import check_kernel
 from lastbit.verify.device_memory import SharedDevice, Verify, directly
@@ -147,8 +146,7 @@ class OpenedKernel:
         """
         subject, inputs = self.subject, build(case.gathered(), self.subject.device)
         problem = subject.problem(inputs)
-        required, optional = tuple(problem.required), tuple(problem.may_return)
-        caller = Caller(subject.kernel, subject.device, required, optional, self.isolated, problem.shapes)
+        caller = subject.caller(problem)
         try:
             actual = caller.unguarded(inputs, replaced=operator).actual
             return judge(problem, actual, alternatives=False).verdict is Verdict.FAILED

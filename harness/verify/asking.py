@@ -20,7 +20,6 @@ from lastbit.invariance.properties import properties_of
 from lastbit.kernel import REVISION_MARK
 from lastbit.property_result import PropertyResult
 from lastbit.relations import Tensors
-from lastbit.verify.case_calls import Caller
 from lastbit.verify.check import Subject, unsupported
 from lastbit.verify.narrowing import groups_of
 from lastbit.verify.property_checks import asked_cases, properties_on
@@ -51,9 +50,7 @@ def results_of_line(place: Workplace, name: str, line: str) -> dict[str, torch.T
     subject = place.subjects[name]
     with place.watch(line):
         inputs = build(parse_case(line).gathered(), subject.device)
-        problem = subject.problem(inputs)
-        required, optional = tuple(problem.required), tuple(problem.may_return)
-        call = Caller(subject.kernel, subject.device, required, optional).unguarded(inputs)
+        call = subject.caller(subject.problem(inputs)).unguarded(inputs)
         return {result: call.actual[result].cpu() for result in call.results}
 
 

@@ -83,6 +83,11 @@ class Subject:
         """Return the problem that the kernel solves in a case."""
         return PROBLEMS.of(self.op, self.contract, inputs, self.bounds)
 
+    def caller(self, problem: Problem) -> Caller:
+        """Return what calls the kernel in a case, and knows the results that the problem asks for."""
+        names = tuple(problem.required), tuple(problem.may_return)
+        return Caller(self.kernel, self.device, *names, self.performer, problem.shapes)
+
     def outcome(self, verdict: Verdict, case: str, dtypes: str, *, reason: str = "", group: str = "") -> CaseResult:
         """Make a result without a judgement."""
         return CaseResult(
@@ -218,9 +223,7 @@ def _called(subject: Subject, case: Case, repeat: bool, renumber: bool) -> tuple
     """Make all calls of a case but those for placement; its inputs are released on return."""
     inputs = build(case.gathered(), subject.device)
     problem = subject.problem(inputs)
-    results = tuple(problem.required)
-    optional = tuple(problem.may_return)
-    caller = Caller(subject.kernel, subject.device, results, optional, subject.performer, problem.shapes)
+    caller = subject.caller(problem)
     with races() if subject.races else nullcontext():
         return caller, problem, make_calls(caller, inputs, subject.problem, repeat=repeat, renumber=renumber)
 

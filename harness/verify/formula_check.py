@@ -202,7 +202,7 @@ def _with_formula_beside(subject: Subject, case: Case, result: CaseResult, begin
         subject.beside.open()
         begins()
         compiled = "torch._dynamo" in sys.modules
-        judged = subject.beside.do(follow_beside, subject.kernel.name, result, seen, compiled=compiled)
+        judged = subject.beside.worker.do(follow_beside, subject.kernel.name, result, seen, compiled=compiled)
     except LastbitError as why:
         why_not = str(why).partition(f", in {case.op} ")[0]  # without the case, where the process ended in it
         judged = _undecided(result, why_not)

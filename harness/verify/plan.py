@@ -118,11 +118,6 @@ class Plan:
         """The items as data."""
         return tuple(item.planned(self.cases_per_group) for item in self.items)
 
-    @property
-    def cases(self) -> int:
-        """Number of cases that the items will run unless they fail early."""
-        return sum(planned.cases for planned in self.planned)
-
 
 def make_plan(
     config: Config,

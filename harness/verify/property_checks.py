@@ -169,9 +169,7 @@ def basis_of(subject: Subject, case: Case, *, thorough: bool = False, anew: Anew
 def _caller(subject: Subject, known: dict[frozenset[str], Caller], inputs: Inputs) -> Caller:
     """Return the caller for inputs of these names, which decide on the results that the kernel must return."""
     if (names := inputs.case.names) not in known:
-        small = _small(subject.problem(inputs))
-        results, optional = tuple(small.required), tuple(small.may_return)
-        known[names] = Caller(subject.kernel, subject.device, results, optional, subject.performer)
+        known[names] = replace(subject.caller(_small(subject.problem(inputs))), shapes=None)
     return known[names]
 
 

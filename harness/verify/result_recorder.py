@@ -72,7 +72,13 @@ class CaseRecorder:
     def begin(self, failed: Collection[tuple[str, str]]) -> None:
         """Begin an item, when these kernels have failed in others."""
         if self.failures is not None:
-            self.failures = set(failed)
+            self.failures = set()
+        self.learn(failed)
+
+    def learn(self, failed: Collection[tuple[str, str]]) -> None:
+        """Take note of kernels that have failed in other items meanwhile."""
+        if self.failures is not None:
+            self.failures.update((kernel, device) for kernel, device in failed)
 
     def tell(self, event: str, *content: Any) -> None:
         """Hand an event over; what must be known before anything else happens is waited for until it was taken."""

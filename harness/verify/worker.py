@@ -190,11 +190,19 @@ class Worker:
             DeviceLost: the work raised; the process cannot use its device any more, and is ended.
             LastbitError: the work raised.
         """
-        if self._child is None:
-            self._start()
+        self.open()
         self._send((work, args, kwargs))
         result: T = self._outcome()
         return result
+
+    def open(self) -> None:
+        """Start the process, unless it runs.
+
+        Raises:
+            LastbitError: its opening raised, or ended it.
+        """
+        if self._child is None:
+            self._start()
 
     def kill(self) -> None:
         """End the process at once, for another thread: work that is under way there raises `WorkerEnded`."""

@@ -349,7 +349,7 @@ def test_the_plan_in_full(project: Path) -> None:
     plan = make_plan(config(project, lines=(SMALL, LARGE), kernels=("right", "elsewhere")), "cpu")
     assert [item.id for item in plan.items] == ["thrice-right-cpu-lines"]
     assert [n.what for n in plan.not_run] == ["elsewhere on cpu"]
-    assert plan.cases == 2
+    assert [item.cases for item in plan.planned] == [2]
 
 
 Main = Callable[..., tuple[int, str]]

@@ -102,6 +102,7 @@ class Fake:
     killed: list[int] = field(default_factory=list)
     runs: Counter[str] = field(default_factory=Counter)
     failed: dict[str, list[Any]] = field(default_factory=dict)
+    warned: dict[int, list[Any]] = field(default_factory=dict)
 
     def start(self, kind: DeviceKind) -> int:
         actor = len(self.kinds) + 1
@@ -129,6 +130,10 @@ class Fake:
         if does.planned.id == self.slow and self.runs[self.slow] == 1:
             return
         self.says[actor].extend(("events", batch) for batch in does.events(failed))
+
+    def warn(self, actor: Hashable, failed: Sequence[tuple[str, str]]) -> None:
+        assert isinstance(actor, int)
+        self.warned[actor] = list(failed)
 
     def kill(self, actor: Hashable) -> None:
         assert isinstance(actor, int)
@@ -161,6 +166,9 @@ def worked(
     campaign = Campaign(Machines(address, config, tuple(kinds)), fake, clock=lambda: fake.now)  # type: ignore[arg-type]
     try:
         campaign.open()
+        if not address:
+            campaign.work(until=lambda: campaign.planned)
+            campaign.begin([one.id for one in campaign.items])
         campaign.work()
     except KeyboardInterrupt:
         campaign.stop = INTERRUPTED
@@ -220,6 +228,13 @@ def test_a_kernel_that_has_failed_runs_nothing_more_and_its_own_item_does_not_co
     assert verdicts(found) == {"first": does[0].verdicts, "second": []}
     assert fake.failed == {"first": [], "second": [("k", "cpu")]}
     assert "k on cpu, 1 more case" in [note.what for note in found.run.not_run]
+
+
+def test_actors_that_work_learn_which_kernels_fail_meanwhile(tmp_path: Path) -> None:
+    does = [Does(item("wrong", 1, kernel="k"), "fails"), Does(item("long", 99, kernel="k"))]
+    fake = Fake({"cpu": does}, Random(1))
+    worked(fake, tmp_path, [replace(CPU, actors=2)], keep_going=False)
+    assert ("k", "cpu") in [one for failed in fake.warned.values() for one in failed]
 
 
 def test_a_gpu_on_which_no_actor_starts_is_taken_out_and_held(tmp_path: Path) -> None:

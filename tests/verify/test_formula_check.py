@@ -58,6 +58,10 @@ class InProcess(Beside):
     def open(self) -> None:
         """Do nothing: the place is there."""
 
+    @property
+    def worker(self) -> Any:  # type: ignore[override]
+        return self
+
     def do(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return work(self.place, *args, **kwargs)
 
