@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,9 +30,3 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Add lines that nothing depends on to a file: where it cannot be written, they are lost."""
     with suppress(OSError), path.open("a", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in lines)
-
-
-def lines_in(folder: Path, suffix: str) -> Iterator[str]:
-    """Yield the lines of the files of a folder that end in `suffix`; the last of one may have been cut off."""
-    for path in sorted(folder.glob(f"*{suffix}")):
-        yield from path.read_text(encoding="utf-8").splitlines()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Literal
 from unittest.mock import patch
@@ -48,11 +48,13 @@ def work(campaign: Campaign, arguments: Sequence[str]) -> None:
             redirect_stderr(file),
             patch.dict(os.environ, kept, clear=True),
         ):
-            pytest.main([*options, *arguments], plugins=[shell])
+            code = pytest.main([*options, *arguments], plugins=[shell])
     finally:
         os.chdir(home)
     if shell.raised is not None:
         raise shell.raised
+    if code == pytest.ExitCode.INTERRUPTED and not campaign.stop:
+        raise KeyboardInterrupt
     if not shell.begun:
         raise LastbitError(_last_words(log))
 
@@ -83,13 +85,14 @@ class _Shell:
     @contextmanager
     def _lastbits(self) -> Iterator[None]:
         """Let what happens within be lastbit's: it prints where lastbit does, and raises beyond pytest."""
-        with ExitStack() as stack:
-            stack.enter_context(redirect_stdout(self._streams[0]))
-            stack.enter_context(redirect_stderr(self._streams[1]))
+        with redirect_stdout(self._streams[0]), redirect_stderr(self._streams[1]):
             try:
                 yield
             except (pytest.Session.Failed, pytest.Session.Interrupted):
                 self._campaign.stop = STOPPED
+                raise
+            except pytest.exit.Exception as error:
+                self._campaign.stop = f"pytest ended early: {error}"
                 raise
             except BaseException as error:
                 self.raised = error
@@ -113,10 +116,9 @@ class _Shell:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Let actors run what is left of the items."""
-        self._session, self._items = session, {i.planned.id: i for i in session.items if isinstance(i, _Item)}
-        self.begun = True
-        if session.config.option.collectonly:
-            self._items = {}
+        self._session, self.begun = session, True
+        chosen = [] if session.config.option.collectonly else session.items
+        self._items = {item.planned.id: item for item in chosen if isinstance(item, _Item)}
         self._campaign.begin(self._items)
         self._campaign.over = self._over
         with self._lastbits():

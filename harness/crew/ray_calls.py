@@ -7,13 +7,14 @@ import os
 import secrets
 import signal
 import socket
-import tempfile
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import current_thread, main_thread
 from typing import Any
+from unittest.mock import patch
 
 from lastbit.crew.resources import ClusterNode, DeviceKind
 from lastbit.crew.team import Heard
@@ -84,20 +85,27 @@ def connected(address: str, workers: int | None, folder: Path) -> Iterator[list[
         LastbitError: there is no cluster at the address, or it has other versions.
     """
     ray = _ray(address)
-    with _environment(address), _own_files(address) as files:
-        options = _of_a_local_one(workers, files) if files else {"address": address}
-        try:
-            yield _nodes(ray, address, {**options, "runtime_env": {"working_dir": str(folder)}})
-        finally:
-            ray.shutdown()
+    with ExitStack() as stack:
+        options: dict[str, Any] = {"address": address}
+        if address == LOCAL:  # there, kernels find what lies in the working directory
+            path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()]))
+            stack.enter_context(patch.dict(os.environ, PYTHONPATH=path))
+            files = TemporaryDirectory(prefix="lastbit-ray-", ignore_cleanup_errors=True)
+            options = _of_a_local_one(workers, stack.enter_context(files))
+        stack.callback(ray.shutdown)
+        yield _nodes(ray, address, {**options, "runtime_env": {"working_dir": str(folder)}})
 
 
 def _nodes(ray: Any, address: str, options: Mapping[str, Any]) -> list[ClusterNode]:
     """Connect to a cluster, and return its nodes."""
     try:
         _knock(address)
-        with _own_signals():
+        handler = signal.getsignal(signal.SIGTERM)  # Ray would let it end this process at once, with all it has started
+        try:
             ray.init(**options, logging_level="ERROR", log_to_driver=False)
+        finally:
+            if current_thread() is main_thread():
+                signal.signal(signal.SIGTERM, handler)
         return [ClusterNode.of(told) for told in ray.nodes() if told["Alive"]]
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise LastbitError(f"no Ray cluster at {address!r} can be used: {error}") from error
@@ -145,41 +153,6 @@ def _of_a_local_one(workers: int | None, files: str) -> dict[str, Any]:
         "object_store_memory": _STORE,
         "_temp_dir": files,
     }
-
-
-@contextmanager
-def _own_files(address: str) -> Iterator[str]:
-    """Make a folder for the files of a cluster on this machine; an empty path for another cluster."""
-    if address != LOCAL:
-        yield ""
-        return
-    with tempfile.TemporaryDirectory(prefix="lastbit-ray-", ignore_cleanup_errors=True) as folder:
-        yield folder
-
-
-@contextmanager
-def _environment(address: str) -> Iterator[None]:
-    """Let kernels find what lies in the working directory, where the cluster is started in it."""
-    before = os.environ.get("PYTHONPATH")
-    if address == LOCAL:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, os.getcwd()]))
-    try:
-        yield
-    finally:
-        os.environ.pop("PYTHONPATH", None)
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep what SIGTERM does: Ray would let it end the process at once, with all that it has started."""
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if current_thread() is main_thread():
-            signal.signal(signal.SIGTERM, handler)
 
 
 @dataclass

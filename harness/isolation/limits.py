@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lastbit.isolation.guardian import Family, family
@@ -60,11 +60,6 @@ class Limits:
     def folder_size(self) -> int:
         """Bytes of all files in its folder, where that is a mount of its own."""
         return 4 * self.file_size
-
-    @property
-    def as_json(self) -> dict[str, int]:
-        """The numbers by their names."""
-        return asdict(self)
 
 
 def apply(limits: Limits, device_type: str) -> None:
@@ -127,23 +122,12 @@ class Watched:
 
 
 class ProcessWatch:
-    """Watches from `begin` to `over`; as a context manager, until the end of it at the latest."""
+    """Watches from `begin` to `over`."""
 
     def __init__(self) -> None:
         self._watched: list[Watched] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._closed = False
-
-    def __enter__(self) -> ProcessWatch:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        if self._thread:
-            self._thread.join()
 
     def begin(self, guardian: int, limits: Limits, folders: tuple[Path, ...] = ()) -> Watched:
         """Watch a kernel process. Only a guardian that has not been waited for can be given."""
@@ -164,7 +148,7 @@ class ProcessWatch:
 
     def _look_on(self) -> None:
         with self._changed:
-            while not self._closed:
+            while True:
                 self._changed.wait(_PAUSE if self._watched else None)
                 look(self._watched)
 

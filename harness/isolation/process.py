@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class Start:
             "bare": self.bare,
             "device_type": self.device_type,
             "readable": [str(path) for path in self.readable],
-            "limits": self.limits.as_json,
+            "limits": asdict(self.limits),
             "cache": None if self.cache is None else str(self.cache),
             "folder": str(folder),
         }

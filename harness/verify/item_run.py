@@ -31,7 +31,7 @@ from lastbit.verify.narrowing import advice_for
 from lastbit.verify.notes import HAS_FAILED
 from lastbit.verify.ordinary import plainest
 from lastbit.verify.plan import Item
-from lastbit.verify.power import Separable, untold
+from lastbit.verify.power import untold
 from lastbit.verify.property_checks import with_properties
 from lastbit.verify.result_recorder import CaseRecorder
 from lastbit.verify.shrink import shrink
@@ -46,9 +46,6 @@ Probe = Callable[[Subject], str]
 # Arbitrary: the first one tells most contracts apart, and more than one is rarely in vain.
 _MOST_TELLING = 3
 """Times that cases are added to an item which tell contracts apart."""
-
-Leave = Callable[[Item, int], None]
-"""Takes note of how many cases of an item are not run."""
 
 
 class CaseFailed(Exception):
@@ -71,29 +68,16 @@ class Stopped(Exception):
     """The kernel has failed in another item."""
 
 
-def run_item(
-    item: Item,
-    *,
-    cases: int,
-    seed_: int,
-    record: Record,
-    started: Started,
-    verify: Verify = directly,
-    failures: set[tuple[str, str]] | None = None,
-    leave: Leave = lambda item, cases: None,
-    random: bool = False,
-    separable: Separable | None = None,
-    probe: Probe = lambda subject: "",
-) -> Sequence[CaseResult]:
-    """Run the item's examples and about `cases` other cases, recording each result; the first failure is made small.
+def run_item(item: Item, records: CaseRecorder, probe: Probe = lambda subject: "") -> Sequence[CaseResult]:
+    """Run the item's examples and other cases, recording each result; the first failure is made small.
 
     Where none of them has told the kernel's contract from another one that it can be told from, cases that can tell
-    them apart follow; answers on that are looked up in `separable` and kept there. Returns the results that count.
+    them apart follow. Returns the results that count.
 
-    With `failures`, which it adds to, a kernel that has failed runs nothing more, and `leave` is told how much that is,
-    before the failure is made small, which the process may not survive. Lines that a reader asked for are all
-    run, as they are: the reader wants to know of these. With `random`, all other cases have seeds that nobody knows
-    before the kernel has been loaded.
+    Unless all are to go on, a kernel that has failed runs nothing more, and it is told how much that is before the
+    failure is made small, which the process may not survive. Lines that a reader asked for are all run, as they are:
+    the reader wants to know of these. In a run of random seeds, all other cases have seeds that nobody knows before the
+    kernel has been loaded.
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
@@ -103,29 +87,32 @@ def run_item(
     """
     if item.refused:
         raise UsageError(item.refused)
-    explorer, fresh = Explorer(item, record, started, verify, probe=probe), random and not item.asked
-
-    if failures is not None and not item.asked and _key(item) in failures:
-        leave(item, item.planned(cases).cases)
+    explorer = Explorer(item, records.record, records.started, records.verify_on(item.subject.device), probe=probe)
+    if not item.asked and _has_failed(item, records):
+        records.tell("left", item.planned(records.cases).cases)
         raise Stopped(HAS_FAILED)
-    drawn = draw(item.group, cases, seed_)
-    if not drawn and item.planned(cases).cases:
+    drawn = draw(item.group, records.cases, records.seed)
+    if not drawn and item.planned(records.cases).cases:
         taken = item.subject.kernel.takes
         allowed = f"{told(taken)} allows" if taken else "the kernel's signature allows"
         raise NoCase(f"lastbit found no case of group {item.group.name} that {allowed}")
-    run = _run_all if failures is None or item.asked else partial(_run_until_failure, failures=failures, leave=leave)
-    run(explorer, [reseeded(case) if fresh else case for case in item.own(drawn)])
-    separable = separable or Separable()
+    every = records.failures is None or item.asked
+    run = partial(_run_all, explorer) if every else partial(_run_until_failure, explorer, records)
+    run([reseeded(case) if records.random and not item.asked else case for case in item.own(drawn)])
     for _ in range(0 if item.asked else _MOST_TELLING):
-        if not (telling := untold(explorer.results, item.subject.op, separable, explorer.takes)):
+        if not (telling := untold(explorer.results, item.subject.op, records.separable, explorer.takes)):
             break
         explorer.tells_apart = True
-        run(explorer, telling)
+        run(telling)
     return explorer.results
 
 
 def _key(item: Item) -> tuple[str, str]:
     return item.subject.kernel.name, str(item.subject.device)
+
+
+def _has_failed(item: Item, records: CaseRecorder) -> bool:
+    return records.failures is not None and _key(item) in records.failures
 
 
 def reseeded(case: Case, seed: int | None = None) -> Case:
@@ -145,17 +132,17 @@ def _run_all(explorer: Explorer, drawn: Sequence[Case]) -> None:
             raise CaseFailed(result if explorer.item.asked else explorer.shrunk(case, result, drawn))
 
 
-def _run_until_failure(explorer: Explorer, drawn: Sequence[Case], failures: set[tuple[str, str]], leave: Leave) -> None:
+def _run_until_failure(explorer: Explorer, records: CaseRecorder, drawn: Sequence[Case]) -> None:
     item = explorer.item
     for place, case in enumerate(drawn):
-        if _key(item) in failures:
-            leave(item, len(drawn) - place)
+        if _has_failed(item, records):
+            records.tell("left", len(drawn) - place)
             raise Stopped(HAS_FAILED)
         result = explorer.run(case)
         if result.verdict in BAD:
-            failures.add(_key(item))
+            records.learn([_key(item)])
             if rest := len(drawn) - place - 1:
-                leave(item, rest)
+                records.tell("left", rest)
             raise CaseFailed(explorer.shrunk(case, result, drawn))
 
 
@@ -373,19 +360,7 @@ def perform(
     try:
         seen = records.watched(item) if kernels is None else nullcontext()
         with kept_floating_point(), seen, in_processes(item, kernels, records.timeout) as prepared:
-            results = run_item(
-                prepared,
-                cases=records.cases,
-                seed_=records.seed,
-                record=records.record,
-                started=records.started,
-                verify=records.verify_on(device),
-                failures=records.failures,
-                leave=lambda item, cases: records.tell("left", cases),
-                random=records.random,
-                separable=records.separable,
-                probe=probe,
-            )
+            results = run_item(prepared, records, probe)
             for case in plainest(results) if item.shows else ():
                 with suppress(Exception, SystemExit), records.looking():
                     if found := look(item.subject, case):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +27,7 @@ from lastbit.verify.item_run import CaseFailed, perform, run_item
 from lastbit.verify.narrowing import narrowed, not_asked
 from lastbit.verify.plan import Item, Plan, make_plan
 from lastbit.verify.project import open_project
+from tests.recorded import Recorded
 
 PROJECT = open_project(Config(folder=""))
 NORM = PROJECT.op("rms_norm")
@@ -128,18 +127,7 @@ def test_sizes_are_drawn_from_those_that_are_declared(sizes: Any) -> None:
 
 def recording(results: list[CaseResult]) -> Any:
     """Stand for what `perform` tells of its results."""
-    own: dict[str, Any] = {
-        "cases": 2,
-        "seed": 0,
-        "random": False,
-        "timeout": 9.0,
-        "failures": None,
-        "started": None,
-        "leave": None,
-    }
-    own["separable"] = None
-    does: dict[str, Any] = {"record": results.append, "verify_on": lambda device: None, "note_time": lambda: None}
-    return SimpleNamespace(**own, **does, watched=nullcontext)
+    return Recorded(cases=2, results=results)
 
 
 def test_a_group_of_which_nothing_can_be_drawn_is_no_error_of_the_kernel() -> None:
@@ -285,9 +273,7 @@ def failed(function: Callable[..., Any], line: str) -> CaseResult:
     subject = Subject(kernel_of(function), NORM, torch.device("cpu"))
     group = Group("mine", examples=(parse_case(f"rms_norm {line} eps=1e-6 seed=1"),))
     with pytest.raises(CaseFailed) as caught:
-        run_item(
-            Item(subject, group), cases=0, seed_=0, record=lambda r: None, started=lambda item, case, counted: None
-        )
+        run_item(Item(subject, group), recording([]))
     return caught.value.result
 
 

@@ -38,6 +38,7 @@ from lastbit.verify.isolating import _on_the_path, in_processes
 from lastbit.verify.item_run import CaseFailed, reseeded, run_item
 from lastbit.verify.plan import Item, make_plan
 from lastbit.verify.project import open_project
+from tests.recorded import Recorded
 
 FOLDER = Path(__file__).parents[1] / "isolated"
 CPU = torch.device("cpu")
@@ -280,20 +281,12 @@ def replaced(case: Case, rows: int) -> Case:
 
 def ran(isolation: Isolation, name: str, rows: Sequence[int], **how: Any) -> tuple[list[CaseResult], list[int]]:
     """Run an item with cases of so many rows; return its results, and how many cases it left."""
-    kernel, left, results = isolation.there[name], list[int](), list[CaseResult]()
+    kernel = isolation.there[name]
     group = Group("mine", examples=tuple(replaced(CASE, n) for n in rows))
-    item = Item(Subject(kernel, RMS_NORM, CPU), group, how.pop("asked", False))
+    item, recorded = Item(Subject(kernel, RMS_NORM, CPU), group, how.pop("asked", False)), Recorded(**how)
     with in_processes(item, isolation.kernels, 60.0) as prepared, suppress(CaseFailed):
-        run_item(
-            prepared,
-            cases=0,
-            seed_=0,
-            record=results.append,
-            started=lambda *_, **__: None,
-            leave=lambda _, count: left.append(count),
-            **how,
-        )
-    return results, left
+        run_item(prepared, recorded)  # type: ignore[arg-type]
+    return recorded.results, recorded.told_of("left")
 
 
 @pytest.mark.parametrize("keep_going", [False, True])

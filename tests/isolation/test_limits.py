@@ -71,7 +71,8 @@ def in_nested_folders(write):
 )
 def test_what_fills_the_disk_is_ended_and_the_limit_told(tmp_path, monkeypatch, use, hit):
     monkeypatch.setattr(confinement, "own_namespaces", lambda wanted: dict.fromkeys(wanted, "refused"))
-    with ProcessWatch() as watch, confined(tmp_path / "own", use) as process:
+    watch = ProcessWatch()
+    with confined(tmp_path / "own", use) as process:
         ready = [process.line() for _ in range(4)]
         watched = watch.begin(process.guardian, Limits(file_size=1 << 19), (tmp_path / "own",))
         assert process.line() == "" and process.ended() == -signal.SIGKILL
@@ -89,7 +90,8 @@ def test_what_fills_the_disk_is_ended_and_the_limit_told(tmp_path, monkeypatch, 
     ],
 )
 def test_what_uses_too_much_is_ended_and_the_limit_told(tmp_path, use, hit):
-    with ProcessWatch() as watch, confined(tmp_path / "own", use) as process:
+    watch = ProcessWatch()
+    with confined(tmp_path / "own", use) as process:
         ready = [process.line() for _ in range(4)]
         watched = watch.begin(process.guardian, Limits(memory=150 * MB, processes=20))
         assert process.line() == "" and process.ended() == -signal.SIGKILL
@@ -106,7 +108,8 @@ def test_memory_of_the_judge_does_not_count(tmp_path):
         time.sleep(60)
         return total
 
-    with ProcessWatch() as watch, confined(tmp_path / "own", read) as process:
+    watch = ProcessWatch()
+    with confined(tmp_path / "own", read) as process:
         assert process.line() == "ready"
         watched = watch.begin(process.guardian, limited(memory=60 * MB))
         watched.shared = 100 * MB
@@ -119,7 +122,8 @@ def test_memory_of_the_judge_does_not_count(tmp_path):
 
 
 def test_one_that_has_ended_is_nothing_to_the_watch(tmp_path):
-    with ProcessWatch() as watch, confined(tmp_path / "own", lambda write: 1) as process:
+    watch = ProcessWatch()
+    with confined(tmp_path / "own", lambda write: 1) as process:
         watched = watch.begin(process.guardian, Limits(memory=GB))
         assert process.answer() == 1 and process.ended() == 0
         look([watched])

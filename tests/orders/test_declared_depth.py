@@ -13,11 +13,12 @@ from lastbit.case import Group, parse_case
 from lastbit.config import Config
 from lastbit.kernel import Kernel, UnsupportedCase
 from lastbit.orders.declared_depth import too_deep
-from lastbit.result import CaseResult, Verdict
+from lastbit.result import Verdict
 from lastbit.verify.check import Subject
 from lastbit.verify.item_run import CaseFailed, run_item
 from lastbit.verify.plan import Item
 from lastbit.verify.project import open_project
+from tests.recorded import Recorded
 
 CPU = torch.device("cpu")
 RMS_NORM = open_project(Config(folder="")).op("rms_norm")
@@ -58,16 +59,16 @@ def kernel(call: Callable[..., Any], depth: Callable[[int], int] | None, **decla
 
 
 def test_a_kernel_that_is_deeper_than_it_declares_fails_in_its_first_case() -> None:
-    results: list[CaseResult] = []
+    recorded: Any = Recorded(cases=2)
     item = Item(
         Subject(kernel(in_a_row, lambda terms: 12), RMS_NORM, CPU),
         Group("mine", examples=tuple(map(parse_case, LINES))),
     )
     with pytest.raises(CaseFailed) as failed:
-        run_item(item, cases=2, seed_=0, record=results.append, started=lambda *_, **__: None, probe=too_deep)
+        run_item(item, recorded, too_deep)
     (finding,) = failed.value.result.findings
     assert (finding.kind, failed.value.result.case) == ("depth", LINES[0]), "no smaller case shows it better"
-    assert [result.verdict for result in results] == [Verdict.FAILED, Verdict.PASSED]
+    assert [result.verdict for result in recorded.results] == [Verdict.FAILED, Verdict.PASSED]
     assert "no term passes through more than 12 additions; 47 were found in x² of a row (squares)" in finding.sentence
     assert "lastbit order mine --sum squares --columns 48 --rows 512 --dtype fp32" in finding.sentence
 

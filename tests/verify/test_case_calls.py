@@ -27,6 +27,7 @@ from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.item_run import run_item
 from lastbit.verify.plan import Item
 from lastbit.verify.project import open_project
+from tests.recorded import Recorded
 
 CPU = torch.device("cpu")
 RMS_NORM = open_project(Config(folder="")).op("rms_norm")
@@ -228,5 +229,5 @@ def test_a_kernel_is_given_other_numbers_once() -> None:
     subject = Subject(Kernel("mine", "rms_norm", "", kernel), RMS_NORM, CPU)
     for asked, others in ((False, 1), (False, 1), (True, 2)):
         item = Item(subject, Group("mine", examples=(SMALL,)), asked)
-        run_item(item, cases=1, seed_=0, record=lambda result: None, started=lambda *_, **__: None)
+        run_item(item, Recorded(cases=1))  # type: ignore[arg-type]
         assert seen.count(0.25) == others

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +20,7 @@ from lastbit.verify.item_run import perform
 from lastbit.verify.ordinary import plainest, showing
 from lastbit.verify.plan import Item
 from tests.harness.test_takes import NORM, norm
+from tests.recorded import Recorded
 
 LINE = "rms_norm x=bf16[{shape}]{rest} weight=bf16[8] eps=1e-06 seed={seed}"
 
@@ -80,21 +80,9 @@ def test_one_item_of_a_kernel_shows_its_stages_and_that_is_known_before_the_run(
 
 def performed(look: Any, verdict: Verdict = Verdict.PASSED) -> tuple[list[str], list[str]]:
     """Perform an item that shows stages; return verdicts and what was kept."""
-    results: list[CaseResult] = []
-    kept: list[str] = []
-    own = {"cases": 0, "seed": 0, "random": False, "timeout": 9.0, "failures": None, "leave": None, "separable": None}
-    records: Any = SimpleNamespace(
-        **own,
-        started=lambda *_, **__: None,
-        record=results.append,
-        verify_on=lambda device: lambda attempt: attempt(),
-        keep_stages=kept.append,
-        looking=nullcontext,
-        watched=nullcontext,
-        note_time=lambda: None,
-    )
-    perform(replace(item(line()), shows=True), records, None, look)
-    return [str(one.verdict) for one in results], kept
+    recorded: Any = Recorded()
+    perform(replace(item(line()), shows=True), recorded, None, look)
+    return [str(one.verdict) for one in recorded.results], recorded.told_of("stages")
 
 
 def test_stages_that_are_found_are_kept_as_text_and_return_as_traces() -> None:

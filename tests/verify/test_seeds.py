@@ -28,6 +28,7 @@ from lastbit.verify.item_run import CaseFailed, run_item
 from lastbit.verify.plan import Item, make_plan
 from lastbit.verify.power import Separable
 from lastbit.verify.project import open_project
+from tests.recorded import Recorded
 
 PROJECT = open_project(Config(folder=""))
 OP = "completion_mask"
@@ -42,12 +43,10 @@ def groups_of(op: str) -> list[Group]:
 def ran(call: Any, group: Group, *, cases: int = 0, asked: bool = False) -> list[CaseResult]:
     """Run an item until it fails, and return its results."""
     subject = Subject(Kernel("mine", OP, "", call), PROJECT.op(OP), torch.device("cpu"))
-    results: list[CaseResult] = []
+    recorded: Any = Recorded(cases)
     with suppress(CaseFailed):
-        run_item(
-            Item(subject, group, asked), cases=cases, seed_=0, record=results.append, started=lambda *_, **__: None
-        )
-    return results
+        run_item(Item(subject, group, asked), recorded)
+    return list(recorded.results)
 
 
 def test_groups_of_other_names_draw_other_cases() -> None:

@@ -19,6 +19,7 @@ from lastbit.verify.plan import Item
 from lastbit.verify.project import open_project
 from lastbit.verify.shrink import shrink
 from tests.faults.hunt import subject_of
+from tests.recorded import Recorded
 
 PROJECT = open_project(Config(folder=""))
 
@@ -186,6 +187,14 @@ def kernel(spoil: Spoil) -> Kernel:
     return Kernel("spoiled", "rms_norm", RIGHT.contract, norm)
 
 
+class Before(Recorded):
+    """Is told how much is left before a failure is made small."""
+
+    def tell(self, *event: Any) -> None:
+        assert all(result.counted for result in self.results)
+        super().tell(*event)
+
+
 def ran(
     spoil: Spoil,
     *lines: str,
@@ -197,26 +206,16 @@ def ran(
     """Run an item; return its results and the case that it ends with, empty if it does not fail."""
     subject = subject_of(kernel(spoil), torch.device("cpu"))
     item = Item(subject, group or Group("mine", examples=tuple(map(parse_case, lines))), asked)
-    results: list[CaseResult] = []
+    recorded: Any = Before(cases=2, failures=failures)
     found = ""
-
-    def leave(item: Item, cases: int) -> None:
-        assert left is not None and not any(not result.counted for result in results)  # before it is made small
-        left.append(cases)
-
     try:
-        run_item(
-            item,
-            cases=2,
-            seed_=0,
-            record=results.append,
-            started=lambda *_, **__: None,
-            failures=failures,
-            leave=leave,
-        )
+        run_item(item, recorded)
     except CaseFailed as failure:
         found = failure.result.case.removeprefix("rms_norm ").rpartition(" ")[0]
-    return results, found
+    finally:
+        if left is not None:
+            left += recorded.told_of("left")
+    return recorded.results, found
 
 
 REAL = "rms_norm x=bf16[3,2,100]:rows weight=bf16[100] residual=bf16[3,2,100] eps=1e-05 seed=1"
