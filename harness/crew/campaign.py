@@ -13,7 +13,6 @@ from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lastbit.branches.unreached_branches import merged
 from lastbit.config import Config
 from lastbit.crew.ledger import ELSEWHERE, HERE, ItemOutcome
 from lastbit.crew.resources import ANY, ClusterNode, DeviceKind, chosen, device_plan, kinds_of, side_by_side
@@ -199,7 +198,7 @@ class Campaign:
             spent=sum((team.spent for team in self.teams), Spent()),
             interrupted=self.stop == INTERRUPTED,
             known={tuple(question): answer for team in self.teams for question, answer in team.answers},
-            taken=merged(taken for team in self.teams for taken in team.taken),
+            taken=[taken for team in self.teams for taken in team.taken],
         )
 
     def _lacking(self) -> Iterator[NotRun]:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
-from lastbit.branches.unreached_branches import unreached
+from lastbit.branches.unreached_branches import merged, unreached
 from lastbit.case import Case, Choices, Option, parse_case
 from lastbit.config import Config
 from lastbit.errors import UsageError
 from lastbit.inputs.choices import Feature, all_features, features_of
 from lastbit.inputs.combinations import Pair, pairs_of, told
-from lastbit.interpret.decisions import Decision
 from lastbit.result import TURNED_DOWN, CaseResult
 from lastbit.run import COMBINATIONS, Coverage, NotRun, Run, Spent
 from lastbit.timing import Clock, listening
@@ -152,13 +152,13 @@ def assembled(
     spent: Spent,
     interrupted: bool,
     known: Mapping[Question, bool] = MappingProxyType({}),
-    taken: Mapping[str, Collection[Decision]] | None = None,
+    taken: Iterable[tuple[str, Any]] = (),
 ) -> Run:
     """Assemble the run, with results in the order of the plan; of an interrupted run, as many as there are.
 
     The power of an interrupted run is not computed: it takes long and could not be relied on. An interruption from the
     keyboard while it is computed interrupts the run. What workers know of contracts that can be told apart is `known`,
-    and which branches each kernel has taken `taken`.
+    and which branches each kernel took in each item `taken`.
     """
     left = [(case, process.stop) for process in ended for case in process.under_way]
     results = _in_order([*recorded, *(case.errored for case, _ in left if case.died)], ended)
@@ -195,7 +195,7 @@ def assembled(
         ),
     )
     decides = config.strict and not config.lines  # who gives lines asks about these alone
-    return replace(run, unreached=unreached(taken, run.judged_cases, decides=decides))
+    return replace(run, unreached=unreached(merged(taken), run.judged_cases, decides=decides))
 
 
 def _in_order(results: Iterable[CaseResult], processes: Iterable[Ended]) -> list[CaseResult]:
