@@ -46,7 +46,8 @@ class LocalPool:
             child = child_for(self._config, kind.type, serve, log)
         self._started += 1
         self._children[self._started] = child
-        self._send(self._started, {"config": str(folder / "config.json"), "device": kind.device})
+        device = next(device for device in self._config.devices if device.startswith(kind.type))
+        self._send(self._started, {"config": str(folder / "config.json"), "device": device})
         return self._started
 
     def run(self, actor: Hashable, place: int, failed: Collection[tuple[str, str]]) -> None:

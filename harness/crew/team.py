@@ -304,7 +304,8 @@ class Team:
         """The reason why nobody is left to make a plan; empty if there is a plan, or may be."""
         if self.plan or self._members or not self._out:
             return ""
-        return f"no actor for {self.kind.device} could be started: {'; '.join(self._out.values())}"
+        see = "" if self._all.machines.address else f"; see {self._file('.log')}"
+        return f"no actor for {self.kind.device} could be started: {'; '.join(self._out.values())}{see}"
 
     @property
     def spent(self) -> Spent:
