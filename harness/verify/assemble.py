@@ -195,7 +195,9 @@ def assembled(
         ),
     )
     decides = config.strict and not config.lines  # who gives lines asks about these alone
-    return replace(run, unreached=unreached(merged(taken), run.judged_cases, decides=decides))
+    places = {kernel: place for place, kernel in enumerate(dict.fromkeys(item.kernel for item in planned))}
+    branches = merged(sorted(taken, key=lambda one: places[one[0]]))
+    return replace(run, unreached=unreached(branches, run.judged_cases, decides=decides))
 
 
 def _in_order(results: Iterable[CaseResult], processes: Iterable[Ended]) -> list[CaseResult]:

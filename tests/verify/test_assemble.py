@@ -237,6 +237,14 @@ def test_results_are_in_the_order_of_the_plan_whoever_had_them_when(left: Left) 
     ]  # fmt: skip
 
 
+def test_branches_are_of_kernels_in_the_order_of_the_plan(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr("lastbit.verify.assemble.unreached", lambda taken, *_, **__: seen.extend(taken))
+    left.plan(planned("b"), planned("a"))
+    left.run("", result("a"), result("b"), taken=[("a", []), ("b", [])])
+    assert seen == ["b", "a"]
+
+
 def test_nobody_waits_for_the_power_of_an_interrupted_run(left: Left) -> None:
     left.plan(planned("k"))
     assert left.run("", result("k")).power
