@@ -100,7 +100,11 @@ def test_multiples_of_a_block_are_told(divisor: int) -> None:
 
 def test_places_of_a_launch_are_told() -> None:
     found = causes(40, lambda row, size, place, others: row + 100 * (place == 0 and size > 1))
-    assert found.sentence.endswith("changes with the place of a row in its launch: the first row")
+    places = "changes with the place of a row in its launch: the first row"
+    assert found == BitChanges(f"changes between 1 and 2 rows, and {places}", 1)
+    refused = range(17, 31)  # where the number that matters is cannot be found then
+    found = causes(40, lambda row, size, place, others: row + 100 * (place == 0) * (size > 20), refused=refused)
+    assert found == BitChanges(places, 16)
     found = causes(40, lambda row, size, place, others: row + 100 * (place >= size - 2 and size == 40))
     assert found.sentence == "changes with the place of a row in its launch: the last 2 rows"
 
@@ -116,6 +120,11 @@ def test_nothing_is_said_of_what_does_not_change_or_cannot_be_launched() -> None
     refused = range(17, 31)
     found = causes(40, lambda row, size, place, others: row + 100 * (size > 20), refused=refused)
     assert found == BitChanges("", 16)  # between 16 and 31 no number of rows can be launched
+
+
+def test_more_rows_than_are_copied_are_followed() -> None:
+    found = causes(40, lambda row, size, place, others: row + 100 * (row == 5 and size > 11))
+    assert found == BitChanges("changes between 11 and 12 rows", 11)
 
 
 def test_rows_are_followed_together_where_they_do_without_each_other() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lastbit.judging.compare import compare, outside_count, outside_mask
+from lastbit.judging import compare as comparing
+from lastbit.judging.compare import Begun, compare, finished, outside_count, outside_mask
 from lastbit.numerics import Enclosure
-from lastbit.numerics.formats import BF16, E4M3, FORMATS, FP16, FP32, Format
+from lastbit.numerics.formats import BF16, E4M3, FORMATS, FP16, FP32, FP64, Format
 from lastbit.result import ULP_BINS, Comparison
 from tests import whole_compare
 from tests.comparisons import comparisons
@@ -355,3 +357,54 @@ def test_the_number_outside_of_nothing() -> None:
 def test_a_comparison_on_the_cpu_does_not_load_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lastbit.judging.fused_compare", None)
     assert compare(tensor(1.0), points(1.0), FP32).numel == 1
+
+
+# Who compares
+
+
+def test_fused_kernels_compare_what_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    fused = Comparison(numel=7)
+
+    class Pair:
+        """Stands for a pair that a device compares."""
+
+        def begin(self, fmt: Format) -> Comparison:
+            asked.append(fmt)
+            return fused
+
+        def begin_integers(self) -> Comparison:
+            return fused
+
+        def outside_count(self) -> Tensor:
+            return torch.tensor(5)
+
+    expected, whole = points(1.0), torch.tensor([1])
+    monkeypatch.setattr(comparing, "_pair", lambda actual, expected: Pair())
+    assert comparing.begin(tensor(1.0), expected, BF16) is fused
+    assert comparing.begin_integers(whole, whole) is fused
+    assert int(outside_count(tensor(1.0), expected)) == 5
+    for fmt in (FP64, replace(BF16, direction="either")):  # the kernels have no such formats
+        found = comparing.begin(tensor(1.0), expected, fmt)
+        assert isinstance(found, Comparison) and found.numel == 1
+    assert asked == [BF16]
+    assert comparing.begin(tensor(), points(), BF16) == comparing.begin_integers(whole[:0], whole[:0]) == Comparison()
+    assert int(outside_count(tensor(), points())) == 0
+    monkeypatch.setattr(comparing, "_pair", lambda actual, expected: None)
+    assert comparing.begin(tensor(1.0), expected, BF16).numel == 1  # type: ignore[union-attr]
+    assert comparing.begin_integers(whole, whole).numel == 1  # type: ignore[union-attr]
+    assert int(outside_count(tensor(2.0), expected)) == 1
+
+
+def test_a_device_is_waited_for_once_for_all_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begun(*figures: float) -> Begun:
+        return Begun(torch.tensor(figures), lambda values: Comparison(numel=len(values), max_ulp=sum(values)))
+
+    here = Comparison(numel=9)
+    waited: list[int] = []
+    cat = torch.cat
+    monkeypatch.setattr(comparing.torch, "cat", lambda parts: waited.append(len(parts)) or cat(parts))
+    found = finished([begun(1.0, 2.0), here, begun(), begun(4.0)])
+    assert [(one.numel, one.max_ulp) for one in found] == [(2, 3.0), (9, 0.0), (0, 0.0), (1, 4.0)]
+    assert waited == [3]
+    assert finished([here]) == [here] and finished([]) == [] and waited == [3]
