@@ -19,6 +19,7 @@ from lastbit.children.child import ChildProcess, name_of_signal
 from lastbit.config import Config
 from lastbit.crew.resources import DeviceKind
 from lastbit.crew.team import Heard
+from lastbit.isolation import system
 from lastbit.isolation.guardian import close_all_but
 from lastbit.verify.processes import child_for
 
@@ -123,7 +124,8 @@ def _kill(child: ChildProcess) -> None:
 
 def serve(descriptor: int) -> None:
     """Be an actor of this machine: do what comes through the channel until the sender closes it."""
-    os.setsid()  # so that it ends with all that it starts, and only when it is told to
+    os.setsid()  # so that it ends with all that it starts, and only when it is told to,
+    system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)  # or when nobody can tell it any more, whatever it does
     close_all_but(descriptor)  # where it is forked, it has the other ends of those before it
     channel = Channel(socket.socket(fileno=descriptor))
     asked, _ = channel.receive()

@@ -83,6 +83,28 @@ def test_an_actor_that_ends_is_heard_of_even_if_its_children_hold_the_channel(
     pool.close()
 
 
+class Busy:
+    """A channel that says which process has it, and then keeps that from looking whether anybody is there."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.send(str(os.getpid()).encode())
+        signal.pause()
+
+
+def test_an_actor_ends_with_the_process_that_has_started_it_even_in_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_pool, "Channel", Busy)
+    here, there = socket.socketpair()
+    starter = os.fork()
+    if starter == 0:
+        if os.fork() == 0:
+            local_pool.serve(there.fileno())
+        signal.pause()
+    actor = int(here.recv(20))
+    os.kill(starter, signal.SIGKILL)
+    os.waitpid(starter, 0)
+    until_gone(actor)
+
+
 def until_gone(pid: int) -> None:
     """Wait until a process is there no more, or only its parent has not heard of it."""
     for _ in range(500):
