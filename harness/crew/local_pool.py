@@ -143,7 +143,7 @@ def serve(descriptor: int) -> None:
         while (asked := channel.receive()[0]) is not None:
             for batch in actor.run(**asked) if "place" in asked else ():
                 channel.send(["events", batch])
-                while select.select([channel], [], [], 0)[0]:
+                while batch[-1] != ["done"] and select.select([channel], [], [], 0)[0]:  # then comes another item
                     actor.recorder.learn(**(channel.receive()[0] or os._exit(1)))
     except OSError:
         os._exit(1)  # nobody listens any more, and the kernel may go on for ever

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,48 @@ def test_an_actor_ends_with_the_process_that_has_started_it_even_in_a_case(monke
     os.kill(starter, signal.SIGKILL)
     os.waitpid(starter, 0)
     until_gone(actor)
+
+
+class Quick:
+    """An actor that has done an item at once, and takes note of kernels that have failed."""
+
+    def __init__(self, *_: object) -> None:
+        self.recorder, self.known = self, list[object]()
+
+    def start(self) -> dict[str, object]:
+        return {}
+
+    def learn(self, failed: object) -> None:
+        self.known.append(failed)
+
+    def run(self, place: int, failed: object) -> Iterator[list[list[object]]]:
+        yield [["begins", place, failed]]
+        yield [["known", *self.known], ["done"]]
+
+
+def test_an_actor_takes_its_next_item_when_it_has_just_done_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The next item is there before the actor looks for what others have learned."""
+    look = select.select
+    monkeypatch.setattr(select, "select", lambda *of: time.sleep(0.05) or look(*of))
+    monkeypatch.setattr("lastbit.crew.actor.Actor", Quick)
+    here, there = socket.socketpair()
+    channel, actor = Channel(here), os.fork()
+    if actor == 0:
+        local_pool.serve(there.detach())
+        os._exit(0)
+    there.close()
+    channel.send({"config": str(Config(folder=str(tmp_path)).save()), "device": "cpu"})
+    told = [channel.receive()[0], channel.receive()[0]]
+    for place in range(3):
+        channel.send({"place": place, "failed": []})
+        told += [channel.receive()[0], channel.receive()[0]]
+    assert told[2:] == [
+        ["events", batch] for place in range(3) for batch in ([["begins", place, []]], [["known"], ["done"]])
+    ]
+    here.close()
+    assert os.waitpid(actor, 0)[1] == 0
 
 
 def until_gone(pid: int) -> None:
