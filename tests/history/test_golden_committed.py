@@ -34,13 +34,16 @@ def known() -> dict[Path, Target]:
 
 
 def bits_kept(subject: Subject, recorded: RecordedCase) -> bool:
-    """Call the kernel once, and compare its inputs and all its stages with those that were recorded."""
+    """Call the kernel once, and compare its inputs and all its stages with those that were recorded.
+
+    The reference, which takes longer than most kernels, is not asked what the results are: they are what was recorded.
+    """
     inputs = build(parse_case(recorded.line).gathered(), subject.device)
-    problem = subject.problem(inputs)
-    results, optional = tuple(problem.required), tuple(problem.may_return)
-    call = Caller(subject.kernel, subject.device, results, optional, shapes=problem.shapes).last(inputs)
+    shapes = {name: stage.values.shape for name, stage in recorded.stages.items()}
+    results = subject.op.in_order(name for name in shapes if name not in subject.kernel.stages)
+    call = Caller(subject.kernel, subject.device, tuple(results), shapes=shapes).last(inputs)
     if (
-        fingerprints(problem.tensors) != recorded.inputs
+        fingerprints(subject.problem(inputs).tensors) != recorded.inputs
         or call.findings
         or call.actual.keys() != recorded.stages.keys()
     ):
@@ -77,13 +80,16 @@ def test_every_kernel_has_one_and_every_one_has_a_kernel() -> None:
 def test_kernels_keep_to_them(path: Path) -> None:
     """Other processors and other releases of torch may change bits, within the contract; others are not asked for.
 
-    The same bits of the same inputs need no second judgement: only kernels that changed are verified.
+    The same bits of the same inputs need no second judgement: only cases and properties that changed are verified.
     """
     prepare(CPU)
     kernel = known()[path].subject.kernel
     golden = load(path, kernel.name, "cpu")
     subject = subject_of(kernel, CPU)
-    if all(bits_kept(subject, case) for case in golden.cases) and properties_kept(subject, golden):
+    changed = tuple(case for case in golden.cases if not bits_kept(subject, case))
+    lost = {} if properties_kept(subject, golden) else golden.properties
+    if not changed and not lost:
         return
-    outcome = held(replace(known()[path], subject=subject), golden, watch=unwatched, tick=lambda result: None).outcome
+    rest = replace(golden, cases=changed, properties=lost)
+    outcome = held(replace(known()[path], subject=subject), rest, watch=unwatched, tick=lambda result: None).outcome
     assert outcome.status in (Status.SAME, Status.CHANGED), outcome
