@@ -101,11 +101,11 @@ def test_equivalent_copy_gives_the_same_bits(fault: Fault):
         assert not any(hunt.changed(kernel, hunt.clean(fault), case, CPU) for case in cases)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_replacements_apply_to_the_kernel_as_it_is(fault: Fault):
+def test_replacements_apply_to_the_kernel_as_it_is():
     sources = read_sources()
-    changed = mutated(fault, sources)
-    assert changed and all(changed[name] != sources[name] for name in changed)
+    for fault in FAULTS:
+        changed = mutated(fault, sources)
+        assert changed and all(changed[name] != sources[name] for name in changed), fault
 
 
 def test_a_replacement_that_does_not_apply_is_an_error():
