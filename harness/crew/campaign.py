@@ -99,6 +99,7 @@ class Campaign:
         tell: is told each result that is new.
         over: is told each item that is done, and its outcome.
         stop: why it ended before all items had run; empty if it did not.
+        begun_anew: how often an item began anew, since its actor was lost and no case was why.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Campaign:
         self.plan: Callable[[int], None] = lambda cases: None
         self.tell: Callable[[CaseResult], None] = lambda result: None
         self.over: Callable[[Planned, ItemOutcome], None] = lambda planned, outcome: None
-        self.stop, self._counted = "", False
+        self.stop, self.begun_anew, self._counted = "", 0, False
         self.teams = [Team(kind, self) for kind in machines.kinds]
 
     def open(self) -> None:
@@ -186,6 +187,12 @@ class Campaign:
         """The run, of which there is nothing if it was interrupted before it was planned."""
         from lastbit.verify.assemble import assembled, isolation_of
 
+        if self.begun_anew:
+            lost = f"{self.begun_anew} time{'s' * (self.begun_anew > 1)}"
+            print(
+                f"a process was lost {lost} where no case was why, and its cases ran again: {self._file}",
+                file=sys.stderr,
+            )
         left = [team.ended(self._file, self.stop) for team in self.teams]
         ended = [one for one, _ in left]
         ended[-1] = replace(ended[-1], not_run=(*ended[-1].not_run, *self._lacking()))

@@ -134,6 +134,10 @@ SILENCE = 600.0
 """Seconds beyond the limit of a case that an actor may say nothing between two cases: it draws, or waits for others."""
 
 
+RUNS_AGAIN = "it runs again"
+"""The fate of an item whose actor was lost where no case is why."""
+
+
 @dataclass
 class ItemAttempt:
     """A run of an item by an actor.
@@ -327,7 +331,7 @@ class Ledger:
             self.settled[place] = ItemOutcome(tuple(self._longest[place].results), attempt.left, given_up=reason)
             return "it is given up"
         self._queue.put_back([place])
-        return "it runs again"
+        return RUNS_AGAIN
 
     def _died(self, attempt: ItemAttempt) -> UnderWay:
         assert attempt.under_way is not None

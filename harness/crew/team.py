@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lastbit.crew.ledger import Ledger
+from lastbit.crew.ledger import RUNS_AGAIN, Ledger
 from lastbit.crew.resources import DeviceKind
 from lastbit.errors import LastbitError
 from lastbit.files import append_lines
@@ -227,6 +227,7 @@ class Team:
         member = self._members.pop(actor)
         self._all.pool.kill(actor)
         becomes = self.ledger.lose(actor, self._all.clock(), by_kernel=by_kernel)
+        self._all.begun_anew += becomes == RUNS_AGAIN
         self._all.log(f"{self.kind.device}: {member} was lost: {reason}{f'; its item: {becomes}' if becomes else ''}")
         self._record()
         if not self.ledger.done:

@@ -206,12 +206,18 @@ def test_whatever_happens_to_actors_the_results_are_those_of_a_run_that_nothing_
     assert found == {one.planned.id: one.verdicts for one in does}
 
 
-def test_an_item_that_loses_its_actors_again_and_again_in_no_case_is_given_up(tmp_path: Path) -> None:
+def test_an_item_that_loses_its_actors_again_and_again_in_no_case_is_given_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = worked(Fake({"cpu": [Does(item("k", 50))]}, Random(1), losses=100), tmp_path)
     ended, _ = found.teams[0].ended(Path(), "")
     assert list(ended.given_up) == [("k", "cpu", "g")]
     assert found.run.broken.startswith("k on cpu, the rest of group g: its process was lost 5 times")
     assert found.run.exit_code == 2
+    said, *_ = capsys.readouterr().err.splitlines()
+    assert said == (
+        f"a process was lost 4 times where no case was why, and its cases ran again: {tmp_path / 'cluster.log'}"
+    )
 
 
 def test_an_actor_without_work_runs_what_another_is_slow_with(tmp_path: Path) -> None:
