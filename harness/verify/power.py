@@ -94,8 +94,9 @@ def _untold(
         lacking = _lacking(op, alike)
         if not (others := [op.contract(other) for other, count in ruled_out.items() if not count]):
             continue
-        ran, long = set(map(str, cases)), list(_probes(cases, op))
-        probes = [case for case in (*long, *_with_few_columns(long, op)) if str(case) not in ran]
+        ran, long = set(map(str, cases)), list(_small_probes(cases, op))
+        narrow = filter(_manageable, _with_few_columns(_probes(cases, op), op))
+        probes = [case for case in (*long, *narrow) if str(case) not in ran]
         pairs = ((other, case) for other in others for case in probes if case in long or takes(case))
         telling = (case for other, case in pairs if separable.apart(op, own, other, lacking, case) and takes(case))
         yield from islice(telling, 1)
@@ -167,7 +168,7 @@ class Separable:
             tensors = build(case, torch.device("cpu")).tensors
             premises = Premises(exact_sums=True)
             self._problems[key] = Problem(op, op.contract(""), tensors, dict(case.params), premises, {})
-            if len(self._problems) > _PROBES:
+            if len(self._problems) > 2 * _PROBES:  # as many as are asked about in turn for each other contract
                 old, _ = self._problems.popitem(last=False)
                 self._results = {one: found for one, found in self._results.items() if one[:2] != old}
         self._problems.move_to_end(key)
@@ -195,17 +196,29 @@ def _have_one_formula(one: Problem, another: Problem, results: Iterable[str]) ->
     return all(name in own and name in theirs and bool(own[name].equal(theirs[name]).all()) for name in results)
 
 
-def _probes(cases: Iterable[Case], op: Op) -> Iterator[Case]:
-    """Yield the largest cases of manageable size, or else the smallest, with ordinary values and few rows.
+def _probes(cases: Iterable[Case], op: Op) -> list[Case]:
+    """Return the largest cases of manageable size, or else the smallest, with ordinary values and few rows."""
+    cases = list(cases)
+    return list(_small_probes(cases, op)) or [c.with_regime("normal") for c in _free_and_cut(cases, op)[-1:]]
 
-    Those whose line lists integers are left as they are: of other shapes they are no cases.
+
+def _small_probes(cases: Iterable[Case], op: Op) -> Iterator[Case]:
+    """Yield the largest cases of manageable size, with ordinary values and few rows.
+
+    A case that only tells contracts apart is not worth more: of a layer of 7,168 columns and 117 million weights each
+    pair of contracts takes minutes.
+    """
+    for case in islice(filter(_manageable, _free_and_cut(cases, op)), _PROBES):
+        yield case.with_regime("normal")
+
+
+def _free_and_cut(cases: Iterable[Case], op: Op) -> list[Case]:
+    """Return cases with few rows, the largest first.
+
+    Those whose line lists integers are left out: of other shapes they are no cases.
     """
     free = [c for c in cases if not any(is_given(t.regime) and not BY_NAME[t.dtype].floating for t in c.tensors)]
-    largest_first = sorted(free, key=lambda c: -c.tensors[0].numel)
-    cut = (_cut(case.gathered(), op) for case in largest_first)
-    probes = list(islice(filter(_manageable, cut), _PROBES))
-    for case in probes or [_cut(case.gathered(), op) for case in largest_first[-1:]]:
-        yield case.with_regime("normal")
+    return [_cut(case.gathered(), op) for case in sorted(free, key=lambda c: -c.tensors[0].numel)]
 
 
 def _manageable(case: Case) -> bool:

@@ -50,6 +50,15 @@ def test_a_contract_that_no_case_tells_apart_asks_for_one_that_can(zeros: int, o
     assert [str(case.tensors[0]) for case in found] == ["x=bf16[4,64]"] * cases
 
 
+def test_no_case_of_many_elements_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a layer of a real model could tell is told by few columns, or by another item; asking takes minutes."""
+    asked = list[str]()
+    monkeypatch.setattr(Separable, "_apart", lambda self, op, one, other, lacking, case: asked.append(str(case)))
+    op = open_project(CONFIG).op("rms_norm")
+    assert untold([result("x=bf16[2,131072] weight=bf16[131072]")], op, Separable()) == []
+    assert asked == ["rms_norm x=bf16[64,64] weight=bf16[64] eps=1e-06 seed=1"]
+
+
 def test_a_case_for_which_a_contract_is_not_defined_tells_nothing_apart() -> None:
     """A weight offset has a meaning where products are in fp32."""
     with_offset = "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 weight_offset=1.0 seed=1"
