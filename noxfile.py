@@ -15,6 +15,8 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["verify", "tests", "lint"]
 
+PROJECT = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())["project"]
+
 
 def install(session: nox.Session, requirement: str) -> None:
     """Install the checkout, editable, at the versions that constraints.txt pins."""
@@ -47,8 +49,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, formatting and types."""
-    install(session, ".[dev]")
+    """Check style, formatting and types; beside another session, which may install lastbit at that moment."""
+    extras = PROJECT["optional-dependencies"]
+    tools = [requirement for requirement in extras["dev"] if not requirement.startswith("lastbit")]
+    session.install("--constraint", "constraints.txt", *PROJECT["dependencies"], *extras["report"], *tools)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     package = as_imported(session)
@@ -97,8 +101,7 @@ def processors(session: nox.Session, most: str) -> None:
 
 def lowest() -> list[str]:
     """Return the lowest torch and Triton that pyproject.toml takes, as requirements."""
-    project = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())["project"]
-    bounds = (requirement.partition(";")[0] for requirement in project["dependencies"])
+    bounds = (requirement.partition(";")[0] for requirement in PROJECT["dependencies"])
     return [bound.replace(">=", "==") + ".0" for bound in bounds if bound.startswith(("torch>=", "triton>="))]
 
 

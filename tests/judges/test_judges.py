@@ -28,6 +28,7 @@ from lastbit.judges.question import JudgeQuestion
 from lastbit.kernel import Kernel
 from lastbit.reports.judged import FileVerdict, document, schema
 from lastbit.result import Verdict
+from lastbit.verify.case_calls import Caller
 from lastbit.verify.check import Subject
 from lastbit.verify.project import open_project
 
@@ -198,7 +199,7 @@ def test_a_kernel_that_raises_in_any_case_calls_no_operator(always: bool, monkey
         if replaced or always:
             raise Raised(("ValueError",), "no", "")
 
-    monkeypatch.setattr(opening.Caller, "unguarded", unguarded)
+    monkeypatch.setattr(Caller, "unguarded", unguarded)
     kernel = Kernel("mine", "rms_norm", "fp32_multiply", lambda x, weight, *, eps: x)
     subject = Subject(kernel, open_project(Config(folder="")).op("rms_norm"), torch.device("cpu"))
     kernel_of_file = opening.OpenedKernel(subject, None)  # type: ignore[arg-type]
