@@ -59,7 +59,7 @@ def rows_of(case: Case) -> int:
 
 def of_fault(text: str, *, stages: bool) -> StageSearch:
     """Search on the first case that shows the fault; of two rows, one of them zeros, little can be said."""
-    drawn = hunt.cases_for(fault(text), fault(text).dtypes[0], 60)
+    drawn = list(hunt.cases_for(fault(text), fault(text).dtypes[0], 60))
     first, _ = hunt.KEPT.get(text, (1, 1))
     cases = [c for c in (*drawn[first - 1 :], *drawn) if rows_of(c) > 3 or c.tensors[0].regime != "zero_rows"]
     with planted(fault(text)) as kernel:

@@ -49,34 +49,56 @@ def clean(fault: Fault, family: str = "triton") -> Kernel:
     return kernel_of(clean_kernels(), fault.variant, family)
 
 
-def cases_for(fault: Fault, dtype: str, count: int, seed_: int = 0) -> tuple[Case, ...]:
-    """Draw the cases that the fault is hunted with; those of a table of shapes are the same for every seed."""
+def cases_for(fault: Fault, dtype: str, count: int, seed_: int = 0) -> Iterator[Case]:
+    """Yield the cases that the fault is hunted with; those of a table of shapes are the same for every seed.
+
+    A group is drawn when its first case is asked for, since most faults are shown by the first few cases.
+    """
     wanted = GROUPS[fault.op][fault.options][dtype]
     cases = cases_of(fault.variant, wanted, count, seed_, fault.family)
     if not isinstance(wanted, str):  # then those of other options: a parameter that the fault needs may be among these
-        cases = tuple(dict.fromkeys((*cases, *cases_of(fault.variant, (), count, seed_, fault.family))))
-    chosen = tuple(case for case in cases if case.tensors[0].dtype == dtype)
-    assert chosen, f"no case for {fault.name!r} has a first input of {dtype}"
-    return chosen
+        cases = itertools.chain(cases, cases_of(fault.variant, (), count, seed_, fault.family))
+    seen = set[Case]()
+    for case in cases:
+        if case.tensors[0].dtype == dtype and case not in seen:
+            seen.add(case)
+            yield case
+    assert seen, f"no case for {fault.name!r} has a first input of {dtype}"
 
 
-@functools.cache
-def cases_of(
-    variant: str, wanted: str | Options, count: int, seed_: int = 0, family: str = "triton"
-) -> tuple[Case, ...]:
-    """Draw the distinct cases among about `count` that a run with this seed has for a kernel of that variant.
+def cases_of(variant: str, wanted: str | Options, count: int, seed_: int = 0, family: str = "triton") -> Iterator[Case]:
+    """Yield the cases among about `count` that a run with this seed has for a kernel of that variant.
 
     They are of the group of that name, or of all groups of combinations that have these options, in turn. Cut to the
     size for a CPU on every device, so that all devices see the same bits.
     """
     kernel = kernel_of(clean_kernels(), variant, family)
     groups = _groups(kernel.op, kernel.accepts, count)
+    drawn = functools.partial(_drawn, kernel.op, kernel.accepts, count, seed_)
     if isinstance(wanted, str):
-        group = next(g for g in groups if g.name == wanted)
-        return group.examples if group.strategy is None else tuple(draw(replace(group, examples=()), count, seed_))
-    chosen = [g for g in groups if g.combination and all(g.combination.get(axis) == option for axis, option in wanted)]
-    drawn = (draw(group, count, seed_) for group in chosen)
-    return tuple(case for turn in itertools.zip_longest(*drawn) for case in turn if case is not None)
+        number, group = next((n, g) for n, g in enumerate(groups) if g.name == wanted)
+        yield from group.examples if group.strategy is None else drawn(number, examples=False)
+        return
+    chosen = [
+        number
+        for number, g in enumerate(groups)
+        if g.combination and all(g.combination.get(axis) == option for axis, option in wanted)
+    ]
+    for turn in itertools.count():
+        left = [number for number in chosen if turn == 0 or turn < len(drawn(number))]
+        if not left:
+            return
+        for number in left:
+            yield from drawn(number)[turn : turn + 1]
+
+
+@functools.cache
+def _drawn(
+    op: str, accepts: frozenset[str], count: int, seed_: int, number: int, *, examples: bool = True
+) -> tuple[Case, ...]:
+    """Draw the cases of the group with that number."""
+    group = _groups(op, accepts, count)[number]
+    return tuple(draw(group if examples else replace(group, examples=()), count, seed_))
 
 
 @functools.cache

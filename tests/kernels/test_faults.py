@@ -95,7 +95,7 @@ def test_fault_is_seen_and_named(fault: Fault):
 
 @pytest.mark.parametrize("fault", EQUIVALENT, ids=str)
 def test_equivalent_copy_gives_the_same_bits(fault: Fault):
-    cases = hunt.cases_for(fault, fault.dtypes[0], COUNT)[:12]
+    cases = list(islice(hunt.cases_for(fault, fault.dtypes[0], COUNT), 12))
     assert cases
     with planted(fault) as kernel:
         assert not any(hunt.changed(kernel, hunt.clean(fault), case, CPU) for case in cases)
@@ -129,7 +129,7 @@ def test_a_planted_kernel_shares_the_files_that_the_fault_leaves_alone():
 @pytest.mark.parametrize("name", ["rms_norm: squares rounded", "moe_lora: base rounded"])
 def test_trying_other_contracts_changes_no_verdict(name: str):
     fault = next(f for f in FAULTS if str(f) == name)
-    case = hunt.cases_for(fault, fault.dtypes[0], COUNT)[0]
+    case = next(hunt.cases_for(fault, fault.dtypes[0], COUNT))
     with planted(fault) as faulty:
         for kernel in (hunt.clean(fault), faulty):
             quick = verify_case(hunt.subject_of(kernel, CPU), case)
