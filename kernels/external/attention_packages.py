@@ -51,7 +51,9 @@ def sdpa_math(q, k, v, *, scale, causal=False):
     return of_torch(SDPBackend.MATH, q, k, v, scale=scale, causal=causal)
 
 
-@kernel("attention", contract="flash", name="F.scaled_dot_product_attention[cpu]", devices=("cpu",))
+@kernel(
+    "attention", contract="flash", name="F.scaled_dot_product_attention[cpu]", devices=("cpu",), takes="contiguous rows"
+)
 def sdpa_cpu(q, k, v, *, scale, causal=False):
     """Call torch's flash attention of the CPU: 512 keys at a time (`FlashAttentionKernel.cpp`)."""
     if k.shape[1] > 512 or q.shape[3] != v.shape[3]:
@@ -98,6 +100,6 @@ def gemma2_attention(q, k, v, *, scale, causal=False, cap=None):
     return of_transformers("gemma2", q, k, v, None, scale, causal, softcap=cap)
 
 
-@kernel("attention", contract="eager+rounded_shift", name="transformers[gpt_oss]")
+@kernel("attention", contract="eager+rounded_shift", name="transformers[gpt_oss]", takes="one dtype")
 def gpt_oss_attention(q, k, v, sinks, *, scale, causal=False):
     return of_transformers("gpt_oss", q, k, v, sinks, scale, causal)

@@ -27,7 +27,7 @@ def liger(x):
     return function.apply(as_rows(x)).reshape(x.shape)
 
 
-@kernel("softmax", contract="rounded_scores", name="transformers[eager]")
+@kernel("softmax", contract="rounded_scores", name="transformers[eager]", takes="one dtype")
 def transformers_eager(x, mask=None, *, scale=1.0):
     """Call `eager_attention_forward` of Llama, whose weights are the softmax of query · keyᵀ · scaling + mask.
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import torch
 from norm_packages import upstream
 
-from lastbit import UnsupportedCase, kernel
+from lastbit import kernel
 
 
-@kernel("rms_norm", contract="native_multiply", name="transformers[LlamaRMSNorm]")
+@kernel("rms_norm", contract="native_multiply", name="transformers[LlamaRMSNorm]", takes="one dtype")
 def llama_rms_norm(x, weight, *, eps):
-    """Call `LlamaRMSNorm`: its product has the dtype that torch promotes to, so an fp32 weight gives fp32."""
-    if torch.promote_types(x.dtype, weight.dtype) != x.dtype:
-        raise UnsupportedCase(f"x is {x.dtype} and weight {weight.dtype}: upstream's output has the weight's dtype")
+    """Call `LlamaRMSNorm`, which rounds to x's dtype and multiplies in the one that torch promotes to."""
     module = upstream("transformers.models.llama.modeling_llama", "transformers").LlamaRMSNorm(len(weight), eps)
     module.weight = torch.nn.Parameter(weight, requires_grad=False)
     return module(x)
