@@ -45,7 +45,7 @@ class Beside:
 
     @cached_property
     def worker(self) -> Worker:
-        """What does the work there."""
+        """The process on the CPU that follows kernels on residues while this one has the GPU."""
         from lastbit.verify.formula_check import open_to_follow  # both import the plan, which makes this
         from lastbit.verify.worker import Worker
 

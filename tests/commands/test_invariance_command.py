@@ -6,28 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from in_this_process import InThisProcess
 
-from lastbit.case import Case, Group, parse_case
+from lastbit.case import Case, Group
 from lastbit.commands import invariance as command
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.kernel import Kernel
 from lastbit.property_result import PropertyOutcome, PropertyResult, together
 from lastbit.reports.invariance import Invariance, print_invariance
 from lastbit.reports.paper import make_console
 from lastbit.result import CaseResult, Verdict
 from lastbit.verify import asking
-from lastbit.verify.check import Subject
 from lastbit.verify.item_run import Explorer
 from lastbit.verify.plan import Item, make_plan
-from lastbit.verify.project import open_project
 from lastbit.verify.worker import WorkerEnded
+from tests.verify.test_property_checks import CASE, by_number_of_rows, in_one_sum, subject
 
 LINE = "rms_norm x=fp32[40,256] weight=fp32[256] eps=1e-06 seed=1"
-CASE = parse_case(LINE)
-RMS_NORM = open_project(Config(folder="")).op("rms_norm")
 PLANTED = """
 import torch
 from lastbit.kernel import kernel
@@ -43,33 +38,6 @@ def by_number_of_rows(x, weight, *, eps):
 def undeclared(x, weight, *, eps):
     return by_number_of_rows(x, weight, eps=eps)
 """
-
-
-def by_number_of_rows(x, weight, *, eps):
-    """Sum in halves from 19 rows on."""
-    squares = x.square()
-    total = squares.sum(-1) if x.shape[0] < 19 else squares[:, ::2].sum(-1) + squares[:, 1::2].sum(-1)
-    return x * torch.rsqrt(total / x.shape[-1] + eps)[:, None] * weight
-
-
-def in_one_sum(x, weight, *, eps):
-    total = x.double().square().sum(-1).float()
-    return x * torch.rsqrt(total / x.shape[-1] + eps)[:, None] * weight
-
-
-def wrong_alone(x, weight, *, eps):
-    """Doubles the one row of a call."""
-    return in_one_sum(x, weight, eps=eps) * (2 if x.shape[0] == 1 else 1)
-
-
-def raises_alone(x, weight, *, eps):
-    if x.shape[0] == 1:
-        raise ValueError("one row")
-    return in_one_sum(x, weight, eps=eps)
-
-
-def subject(function, **declared) -> Subject:
-    return Subject(Kernel("planted", "rms_norm", "fp32_multiply", function, **declared), RMS_NORM, torch.device("cpu"))
 
 
 def explored(group: Group) -> tuple[Explorer, CaseResult]:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 import triton
 
-from lastbit.case import parse_case
-from lastbit.diagnosing.trace import trace_case
 from lastbit.interpret import install
-from lastbit.reports.why import KernelTrace
-from tests.faults import hunt
-from tests.faults.catalogue import FAULTS
-from tests.faults.plant import planted
+from tests.diagnosing.test_mends_in_memory import traced
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="the traces are of the interpreter")
 
@@ -24,12 +18,6 @@ OF_ZEROS = (
     "weight=fp32[193]:small rstd=fp32[3,21,1]@21,1,63:ones mean=fp32[3,21,1]@21,1,63:zeros "
     "z=bf16[3,21,193]@4053,1,21:zeros norm_before_gate=False seed=24877"
 )
-
-
-def traced(name: str, line: str) -> KernelTrace:
-    fault = next(f for f in FAULTS if str(f) == name)
-    with planted(fault) as kernel:
-        return trace_case(hunt.subject_of(hunt.without_stages(kernel), torch.device("cpu")), parse_case(line))
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ CASE = (
 )
 
 
-def traced(name: str) -> KernelTrace:
+def traced(name: str, line: str = CASE) -> KernelTrace:
     fault = next(f for f in FAULTS if str(f) == name)
     with planted(fault) as kernel:
-        return trace_case(hunt.subject_of(hunt.without_stages(kernel), torch.device("cpu")), parse_case(CASE))
+        return trace_case(hunt.subject_of(hunt.without_stages(kernel), torch.device("cpu")), parse_case(line))
 
 
 def test_a_read_of_another_matrix_is_the_culprit() -> None:
