@@ -35,6 +35,9 @@ _PROBE_SIZE = 1 << 16
 """Elements of the first tensor of such a case; where its rows can be cut, more are cut off."""
 _LARGEST_TENSOR = 1 << 18
 """Elements of its other tensors: attention over 1,000 keys took half a minute for one pair of contracts."""
+_WORTH = 1 << 23
+"""Elements of a case that is run for no more than to tell contracts apart: asking takes seconds for each pair of them.
+Of a layer of 7,168 columns and 117 million weights it takes three minutes."""
 
 # Arbitrary: kernels take a power of two, and of so few terms a rounding of each shows in one output of ten.
 _FEW_COLUMNS = 64
@@ -94,9 +97,8 @@ def _untold(
         lacking = _lacking(op, alike)
         if not (others := [op.contract(other) for other, count in ruled_out.items() if not count]):
             continue
-        ran, long = set(map(str, cases)), list(_small_probes(cases, op))
-        narrow = filter(_manageable, _with_few_columns(_probes(cases, op), op))
-        probes = [case for case in (*long, *narrow) if str(case) not in ran]
+        ran, long = set(map(str, cases)), _probes(cases, op)
+        probes = [c for c in (*long, *_with_few_columns(long, op)) if str(c) not in ran and _elements(c) <= _WORTH]
         pairs = ((other, case) for other in others for case in probes if case in long or takes(case))
         telling = (case for other, case in pairs if separable.apart(op, own, other, lacking, case) and takes(case))
         yield from islice(telling, 1)
@@ -198,18 +200,8 @@ def _have_one_formula(one: Problem, another: Problem, results: Iterable[str]) ->
 
 def _probes(cases: Iterable[Case], op: Op) -> list[Case]:
     """Return the largest cases of manageable size, or else the smallest, with ordinary values and few rows."""
-    cases = list(cases)
-    return list(_small_probes(cases, op)) or [c.with_regime("normal") for c in _free_and_cut(cases, op)[-1:]]
-
-
-def _small_probes(cases: Iterable[Case], op: Op) -> Iterator[Case]:
-    """Yield the largest cases of manageable size, with ordinary values and few rows.
-
-    A case that only tells contracts apart is not worth more: of a layer of 7,168 columns and 117 million weights each
-    pair of contracts takes minutes.
-    """
-    for case in islice(filter(_manageable, _free_and_cut(cases, op)), _PROBES):
-        yield case.with_regime("normal")
+    cut = _free_and_cut(cases, op)
+    return [case.with_regime("normal") for case in list(islice(filter(_manageable, cut), _PROBES)) or cut[-1:]]
 
 
 def _free_and_cut(cases: Iterable[Case], op: Op) -> list[Case]:
@@ -223,6 +215,10 @@ def _free_and_cut(cases: Iterable[Case], op: Op) -> list[Case]:
 
 def _manageable(case: Case) -> bool:
     return case.tensors[0].numel <= _PROBE_SIZE and all(tensor.numel <= _LARGEST_TENSOR for tensor in case.tensors)
+
+
+def _elements(case: Case) -> int:
+    return sum(tensor.numel for tensor in case.tensors)
 
 
 def _with_few_columns(cases: Iterable[Case], op: Op) -> Iterator[Case]:

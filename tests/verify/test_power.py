@@ -55,8 +55,18 @@ def test_no_case_of_many_elements_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
     asked = list[str]()
     monkeypatch.setattr(Separable, "_apart", lambda self, op, one, other, lacking, case: asked.append(str(case)))
     op = open_project(CONFIG).op("rms_norm")
-    assert untold([result("x=bf16[2,131072] weight=bf16[131072]")], op, Separable()) == []
+    assert untold([result("x=bf16[2,5000000] weight=bf16[5000000]")], op, Separable()) == []
     assert asked == ["rms_norm x=bf16[64,64] weight=bf16[64] eps=1e-06 seed=1"]
+
+
+def test_where_no_case_is_small_the_smallest_is_asked_for() -> None:
+    """Rows of rotary embeddings share tables and cannot be cut: of two combinations on a GPU all cases are long."""
+    tables = "cos=bf16[600,64]:uniform sin=bf16[600,64]:uniform positions=int64[600]:below_600"
+    lines = [f"rotary q=bf16[600,{heads},128]:zeros {tables} seed=1" for heads in (8, 4)]
+    own, other = "rounded_products+rounded_table", "fp32_products+rounded_table"
+    vain = [replace(result(""), op="rotary", contract=own, case=line, ruled_out={other: 0}) for line in lines]
+    found = untold(vain, open_project(CONFIG).op("rotary"), Separable())
+    assert [case.tensors[0].shape for case in found] == [(600, 4, 128)]
 
 
 def test_a_case_for_which_a_contract_is_not_defined_tells_nothing_apart() -> None:
