@@ -103,14 +103,16 @@ class Answer:
     Attributes:
         dtypes: those of the inputs.
         cases: cases with these dtypes.
-        fits: the candidates that allow every bit of them, those first that fit all dtypes.
+        fits: the candidates that allow every bit of them; where some fit all dtypes, only those.
         coinciding: those of `fits` that no input of these dtypes can tell from the first.
+        telling: name of each other of `fits` that is a contract of the op → a case that can tell it from the first.
     """
 
     dtypes: str
     cases: int
     fits: tuple[Candidate, ...]
     coinciding: tuple[Candidate, ...] = ()
+    telling: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ class Identification:
         beside: what else is wrong with the kernel, a sentence for each kind, whatever contract it keeps.
         followed: cases in which the kernel was followed on residues.
         opaque: operations of the kernel that have no residues, each with its place and the reason.
+        untold: options that fit as well as those of the first candidate of `kept`, each beside its other options.
     """
 
     kernel: str
@@ -159,6 +162,7 @@ class Identification:
     beside: tuple[str, ...] = ()
     followed: int = 0
     opaque: tuple[str, ...] = ()
+    untold: tuple[str, ...] = ()
 
     @property
     def kept(self) -> tuple[Candidate, ...]:
@@ -195,9 +199,7 @@ class Identification:
         return 3 if not self.cases else int(not self.settled)
 
 
-# Arbitrary: a page with their lines.
-MOST_CANDIDATES = 8
-# What fits into a cell.
+# Arbitrary: as many as a line has room for.
 MOST_NAMES = 3
 # Arbitrary: cases that are against a contract mostly say the same.
 MOST_LINES = 6
@@ -206,27 +208,25 @@ Row = tuple[Text, ...]
 
 
 def print_identification(found: Identification, console: Console, *, every: bool = False) -> None:
-    """Print one kernel: its candidate contracts as a table, nearest first, then the answer; `every` leaves none out."""
-    claimed = claim(found) if found.claim else "no contract"
-    line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  claims {claimed} of {found.op}"))
-    if found.cases:
-        shown = found.candidates[: None if every else MOST_CANDIDATES]
-        _print_candidates(found, shown, console)
-        if rest := len(found.candidates) - len(shown):
-            line(console, f"  and {plural(rest, 'more row')}; --all shows them", "dim")
-        paragraph(console, Text(answer(found), "green" if found.settled else "bold red"), label="  → ")
-        for sentence in found.beside:
-            paragraph(console, Text(f"Whatever it keeps: {sentence}", "bold red"), label="  ")
-        for sentence in (*remarks(found), *by_formula(found)):
-            paragraph(console, Text(sentence), label="  ")
-    else:
-        paragraph(console, Text(f"Not judged: {_why_not_judged(found)}.", "bold red"), label="  → ")
+    """Print what a kernel keeps, and what that rests on; `every` adds a table of all contracts, nearest first."""
+    said = answer(found) if found.cases else f"not judged: {_why_not_judged(found)}."
+    style = "green" if found.settled else "bold red"
+    paragraph(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  ", (said, style)), label="")
+    for sentence in found.beside:
+        paragraph(console, Text(f"Whatever it keeps: {sentence}", "bold red"), label="  ")
+    for sentence in remarks(found) if found.cases else ():
+        paragraph(console, Text(sentence), label="  ")
     turned_down = [f"{plural(n, 'case')} unsupported: {reason}" for reason, n in found.unsupported.items()]
-    raised = [f"errored: {error}" for error in found.errors]
+    raised = [
+        f"errored in {plural(len(cases), 'case')}, such as {cases[0]}: {error}"
+        for error, cases in grouped(one.rpartition(" in ")[::2] for one in found.errors).items()
+    ]
     for texts, style in ((turned_down, "dim"), (raised, "bold magenta")):
         for text in [*texts[:MOST_LINES], *([f"and {len(texts) - MOST_LINES} more"] if texts[MOST_LINES:] else [])]:
             paragraph(console, Text(text, style), label="  ")
-    line(console)
+    if every and found.cases:
+        _print_candidates(found, found.candidates, console)
+        line(console)
 
 
 _HEADERS = ("contract", "elements outside", "cases against", "rows unexplained")
@@ -286,10 +286,7 @@ def _as_claimed(found: Identification) -> str:
 
 def name(candidate: Candidate) -> str:
     """Name a candidate, which may be several contracts that are one computation here."""
-    if not candidate.fixed:
-        rest = len(candidate.contracts) - MOST_NAMES
-        return " or ".join([*candidate.contracts[:MOST_NAMES], *([f"{rest:,} more"] if rest > 0 else [])])
-    return ", ".join([candidate.fixed, *candidate.changes])
+    return ", ".join([candidate.fixed or candidate.contracts[0], *candidate.changes])
 
 
 def claim(found: Identification) -> str:
@@ -338,9 +335,11 @@ def answer(found: Identification) -> str:
     """Say which contract the kernel keeps, and what is wrong with its claim."""
     other = next_best(found)
     if found.kept:
-        open_ = listed(map(name, found.rivals), MOST_NAMES)
         said = f"keeps {kept(found)}" + (", as it claims" if found.keeps_claim else "")
-        said += f", or {open_}: these cases do not tell them apart." if open_ else "."
+        if open_ := listed(map(name, found.rivals), MOST_NAMES):
+            line = next(case for one in found.answers for case in one.telling.values())
+            said += f", or {open_}: these cases do not tell them apart, but {line} can"
+        said += "."
     elif any(one.fits for one in found.answers):
         said = f"keeps no contract throughout: {kept(found)}."
     else:
@@ -360,42 +359,18 @@ def answer(found: Identification) -> str:
     return f"{said} The claim {claim(found)} is wrong: {', and '.join(parts)}."
 
 
-def _how_far(total: ContractTally) -> str:
-    """Say how far the nearest contract is, by the evidence that rules it out."""
-    if total.of_another_formula:
-        return f"from which {total.equal:,} of {total.followed:,} elements follow"
-    return f"outside of which {elements(total)} elements lie"
-
-
-def by_formula(found: Identification) -> Iterator[str]:
-    """Yield the findings of residues: contracts ruled out by formula alone, elements left open, opaque operations."""
-    if found.followed:
-        said = f"Followed by its formula in {found.followed:,} of {plural(found.cases, 'case')}"
-        if found.kept and (total := found.kept[0].total).followed:
-            said += f": {total.equal:,} of {total.followed:,} elements follow from {name(found.kept[0])}"
-            rest = total.followed - total.equal
-            said += f", and {rest:,} are left open" if rest else ""
-        yield f"{said}."
-        if alone := [name(c) for c in found.candidates if c.total.of_another_formula]:
-            yield f"Ruled out by formula alone: {listed(alone, MOST_NAMES)}."
+def remarks(found: Identification) -> Iterator[str]:
+    """Yield what an answer rests on, and its limits."""
+    yield _evidence(found)
+    if found.untold:
+        yield f"These options fit all of them as well: {', '.join(found.untold)}."
+    if found.kept and (other := next_best(found)) is not None:
+        yield f"Nearest other: {name(other)}, {_how_far(other.total)}."
     if found.opaque:
         more = f", and {len(found.opaque) - 1} more" if found.opaque[1:] else ""
         yield f"Not followed by formula: {found.opaque[0]}{more}."
-
-
-def remarks(found: Identification) -> Iterator[str]:
-    """Yield limits of the answer: contracts that fit as well, and combinations that were or were not tried."""
-    together = grouped((sentence, dtypes) for dtypes, sentence in _beside(found))
-    yield from (f"In {', '.join(dtypes)} {sentence}." for sentence, dtypes in together.items())
-    axes = dict.fromkeys(axis for one in found.candidates for axis in one.free)
-    if free := [axis for axis in axes if all(axis in one.free for one in found.candidates)]:
-        yield f"In these cases {' and '.join(free)} of a contract make{'s' * (len(free) == 1)} no difference."
-    if (
-        found.kept
-        and found.kept[0].changed
-        and not found.keeps_claim
-        and ":" in (declared := found.kept[0].contracts[0])
-    ):
+    declared = found.kept[0].contracts[0] if found.kept and found.kept[0].changed else ""
+    if ":" in declared and not found.keeps_claim:
         yield f"A kernel declares that as {declared}."
     search = found.search
     if search.tried or search.left:
@@ -405,14 +380,24 @@ def remarks(found: Identification) -> Iterator[str]:
         yield f"{search.left:,} with {search.points + 1} changed were not: --combinations raises the limit."
 
 
-def _beside(found: Identification) -> Iterator[tuple[str, str]]:
-    """Yield dtypes with remarks on the contracts that fit their cases besides those that fit all."""
-    for one in found.answers:
-        if not one.fits:
-            yield one.dtypes, "nothing fits"
-            continue
-        if alike := [name(c) for c in one.coinciding if c not in found.kept]:
-            yield one.dtypes, f"{listed(alike, MOST_NAMES)} cannot be told from {name(one.fits[0])}"
-        others = [name(c) for c in one.fits[1:] if c not in found.kept and c not in one.coinciding]
-        if others and found.kept:
-            yield one.dtypes, f"these fit, too: {listed(others, MOST_NAMES)}"
+def _evidence(found: Identification) -> str:
+    """Say how many cases there were, what was followed by its formula in them, and which axes they say nothing of."""
+    said = plural(found.cases, "case")
+    total = found.kept[0].total if found.kept else ContractTally()
+    if found.followed and total.followed:
+        rest = total.followed - total.equal
+        said += f"; in {found.followed:,}, {total.equal:,} of {total.followed:,} elements follow from its formula"
+        said += f", {rest:,} left open" if rest else ""
+    elif found.followed:
+        said += f"; {found.followed:,} followed by formula"
+    axes = dict.fromkeys(axis for one in found.candidates for axis in one.free)
+    if free := [axis for axis in axes if all(axis in one.free for one in found.candidates if one.fixed)]:
+        said += f"; {' and '.join(free)} of a contract make{'s' * (len(free) == 1)} no difference in them"
+    return f"{said}."
+
+
+def _how_far(total: ContractTally) -> str:
+    """Say how far a contract is, by the evidence that rules it out."""
+    if total.of_another_formula:
+        return f"from which {total.equal:,} of {total.followed:,} elements follow"
+    return f"outside of which {elements(total)} elements lie"

@@ -13,7 +13,7 @@ from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Tensors
 from lastbit.ops import Contract, Op, joined
-from lastbit.reports.identification import Answer, Candidate, CombinationSearch, Identification
+from lastbit.reports.identification import Answer, Candidate, CombinationSearch, Identification, name
 from lastbit.reports.summary import grouped
 from lastbit.result import OF_STAGES, TURNED_DOWN, Verdict
 from lastbit.verify.check import Subject, examine, takes, unsupported
@@ -23,12 +23,25 @@ from lastbit.verify.narrowing import narrowed
 from lastbit.verify.power import Separable
 from lastbit.verify.worker import Watch, Workplace, unwatched
 
+# Arbitrary: each tells apart what remains, and takes as long as the cases before it.
+_ROUNDS = 2  # in which cases are added until nothing else that could be told from a kernel's contract fits
 
-def identify_kernel(place: Workplace, name: str, *, most: int) -> Identification:
-    """Ask `identify` about a kernel, on the configured lines or on cases that are as small as for a CPU."""
-    subject = place.subjects[name]
-    cases = cases_of(place, subject, small=True)
-    return identify(subject, cases, most=most, watch=place.watch)
+
+def identify_kernel(place: Workplace, kernel: str, *, most: int) -> Identification:
+    """Ask `identify` about a kernel, on the configured lines or on cases that are as small as for a CPU.
+
+    Generated cases are added as long as they do not tell apart two contracts that others can.
+    """
+    subject = place.subjects[kernel]
+    seen = observe(subject, cases_of(place, subject, small=True), watch=place.watch)
+    found = identified(subject, seen, most=most)
+    for _ in range(0 if place.config.lines else _ROUNDS):
+        telling = dict.fromkeys(line for one in found.answers for line in one.telling.values())
+        if not telling:
+            break
+        seen += observe(subject, map(parse_case, telling), watch=place.watch)
+        found = identified(subject, seen, most=most)
+    return found
 
 
 def cases_of(place: Workplace, subject: Subject, *others: Subject, small: bool) -> Iterator[Case]:
@@ -60,6 +73,12 @@ class Observed:
     unsupported: Mapping[str, int]
     errors: tuple[str, ...]
     beside: tuple[str, ...]
+
+    def __add__(self, more: Observed) -> Observed:
+        samples = sorted((*self.samples, *more.samples), key=lambda sample: sample.size)
+        unsupported = Counter(self.unsupported) + Counter(more.unsupported)
+        beside = tuple(dict.fromkeys((*self.beside, *more.beside)))
+        return Observed(tuple(samples), unsupported, (*self.errors, *more.errors), beside)
 
 
 def observe(subject: Subject, cases: Iterable[Case], *, watch: Watch = unwatched) -> Observed:
@@ -117,6 +136,7 @@ def identified(subject: Subject, seen: Observed, *, most: int) -> Identification
     claim = str(subject.contract) if subject.kernel.contract or len(op.contracts()) == 1 else ""
     trials, made = _trials(op, samples, most, subject.contract)
     candidates = _candidates(op, trials, samples, claim)
+    kept = [candidate for candidate, _ in candidates if candidate.total.fits]
     return Identification(
         kernel=subject.kernel.name,
         op=op.name,
@@ -124,6 +144,7 @@ def identified(subject: Subject, seen: Observed, *, most: int) -> Identification
         claim=claim,
         candidates=tuple(c for c, _ in candidates),
         answers=tuple(_answers(subject, candidates, samples)),
+        untold=tuple(_untold(op, kept)),
         cases=len(samples),
         unsupported=seen.unsupported,
         errors=seen.errors,
@@ -163,7 +184,7 @@ def _candidates(op: Op, trials: Sequence[Trial], seen: Sequence[TrialSample], cl
     names: dict[str, tuple[str, tuple[str, ...]]] = {}
     found = []
     for alike in together.values():
-        alike.sort(key=lambda t: str(t.contract) != claim)
+        alike.sort(key=lambda t: (str(t.contract) != claim, op.deviations(t.variant.base)))
         contracts, first = tuple(str(trial.contract) for trial in alike), alike[0]
         changes = tuple(map(str, first.variant.changes)) if len(alike) == 1 else ()
         if first.variant.changes:
@@ -203,14 +224,34 @@ def _shared(op: Op, contracts: Sequence[Contract]) -> tuple[str, tuple[str, ...]
     return ", ".join([named, *(f"with or without {options}" for options in without)]), free
 
 
+def _untold(op: Op, kept: Sequence[Candidate]) -> Iterator[str]:
+    """Yield the options that could stand in the first contract that is kept, in place of its own of the same axis."""
+    own = [candidate for candidate in kept if not candidate.changed]
+    if not own or own[0] is not kept[0]:
+        return
+    fit = {op.contract(contract).options for candidate in own for contract in candidate.contracts}
+    first, named = op.contract(own[0].contracts[0]).options, own[0].fixed.replace(",", "").replace("+", " ").split()
+    for n, (axis, choices) in enumerate(op.axes.items()):
+        others = [one for one in choices if one != first[n] and (*first[:n], one, *first[n + 1 :]) in fit]
+        if axis in own[0].free or not others:
+            continue
+        if len(others) == len(choices) - 1 > 1:
+            yield f"any {axis}"
+        else:
+            yield from (one or f"no {first[n]}" for one in others if one not in named)
+
+
 def _answers(subject: Subject, candidates: Candidates, seen: Sequence[TrialSample]) -> Iterator[Answer]:
+    """Yield what fits each set of dtypes: of the candidates that fit all, or of any where none does."""
     separable = Separable()
+    throughout = [pair for pair in candidates if pair[0].total.fits]
     for dtypes, cases in _by_dtypes(seen).items():
-        fitting = [(c, trial) for c, trial in candidates if trial.fits(dtypes)]
+        fitting = [(c, trial) for c, trial in throughout or candidates if trial.fits(dtypes)]
         fitting.sort(key=lambda pair: _order(subject, *pair))
         fits = tuple(c for c, _ in fitting)
-        coinciding = tuple(_coinciding(subject.op, separable, fitting, cases))
-        yield Answer(dtypes, len(cases), fits, coinciding)
+        telling = dict(_telling(subject.op, separable, fitting, cases))
+        coinciding = tuple(c for c in fits[1:] if not c.changed and not fits[0].changed and name(c) not in telling)
+        yield Answer(dtypes, len(cases), fits, coinciding, telling)
 
 
 def _order(subject: Subject, candidate: Candidate, trial: Trial) -> tuple[bool, bool, int]:
@@ -219,12 +260,14 @@ def _order(subject: Subject, candidate: Candidate, trial: Trial) -> tuple[bool, 
     return not candidate.total.fits, str(subject.contract) not in candidate.contracts, deviations
 
 
-def _coinciding(op: Op, separable: Separable, fitting: Candidates, seen: Sequence[TrialSample]) -> Iterator[Candidate]:
-    """Yield the candidates, among contracts of the op, that no input of these dtypes tells apart from the first one."""
+def _telling(
+    op: Op, separable: Separable, fitting: Candidates, seen: Sequence[TrialSample]
+) -> Iterator[tuple[str, str]]:
+    """Yield the candidates, among contracts of the op, with a case of these dtypes that tells each from the first."""
     own = [(c, trial) for c, trial in fitting if not c.changed]
-    lacking = op.optional_results.difference(name for sample in seen for name in sample.seen.actual)
+    lacking = op.optional_results.difference(stage for sample in seen for stage in sample.seen.actual)
     for candidate, trial in own[1:] if own[:1] == fitting[:1] else []:
         first = own[0][1]
         apart = [o.case for o in seen if first.outcomes[o].computation != trial.outcomes[o].computation]
-        if separable.probe(op, first.contract, trial.contract, lacking, apart) is None:
-            yield candidate
+        if (case := separable.probe(op, first.contract, trial.contract, lacking, apart)) is not None:
+            yield name(candidate), str(case)

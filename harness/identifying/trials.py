@@ -1,13 +1,15 @@
 """Trials of contracts on a kernel's results: those of its op, and where none fits, those with other roundings.
 
 Contracts that are one computation on a case are evaluated once for it. Of many contracts, one that enough cases of the
-same dtypes have ruled out is not tried on the others. A combination changes the roundings of a contract: of one stage,
-then their directions, then of two stages at once, and so on, until something fits.
+same dtypes have ruled out is not tried on the others, and not on other dtypes as long as another contract fits all. A
+combination changes the roundings of a contract: of one stage, then their directions, then of two stages at once, and so
+on, until something fits.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -23,6 +25,7 @@ from lastbit.numerics import FORMATS, Format, format_of
 from lastbit.numerics.formats import DIRECTIONS, FP32, Direction
 from lastbit.ops import Contract, Op
 from lastbit.reports.identification import CombinationSearch, ContractTally
+from lastbit.reports.summary import grouped
 from lastbit.shadows.following import Followed
 
 FIXED = ("bf16", "fp16")
@@ -177,19 +180,44 @@ class Trial:
 
 
 def try_all(variants: Sequence[Variant], samples: Sequence[TrialSample]) -> list[Trial]:
-    """Try every contract on every case; of many contracts, skip one that enough cases have ruled out."""
-    trials = [Trial(variant) for variant in variants]
+    """Try every contract on every case.
+
+    Of many contracts, one is left that enough cases of some dtypes have ruled out; and as long as another fits all, one
+    that any case of other dtypes has.
+    """
+    trials, many = [Trial(variant) for variant in variants], len(variants) > _FEW
+    together = grouped((sample.case.dtypes, sample) for sample in samples)
+    known = defaultdict[TrialSample, list[ContractOutcome]](list)
+    remaining = trials
+    for dtypes, own in sorted(together.items(), key=lambda pair: pair[1][0].problem.main_format.precision):
+        _try(remaining, dtypes, own, many, known)
+        remaining = [trial for trial in remaining if trial.fits(dtypes) or not many]
+    for dtypes, own in together.items():
+        left = [trial for trial in trials if dtypes not in trial.tallies]
+        if remaining:
+            for trial in left:
+                trial.tallies[dtypes] = ContractTally(untried=len(own))
+        else:
+            _try(left, dtypes, own, many, known)
+    return trials
+
+
+def _try(
+    trials: Sequence[Trial],
+    dtypes: str,
+    samples: Sequence[TrialSample],
+    many: bool,
+    known: Mapping[TrialSample, list[ContractOutcome]],
+) -> None:
+    """Try contracts on cases of the same dtypes; of many, leave one that enough of them have ruled out."""
     for sample in samples:
-        dtypes = sample.case.dtypes
-        known: list[ContractOutcome] = []
         for trial in trials:
             before = trial.tallies.get(dtypes, ContractTally())
-            if len(variants) > _FEW and before.against >= _ENOUGH:
+            if many and before.against >= _ENOUGH:
                 trial.tallies[dtypes] = before + ContractTally(untried=1)
             else:
-                outcome = trial.outcomes[sample] = _outcome(sample, trial.contract, known)
+                outcome = trial.outcomes[sample] = _outcome(sample, trial.contract, known[sample])
                 trial.tallies[dtypes] = before + outcome.tally
-    return trials
 
 
 def _outcome(sample: TrialSample, contract: Contract, known: list[ContractOutcome]) -> ContractOutcome:

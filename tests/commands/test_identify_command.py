@@ -44,12 +44,16 @@ def test_the_table() -> None:
     other = Candidate(("d+b",), "d+b", (), {"bf16": ContractTally(2, 1, elements=9_000, outside=1_234)})
     answers = (Answer("bf16", 2, (kept,)),)
     found = Identification("mine", "op", "cpu", "d+b", (kept, other), answers, cases=2, contracts=3)
-    lines = printed(lambda console: print_identification(found, console)).splitlines()
-    assert lines[0] == "mine on cpu  claims d+b of op"
-    assert lines[2].split() == ["a", "0", "of", "9,000", "0", "of", "2", "0", "of", "12"]
-    assert lines[3].split() == ["d+b", "1,234", "of", "9,000", "1", "of", "2", "–"]
-    said = "keeps a. The claim d+b is wrong: 1,234 of 9,000 elements are not possible under it."
-    assert lines[4] == f"  → {said}"
+    said = [
+        "mine on cpu  keeps a. The claim d+b is wrong: 1,234 of 9,000 elements are not possible under it.",
+        "  2 cases.",
+        "  Nearest other: d+b, outside of which 1,234 of 9,000 elements lie.",
+    ]
+    assert printed(lambda console: print_identification(found, console)).splitlines() == said
+    lines = printed(lambda console: print_identification(found, console, every=True)).splitlines()
+    assert lines[:3] == said
+    assert lines[4].split() == ["a", "0", "of", "9,000", "0", "of", "2", "0", "of", "12"]
+    assert lines[5].split() == ["d+b", "1,234", "of", "9,000", "1", "of", "2", "–"]
 
 
 def test_no_figure_is_wrapped_on_a_narrow_terminal() -> None:
@@ -59,21 +63,36 @@ def test_no_figure_is_wrapped_on_a_narrow_terminal() -> None:
     )
     one = Candidate(("native_multiply+rounded_inverse",), "native_multiply+rounded_inverse", (), {"bf16": figures})
     found = Identification("mine", "op", "cpu", "d+b", (one,), cases=39, contracts=9, followed=17)
-    lines = printed(lambda console: print_identification(found, console), 80).splitlines()
+    lines = printed(lambda console: print_identification(found, console, every=True), 80).splitlines()
     assert max(map(len, lines)) <= 80
-    assert next(line.split() for line in lines if "native_multiply" in line) == [one.fixed, "75,416", "27", "373", "1"]
+    assert next(line.split() for line in lines if line.startswith("  native_multiply")) == [
+        one.fixed,
+        "75,416",
+        "27",
+        "373",
+        "1",
+    ]
     assert "of up to 414,800 elements in 39 cases" in " ".join(lines)
-    assert "75,416 of 414,800" in printed(lambda console: print_identification(found, console))
+    assert "75,416 of 414,800" in printed(lambda console: print_identification(found, console, every=True))
 
 
-def test_rows_beyond_the_first_are_counted() -> None:
-    candidates = tuple(
-        Candidate((f"c{n}",), f"c{n}", (), {"bf16": ContractTally(1, 1, elements=9, outside=n)}) for n in range(12)
-    )
-    found = Identification("mine[a]", "op", "cpu", "c3", candidates, cases=1, contracts=12)
-    assert "and 4 more rows; --all" in printed(lambda console: print_identification(found, console))
-    assert "c11" in printed(lambda console: print_identification(found, console, every=True))
-    assert "mine[a]" in printed(lambda console: print_overview([found], console))
+def test_one_error_of_many_cases_is_said_once() -> None:
+    errors = tuple(f"ImportError: no {name} in op x=fp32[{n}]" for n in range(9) for name in ("a", "b"))
+    found = Identification("mine", "op", "cpu", "once", errors=errors)
+    lines = printed(lambda console: print_identification(found, console)).splitlines()
+    assert lines[1:] == [f"  errored in 9 cases, such as op x=fp32[0]: ImportError: no {name}" for name in ("a", "b")]
+
+
+def test_an_answer_takes_few_lines_however_many_contracts_fit() -> None:
+    options = tuple(f"option{n}" for n in range(9))
+    fits = Candidate(("a+b", *(f"a+b{n}" for n in range(200))), "", (), {"bf16": ContractTally(2, elements=90)})
+    found = Identification("mine", "op", "cpu", "a+b", (fits,), cases=2, contracts=900, untold=options)
+    lines = printed(lambda console: print_identification(found, console), 160).splitlines()
+    assert lines == [
+        "mine on cpu  keeps a+b, as it claims.",
+        "  2 cases.",
+        f"  These options fit all of them as well: {', '.join(options)}.",
+    ]
 
 
 def test_columns_of_an_overview_are_left_out_before_a_name_is_broken() -> None:
@@ -108,7 +127,7 @@ def test_figures_of_contracts_that_were_left_are_lower_bounds() -> None:
 def test_a_kernel_that_was_not_judged_is_not_said_to_keep_nothing(found: Identification, why: str) -> None:
     row = printed(lambda console: print_overview([found], console)).splitlines()[1]
     assert row.split() == ["mine", "not", "judged:", *why.split(), "–"]
-    assert f"→ Not judged: {why}." in printed(lambda console: print_identification(found, console))
+    assert f"mine on cpu  not judged: {why}." in printed(lambda console: print_identification(found, console))
 
 
 def test_errors_beside_judged_cases_are_said() -> None:
@@ -182,8 +201,8 @@ def test_a_kernel_that_claims_nothing(declared: str, tmp_path: Path, capsys: pyt
     asked = [str(path), "--cases", str(cases), *["--op", "rms_norm"] * (not declared)]
     assert run(*asked) == 0
     printed = capsys.readouterr().out
-    assert "rms_norm on cpu  claims no contract of rms_norm" in printed
-    assert "→ keeps fp32_multiply" in printed and "wrong" not in printed and "errored" not in printed
+    assert "rms_norm on cpu  keeps fp32_multiply." in printed
+    assert "wrong" not in printed and "errored" not in printed
 
 
 def test_a_function_without_an_op_is_told_how_to_name_it(tmp_path: Path) -> None:
@@ -204,5 +223,5 @@ def test_a_kernel_that_ends_its_process_is_an_error_and_the_next_one_is_identifi
     monkeypatch.setattr(command, "identify_kernel", one_ends)
     assert run("--op", "completion_mask", "--cases-per-group", "0") == 2
     shown = " ".join(capsys.readouterr().out.split())
-    assert "the process died without an exception, in completion_mask ids=int64[2,3]" in shown
-    assert "triton[completion_mask] on cpu claims default" in shown
+    assert "in 1 case, such as completion_mask ids=int64[2,3]: the process died without an exception" in shown
+    assert "triton[completion_mask] on cpu keeps default, as it claims." in shown

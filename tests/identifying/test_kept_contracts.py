@@ -11,18 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.case import parse_case
+from lastbit.case import Group, parse_case
 from lastbit.config import Config
 from lastbit.dtypes import DTYPES
 from lastbit.errors import UnsupportedCase
-from lastbit.identifying.kept_contracts import identify, observe
+from lastbit.identifying.kept_contracts import identify, identify_kernel, observe
 from lastbit.identifying.trials import Rounding, subsets
 from lastbit.kernel import Kernel
 from lastbit.numerics import Enclosure
 from lastbit.ops import Contract, StageRecorder, op
-from lastbit.reports.identification import Candidate, Identification, answer, by_formula, elements, name, remarks
+from lastbit.reports.identification import Candidate, Identification, answer, elements, name, remarks
 from lastbit.verify.check import Subject
+from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import Project, open_project
+from lastbit.verify.worker import Workplace
 from tests.faults.hunt import clean_kernels
 
 BF16 = "rms_norm x=bf16[24,96] weight=bf16[96] eps=1e-06 seed=1"
@@ -124,10 +126,13 @@ def test_axes_that_make_no_difference_are_named() -> None:
 def test_contracts_that_coincide_for_a_dtype() -> None:
     found = identified(own("eager[native_multiply+rounded_sum]").call, BF16, FP32)
     assert plain(found.kept) == [f"{NATIVE}"]
-    remark, free = remarks(found)
-    assert remark.startswith("In fp32 ") and "fp32_multiply" in remark
-    assert remark.endswith(f"cannot be told from {NATIVE}.")
-    assert free == "In these cases residual_rule of a contract makes no difference."
+    assert all(not names(one.fits)[1:] or "divided" in names(one.fits)[1] for one in found.answers), (
+        "as fp32 is not told"
+    )
+    evidence, alike, nearest = remarks(found)
+    assert evidence.endswith("residual_rule of a contract makes no difference in them.")
+    assert alike == "These options fit all of them as well: divided."
+    assert nearest.startswith("Nearest other: ") and nearest.endswith(" of 4,608 elements lie.")
 
 
 def test_contracts_that_these_cases_do_not_tell_apart() -> None:
@@ -135,8 +140,21 @@ def test_contracts_that_these_cases_do_not_tell_apart() -> None:
     found = identified(in_fp32, "rms_norm x=bf16[4,64]:ones weight=bf16[64] eps=1e-12 seed=0")
     assert min(plain(found.kept)) == "fp32_multiply"
     assert any(shown.startswith(NATIVE) for shown in names(found.rivals))
-    assert "these cases do not tell them apart" in answer(found)
+    assert "these cases do not tell them apart, but rms_norm x=bf16[4,64] weight=bf16[64]" in answer(found)
     assert found.exit_code == 1
+
+
+@pytest.mark.parametrize(("lines", "settled"), [((), True), ((BF16,), False)])
+def test_cases_are_added_until_contracts_are_told(
+    lines: tuple[str, ...], settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the user gave the lines: then the answer has one that can."""
+    ones = "rms_norm x=bf16[4,64]:ones weight=bf16[64] eps=1e-12 seed=0"
+    monkeypatch.setattr("lastbit.identifying.kept_contracts.cases_of", lambda *_, **__: [parse_case(ones)])
+    config, mine = Config(folder="", lines=lines), subject(in_fp32, "fp32_multiply")
+    place = Workplace(config, project(), Plan((Item(mine, Group("all")),), (), ()))
+    found = identify_kernel(place, "mine", most=0)
+    assert (found.settled, found.cases > 1) == (settled, settled)
 
 
 @pytest.mark.parametrize("claim", ["fp32_multiply", "native_multiply"])
@@ -218,6 +236,41 @@ def test_many_contracts_are_left_once_they_are_ruled_out() -> None:
     assert "plain0+rounded1+plain2+plain3+plain4" in found.kept[0].contracts
     ruled_out = [c.total for c in found.candidates if c.total.against]
     assert {(total.against, total.untried) for total in ruled_out} == {(3, 2)}
+
+
+def rounding(*stages: int) -> Callable[[Tensor], Tensor]:
+    """Return a kernel of `chain` that rounds these stages."""
+
+    def call(x: Tensor) -> Tensor:
+        value = x.float()
+        for n in range(5):
+            value = value * torch.tensor(1.1)
+            value = value.to(x.dtype).float() if n in stages else value
+        return value.to(x.dtype)
+
+    return call
+
+
+def identified_chain(call: Callable[[Tensor], Tensor], *dtypes: str) -> Identification:
+    lines = (f"chain x={dtype}[16,64] seed={n}" for n in range(5) for dtype in dtypes)
+    mine = Subject(Kernel("mine", "chain", "", call), chain, torch.device("cpu"))
+    return identify(mine, map(parse_case, lines), most=0)
+
+
+def test_of_many_contracts_those_that_one_dtype_rules_out_are_not_tried_in_another() -> None:
+    found = identified_chain(rounding(1), "bf16", "fp32")
+    assert found.kept[0].fixed == "plain0+rounded1+plain2+plain3+plain4"
+    others = [c.tallies["fp32"] for c in found.candidates if not c.total.fits]
+    assert {(tally.cases, tally.untried) for tally in others} == {(0, 5)}
+
+
+def test_many_contracts_of_a_kernel_that_keeps_others_in_another_dtype() -> None:
+    found = identified_chain(lambda x: rounding(1 if x.dtype is torch.bfloat16 else 2)(x), "bf16", "fp16")
+    assert not found.kept
+    assert {one.dtypes: names(one.fits)[0] for one in found.answers} == {
+        "bf16": "plain0+rounded1+plain2+plain3+plain4",
+        "fp16": "plain0+plain1+rounded2+plain3+plain4",
+    }
 
 
 # Roundings that no contract of the op has
@@ -353,9 +406,7 @@ def test_a_formula_of_no_contract() -> None:
 def test_a_formula_that_was_followed_is_said() -> None:
     found = identified(in_fp32, WIDE, contract="fp32_multiply")
     assert found.keeps_claim and found.followed == 1
-    assert next(by_formula(found)).startswith(
-        "Followed by its formula in 1 of 1 case: 16,384 of 16,384 elements follow"
-    )
+    assert next(remarks(found)).startswith("1 case; in 1, 16,384 of 16,384 elements follow from its formula;")
 
 
 def test_contracts_that_enclosures_leave_possible_differ_by_formula() -> None:
@@ -365,7 +416,7 @@ def test_contracts_that_enclosures_leave_possible_differ_by_formula() -> None:
     assert plain(found.kept) == ["fp32_multiply"]
     alone = [candidate for candidate in found.candidates if candidate.total.of_another_formula]
     assert len(plain(tuple(alone))) == 3
-    assert list(by_formula(found))[1].startswith("Ruled out by formula alone: ")
+    assert "Nearest other: native_multiply or input_multiply, from which 0 of 3 elements follow." in remarks(found)
 
 
 def test_a_kernel_that_cannot_be_followed_is_judged_by_enclosures() -> None:
@@ -374,7 +425,7 @@ def test_a_kernel_that_cannot_be_followed_is_judged_by_enclosures() -> None:
 
     found = identified(by_numpy, WIDE, contract="fp32_multiply")
     assert found.keeps_claim
-    assert list(by_formula(found))[-1].startswith("Not followed by formula: ")
+    assert list(remarks(found))[-1].startswith("Not followed by formula: ")
 
 
 def test_a_case_that_needs_another_contract_leaves_the_next_one_its_own() -> None:
