@@ -6,7 +6,7 @@ import functools
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from rich.console import Console
 from rich.text import Text
@@ -351,7 +351,7 @@ def answer(found: Identification) -> str:
     if found.keeps_claim or found.claimed is None:
         return said
     wrong = found.claimed.total
-    parts = [f"{elements(wrong)} elements are not possible under it"] if wrong.outside or wrong.undefined else []
+    parts = [f"{elements(wrong)} elements are not possible under it"] if wrong.outside else []
     parts += [f"{wrong.unexplained:,} of {plural(wrong.rows, 'row')} cannot be explained"] if wrong.unexplained else []
     parts += (
         [f"{wrong.differing:,} of {wrong.followed:,} elements follow from another formula"] if wrong.differing else []
@@ -400,4 +400,6 @@ def _how_far(total: ContractTally) -> str:
     """Say how far a contract is, by the evidence that rules it out."""
     if total.of_another_formula:
         return f"from which {total.equal:,} of {total.followed:,} elements follow"
-    return f"outside of which {elements(total)} elements lie"
+    parts = [f"outside of which {elements(replace(total, undefined=0))} elements lie"] if total.elements else []
+    parts += [f"which has no meaning in {plural(total.undefined, 'case')}"] if total.undefined else []
+    return ", and ".join(parts)

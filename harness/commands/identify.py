@@ -29,7 +29,7 @@ def add_identify(parser: argparse.ArgumentParser) -> None:
         help="only kernels of this op (repeatable); one op is that of a function without @kernel, too",
     )
     add_tried(parser, 3)
-    parser.add_argument("--all", action="store_true", help="add a table of every contract that was tried, nearest first")
+    parser.add_argument("--all", action="store_true", help="add a table of every contract, nearest first")
     add_timeout(parser)
     add_device(parser)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -179,6 +180,8 @@ def test_a_contract_without_meaning_is_not_kept() -> None:
     assert plain(found.kept) == ["fp32_multiply"]
     undefined = [candidate.total for candidate in found.candidates if "fp32" not in name(candidate)]
     assert {(total.undefined, elements(total)) for total in undefined} == {(1, "no meaning in 1 case")}
+    other = replace(found, candidates=(found.candidates[0], *(c for c in found.candidates if c.total.undefined)))
+    assert list(remarks(other))[-1].endswith(", which has no meaning in 1 case.")
 
 
 def test_one_contract_per_dtype() -> None:
@@ -353,6 +356,14 @@ def test_too_many_combinations_are_not_tried() -> None:
     found = identified(wrong, MIXED, most=3)
     assert found.kept == () and found.search.tried == 0 and found.search.left > 3
     assert any("--combinations" in remark for remark in remarks(found))
+
+
+def test_codes_that_are_integers_are_compared_by_formula() -> None:
+    """They have no format that they are rounded to."""
+    line = "quantize x=bf16[4,96] dtype=int8 seed=5"
+    kernel = own("eager[inverted+scaled_amax]")
+    found = identify(Subject(kernel, project().op("quantize"), torch.device("cpu")), [parse_case(line)], most=0)
+    assert found.keeps_claim and found.kept[0].total.equal == 4 * 96 + 4
 
 
 # What cannot be identified
