@@ -17,7 +17,7 @@ def as_in_models(x, cos, sin, positions, weight=None, *, eps, interleaved=False,
     """Compute as Transformers does for Qwen3: every operation but the mean in the dtype of x."""
     check_heads(x, positions, cos=cos, sin=sin, weight=weight)
     output = multiply_native(normalize(x.float(), x.float(), eps, None), weight, x.dtype)
-    found = rotated(output, cos, sin, positions, interleaved, rounded=True)
+    found = rotated(output, cos, sin, positions, interleaved, "rounded_products")
     return {"q_rotated": found, "output": output} if stages else found
 
 
@@ -29,5 +29,5 @@ def two_kernels(x, cos, sin, positions, weight=None, *, eps, weight_offset=0.0, 
     """Compute as two kernels in fp32 do: the normalized heads are stored between them."""
     check_heads(x, positions, cos=cos, sin=sin, weight=weight)
     output = multiply_fp32(normalize(x.float(), x.float(), eps, None), weight, x.dtype, weight_offset)
-    found = rotated(output, cos, sin, positions, interleaved, rounded=False)
+    found = rotated(output, cos, sin, positions, interleaved, "fp32_products")
     return {"q_rotated": found, "output": output} if stages else found

@@ -1,7 +1,8 @@
 """Rotary position embedding of heads (Su et al. 2021, arXiv 2104.09864), from given tables of cosines and sines.
 
-Where products are rounded differs: fused kernels compute in fp32 and round once, while PyTorch code in the dtype of the
-model rounds each product and the sum. docs/contracts/rotary.md lists who keeps which.
+Where products are rounded differs: fused kernels compute in fp32 and round once, PyTorch code in the dtype of the model
+rounds each product and the sum, and a compiler that contracts it rounds one product alone. docs/contracts/rotary.md
+lists who keeps which.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def _padding(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Ite
                 "k_cos_product": "k",
                 "k_sin_product": "k",
             },
+            "contracted_products": {"q_sin_product": "q", "k_sin_product": "k"},
         },
         "table": {"": {}, "rounded_table": {"cos_row": "q", "sin_row": "q"}},
     },
@@ -127,6 +129,9 @@ def rotary(
             if contract.has("rounded_products"):
                 product = stage(f"{name}_cos_product", rotating * cosines)
                 rotated = product + stage(f"{name}_sin_product", swapped * sines)
+            elif contract.has("contracted_products"):
+                product = stage(f"{name}_sin_product", swapped * sines)
+                rotated = hull(multiply_add(rotating, cosines, product), rotating * cosines + product)
             else:
                 fused = multiply_add(swapped, sines, rotating * cosines)
                 rotated = hull(multiply_add(rotating, cosines, swapped * sines), fused)

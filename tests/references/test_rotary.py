@@ -89,6 +89,29 @@ def test_every_fused_multiply_add_is_allowed_and_nothing_else() -> None:
     assert unfused.lo[0, 0, 0].item() == unfused.hi[0, 0, 0].item() == (x1 * c - x2 * s).item()
 
 
+def summed(products: str, a: Tensor, cosine: Tensor, b: Tensor, sine: Tensor) -> Tensor:
+    """Return a · cosine + b · sine of bf16, with the roundings of an option of `products`; sums are exact in fp64."""
+    first, second = a.double() * cosine.double(), b.double() * sine.double()
+    first = first.bfloat16().double() if products == "rounded_products" else first
+    second = second if products == "fp32_products" else second.bfloat16().double()
+    return (first + second).bfloat16()
+
+
+@pytest.mark.parametrize("kept", ["fp32_products", "rounded_products", "contracted_products"])
+def test_each_option_of_products_is_told_from_the_others(kept: str) -> None:
+    given = inputs(torch.bfloat16, width=64, half=32, tables=torch.bfloat16)
+    cosine, sine = (given[name][given["positions"]].unsqueeze(1) for name in ("cos", "sin"))
+    found = {}
+    for name in ("q", "k"):
+        x1, x2 = given[name].chunk(2, -1)
+        pair = summed(kept, x1, cosine, -x2, sine), summed(kept, x2, cosine, x1, sine)
+        found[f"{name}_rotated"] = torch.cat(pair, -1)
+    assert_contract("rotary", found, contract=kept, decided=1.0, **given)
+    for other in {"fp32_products", "rounded_products", "contracted_products"} - {kept}:
+        with pytest.raises(ContractViolation, match="not possible"):
+            assert_contract("rotary", found, contract=other, **given)
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
