@@ -189,6 +189,21 @@ def test_only_sound_claims_are_made_of_numbers_in_parts():
     assert not bool(followed(torch.mm, x, w).differs(followed(in_three_parts, x, w)).any())
 
 
+@pytest.mark.parametrize("dtype, lost", [(torch.float32, 16), (torch.float32, 12), (torch.float64, 45)])
+def test_only_sound_claims_are_made_of_numbers_that_a_large_multiple_rounds(dtype: torch.dtype, lost: int) -> None:
+    x, weight = drawn(64).to(dtype), drawn(64, seed=1).to(dtype)
+
+    def veltkamp(x: Tensor, weight: Tensor) -> Tensor:
+        large = x * (2.0**lost + 1)
+        return (large - (large - x)) * weight
+
+    def cast(x: Tensor, weight: Tensor) -> Tensor:
+        return x.bfloat16().to(dtype) * weight
+
+    assert lost == 12 or torch.equal(veltkamp(x, weight), cast(x, weight))
+    assert not bool(followed(veltkamp, x, weight).differs(followed(cast, x, weight)).any())
+
+
 def test_rounding_to_integers_by_a_constant_is_rounding():
     x, magic = drawn(64) * 50, 1.5 * 2**23
     rounded = followed(torch.round, x)

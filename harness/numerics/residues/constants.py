@@ -52,7 +52,13 @@ def constant(number: float) -> Residues:
     signless = own in _signless.get() or _is_signless(own, pair)
     tiny = 0 < own < _LEAST and own not in (_products.get() or {})
     extreme = tiny or own > _LARGEST or number < _LOWEST
-    return Residues(torch.tensor([*pair, NONE, CONSTANT | (SIGN if signless else 0) | (EXTREME if extreme else 0)]))
+    flags = CONSTANT | (SIGN if signless else 0) | (EXTREME if extreme else 0)
+    return Residues(torch.tensor([*pair, NONE, flags])).open_where(torch.tensor(_splits(number)))
+
+
+def _splits(number: float) -> bool:
+    """Return whether c · x - (c · x - x) rounds x: c = 2^s + 1, by which Veltkamp splits numbers into parts."""
+    return number > 1 << 12 and math.frexp(number - 1)[0] == 0.5
 
 
 def is_recognised(number: float) -> bool:
