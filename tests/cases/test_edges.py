@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from lastbit.case import Case
 from lastbit.config import Config
@@ -103,3 +104,16 @@ def test_a_scale_is_one_before_it_is_rounded_up(project: Project, dtype: str, la
 def test_a_position_needs_more_than_16_bits(project: Project) -> None:
     cases = [case for case in edges_of(project, "rotary", small=True) if case.tensors[0].numel]
     assert max(int(build(case, "cpu").hand_out()["positions"].amax()) for case in cases) > 32767
+
+
+@pytest.mark.parametrize("first", [16, 32, 64, 128])
+def test_exponentials_relative_to_the_first_keys_overflow(project: Project, first: int) -> None:
+    """The formula does not show that: over the real numbers every shift is as good."""
+    above = []
+    for case in edges_of(project, "attention", small=True):
+        q, k, *_ = (x.float() for x in build(case, "cpu").hand_out().values())
+        if k.shape[1] > first and not case.params.get("causal") and "cap" not in case.params:
+            heads = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+            scores = torch.einsum("bthd,bshd->bhts", q, heads) * case.params["scale"]
+            above.append(float((scores.amax(-1) - scores[..., :first].amax(-1)).max()))
+    assert max(above) > math.log(torch.finfo(torch.float32).max)
