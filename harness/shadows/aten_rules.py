@@ -70,12 +70,14 @@ ONE = _number(1)
 LN2, LOG10E = (constant(x) for x in (math.log(2.0), math.log10(math.e)))
 
 
+_MOST_HALVES = 128  # of an exponent whose power is a product; others are powers of e
+
+
 def _power(x: Residues, exponent: float) -> Residues:
+    """Return the product of whole factors and one root."""
     if exponent < 0:
         return _power(x, -exponent).reciprocal()
     whole = int(exponent)
-    if exponent - whole not in (0, 0.5) or whole > 64:
-        raise NotImplementedError(f"a power of {exponent}")
     factors = [x] * whole + ([x.sqrt()] if exponent != whole else [])
     return reduce(operator.mul, factors) if factors else _constant_like(x, ONE)
 
@@ -170,7 +172,9 @@ def _div(mode: Mode, out: Tensor, a: Any, b: Any, rounding_mode: str | None = No
 
 def _pow(mode: Mode, out: Tensor, a: Any, b: Any) -> Residues:
     if isinstance(b, (int, float)):
-        return _power(mode.of(a), b)
+        if 2 * b in range(-_MOST_HALVES, _MOST_HALVES + 1):
+            return _power(mode.of(a), b)
+        return (mode.of(a).log() * mode.of(b)).exp().open_where(a <= 0)
     if isinstance(a, Tensor) and a.numel() == 1 and bool(mode.of(a).equal(constant(a.item())).all()):
         a = a.item()
     if isinstance(a, (int, float)) and a > 0:

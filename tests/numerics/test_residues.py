@@ -205,6 +205,13 @@ def test_constants_that_python_computed_are_fractions(number: float, fraction: t
     assert constant(beside).numbers.tolist() == constant(float(torch.tensor(beside))).numbers.tolist()
 
 
+@pytest.mark.parametrize("whole", [1, 3, 17])
+def test_a_number_beside_a_whole_one_is_not_that(whole: int) -> None:
+    """Fifty factors of 1 + 2^-22 are an error of 1e-5."""
+    for beside in (whole * (1 + 2.0**-22), whole * (1 - 2.0**-23)):
+        assert not constant(beside).equal(constant(float(whole)))
+
+
 def test_a_choice_of_two_constants_has_the_shape_of_its_mask() -> None:
     mask = torch.eye(4, dtype=torch.bool)[:, None].expand(4, 4, 4)
     found = Residues.where(mask, constant(0.0), constant(-2.0))

@@ -204,6 +204,17 @@ def test_only_sound_claims_are_made_of_numbers_that_a_large_multiple_rounds(dtyp
     assert not bool(followed(veltkamp, x, weight).differs(followed(cast, x, weight)).any())
 
 
+def test_powers_of_any_exponent_are_followed_where_their_sign_is_known():
+    x = drawn(64).abs() + 0.5
+    for exponent in (-0.7, 1.25, 2.0001):
+        power = followed(lambda x, e=exponent: x**e, x)
+        assert 0.3 < power.open.float().mean() < 0.7
+        assert power.equal(followed(lambda x, e=exponent: torch.exp(e * torch.log(x)), x)).all()
+        other = followed(lambda x, e=exponent: x ** (e + 0.001), x)
+        assert torch.equal(power.differs(other), ~power.open & ~other.open)
+    assert followed(lambda x: (x - 5.0) ** 0.3, x).open.all()
+
+
 def test_rounding_to_integers_by_a_constant_is_rounding():
     x, magic = drawn(64) * 50, 1.5 * 2**23
     rounded = followed(torch.round, x)

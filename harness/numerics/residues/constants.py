@@ -137,6 +137,8 @@ def _recognised(x: float) -> Pair | None:
     for factor, pair in ((1.0, (1, 1)), (math.log2(math.e), _LOG2E), (math.log(2), _LN2)):
         for n, of_root, inverted in _candidates(x / factor):
             value = math.sqrt(n) if of_root else float(n)
+            if factor == 1 and value.is_integer() and (value == 1 or not inverted):
+                continue  # nothing rounds a whole number: 1 + 2^-22 is none
             if abs(x - factor * (1 / value if inverted else value)) <= _NEAR * x:
                 residues = _root_of((n % P, n % Q)) if of_root else (n % P, n % Q)
                 if inverted:
