@@ -59,13 +59,13 @@ _TOLD = "; its own process says that every element follows from the formula of t
 _BESIDE = "It was followed on the CPU, where it performs the same operations and programs."
 
 # Arbitrary: below a millisecond for each operation, at the 100 ns above.
-_SMALL = 1 << 13
+SMALL = 1 << 13
 """Elements of a case that is followed for its kind alone."""
 
 
-def is_small(case: Case) -> bool:
-    """Return whether a case is small enough to follow a kernel in at little cost."""
-    return sum(tensor.numel for tensor in case.tensors) <= _SMALL
+def is_small(case: Case, most: int = SMALL) -> bool:
+    """Return whether a case is small enough to follow a kernel in at little cost: it has at most so many elements."""
+    return sum(tensor.numel for tensor in case.tensors) <= most
 
 
 def follows(tensors: Mapping[str, Tensor]) -> bool:

@@ -21,7 +21,7 @@ from lastbit.verify.narrowing import groups_of, not_asked, takes_less
 from lastbit.verify.plan import NO_SIZES_LEFT
 from lastbit.verify.project import Project
 from lastbit.verify.property_checks import ordinary_group
-from lastbit.verify.sizes import Sized, cases_of_each, sized_cases, templates_of
+from lastbit.verify.sizes import SIZED, Sized, cases_of_each, sized_cases, templates_of
 
 _MOST_NUMBERS = 6  # that a note names
 
@@ -56,7 +56,7 @@ def groups_in_a_run(
         groups = [*groups, *_further(project, subject, groups, small=config.small)]
         constants = SizeConstants() if compared else size_constants(kernel.call, kernel.source)
         sized = sized_cases(templates(kernel.op), kernel, constants, most)
-        groups += [Group("sizes", examples=sized.cases)] if sized.cases else []
+        groups += [Group(SIZED, examples=sized.cases)] if sized.cases else []
         return groups, [*not_asked(kernel, op, every(kernel.op, kernel.accepts), groups), *_left_out(kernel, sized)]
 
     return groups_and_notes

@@ -17,6 +17,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from lastbit.branches.size_constants import SizeConstants
@@ -48,6 +49,9 @@ _TRIES = 6
 
 # Arbitrary: drawn cases have all smaller sizes, and sources have many small numbers that are no sizes.
 _SMALL = 8
+
+SIZED = "sizes"
+"""The name of the group of these cases."""
 
 _DIMENSION = re.compile(r"(?P<name>[A-Z]\w*)=(?P<narrow>\d+)\.\.(?P<long>\d+)(\.\.(?P<longer>\d+))?(/(?P<step>\d+))?")
 _SHAPE = re.compile(r"\[([^\]]+)\]")
@@ -198,19 +202,20 @@ def sized_cases(templates: Sequence[Template], kernel: Kernel, constants: SizeCo
 
     Each dimension is at its longest in one of them. Then come the numbers of the kernel's comparisons, its blocks, and
     powers of two, with one less and one more. Dimensions take new sizes together where the tensors stay narrow, and the
-    templates take turns.
+    templates take turns; beyond a number of a comparison, and where one dimension is all, each has a case, up to
+    half of all cases: what is wrong there may be so with one option alone.
     """
-    own = [narrow for template in templates if (narrow := _narrowed(template, kernel)) is not None]
+    fitting = [narrow for template in templates if (narrow := _narrowed(template, kernel)) is not None]
+    own = list({template.line: template for template in fitting}.values())
     left = _rungs(own, constants)
     numbers = {number for number in left.values() if number}
     cases: list[Case] = []
     while left and len(cases) < most:
         first, turn = next(iter(left)), len(cases) % len(own)
-        tried = (_packed(template, dict(first), left, kernel) for template in own[turn:] + own[:turn])
-        made = next((one for one in tried if one is not None), None)
         number = left.pop(first)
-        if made is not None:
-            case, sizes = made
+        above = (first[0][1] > number > 0 or len(first) > 1) and len(cases) < most // 2
+        tried = (_packed(template, dict(first), left, kernel) for template in own[turn:] + own[:turn])
+        for case, sizes in islice(filter(None, tried), min(len(own), most - len(cases)) if above else 1):
             numbers.discard(number)
             cases.append(replace(case, seed=len(cases) + 1))
             for rung in [rung for rung in left if all(sizes.get(name) == size for name, size in rung)]:
@@ -219,7 +224,13 @@ def sized_cases(templates: Sequence[Template], kernel: Kernel, constants: SizeCo
 
 
 def _narrowed(template: Template, kernel: Kernel) -> Template | None:
-    """Return the template with the sizes that a kernel declares it takes; None if it does not take such cases."""
+    """Return the template with the sizes that a kernel declares it takes; None if it does not take such cases.
+
+    Parameters that it does not accept are left out.
+    """
+    first, *words = template.line.split()
+    known = [word for word in words if "[" in word or word.partition("=")[0] in kernel.accepts]
+    template = replace(template, line=" ".join([first, *known]))
     dimensions = dict(template.dimensions)
     for key, options in kernel.takes.items():
         tensor, _, what = key.partition(" ")
@@ -235,7 +246,7 @@ def _narrowed(template: Template, kernel: Kernel) -> Template | None:
 
 
 Rung = tuple[tuple[str, int], ...]
-"""Sizes of one dimension, or of two that reach a number together."""
+"""Sizes of one dimension, of two that reach a number together, or of all of a tensor."""
 
 
 def _rungs(templates: Sequence[Template], constants: SizeConstants) -> dict[Rung, int]:
@@ -265,6 +276,9 @@ def _rungs(templates: Sequence[Template], constants: SizeConstants) -> dict[Rung
         add(number - 1, up=False)
     for number in constants.blocks:
         add(number + 1)
+    for number in constants.blocks:
+        if flat := _flat(number + 1, templates, longest, steps):
+            found.setdefault(flat, 0)
     for number in (*compared, *constants.blocks):
         add(2 * number + 1)
     for number in (*constants.blocks, *few):
@@ -290,6 +304,15 @@ def _together(number: int, templates: Sequence[Template], longest: Mapping[str, 
     names = sorted(names, key=lambda name: -longest[name])[:2]
     short = min(longest[names[1]], math.isqrt(number) + 1)
     return ((names[0], number // short + 1), (names[1], short))
+
+
+def _flat(size: int, templates: Sequence[Template], longest: Sizes, steps: Sizes) -> Rung:
+    """Return sizes of which the first tensor's last dimension is all: of two rows, no number of elements is odd."""
+    names = [part for part in templates[0].shapes[0] if part in longest] if templates else []
+    size = -(-size // steps[names[-1]]) * steps[names[-1]] if names else 0
+    if len(names) < 2 or size > longest[names[-1]]:
+        return ()
+    return ((names[-1], size), *((name, 1) for name in names[:-1]))
 
 
 def _packed(

@@ -14,6 +14,7 @@ from lastbit.result import CaseResult, Verdict
 from lastbit.verify.check import Subject
 from lastbit.verify.item_run import Explorer
 from lastbit.verify.plan import Item
+from lastbit.verify.sizes import SIZED
 from tests.harness.test_takes import NORM, kernel_of, norm, plan_of
 
 CASE = parse_case("rms_norm x=fp32[4,64] eps=1e-06 seed=1")
@@ -57,3 +58,17 @@ def test_other_values_are_tried_in_novel_items(novel: bool, verdict: Verdict) ->
 @pytest.mark.parametrize("novel", [True, False])
 def test_kernels_are_followed_in_novel_items(novel: bool) -> None:
     assert any(stage.equal for stage in run(norm, novel=novel).stages) is novel
+
+
+@pytest.mark.parametrize(("group", "verdict"), [(SIZED, Verdict.FAILED), ("others", Verdict.PASSED)])
+def test_kernels_are_followed_in_sized_cases(group: str, verdict: Verdict) -> None:
+    """What is wrong by 1e-5 from some size on is no other number of bf16, for most values."""
+
+    def wrong_if_wide(x: Tensor, *, eps: float) -> Tensor:
+        squares = x.float().square().mean(-1, keepdim=True)
+        return (x.float() * torch.rsqrt(squares * (1.00001 if x.shape[-1] > 3000 else 1.0) + eps)).to(x.dtype)
+
+    item = Item(Subject(kernel_of(wrong_if_wide), NORM, torch.device("cpu")), Group(group))
+    explorer = Explorer(item, lambda result: None, lambda item, case, counted: None)
+    lines = [f"rms_norm x=bf16[2,{n}] eps=1e-06 seed=1" for n in (64, 6001)]
+    assert [explorer.run(parse_case(line)).verdict for line in lines] == [Verdict.PASSED, verdict]

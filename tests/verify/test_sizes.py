@@ -271,7 +271,10 @@ def test_templates_that_are_none(line: str, message: str, tmp_path: Path) -> Non
         (SizeConstants(compared=(640,)), ["T 300", "N 4000", "N 648: 640", "N 640", "N 632", "N 1288"]),
         (SizeConstants(compared=(100,)), ["T 300", "N 4000", "T 101: 100", "N 104: 100", "T 100", "T 99", "N 96"]),
         (SizeConstants(compared=(10000,)), ["T 300", "N 4000", "N 100, T 101: 10000"]),
-        (SizeConstants(blocks=(64,)), ["T 300", "N 4000", "T 65", "N 72", "T 129", "N 136", "T 64", "N 64", "T 63"]),
+        (
+            SizeConstants(blocks=(64,)),
+            ["T 300", "N 4000", "T 65", "N 72", "N 72, T 1", "T 129", "N 136", "T 64", "N 64"],
+        ),
     ],
 )
 def test_what_is_looked_at_first(constants: SizeConstants, first: list[str], tmp_path: Path) -> None:
@@ -280,10 +283,42 @@ def test_what_is_looked_at_first(constants: SizeConstants, first: list[str], tmp
         ", ".join(f"{n} {s}" for n, s in rung) + (f": {number}" if number else "") for rung, number in rungs.items()
     ]
     assert told[: len(first)] == first
-    assert len(set(rungs)) == len(rungs) and all(n >= 2 for rung in rungs for _, n in rung)
+    assert len(set(rungs)) == len(rungs) and all(n >= 2 or len(rung) > 1 for rung in rungs for _, n in rung)
 
 
 @pytest.mark.parametrize(("functions", "share"), [(0, 1.0), (1, 1.0), (1, 0.5), (10, 1.0), (1000, 1.0), (1000, 0.5)])
 def test_cases_that_each_function_has(functions: int, share: float) -> None:
     most, fewest, total = sizes._MOST, sizes._FEWEST, sizes._CASES_OF_A_RUN
     assert cases_of_each(functions, share=share) == round(max(fewest, min(most, total // max(functions, 1))) * share)
+
+
+def test_beyond_a_number_of_a_comparison_each_template_has_a_case(tmp_path: Path) -> None:
+    kernel = Kernel("mine", "rms_norm", "", norm, source="mine.py:7")
+    texts = [f"rms_norm T=2..300 N=16..4000 x={x}[T,N] weight=bf16[N] eps=1e-06" for x in ("bf16", "fp16")]
+    lines = [template(tmp_path, text) for text in texts]
+    cases = sized_cases(lines, kernel, SizeConstants(compared=(1000,)), MANY).cases
+    assert {case.tensors[0].dtype for case in cases if case.tensors[0].shape[1] == 1001} == {"bf16", "fp16"}
+    few = sized_cases(lines, kernel, SizeConstants(compared=tuple(range(100, 4000, 100))), MANY).cases
+    assert len(few) == MANY
+
+
+def test_keys_of_attention_have_two_groups_where_other_dimensions_are_long() -> None:
+    """Of one group alone every head has the keys of that, however a kernel counts."""
+    for made in templates_of(PROJECT, "attention", small=True):
+        assert made.case({"H": 5}).tensors[1].shape[2] > 1
+
+
+def test_a_block_has_a_case_of_one_row_and_one_element_more(tmp_path: Path) -> None:
+    kernel = Kernel("mine", "rms_norm", "", norm, source="mine.py:7")
+    cases = sized_cases([template(tmp_path)], kernel, SizeConstants(blocks=(248,)), MANY).cases
+    assert (1, 256) in {case.tensors[0].shape for case in cases}  # the next multiple of 8
+    odd = template(tmp_path, "rms_norm T=2..300 N=16..4000 x=bf16[T,N] weight=bf16[N] eps=1e-06")
+    cases = sized_cases([odd], kernel, SizeConstants(blocks=(256,)), MANY).cases
+    assert (1, 257) in {case.tensors[0].shape for case in cases}
+
+
+def test_parameters_that_a_kernel_does_not_accept_are_left_out(tmp_path: Path) -> None:
+    kernel = Kernel("mine", "rms_norm", "", norm, source="mine.py:7")
+    lines = [template(tmp_path, f"{NORM}{more}") for more in (" weight_offset=1.0", "", " quant=dynamic")]
+    cases = sized_cases(lines, kernel, SizeConstants(compared=(100,)), MANY).cases
+    assert cases and all(set(case.params) == {"eps"} for case in cases) and len(set(map(str, cases))) == len(cases)
