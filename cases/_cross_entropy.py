@@ -45,8 +45,10 @@ _PARAMS: dict[str, tuple[Option, ...]] = {
     "logit_scale": (0.5, 2.0, 0.3),
     "softcap": (30.0, 1.0),
     "z_loss": (1e-4, 0.1),
+    "ignore_index": (0, 2),
 }
 """Parameters that a kernel may be compiled with or without, and what they may be."""
+_FEW = 4  # classes of labels where one is ignored, so that some rows are
 _CLASSES = ((1, 64), (257, 500), (65, 256))
 """Ranges of V, which chooses the block of a kernel."""
 
@@ -89,7 +91,8 @@ def choices(variant: LogitsVariant, accepts: frozenset[str], most: int) -> dict[
     """Map each tensor and parameter that a kernel accepts to its options, where logits may have `most` elements."""
     layouts = layouts_like(min(most // variant.classes[1], 2), 64)
     found: dict[str, tuple[Option, ...]] = tensor_choices("logits", (variant.dtype,), _LOGITS[variant.dtype], layouts)
-    found |= tensor_choices("labels", (variant.labels,), _LABELS, layouts_like(64))
+    labels = _LABELS[1:] if "ignore_index" in variant.params else _LABELS  # the others have labels of -100
+    found |= tensor_choices("labels", (variant.labels,), labels, layouts_like(64))
     found |= {"logits columns % 16": residues(*variant.classes, 16)}
     own = {name: options if name in variant.params else (None,) for name, options in _PARAMS.items()}
     return found | {name: options for name, options in own.items() if name in accepts}
@@ -102,7 +105,8 @@ def drawn(
     """Draw logits and labels, and return them with the parameters that were chosen."""
     classes = draw(widths_with(chosen["logits columns % 16"], *variant.classes, 16))
     rows = draw(st.integers(least_rows(chosen)[0], max(least_rows(chosen)[0], most // classes)))
-    tensors = [chosen_tensor("logits", chosen, (rows, classes)), chosen_tensor("labels", chosen, (rows,), classes)]
+    known = min(classes, _FEW) if chosen.get("ignore_index") is not None else classes
+    tensors = [chosen_tensor("logits", chosen, (rows, classes)), chosen_tensor("labels", chosen, (rows,), known)]
     params = {name: option for name in (*_PARAMS, "count") if (option := chosen.get(name)) is not None}
     if params.get("count") == DRAWN:
         params["count"] = draw(st.integers(1, 3 * rows))

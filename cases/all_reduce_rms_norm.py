@@ -51,7 +51,7 @@ _REGIMES = {"bf16": REGIMES, "fp16": REGIMES, "fp32": ("normal", "outlier", "spe
 
 
 def _rows(accepts: frozenset[str]) -> Iterator[_AllReduceNormOptions]:
-    """Yield rows of options in which every two meet that a kernel with these parameters takes."""
+    """Yield rows of options in which every three meet that a kernel with these parameters takes."""
     axes: dict[str, Sequence[Option]] = {
         "dtype": ("bf16", "fp16", "fp32"),
         "ranks": (2, 4, 3),
@@ -63,7 +63,7 @@ def _rows(accepts: frozenset[str]) -> Iterator[_AllReduceNormOptions]:
         residual = {"residual": row["residual"], peers(row["ranks"])[-1]: True}
         return {"x dtype": row["dtype"], "weight dtype": _weight(row), **residual}
 
-    for row in combinations(axes, accepts=accepts, means=means):
+    for row in combinations(axes, accepts=accepts, means=means, strength=3):
         yield _AllReduceNormOptions(row["dtype"], row["ranks"], _weight(row), bool(row["residual"]), row)
 
 

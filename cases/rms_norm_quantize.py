@@ -41,14 +41,12 @@ _AXES: dict[str, tuple[Option, ...]] = {
     "scale dtype": (None, "fp32"),
     "group_size": (None, 64, 96),
     "ue8m0": (None, True),
-    "least_amax": (None, DRAWN),
-    "least_scale": (None, DRAWN),
+    "least_amax": (None, 1e-10, 64.0),  # the last one is above most rows, as that of the scale
+    "least_scale": (None, _LEAST_SCALE, 0.25),
     "weight_offset": (None, DRAWN),
 }
 _OPTIONS: dict[str, tuple[Option, ...]] = {
-    **dict.fromkeys(("dtype", "group_size", "ue8m0"), ()),
-    "least_amax": (1e-10,),
-    "least_scale": (_LEAST_SCALE,),
+    **dict.fromkeys(("dtype", "group_size", "ue8m0", "least_amax", "least_scale"), ()),
     "weight_offset": (1.0,),
 }
 

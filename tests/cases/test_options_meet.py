@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -49,8 +50,6 @@ HALVES = {"bf16", "fp16"}
 def is_left_out(op: str, pair: frozenset[tuple[str, str]]) -> bool:
     """Tell whether the cases of an op leave two options out, for a reason."""
     (a, of_a), (b, of_b) = sorted(pair)
-    if "ignore_index" in (a, b):  # any number but the default stands in edges alone: it takes labels of its own
-        return True
     if (a, b) == ("cos", "sin"):  # tables of two dtypes stand in an edge; no model has them
         return of_a != of_b
     if (a, b) == ("grad_output", "logits"):  # a gradient has the dtype of the loss: that of the logits, or fp32
@@ -151,3 +150,23 @@ def test_every_two_options_that_go_together_meet(name: str, most: bool) -> None:
     judged = {pair for case in cases_of(name, accepts) for pair in pairs(options_of(case), names)}
     left = sorted(sorted(pair) for pair in wanted - judged - UNMEANT if not is_left_out(name, pair))
     assert [pair for pair in left if has_meaning(op, frozenset(pair), every)] == []
+
+
+def test_every_three_options_of_a_norm_after_ranks_meet() -> None:
+    op = PROJECT.op("all_reduce_rms_norm")
+    given = {tuple(n in case.names for n in ("peer_2", "weight", "residual")) for case in drawn_of(op)}
+    assert len(given) == 8
+
+
+def test_a_least_scale_is_above_that_of_a_row() -> None:
+    """A root-mean-square of 1 bounds the largest magnitude by the root of the width."""
+    above = []
+    for case in drawn_of(PROJECT.op("rms_norm_quantize")):
+        largest = {"int8": 127.0, "e4m3": 448.0, "e5m2": 57344.0}[case.params["dtype"]]
+        least = case.params.get("least_scale", 0.0) * largest
+        above += [case] if "weight" not in case.names and least > math.sqrt(case.tensors[0].shape[-1]) else []
+    assert above
+
+
+def drawn_of(op: Op) -> list[Case]:
+    return [case for group in groups_of(op.name, everything(op)) for case in designed_cases(group, 0)]
