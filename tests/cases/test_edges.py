@@ -117,3 +117,10 @@ def test_exponentials_relative_to_the_first_keys_overflow(project: Project, firs
             scores = torch.einsum("bthd,bshd->bhts", q, heads) * case.params["scale"]
             above.append(float((scores.amax(-1) - scores[..., :first].amax(-1)).max()))
     assert max(above) > math.log(torch.finfo(torch.float32).max)
+
+
+@pytest.mark.parametrize("shared", [5, 6, 7])
+def test_heads_that_share_keys_have_more_than_one_group(project: Project, shared: int) -> None:
+    """Of one group alone every head has the keys of that, however a kernel counts."""
+    shapes = [[t.shape for t in case.tensors[:2]] for case in edges_of(project, "attention", small=True)]
+    assert any(k[2] > 1 and q[2] == shared * k[2] for q, k in shapes)
