@@ -189,7 +189,7 @@ def test_only_sound_claims_are_made_of_numbers_in_parts():
     assert not bool(followed(torch.mm, x, w).differs(followed(in_three_parts, x, w)).any())
 
 
-@pytest.mark.parametrize("dtype, lost", [(torch.float32, 16), (torch.float32, 12), (torch.float64, 45)])
+@pytest.mark.parametrize(("dtype", "lost"), [(torch.float32, 16), (torch.float32, 12), (torch.float64, 45)])
 def test_only_sound_claims_are_made_of_numbers_that_a_large_multiple_rounds(dtype: torch.dtype, lost: int) -> None:
     x, weight = drawn(64).to(dtype), drawn(64, seed=1).to(dtype)
 
