@@ -147,6 +147,16 @@ def labels(block: DrawnBlock, dtype: torch.dtype, classes: int) -> Tensor:
     return values
 
 
+def ends(block: DrawnBlock, dtype: torch.dtype, classes: int) -> Tensor:
+    """Integers: as labels_N, of which one in eight each is the first and the last of a block of 16 to 4,096."""
+    values = labels(block, dtype, classes)
+    kind = block.integers(block.elements, 0, 7, "kind")
+    # A kernel reads a row in blocks, and of labels that are uniform one in 128 ends a block of 128.
+    below: Tensor = 2 ** block.integers(block.elements, 4, 12, "block") - 1
+    first, last = values & ~below, torch.clamp(values | below, max=classes - 1)
+    return torch.where(kind == 4, first, torch.where(kind == 5, last, values))
+
+
 def loads(block: DrawnBlock, dtype: torch.dtype, count: int) -> Tensor:
     """Integers: ids of N experts, the first of which get 0, 1, 16, 17, 32, 64 and 128 pairs; the last gets the rest."""
     _require_room(block, dtype, f"loads_{count}", count - 1)
@@ -182,7 +192,7 @@ PLAIN: Mapping[str, Values] = {regime.__name__: regime for regime in (normal, ze
 """Name → function of the regimes for integer and bool tensors that have no number in their name."""
 
 NUMBERED: Mapping[str, Callable[[DrawnBlock, torch.dtype, int], Tensor]] = {
-    regime.__name__: regime for regime in (below, around, experts, labels, loads, sequences, lookalikes)
+    regime.__name__: regime for regime in (below, around, experts, labels, ends, loads, sequences, lookalikes)
 }
 """Word → function of those that have one: `below` makes below_1, below_2, and so on."""
 

@@ -131,6 +131,8 @@ EVERY_INTEGER_REGIME = {
     ("uint8", "around_127", 11): "a8bf7233643637d4",
     ("int64", "labels_10", 11): "0ed48488e61f6747",
     ("int32", "labels_10", 11): "0ec0f5c9d12e6345",
+    ("int64", "ends_10", 11): "98c9fec157603013",
+    ("int32", "ends_10", 11): "3c51e33e34d7d65e",
     ("int64", "loads_12", 11): "607b379931ef5091",
     ("int32", "loads_12", 11): "58e9775e7afe019e",
     ("int64", "sequences_3", 11): "50c1a5ca3de58c4d",
