@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,15 +42,14 @@ class TakenBranches:
         known: no other tracer was in the way of a call.
     """
 
-    def __init__(self, kernel: str, file: Path, packages: tuple[str, ...] = ()) -> None:
+    def __init__(self, kernel: str, file: Path, packages: tuple[str, ...] = (), *, compiles: bool = False) -> None:
         self.known = True
         self._kernel, self._root = kernel, root_of(file)
         self._packages = tuple(folder for package in packages for folder in folders_of_package(package))
         self._in_programs: set[Decision] = set()
         self._named = False
-        with suppress(OSError):
-            if "torch.compile" in file.read_text(encoding="utf-8", errors="replace"):
-                import_module(_COMPILES)  # as the first call would, which is traced
+        if compiles:
+            import_module(_COMPILES)  # as the first call would, which is traced
 
     def add(self, decided: Iterable[Decision]) -> None:
         """Add what interpreted programs decided."""
@@ -88,10 +87,15 @@ _taken: TakenBranches | None = None
 
 
 @contextmanager
-def watching(kernel: str, file: Path, packages: tuple[str, ...] = ()) -> Iterator[TakenBranches]:
-    """Watch the calls of a kernel within, of which `file` has the source, in its files and those of `packages`."""
+def watching(
+    kernel: str, file: Path, packages: tuple[str, ...] = (), *, compiles: bool = False
+) -> Iterator[TakenBranches]:
+    """Watch the calls of a kernel within, of which `file` has the source, in its files and those of `packages`.
+
+    It `compiles` if torch does so in its first call.
+    """
     global _taken
-    outer, _taken = _taken, TakenBranches(kernel, file, packages)
+    outer, _taken = _taken, TakenBranches(kernel, file, packages, compiles=compiles)
     try:
         with decisions.decisions_watched(_taken.add):
             yield _taken

@@ -15,6 +15,7 @@ from pathlib import Path
 from lastbit.branches.branch_sites import Site, sites_of
 from lastbit.branches.taken import watching
 from lastbit.calling.performing import returned_by
+from lastbit.calling.uses_compile import is_compiled
 from lastbit.case import Case, parse_case
 from lastbit.inputs import build
 from lastbit.interpret.decisions import ALL, MANY, NONE, SOME, Decision
@@ -67,7 +68,8 @@ def branches_alone(place: Workplace, kernel: str, line: str, passed: Sequence[st
 
 def _taken(subject: Subject, case: Case) -> set[Decision]:
     """Call the kernel in a case; return the branches that it took, none if somebody else traces this process."""
-    with watching(f"{subject.kernel.name} in {case}", Path(subject.kernel.source.rpartition(":")[0])) as taken:
+    file, compiles = Path(subject.kernel.source.rpartition(":")[0]), is_compiled(subject.kernel.call)
+    with watching(f"{subject.kernel.name} in {case}", file, compiles=compiles) as taken:
         with suppress(Exception):  # what it raises is told elsewhere
             given = build(case, subject.device).hand_out()
             returned_by(subject.kernel.call, given, case.params, subject.device)

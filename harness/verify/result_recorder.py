@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from lastbit.branches.taken import watching
+from lastbit.calling.uses_compile import is_compiled
 from lastbit.case import Case
 from lastbit.config import Config
 from lastbit.interpret.decisions import Decision
@@ -167,7 +168,8 @@ class CaseRecorder:
         if REVISION_MARK in kernel.name:  # it is compared, and not asked what it lacks
             yield
             return
-        with watching(kernel.name, Path(kernel.source.rpartition(":")[0]), self._watched) as taken:
+        file, compiles = Path(kernel.source.rpartition(":")[0]), is_compiled(kernel.call)
+        with watching(kernel.name, file, self._watched, compiles=compiles) as taken:
             try:
                 yield
             finally:

@@ -338,3 +338,15 @@ def test_sites_are_in_functions_and_have_ways() -> None:
     assert any(site.function == "test_another_tracer_is_left_alone_and_nothing_is_known.other" for site in sites)
     assert not [site for site in sites if site.text.startswith("if triton.knobs")], "of the module itself"
     assert sites_of("no such file") == ()
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_compiler_is_imported_before_the_calls_of_kernels_that_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiles: bool
+) -> None:
+    """The import takes seconds, and more in a call that is traced; a kernel beside one that is compiled needs none."""
+    imported: list[str] = []
+    monkeypatch.setattr("lastbit.branches.taken.import_module", imported.append)
+    _, path = load(tmp_path, f"{PYTHON}\n\ncompiled = torch.compile(norm)\n")
+    with watching("norm", path, compiles=compiles):
+        assert bool(imported) is compiles
