@@ -302,11 +302,12 @@ class Explorer:
     def _asks_for_formula(self, case: Case, result: CaseResult, *, counted: bool) -> bool:
         """Return whether to follow the kernel on residues in a case.
 
-        Follow it where enclosures decide nothing, in cases that a reader asked for or that are to tell contracts apart,
-        in sized ones that are not large, and in small cases of a novel item until each of their features has been
-        followed. What a kernel does from some size on may be wrong by less than the rounding of its result.
+        Follow it where enclosures decide nothing, in cases that a reader asked for or that are to tell contracts apart
+        and have not, in sized ones that are not large, and in small cases of a novel item until each of their features
+        has been followed. What a kernel does from some size on may be wrong by less than the rounding of its result.
         """
-        if result.verdict is Verdict.INCONCLUSIVE or self.item.asked or self.tells_apart or not counted:
+        tells = self.tells_apart and bool(result.not_ruled_out)
+        if result.verdict is Verdict.INCONCLUSIVE or self.item.asked or tells or not counted:
             return True
         if self.item.group.name == SIZED and is_small(case, _SIZED):
             return True

@@ -22,7 +22,7 @@ from lastbit.errors import UnsupportedCase
 from lastbit.kernel import Kernel
 from lastbit.ops import Op
 from lastbit.result import CaseResult, Verdict
-from lastbit.verify.check import Subject
+from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.drawing import draw, drawing
 from lastbit.verify.item_run import CaseFailed, run_item
 from lastbit.verify.plan import Item, make_plan
@@ -82,11 +82,14 @@ def test_the_first_case_of_each_kind_sees_other_values(asked: bool, expected: li
     assert list(Counter(seen).values()) == expected
 
 
-@pytest.mark.parametrize(("asked", "added"), [(False, LINES[:1]), (True, ())])
+@pytest.mark.parametrize(
+    ("asked", "outside", "added", "follows"),
+    [(False, 0, LINES[:1], LINES[:1]), (False, 1, LINES[:1], ()), (True, 0, (), ())],
+)
 def test_a_case_that_tells_contracts_apart_is_added_where_no_line_was_given(
-    monkeypatch: pytest.MonkeyPatch, asked: bool, added: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, asked: bool, outside: int, added: tuple[str, ...], follows: tuple[str, ...]
 ) -> None:
-    """Rows of such a case are cut, which what a kernel takes may exclude; and residues may tell what bounds do not."""
+    """Rows of such a case are cut, which what a kernel takes may exclude; residues may tell what bounds have not."""
     followed: list[str] = []
 
     def with_formula(subject: Subject, case: Case, result: CaseResult, begins: Callable[[], None]) -> CaseResult:
@@ -100,6 +103,10 @@ def test_a_case_that_tells_contracts_apart_is_added_where_no_line_was_given(
     ) -> list[Case]:
         return [case for case in (taken, other) if takes(case) and str(case) not in {r.case for r in results}]
 
+    def verified(*args: Any, **options: Any) -> CaseResult:
+        return replace(verify_case(*args, **options), ruled_out={"another": outside})
+
+    monkeypatch.setattr("lastbit.verify.item_run.verify_case", verified)
     monkeypatch.setattr("lastbit.verify.item_run.untold", telling)
     monkeypatch.setattr("lastbit.verify.item_run.with_formula", with_formula)
 
@@ -109,7 +116,7 @@ def test_a_case_that_tells_contracts_apart_is_added_where_no_line_was_given(
 
     examples = Group("mine", examples=(parse_case(LINES[1]),))
     assert {r.case for r in ran(mask, examples, asked=asked)} == {LINES[1], *added}
-    assert followed == [LINES[1], *added]
+    assert followed == [LINES[1], *follows]
 
 
 def test_lines_that_a_reader_gives_are_asked_for(tmp_path: Path) -> None:
