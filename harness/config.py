@@ -16,7 +16,7 @@ from lastbit.kernel import check_path
 # Arbitrary: smoke shows that everything runs, ci is for each change, nightly for the night of an accelerator.
 PROFILES: Mapping[str, int] = {"smoke": 2, "ci": 6, "nightly": 200}
 """Profile → cases that are designed or drawn per kernel and group, on average. A design may need more, and groups of
-combinations have fewer: see `multiple` in `lastbit.verify.drawing`."""
+combinations have fewer: see `multiple` in `lastbit.verify.drawing`. A run that is `brief` has still fewer."""
 
 # Arbitrary below where clocks overflow; whoever wants none is served by it.
 LONGEST_TIMEOUT = 10_000_000
@@ -122,6 +122,11 @@ class Config:
         """
         asked = self.profile == "nightly" or self.cases is not None
         return not (asked or self.isolate or self.random or self.revisions or self.revision or self.lines)
+
+    @property
+    def brief(self) -> bool:
+        """Return whether a run has as few cases as show each dtype and option, and kernels of an op share others."""
+        return self.profile == "smoke" and self.shares
 
     @property
     def small(self) -> bool:

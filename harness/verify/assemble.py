@@ -85,6 +85,7 @@ def combined(
 
     Of `every` pair of an op, those that a kernel does not take are `declined`; an option that it takes with none is
     said once. Kernels that are one function share its cases, so that a pair of one counts for all of them.
+    Those that a run leaves out by its design are `missing`.
     """
     seen: dict[tuple[str, str, str], set[bool]] = {}
     for result in results:
@@ -103,6 +104,7 @@ def combined(
             pairs_of(row for row, known in zip(rows, refused, strict=True) if verdict in known)
             for verdict in (False, True)
         )
+        rows += [row for item in items for row in item.left]
         taken = [pair for pair in pairs_of(rows) if pair in judged or pair not in declined]
         options = {option for pair in taken for option in pair}
         lost = [pair for pair in (*declined, *every(op)) if pair not in taken]

@@ -32,16 +32,24 @@ _NOTHING = (0, 0)
 """The worth of a case that adds nothing."""
 
 
-def designed(groups: Sequence[Group], cases: int, *, whole: bool = True, times: float | None = None) -> list[Group]:
+def designed(
+    groups: Sequence[Group], cases: int, *, whole: bool = True, times: float | None = None, brief: bool = False
+) -> list[Group]:
     """Return the groups with the choices of their designed cases; together they have `cases` times `times`.
 
     `times` is the `multiple` of the groups unless it is given. Each group has a designed case; half of the cases of a
     group that is no combination are designed, however little they add. A quarter is left for Hypothesis to draw, and
     what the design does not need. A `whole` design has more cases if every option needs more.
+
+    A `brief` one has a case for each of the fewest combinations that have every dtype and option, and none of others.
     """
-    choosing = [n for n, group in enumerate(groups) if _chooses(group)]
+    spared = _spared(groups) if brief else frozenset[int]()
+    groups = [replace(group, drawn=0) if n in spared else group for n, group in enumerate(groups)]
+    choosing = [n for n, group in enumerate(groups) if _chooses(group) and n not in spared]
     if not choosing or not cases:
         return list(groups)
+    if brief:
+        times = sum(not groups[n].combination for n in choosing)
     times = multiple(groups) if times is None else times
     design, rows = _Design(), {number: list[Chosen]() for number in choosing}
     for turn in range(max(1, cases // 2)):
@@ -51,7 +59,7 @@ def designed(groups: Sequence[Group], cases: int, *, whole: bool = True, times: 
                 rows[number].append(design.added(row))
     left = round(times * (cases - _quarter(cases))) - sum(map(len, rows.values()))
     drawn = round(times * _quarter(cases)) + min(left, 0)
-    for number, row in design.further(groups):
+    for number, row in () if brief else design.further(groups):
         if left <= 0 and not (whole and design.worth(row)[0] < 0):
             break
         rows[number].append(design.added(row))
@@ -62,6 +70,18 @@ def designed(groups: Sequence[Group], cases: int, *, whole: bool = True, times: 
         for number, own in zip(choosing, parts, strict=True)
     }
     return [made.get(number, group) for number, group in enumerate(groups)]
+
+
+def _spared(groups: Sequence[Group]) -> frozenset[int]:
+    """Return the numbers of combinations that have no dtype and no option which the others do not have."""
+    left = {n: {*group.combination.items()} for n, group in enumerate(groups) if group.combination and _chooses(group)}
+    met = set[tuple[str, Option]]()
+    while left:
+        best = max(left, key=lambda n: len(left[n] - met))
+        if left[best] <= met:
+            break
+        met |= left.pop(best)
+    return frozenset(left)
 
 
 def _parts(total: int, count: int) -> list[int]:

@@ -27,6 +27,7 @@ class Planned:
         cases: how many it runs unless it fails early.
         choices: what its cases choose from.
         combination: the row of dtypes and options that all of its cases have, if they are of one.
+        left: combinations that its kernel takes and the run leaves out.
         cost: an estimate of the time that it takes, to compare items by.
         compiles: its kernel is compiled by torch, in each process anew.
     """
@@ -42,6 +43,7 @@ class Planned:
     cost: int = 1
     choices: Choices = field(default_factory=dict)
     combination: Chosen = field(default_factory=dict)
+    left: tuple[Chosen, ...] = ()
     compiles: bool = False
 
 

@@ -15,7 +15,7 @@ import torch
 
 from lastbit.calibrate import load_premises
 from lastbit.calling.uses_compile import is_compiled
-from lastbit.case import Case, Group, parse_case
+from lastbit.case import Case, Chosen, Group, parse_case
 from lastbit.config import Config
 from lastbit.errors import UsageError, no_kernel
 from lastbit.inputs.values import check_regime
@@ -34,6 +34,7 @@ from lastbit.verify.project import Load, Project, kernel_folders, open_project
 
 C = TypeVar("C")
 
+BRIEF = "smoke meets each option once, and deals fixed cases and promised properties among an op's kernels; ci has all"
 NO_SIZES_LEFT = "sizes that a source names and no case is left for; a kernel that is verified alone has more"
 
 _PROPERTIES = 6
@@ -55,7 +56,9 @@ class Item:
         share: which cases of the group they are: of (1, 3) the second, the fifth and so on; see `_shares`.
         shows: stages of the kernel, which declares none, are looked for in some of its cases.
         novel: it has an option, or dtypes together, that no combination of its kernel before it has, or is of none: the
-            kernel is called with other values in some of its cases, too, and followed on residues.
+            kernel is called with other values in some of its cases, too, and followed on residues. In a brief run one
+            of none is not novel beside combinations.
+        left: combinations that the kernel takes and the run leaves out; said once for each kernel.
     """
 
     subject: Subject
@@ -66,6 +69,7 @@ class Item:
     share: tuple[int, int] = (0, 1)
     shows: bool = False
     novel: bool = True
+    left: tuple[Chosen, ...] = ()
 
     @property
     def id(self) -> str:
@@ -92,6 +96,7 @@ class Item:
             cost=cases * _cost_of_a_case(self.subject.op) * (_PROPERTIES if group.properties else 1),
             choices=group.choices,
             combination=group.combination,
+            left=self.left,
             compiles=is_compiled(kernel.call),
         )
 
@@ -175,8 +180,11 @@ def make_plan(
             subject = replace(_subject(kernel, project.op(kernel.op), device, config), beside=beside)
             groups, notes = groups_for(subject)
             place, parts = shares.get(kernel.name, (0, 1))
-            for number, group in enumerate(groups):
+            left = [group for group in groups if config.brief and group.combination and not group.designed]
+            for number, group in enumerate([group for group in groups if group not in left]):
                 item = Item(subject, group, bool(config.lines), config.properties)
+                if group.combination:
+                    item, left = replace(item, left=tuple(other.combination for other in left)), []
                 most = parts
                 if group.properties and kernel.invariant and parts > 1:  # nobody else is asked what it promises
                     most = min(parts, max(1, item.planned(config.cases_per_group).cases))
@@ -187,19 +195,68 @@ def make_plan(
         alone = "the cpu alone has no other device to put a tensor on"
         reason = alone if torch.accelerator.is_available() else NO_ACCELERATOR
         not_run.append(NotRun("cases with a tensor on another device", reason))
+    if config.brief:
+        rows, before = sum(len(item.left) for item in items), _fixed_cases(items)
+        items = [*_dealt(items)]
+        if rows or before > _fixed_cases(items):
+            spared = f"{rows:,} combinations and {before - _fixed_cases(items):,} fixed cases"
+            not_run.insert(0, NotRun(spared, BRIEF))
     whole = config.lines or config.isolate or config.revision
     items = items if whole else [*showing(items)]
-    items = [*_novel(items)] if config.shares else items
+    items = [*_novel(items, brief=config.brief)] if config.shares else items
     return Plan(tuple(items), tuple(_in_short(not_run)), config.cases_per_group)
 
 
-def _novel(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield the items, and say of each whether it is novel among those of its kernel on its device."""
-    known: dict[tuple[str, torch.device], set[object]] = {}
+def _dealt(items: Sequence[Item]) -> Iterator[Item]:
+    """Deal the fixed cases of items among the kernels of an op on a device.
+
+    Each case goes to the kernel that has the fewest so far, of those that take it. Each function has one at least of
+    the sizes that its source names and, if it promises properties, one for these, under some contract. Properties that
+    a kernel does not promise are not asked.
+    """
+    promises = (item.properties or item.subject.kernel.invariant if item.group.properties else () for item in items)
+    items = [replace(item, properties=own) for item, own in zip(items, promises, strict=True)]
+    together: dict[tuple[str, torch.device, str], list[Item]] = {}
     for item in items:
-        row, seen = item.group.combination, known.setdefault((item.subject.kernel.name, item.subject.device), set())
+        if item.group.strategy is None and not item.refused and (item.properties or not item.group.properties):
+            together.setdefault((item.subject.op.name, item.subject.device, item.group.name), []).append(item)
+    dealt: dict[int, list[Case]] = {}
+    for (_, _, name), sharing in together.items():
+        taken: dict[Case, list[list[Case]]] = {}
+        for item in sharing:
+            own = dealt[id(item)] = []
+            for case in item.group.examples:
+                taken.setdefault(case, []).append(own)
+        for case, takers in taken.items():
+            min(takers, key=len).append(case)
+        functions: dict[str, list[Item]] = {}
+        for item in sharing if name == "sizes" or sharing[0].group.properties else ():
+            functions.setdefault(item.subject.kernel.source or item.subject.kernel.name, []).append(item)
+        for first, *others in functions.values():
+            if not any(dealt[id(item)] for item in (first, *others)):
+                dealt[id(first)].append(first.group.examples[0])
+    for item in items:
+        own = dealt.get(id(item), [])
+        if item.group.strategy is not None or item.refused:
+            yield item
+        elif own:
+            yield replace(item, group=replace(item.group, examples=tuple(own)), share=(0, 1))
+
+
+def _fixed_cases(items: Iterable[Item]) -> int:
+    return sum(len(item.own(item.group.examples)) for item in items)
+
+
+def _novel(items: Iterable[Item], *, brief: bool) -> Iterator[Item]:
+    """Yield the items, and say of each whether it is novel among those of its kernel on its device."""
+    items = list(items)
+    known: dict[tuple[str, torch.device], set[object]] = {}
+    combined = {(item.subject.kernel.name, item.subject.device) for item in items if brief and item.group.combination}
+    for item in items:
+        row, key = item.group.combination, (item.subject.kernel.name, item.subject.device)
+        seen = known.setdefault(key, set())
         new = {*row.items(), frozenset(option for axis, option in row.items() if axis.endswith(" dtype"))}
-        yield replace(item, novel=not row or not new <= seen)
+        yield replace(item, novel=not new <= seen if row else key not in combined)
         seen |= new
 
 

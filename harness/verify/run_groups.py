@@ -48,6 +48,8 @@ def groups_in_a_run(
         """
         groups = every(op, accepts) if taking_less is None else groups_of(project, taking_less, small=config.small)
         whole = config.cases_per_group >= PROFILES["ci"]
+        if config.brief:
+            return designed(groups, config.cases_per_group, brief=True)
         return designed(groups, config.cases_per_group, whole=whole, times=times(op, accepts))
 
     def groups_and_notes(subject: Subject) -> tuple[list[Group], list[NotRun]]:

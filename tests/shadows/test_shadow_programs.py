@@ -279,7 +279,7 @@ def test_dots() -> None:
 
 
 def test_every_triton_kernel_of_this_repository_is_followed(tmp_path: Path) -> None:
-    plan = make_plan(Config(folder=str(tmp_path), profile="smoke"), "cpu")
+    plan = make_plan(Config(folder=str(tmp_path)), "cpu")
     seen = set()
     for item in plan.items:
         kernel = item.subject.kernel

@@ -172,6 +172,9 @@ def test_options_that_go_together_have_met_or_it_is_said_why() -> None:
     }
     assert entries[0].missing == ("x=bf16 × alpha",)
     assert entries[0].declined == ("no up", "x=fp16 × no alpha")
+    items[0] = replace(items[0], left=({"x dtype": "fp32", "up": "as x"},))
+    entries = list(combined(items, [result("a", "g0"), turned_down, result("b", "g3")], lambda op: every))
+    assert entries[0].missing == ("x=bf16 × alpha", "x=fp32 × up=as x")
 
 
 def test_cases_that_could_not_be_made_have_no_coverage(left: Left) -> None:
