@@ -309,7 +309,7 @@ class Explorer:
         tells = self.tells_apart and bool(result.not_ruled_out)
         if result.verdict is Verdict.INCONCLUSIVE or self.item.asked or tells or not counted:
             return True
-        if self.item.group.name == SIZED and is_small(case, _SIZED):
+        if self.item.novel and self.item.group.name == SIZED and is_small(case, _SIZED):
             return True
         features = self._features(case)
         if features <= self._followed or not self.item.novel or not is_small(case):
