@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -38,6 +38,17 @@ class DeviceLost(LastbitError):
 
 class UnsupportedCase(LastbitError):
     """Raised by a kernel, before any launch, for a case that it does not claim to handle; the text is the reason."""
+
+
+_OF_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
+_PHRASES = ("out of memory", "can't allocate memory")  # of CUDA and Triton, of torch on the CPU
+
+
+def is_out_of_memory(error: BaseException, kinds: Collection[str] = ()) -> bool:
+    """Return whether an error says that memory ran out; `kinds` name its types, where it stands for another one."""
+    kinds = kinds or [kind.__name__ for kind in type(error).__mro__]
+    known = not _OF_MEMORY.isdisjoint(kinds)
+    return known or ("RuntimeError" in kinds and any(phrase in str(error).lower() for phrase in _PHRASES))
 
 
 def no_stage(name: str, stages: Iterable[str]) -> KernelError:

@@ -30,6 +30,7 @@ from lastbit.declared import is_names, is_order, place_of
 from lastbit.errors import KernelError, LastbitError, UnsupportedCase, UsageError, nearest, unknown
 from lastbit.floating_point import kept_floating_point
 from lastbit.in_place import Out, checked_outs, returning
+from lastbit.refusals import is_refusals, refusing
 from lastbit.siblings import siblings
 from lastbit.takes import Takes, declared_takes
 
@@ -78,6 +79,7 @@ class Kernel:
             step: where residues follow the kernel, such a function, a device function of Triton or one of Python in
             the module of the kernel, is taken for it; see docs/residues.md.
         arithmetic: the floating-point settings that executing its file left, if it changed them; restored since.
+        refuses: types of errors by which it refuses a call before any launch: see `lastbit.refusals`.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Kernel:
     arithmetic: str = ""
     takes: Takes = field(default_factory=dict, hash=False)
     primitives: Mapping[str, str] = field(default_factory=dict, hash=False)
+    refuses: tuple[type[Exception], ...] = ()
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -104,6 +107,12 @@ class Kernel:
         for what in ("stages", "mutates", "devices", "unordered", "invariant"):
             if not is_names(given := getattr(self, what)):
                 raise UsageError(f"{what}={given!r} of kernel {self.name!r} must be a tuple of names")
+        if not is_refusals(self.refuses):
+            given, example = self.refuses, "(RuntimeError, AssertionError)"
+            raise UsageError(
+                f"refuses={given!r} of {self.where} must be a tuple of types of errors, none of them Exception or "
+                f"lastbit's, such as refuses={example}"
+            )
         call: object = self.call
         if isinstance(call, type) or not callable(call):
             what = "a class" if isinstance(call, type) else f"no function but {call!r}"
@@ -162,13 +171,15 @@ def kernel(
     invariant: tuple[str, ...] = (),
     takes: str | tuple[str, ...] | Mapping[str, Any] = (),
     primitives: Mapping[str, str] = MappingProxyType({}),
+    refuses: tuple[type[Exception], ...] = (),
 ) -> Callable[[Function], Function]:
     """Declare a function to be a kernel for `op` that keeps `contract`; see `Kernel` for the other arguments.
 
     The function itself is returned, so that the file can also be used as an ordinary module. A parameter of it may be
     a dataclass of tensors, which stands for its fields: see `lastbit.bundles`. `mutates` may map inputs to the results
     that they hold after the call, and `out` maps parameters to the results that they receive: see `lastbit.in_place`.
-    `takes` says what it takes in words or a mapping: see `lastbit.takes`.
+    `takes` says what it takes in words or a mapping, `refuses` by which errors it refuses the rest before any launch:
+    see `lastbit.takes` and `lastbit.refusals`.
 
     Raises:
         UsageError: no op is named, as by `@kernel` without parentheses, or what is decorated cannot be called, or its
@@ -184,6 +195,7 @@ def kernel(
         own, source = name or _name_of(function), place_of(function)
         made = Kernel(own, op, contract, function, stages, mutates, devices, depth, order, placement, unordered, source)
         made = replace(made, invariant=invariant, takes=declared_takes(takes, made.where), primitives=dict(primitives))
+        made = replace(made, refuses=refuses)
         made = _called_by_name(made, mutates if isinstance(mutates, Mapping) else {}, out)
         with suppress(AttributeError, TypeError):  # objects that take no attribute
             setattr(function, _ATTRIBUTE, (*declarations_of(function), made))
@@ -199,7 +211,7 @@ def _called_by_name(made: Kernel, overwritten: Mapping[str, str], out: Mapping[s
     if not is_names(overwritten.values()):
         example = "{'x': 'output'}, or to ''"
         raise UsageError(f"mutates={overwritten!r} of {made.where} must map inputs to results, such as {example}")
-    call = flat(made.call, made.where, error=UsageError)
+    call = flat(refusing(made.call, made.refuses), made.where, error=UsageError)
     outs = checked_outs(call, made.where, out, overwritten)
     held = {name: result for name, result in overwritten.items() if result} | {n: o.result for n, o in outs.items()}
     return replace(made, call=returning(call, overwritten, outs), mutates=tuple(made.mutates), held=held)

@@ -107,7 +107,7 @@ def _public(module: ModuleType) -> dict[str, Callable[..., Any]]:
     }
 
 
-def _declared(function: Callable[..., Any], role: Role) -> Kernel:
+def _declared(function: Callable[..., Any], role: Role, refuses: tuple[type[Exception], ...] = ()) -> Kernel:
     """Declare a function with `@kernel` as its role says."""
     declare = kernel(
         role.op,
@@ -115,6 +115,7 @@ def _declared(function: Callable[..., Any], role: Role) -> Kernel:
         mutates=role.mutates,
         placement=role.placement,
         unordered=role.unordered,
+        refuses=refuses,
     )
     with _collect() as made:
         declare(function)
@@ -125,7 +126,7 @@ def _with_results(own: Kernel, role: Role) -> Kernel:
     """Take from the role which inputs hold results if the file says nothing about that."""
     if own.held or not any(role.mutates.values()):
         return own
-    made = _declared(inspect.unwrap(own.call), role)
+    made = _declared(inspect.unwrap(own.call), role, own.refuses)
     return replace(own, call=made.call, mutates=made.mutates, held=made.held)
 
 

@@ -5,11 +5,8 @@ A kernel that is followed on the CPU is followed for what it does on another dev
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
 from inspect import signature
 from types import CodeType
 from typing import Any
@@ -20,6 +17,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lastbit.kernel import Kernel
+from lastbit.launches import reported_launches
 from lastbit.shadows.aten import ONCE_ON_CUDA, UncompiledMode, as_written, tensors_in
 from lastbit.shadows.aten_rules import EXACT, MOVES
 from lastbit.shadows.shadow_memory import bytes_of
@@ -74,7 +72,7 @@ def performed(
     seen = _Steps(ONCE | ONCE_ON_CUDA if device_type == "cuda" else ONCE)
     for tensor in tensors.values():
         seen.keep(tensor)
-    with as_written(), _launches(seen.launched), seen:
+    with as_written(), reported_launches(seen.launched), seen:
         returned = kernel.call(**tensors, **params)
     seen.check(returned)
     seen.check(list(tensors.values()))
@@ -190,41 +188,3 @@ def described(value: Any) -> str:
 
 def _is_tritons(function: Any) -> bool:
     return str(function.__module__).split(".")[0] == "triton"
-
-
-@contextmanager
-def _launches(told: Callable[[Any, Any, Any, Callable[[], Any]], Any]) -> Iterator[None]:
-    """Report every launch of a Triton program: interpreted, compiled, or compiled for an earlier launch."""
-
-    def launching(run: Callable[..., Any]) -> Callable[..., Any]:
-        def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            launch = partial(run, self, *args, grid=grid, warmup=warmup, **kwargs)
-            return launch() if warmup else told(self, args, kwargs, launch)
-
-        return launched
-
-    def compiled(of_grid: Callable[..., Any]) -> Callable[..., Any]:
-        def launching(self: Any, grid: Any) -> Any:
-            run, source = of_grid(self, grid), self.src
-
-            def launched(*args: Any, **kwargs: Any) -> Any:
-                names = source.fn.arg_names
-                fixed = {names[path[0]]: x for path, x in source.constants.items() if len(path) == 1}
-                given = {**dict(zip(names, args, strict=False)), **fixed}
-                return told(source.fn, (), given, partial(run, *args, **kwargs))
-
-            return launched if hasattr(source, "fn") else run
-
-        return launching
-
-    kinds = {
-        ("triton.runtime.jit", "JITFunction", "run"): launching,
-        ("triton.runtime.interpreter", "InterpretedFunction", "run"): launching,
-        ("triton.compiler.compiler", "CompiledKernel", "__getitem__"): compiled,
-    }
-    with ExitStack() as stack:
-        for (module, kind, method), instead in kinds.items():
-            if (owner := getattr(sys.modules.get(module), kind, None)) is not None:
-                stack.callback(setattr, owner, method, before := getattr(owner, method))
-                setattr(owner, method, wraps(before)(instead(before)))
-        yield

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from lastbit.errors import is_out_of_memory
 from lastbit.isolation.answers import Raised
 from lastbit.judging.problem import PROBLEMS
 from lastbit.kernel import Kernel
@@ -29,8 +30,6 @@ _OUT = "out of memory on "
 LATER = "in a later call of the same case"
 """Note of an error that a kernel raised in another call than its first."""
 
-_OF_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
-_PHRASES = ("out of memory", "can't allocate memory")  # of CUDA and Triton, of torch on the CPU
 _ASKED = re.compile(r"[Tt]ried to allocate (\d[\d.]* \w+)")
 _FREE = re.compile(r"total capacity of (\d[\d.]* \w+) of which (\d[\d.]* \w+) is free")
 
@@ -46,7 +45,7 @@ def out_of_memory(error: BaseException, kernel: Kernel, device: torch.device) ->
     In later calls lastbit holds inputs and results of the earlier ones, unless the kernel has memory of its own.
     Return None for any other error.
     """
-    if not _is_out(error):
+    if not is_out_of_memory(error, error.kinds if isinstance(error, Raised) else ()):
         return None
     if _raised_in(kernel, error) and not (_shares(error, device) and LATER in getattr(error, "__notes__", ())):
         return Verdict.ERRORED, f"{_OUT}{device}: the kernel {_asked(error)}"
@@ -82,12 +81,6 @@ def is_lost(device: torch.device) -> bool:
 def _shares(error: BaseException, device: torch.device) -> bool:
     """Return whether the kernel takes memory from where lastbit does: not in a process of its own on the CPU."""
     return not (isinstance(error, Raised) and device.type == "cpu")
-
-
-def _is_out(error: BaseException) -> bool:
-    kinds = error.kinds if isinstance(error, Raised) else [kind.__name__ for kind in type(error).__mro__]
-    known = not _OF_MEMORY.isdisjoint(kinds)
-    return known or ("RuntimeError" in kinds and any(phrase in str(error).lower() for phrase in _PHRASES))
 
 
 def _raised_in(kernel: Kernel, error: BaseException) -> bool:
