@@ -53,9 +53,7 @@ def rows_of(
     strength: int = 2,
 ) -> Iterator[Combination]:
     """Yield the rows of `combinations` that a kernel takes, with ranges of columns in turn, those with one it takes."""
-    sizes = accepts.takes.get("x columns") if isinstance(accepts, Accepted) else None
-    fitting = [(low, high) for low, high in ranges if sizes is None or any(low <= size <= high for size in sizes)]
-    ranges = fitting or ranges
+    ranges = accepts.ranges("x columns", ranges) if isinstance(accepts, Accepted) else ranges
     for number, options in enumerate(combinations(axes, together, accepts=accepts, strength=strength)):
         yield Combination(options, *ranges[number % len(ranges)])
 

@@ -8,7 +8,7 @@ Few keys are not a matter of time alone: the more terms, the fewer outputs have 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from lastbit import (
     DRAWN,
+    Accepted,
     Case,
     Choices,
     Chosen,
@@ -57,13 +58,17 @@ _MOST_QUERIES, _MOST_KEYS = 10, 40
 
 @dataclass(frozen=True)
 class _AttentionOptions:
-    """The fixed facts of a group: dtypes of q and of any sinks, parameters, and the range of the width of a head."""
+    """The fixed facts of a group: dtypes of q and of any sinks, parameters, and the range of the width of a head.
+
+    Of the range, `sizes` has the widths of queries and those of values that are drawn.
+    """
 
     dtype: str
     sinks: str | None
     causal: bool
     capped: bool
     widths: tuple[int, int]
+    sizes: tuple[Sequence[int], ...] = field(compare=False)
     row: Chosen = field(compare=False)
 
     def __str__(self) -> str:
@@ -87,9 +92,11 @@ def _rows(accepts: frozenset[str]) -> Iterator[_AttentionOptions]:
         lambda row: row["sinks dtype"] in (None, row["q dtype"], OTHER[row["q dtype"]]),
         accepts=accepts,
     )
-    for row, widths in zip(found, cycle(_WIDTHS), strict=False):
+    taken = accepts if isinstance(accepts, Accepted) else Accepted(accepts)
+    for row, widths in zip(found, cycle(taken.ranges("q columns", _WIDTHS)), strict=False):
         sinks = None if row["sinks dtype"] is None else str(row["sinks dtype"])
-        yield _AttentionOptions(str(row["q dtype"]), sinks, bool(row["causal"]), bool(row["cap"]), widths, row)
+        sizes = tuple(taken.sizes(f"{name} columns", *widths) for name in ("q", "v"))
+        yield _AttentionOptions(str(row["q dtype"]), sinks, bool(row["causal"]), bool(row["cap"]), widths, sizes, row)
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
@@ -117,7 +124,7 @@ def _choices(options: _AttentionOptions) -> Choices:
 def _cases(draw: st.DrawFn, options: _AttentionOptions, chosen: Chosen) -> Case:
     batch, groups, shared = 2, 2, draw(st.sampled_from((1, 2)))
     queries, keys = draw(st.integers(2, _MOST_QUERIES)), draw(st.integers(2, _MOST_KEYS))
-    width, value_width = (draw(st.integers(*options.widths)) for _ in range(2))
+    width, value_width = (draw(st.sampled_from(sizes)) for sizes in options.sizes)
     tensors = [
         chosen_tensor("q", chosen, (batch, queries, groups * shared, width)),
         chosen_tensor("k", chosen, (batch, keys, groups, width)),

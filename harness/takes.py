@@ -4,15 +4,17 @@ inside.
     @kernel("rms_norm", takes="contiguous")
     @kernel("rms_norm", takes=("contiguous rows", "non-empty"))
     @kernel("rms_norm", takes={"x layout": "contiguous", "x columns": range(64, 8193, 64), "quant": "static"})
+    @kernel("attention", takes={"tensors": "one dtype", "q columns": (64, 128), "v columns": "q columns"})
 
 A word of `WORDS` alone, or several, hold for every tensor, as the key `tensors` of a mapping does. Its other keys are
 `T layout`, with words for the tensor T; `T dtype`; `T columns`, the last dimension, and `T size N`, dimension N, with
-sizes; and a parameter with its values, None for a call without it.
+sizes, or the dimension of another tensor that it equals; and a parameter with its values, None for a call without it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -26,9 +28,11 @@ Takes = Mapping[str, tuple[Option, ...] | range]
 """Key → words or values, as `declared_takes` makes it of what a kernel declares."""
 
 TENSORS = "tensors"
-ONE_DTYPE = "one dtype"
+ONE_DTYPE, PACKED_ROWS = "one dtype", "packed rows"
+"""Words for all tensors together: `packed rows` are a first tensor of two dimensions, and all tensors contiguous."""
 
 _ALIGNMENT = 16  # bytes of a vector load
+_MATRIX = 2  # dimensions
 _OF_TENSOR = re.compile(r"(?P<tensor>\w+) (?P<what>layout|dtype|columns|size (?P<dimension>-?\d+))")
 
 
@@ -76,8 +80,13 @@ def _is_option(given: object) -> bool:
     return given is None or isinstance(given, bool | int | float | str)
 
 
-def check_takes(takes: Takes, where: str, inputs: Collection[str], params: Collection[str]) -> None:
-    """Raise `UsageError` unless a declaration speaks of these inputs and parameters, and in words that there are."""
+def check_takes(
+    takes: Takes, where: str, inputs: Collection[str], params: Collection[str], rows: Collection[str] = ()
+) -> None:
+    """Raise `UsageError` unless a declaration speaks of these inputs and parameters, and in words that there are.
+
+    `rows` are the inputs whose leading dimensions index independent rows.
+    """
     for key, options in takes.items():
         found = _OF_TENSOR.fullmatch(key)
         if found and found["tensor"] not in inputs:
@@ -87,15 +96,19 @@ def check_takes(takes: Takes, where: str, inputs: Collection[str], params: Colle
             raise unknown(f"name in takes of {where}:", key, (TENSORS, *params, *of_tensors))
         for option in (options[0], options[-1]) if isinstance(options, range) else options:
             if key == TENSORS or (found and found["what"] == "layout"):
-                known = (*WORDS, *[ONE_DTYPE] * (key == TENSORS))
+                known = (*WORDS, *[ONE_DTYPE, PACKED_ROWS] * (key == TENSORS))
                 if option not in known:
                     wrong = unknown(f"word in takes of {where}: {key!r} has", option, known)
                     first = next(iter(inputs), "x")
                     raise UsageError(f"{wrong} For sizes, dtypes and values give a mapping: {told(sizes_of(first))}.")
+                if option == PACKED_ROWS and not rows:
+                    raise UsageError(f"takes of {where}: {key!r} has {option!r}, but the op has no inputs of rows")
             elif found and found["what"] == "dtype" and option not in BY_NAME:
                 raise unknown(f"dtype in takes of {where}: {key!r} has", option, BY_NAME)
             elif found and found["what"] != "dtype" and (type(option) is not int or option < 0):
-                raise UsageError(f"takes of {where}: {key!r} has {option!r}, which is no size")
+                other = _OF_TENSOR.fullmatch(str(option))
+                if other is None or other["what"] in ("layout", "dtype") or other["tensor"] not in inputs:
+                    raise UsageError(f"takes of {where}: {key!r} has {option!r}, which is no size and no dimension")
 
 
 def beyond(takes: Takes, case: Case) -> str:
@@ -108,23 +121,41 @@ def beyond(takes: Takes, case: Case) -> str:
             continue
         concerned = [tensor for tensor in case.tensors if not found or tensor.name == found["tensor"]]
         if found and found["what"] != "layout":
-            if concerned and not _has(concerned[0], found, options):
+            if concerned and not _has(concerned[0], found, options, case):
                 return f"{key} must be {_spelled(options)}"
             continue
         for word in map(str, options):
             if word == ONE_DTYPE:
                 if len({tensor.dtype for tensor in concerned if BY_NAME[tensor.dtype].floating}) > 1:
                     return "all tensors must have one dtype"
+            elif word == PACKED_ROWS:
+                if len(concerned[0].shape) != _MATRIX or not all(map(_is_contiguous, concerned)):
+                    return f"{concerned[0].name} must be packed rows, and all other tensors contiguous"
             elif wrong := [tensor.name for tensor in concerned if not WORDS[word](tensor)]:
                 return f"{wrong[0]} must be {word}"
     return ""
 
 
-def _has(tensor: TensorSpec, found: re.Match[str], options: Collection[Option]) -> bool:
+def _has(tensor: TensorSpec, found: re.Match[str], options: Collection[Option], case: Case) -> bool:
     if found["what"] == "dtype":
         return tensor.dtype in options
-    dimension = int(found["dimension"] or -1)
-    return -len(tensor.shape) <= dimension < len(tensor.shape) and tensor.shape[dimension] in options
+    size = _size(tensor, found)
+    others = (_OF_TENSOR.fullmatch(option) for option in options if isinstance(option, str))
+    equal = (_size(t, other) for other in others if other for t in case.tensors if t.name == other["tensor"])
+    return size is not None and (size in options or size in equal)
+
+
+def _size(tensor: TensorSpec, found: re.Match[str]) -> int | None:
+    place = int(found["dimension"] or -1)
+    return tensor.shape[place] if -len(tensor.shape) <= place < len(tensor.shape) else None
+
+
+def numbers_of(takes: Takes, key: str) -> Collection[Option] | None:
+    """Return the sizes that a declaration names for a dimension; None if it names none, or another dimension."""
+    options = takes.get(key)
+    if isinstance(options, tuple) and any(isinstance(option, str) for option in options):
+        return None
+    return options
 
 
 def _spelled(options: tuple[Option, ...] | range) -> str:
@@ -135,12 +166,28 @@ def _spelled(options: tuple[Option, ...] | range) -> str:
 
 def words_of(takes: Takes, tensor: str) -> tuple[str, ...]:
     """Return the words that a declaration has for a tensor."""
-    return tuple(str(word) for key in (TENSORS, f"{tensor} layout") for word in takes.get(key, ()) if word in WORDS)
+    words = [str(word) for key in (TENSORS, f"{tensor} layout") for word in takes.get(key, ())]
+    return tuple(word for word in (*words, *["contiguous"] * (PACKED_ROWS in words)) if word in WORDS)
 
 
 def placed_inside(takes: Takes, case: Case) -> Case:
-    """Return the case with every tensor contiguous, or at an aligned address, that is not placed as it is declared."""
+    """Return the case with every tensor contiguous, or at an aligned address, that is not placed as it is declared.
+
+    Of a kernel of packed rows, tensors with the leading dimensions of the first one have all rows along one dimension.
+    """
+    if PACKED_ROWS in takes.get(TENSORS, ()):
+        case = _packed(case)
     return replace(case, tensors=tuple(_placed(tensor, words_of(takes, tensor.name)) for tensor in case.tensors))
+
+
+def _packed(case: Case) -> Case:
+    leading = case.tensors[0].shape[:-1]
+    if len(leading) < _MATRIX:  # of one vector, nobody could tell its rows from a weight
+        return case
+    rows = (math.prod(leading),)
+    packed = (replace(t, shape=rows + t.shape[-1:], strides=None) for t in case.tensors if t.shape[:-1] == leading)
+    by_name = {tensor.name: tensor for tensor in packed}
+    return replace(case, tensors=tuple(by_name.get(tensor.name, tensor) for tensor in case.tensors))
 
 
 def _placed(tensor: TensorSpec, words: Collection[str]) -> TensorSpec:

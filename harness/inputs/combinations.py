@@ -32,6 +32,20 @@ class Accepted(frozenset[str]):
         made.requires, made.takes = requires, takes
         return made
 
+    def ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+        """Return the ranges of sizes that hold one which the kernel takes, or one for each size if none does.
+
+        Of a kernel that names no sizes for `key`, such as `q columns`, they are all.
+        """
+        sizes = [size for size in self.takes.get(key, ()) if isinstance(size, int)]
+        fitting = [(low, high) for low, high in ranges if any(low <= size <= high for size in sizes)]
+        return fitting or [(size, size) for size in sizes] or ranges
+
+    def sizes(self, key: str, low: int, high: int) -> Sequence[int]:
+        """Return the sizes of a range that the kernel takes, all if it takes none of them or names none."""
+        every = range(low, high + 1)
+        return [size for size in every if size in self.takes.get(key, ())] or every
+
     def has(self, row: Mapping[str, Option]) -> bool:
         """Return whether the kernel takes the options of a row."""
         for axis, option in row.items():

@@ -65,7 +65,7 @@ def check_kernel(kernel: Kernel, op: Op) -> None:
         if name not in kernel.accepts:
             raise UsageError(f"{kernel.where} mutates {name!r}, but its signature does not take it")
     check_declared(kernel, op)
-    check_takes(kernel.takes, kernel.where, op.inputs, tuple(op.params))
+    check_takes(kernel.takes, kernel.where, op.inputs, tuple(op.params), op.rows)
     _check_held(kernel, op)
     _check_stages(kernel, op)
     _check_parameters(kernel, op, parameters.values())

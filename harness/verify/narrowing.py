@@ -24,7 +24,7 @@ from lastbit.inputs.layouts import LAYOUTS
 from lastbit.kernel import Kernel
 from lastbit.ops import REQUIRED, Op
 from lastbit.run import NotRun
-from lastbit.takes import TENSORS, WORDS, placed_inside, sizes_of, told, words_of
+from lastbit.takes import TENSORS, WORDS, numbers_of, placed_inside, sizes_of, told, words_of
 from lastbit.verify.check import unsupported
 from lastbit.verify.drawing import drawing, free
 from lastbit.verify.project import Project
@@ -104,7 +104,7 @@ def _options(choice: str, options: tuple[Option, ...], kernel: Kernel) -> tuple[
         words = words_of(_with_held(kernel), name)
         return tuple(option for option in options if _is_placed(str(option), words))
     if what.startswith("columns %"):
-        sizes, modulus = kernel.takes.get(f"{name} columns"), int(what.rpartition(" ")[2])
+        sizes, modulus = numbers_of(kernel.takes, f"{name} columns"), int(what.rpartition(" ")[2])
         return options if sizes is None else tuple(_of_sizes(options, sizes, modulus))
     if not what and name in kernel.requires:
         options = tuple(option for option in options if option is not None)

@@ -24,6 +24,7 @@ from lastbit.branches.size_constants import SizeConstants
 from lastbit.case import Case, parse_case
 from lastbit.errors import UsageError
 from lastbit.kernel import Kernel
+from lastbit.takes import numbers_of
 from lastbit.verify.narrowing import fitted
 from lastbit.verify.project import Project
 
@@ -118,6 +119,12 @@ class Template:
         shape = re.search(rf" {tensor}=\w+\[([^\]]+)\]", self.line)
         parts = shape[1].split(",") if shape else []
         return parts[place] if -len(parts) <= place < len(parts) and parts[place] in self.dimensions else ""
+
+    def equal(self, name: str, other: str) -> Template:
+        """Return the template with another dimension in the place of one."""
+        line = _SHAPE.sub(lambda found: re.sub(rf"\b{name}\b", other, found[0]), self.line)
+        line = _BRACES.sub(lambda found: re.sub(rf"\b{name}\b", other, found[0]), line)
+        return Template(line, {own: sizes for own, sizes in self.dimensions.items() if own != name})
 
     @cached_property
     def shapes(self) -> list[list[str]]:
@@ -231,18 +238,25 @@ def _narrowed(template: Template, kernel: Kernel) -> Template | None:
     first, *words = template.line.split()
     known = [word for word in words if "[" in word or word.partition("=")[0] in kernel.accepts]
     template = replace(template, line=" ".join([first, *known]))
-    dimensions = dict(template.dimensions)
-    for key, options in kernel.takes.items():
-        tensor, _, what = key.partition(" ")
-        place = -1 if what == "columns" else int(what.removeprefix("size ")) if what.startswith("size ") else None
-        name = "" if place is None else template.dimension_of(tensor, place)
-        if name:
-            within = dimensions[name].within(options)
+    for key in kernel.takes:
+        name, sizes = _dimension_of(template, key), numbers_of(kernel.takes, key)
+        if name and sizes is not None:
+            within = template.dimensions[name].within(sizes)
             if within is None:
                 return None
-            dimensions[name] = within
-    own = replace(template, dimensions=dimensions)
-    return own if fitted(kernel, own.case({})) else None
+            template = replace(template, dimensions={**template.dimensions, name: within})
+    for key, options in kernel.takes.items():
+        name, other = _dimension_of(template, key), _dimension_of(template, str(options[0]))
+        if name and other and name != other:
+            template = template.equal(name, other)
+    return template if fitted(kernel, template.case({})) else None
+
+
+def _dimension_of(template: Template, key: str) -> str:
+    """Return the name of the dimension that a key of `takes` is about; empty for any other key."""
+    tensor, _, what = key.partition(" ")
+    place = -1 if what == "columns" else int(what.removeprefix("size ")) if what.startswith("size ") else None
+    return "" if place is None else template.dimension_of(tensor, place)
 
 
 Rung = tuple[tuple[str, int], ...]

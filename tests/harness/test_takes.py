@@ -12,14 +12,14 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lastbit.case import Case, Group, parse_case
+from lastbit.case import Case, Group, contiguous_strides, parse_case
 from lastbit.config import Config
 from lastbit.errors import UnsupportedCase, UsageError
 from lastbit.kernel import Kernel, declarations_of, kernel
 from lastbit.reports.wording import on_cases, undecided
 from lastbit.result import TURNED_DOWN, CaseResult, Verdict
 from lastbit.run import Run
-from lastbit.takes import as_text, beyond, declared_takes, of_text, told
+from lastbit.takes import as_text, beyond, declared_takes, of_text, placed_inside, told
 from lastbit.verify.check import Subject, unsupported, verify_case
 from lastbit.verify.declarations import check_kernel
 from lastbit.verify.drawing import draw
@@ -125,6 +125,36 @@ def test_sizes_are_drawn_from_those_that_are_declared(sizes: Any) -> None:
         assert any(low <= size <= high for size in sizes) == ((low, high) in own.values())
 
 
+def test_packed_rows_are_those_of_every_case() -> None:
+    """Examples with more dimensions have all rows along one; what stands beside x has as many."""
+    fused = kernel_of(lambda x, weight=None, residual=None, *, eps: x, ("packed rows", "aligned"))
+    cases = cases_of(plan_of(fused))
+    specs = [tensor for case in cases for tensor in case.tensors]
+    assert {len(case["x"].shape) for case in cases} == {2}
+    assert all(t.strides is None or t.element_strides == contiguous_strides(t.shape) for t in specs if t.numel)
+    assert any("residual" in case.names and case["residual"].shape == case["x"].shape for case in cases)
+    line = "rms_norm x=bf16[2,3,8]@99,9,1+1 weight=bf16[8] residual=bf16[2,3,8] eps=1"
+    placed = placed_inside(fused.takes, parse_case(line))
+    assert [str(tensor) for tensor in placed.tensors] == ["x=bf16[6,8]", "weight=bf16[8]", "residual=bf16[6,8]"]
+    attention = Kernel(
+        "mine", "attention", "", lambda q, k, v, *, scale: q, takes=declared_takes("packed rows", "mine")
+    )
+    with pytest.raises(UsageError, match="'packed rows', but the op has no inputs of rows"):
+        check_kernel(attention, PROJECT.op("attention"))
+
+
+def test_heads_are_as_wide_as_is_declared() -> None:
+    """No drawn head had 64 columns, and no long one had as many of values as of queries."""
+    takes = declared_takes({"q columns": (64, 128), "v columns": "q columns", "causal": True}, "mine")
+    mine = Kernel("mine", "attention", "", lambda q, k, v, *, scale, causal: q, takes=takes)
+    plan = plan_of(mine)
+    drawn = [case for item in plan.items if item.group.strategy for case in draw(item.group, 8)]
+    assert {case["q"].shape[-1] for case in drawn} == {64, 128}
+    sized = [case for item in plan.items if item.group.name == "sizes" for case in item.group.examples]
+    assert sized
+    assert all(case["q"].shape[-1] == case["v"].shape[-1] for case in (*drawn, *sized))
+
+
 def recording(results: list[CaseResult]) -> Any:
     """Stand for what `perform` tells of its results."""
     return Recorded(cases=2, results=results)
@@ -155,6 +185,13 @@ def test_a_group_of_which_nothing_can_be_drawn_is_no_error_of_the_kernel() -> No
         ("distinct", "x=bf16[4,8]@0,1", "x must be distinct"),
         ("non-empty", "x=bf16[0,8]", "x must be non-empty"),
         ("one dtype", "x=bf16[4,8] weight=fp32[8]", "all tensors must have one dtype"),
+        ("packed rows", "x=bf16[4,8]+1 weight=bf16[8]", ""),
+        ("packed rows", "x=bf16[2,2,8]", "x must be packed rows, and all other tensors contiguous"),
+        ("packed rows", "x=bf16[8]", "x must be packed rows, and all other tensors contiguous"),
+        ("packed rows", "x=bf16[4,8] weight=bf16[8]@2", "x must be packed rows, and all other tensors contiguous"),
+        ({"x size 0": "x columns"}, "x=bf16[4,8]", "x size 0 must be x columns"),
+        ({"x size 0": "x columns"}, "x=bf16[8,8]", ""),
+        ({"weight columns": (7, "x columns")}, "x=bf16[4,8] weight=bf16[8]", ""),
         ({"weight layout": "contiguous"}, "x=bf16[4,8]@9,1 weight=bf16[8]@2", "weight must be contiguous"),
         ({"weight layout": "contiguous"}, "x=bf16[4,8]@9,1", ""),
         ({"x columns": (8, 16)}, "x=bf16[4,24]", "x columns must be 8 or 16"),
@@ -181,7 +218,9 @@ def test_what_is_beyond_a_declaration(takes: object, line: str, reason: str) -> 
         ({"y layout": "contiguous"}, "unknown tensor in takes of .*'y'"),
         ({"qant": "static"}, "unknown name in takes of .*'qant'; did you mean 'quant'"),
         ({"x dtype": "bfloat16"}, "unknown dtype in takes of .*'bfloat16'"),
-        ({"x columns": -1}, "'x columns' has -1, which is no size"),
+        ({"x columns": -1}, "'x columns' has -1, which is no size and no dimension"),
+        ({"x columns": "y columns"}, "'x columns' has 'y columns', which is no size and no dimension"),
+        ({"x layout": "packed rows"}, "unknown word in takes of .*'x layout' has 'packed rows'"),
         ({"x columns": range(0)}, r"'x columns' has range\(0, 0\); give a word"),
         (7, r"unknown word in takes .* 7.* give a mapping: takes=\{'x columns': \(64, 128, 256\)\}"),
     ],
