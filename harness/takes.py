@@ -4,11 +4,11 @@ inside.
     @kernel("rms_norm", takes="contiguous")
     @kernel("rms_norm", takes=("contiguous rows", "non-empty"))
     @kernel("rms_norm", takes={"x layout": "contiguous", "x columns": range(64, 8193, 64), "quant": "static"})
-    @kernel("attention", takes={"tensors": "one dtype", "q columns": (64, 128), "v columns": "q columns"})
+    @kernel("attention", takes={"q columns": (64, 128), "v columns": "q columns", "sinks dtype": ("q dtype", "fp32")})
 
 A word of `WORDS` alone, or several, hold for every tensor, as the key `tensors` of a mapping does. Its other keys are
 `T layout`, with words for the tensor T; `T dtype`; `T columns`, the last dimension, and `T size N`, dimension N, with
-sizes, or the dimension of another tensor that it equals; and a parameter with its values, None for a call without it.
+sizes; and a parameter with its values, None for a call without it. A dtype or size may be that of another tensor.
 """
 
 from __future__ import annotations
@@ -103,12 +103,15 @@ def check_takes(
                     raise UsageError(f"{wrong} For sizes, dtypes and values give a mapping: {told(sizes_of(first))}.")
                 if option == PACKED_ROWS and not rows:
                     raise UsageError(f"takes of {where}: {key!r} has {option!r}, but the op has no inputs of rows")
+            elif found and (other := _OF_TENSOR.fullmatch(str(option))):
+                if other["tensor"] not in inputs or _kind(other) != _kind(found):
+                    raise UsageError(
+                        f"takes of {where}: {key!r} cannot be {option!r}; name a {_kind(found)} of an input"
+                    )
             elif found and found["what"] == "dtype" and option not in BY_NAME:
                 raise unknown(f"dtype in takes of {where}: {key!r} has", option, BY_NAME)
             elif found and found["what"] != "dtype" and (type(option) is not int or option < 0):
-                other = _OF_TENSOR.fullmatch(str(option))
-                if other is None or other["what"] in ("layout", "dtype") or other["tensor"] not in inputs:
-                    raise UsageError(f"takes of {where}: {key!r} has {option!r}, which is no size and no dimension")
+                raise UsageError(f"takes of {where}: {key!r} has {option!r}, which is no size")
 
 
 def beyond(takes: Takes, case: Case) -> str:
@@ -137,25 +140,30 @@ def beyond(takes: Takes, case: Case) -> str:
 
 
 def _has(tensor: TensorSpec, found: re.Match[str], options: Collection[Option], case: Case) -> bool:
-    if found["what"] == "dtype":
-        return tensor.dtype in options
-    size = _size(tensor, found)
     others = (_OF_TENSOR.fullmatch(option) for option in options if isinstance(option, str))
-    equal = (_size(t, other) for other in others if other for t in case.tensors if t.name == other["tensor"])
-    return size is not None and (size in options or size in equal)
+    same = [_value(t, other) for other in others if other for t in case.tensors if t.name == other["tensor"]]
+    value = _value(tensor, found)
+    return value is not None and (value in options or value in same)
 
 
-def _size(tensor: TensorSpec, found: re.Match[str]) -> int | None:
+def _value(tensor: TensorSpec, found: re.Match[str]) -> Option:
+    """Return the dtype or size of a tensor that a key names; None if there is no such dimension."""
+    if found["what"] == "dtype":
+        return tensor.dtype
     place = int(found["dimension"] or -1)
     return tensor.shape[place] if -len(tensor.shape) <= place < len(tensor.shape) else None
 
 
-def numbers_of(takes: Takes, key: str) -> Collection[Option] | None:
-    """Return the sizes that a declaration names for a dimension; None if it names none, or another dimension."""
+def _kind(found: re.Match[str]) -> str:
+    what = found["what"]
+    return what if what in ("layout", "dtype") else "dimension"
+
+
+def options_of(takes: Takes, key: str) -> Collection[Option] | None:
+    """Return the options that a declaration names for a key; None if it names none, or what another tensor has."""
     options = takes.get(key)
-    if isinstance(options, tuple) and any(isinstance(option, str) for option in options):
-        return None
-    return options
+    named = options if isinstance(options, tuple) else ()
+    return None if any(_OF_TENSOR.fullmatch(option) for option in named if isinstance(option, str)) else options
 
 
 def _spelled(options: tuple[Option, ...] | range) -> str:

@@ -52,7 +52,9 @@ class Accepted(frozenset[str]):
             name = axis.partition(" ")[0]
             if name in self.requires if option is None else name not in self:
                 return False
-            if axis in self.takes and option != DRAWN and option not in self.takes[axis]:
+            left_out = option is None and axis.endswith(" dtype")
+            taken = [row.get(str(o), o) for o in self.takes.get(axis, (option,))]  # `x dtype`: what the row has for it
+            if not left_out and option != DRAWN and option not in taken:
                 return False
         return True
 

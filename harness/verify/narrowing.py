@@ -24,7 +24,7 @@ from lastbit.inputs.layouts import LAYOUTS
 from lastbit.kernel import Kernel
 from lastbit.ops import REQUIRED, Op
 from lastbit.run import NotRun
-from lastbit.takes import TENSORS, WORDS, numbers_of, placed_inside, sizes_of, told, words_of
+from lastbit.takes import TENSORS, WORDS, options_of, placed_inside, sizes_of, told, words_of
 from lastbit.verify.check import unsupported
 from lastbit.verify.drawing import drawing, free
 from lastbit.verify.project import Project
@@ -99,12 +99,12 @@ def _with_held(kernel: Kernel) -> dict[str, Any]:
 def _options(choice: str, options: tuple[Option, ...], kernel: Kernel) -> tuple[Option, ...]:
     """Return the options of a choice that the kernel takes."""
     name, _, what = choice.partition(" ")
-    taken = _with_held(kernel).get(choice)
+    taken = options_of(_with_held(kernel), choice)
     if what == "layout":
         words = words_of(_with_held(kernel), name)
         return tuple(option for option in options if _is_placed(str(option), words))
     if what.startswith("columns %"):
-        sizes, modulus = numbers_of(kernel.takes, f"{name} columns"), int(what.rpartition(" ")[2])
+        sizes, modulus = options_of(kernel.takes, f"{name} columns"), int(what.rpartition(" ")[2])
         return options if sizes is None else tuple(_of_sizes(options, sizes, modulus))
     if not what and name in kernel.requires:
         options = tuple(option for option in options if option is not None)

@@ -24,7 +24,7 @@ from lastbit.branches.size_constants import SizeConstants
 from lastbit.case import Case, parse_case
 from lastbit.errors import UsageError
 from lastbit.kernel import Kernel
-from lastbit.takes import numbers_of
+from lastbit.takes import options_of
 from lastbit.verify.narrowing import fitted
 from lastbit.verify.project import Project
 
@@ -239,7 +239,7 @@ def _narrowed(template: Template, kernel: Kernel) -> Template | None:
     known = [word for word in words if "[" in word or word.partition("=")[0] in kernel.accepts]
     template = replace(template, line=" ".join([first, *known]))
     for key in kernel.takes:
-        name, sizes = _dimension_of(template, key), numbers_of(kernel.takes, key)
+        name, sizes = _dimension_of(template, key), options_of(kernel.takes, key)
         if name and sizes is not None:
             within = template.dimensions[name].within(sizes)
             if within is None:

@@ -143,6 +143,13 @@ def test_packed_rows_are_those_of_every_case() -> None:
         check_kernel(attention, PROJECT.op("attention"))
 
 
+def test_a_dtype_may_be_that_of_another_tensor() -> None:
+    plan = plan_of(kernel_of(takes={"weight dtype": ("x dtype", "fp32")}))
+    found = {(case["x"].dtype, case["weight"].dtype if "weight" in case.names else "") for case in cases_of(plan)}
+    assert found >= {(x, weight) for x in ("bf16", "fp16", "fp32") for weight in (x, "fp32", "")}
+    assert not found & {("bf16", "fp16"), ("fp16", "bf16"), ("fp32", "bf16")}
+
+
 def test_heads_are_as_wide_as_is_declared() -> None:
     """No drawn head had 64 columns, and no long one had as many of values as of queries."""
     takes = declared_takes({"q columns": (64, 128), "v columns": "q columns", "causal": True}, "mine")
@@ -192,6 +199,10 @@ def test_a_group_of_which_nothing_can_be_drawn_is_no_error_of_the_kernel() -> No
         ({"x size 0": "x columns"}, "x=bf16[4,8]", "x size 0 must be x columns"),
         ({"x size 0": "x columns"}, "x=bf16[8,8]", ""),
         ({"weight columns": (7, "x columns")}, "x=bf16[4,8] weight=bf16[8]", ""),
+        ({"weight dtype": ("x dtype", "fp32")}, "x=bf16[4,8] weight=fp16[8]", "weight dtype must be x dtype or fp32"),
+        ({"weight dtype": ("x dtype", "fp32")}, "x=bf16[4,8] weight=fp32[8]", ""),
+        ({"weight dtype": ("x dtype", "fp32")}, "x=fp16[4,8] weight=fp16[8]", ""),
+        ({"weight dtype": ("x dtype", "fp32")}, "x=fp16[4,8]", ""),
         ({"weight layout": "contiguous"}, "x=bf16[4,8]@9,1 weight=bf16[8]@2", "weight must be contiguous"),
         ({"weight layout": "contiguous"}, "x=bf16[4,8]@9,1", ""),
         ({"x columns": (8, 16)}, "x=bf16[4,24]", "x columns must be 8 or 16"),
@@ -218,8 +229,10 @@ def test_what_is_beyond_a_declaration(takes: object, line: str, reason: str) -> 
         ({"y layout": "contiguous"}, "unknown tensor in takes of .*'y'"),
         ({"qant": "static"}, "unknown name in takes of .*'qant'; did you mean 'quant'"),
         ({"x dtype": "bfloat16"}, "unknown dtype in takes of .*'bfloat16'"),
-        ({"x columns": -1}, "'x columns' has -1, which is no size and no dimension"),
-        ({"x columns": "y columns"}, "'x columns' has 'y columns', which is no size and no dimension"),
+        ({"x columns": -1}, "'x columns' has -1, which is no size"),
+        ({"x columns": "wide"}, "'x columns' has 'wide', which is no size"),
+        ({"x columns": "y columns"}, "'x columns' cannot be 'y columns'; name a dimension of an input"),
+        ({"weight dtype": "x columns"}, "'weight dtype' cannot be 'x columns'; name a dtype of an input"),
         ({"x layout": "packed rows"}, "unknown word in takes of .*'x layout' has 'packed rows'"),
         ({"x columns": range(0)}, r"'x columns' has range\(0, 0\); give a word"),
         (7, r"unknown word in takes .* 7.* give a mapping: takes=\{'x columns': \(64, 128, 256\)\}"),
