@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
 
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -54,10 +55,13 @@ _IDLE = frozenset(
     {
         *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "full", "full_like"),
         *("zeros", "zeros_like", "ones", "ones_like", "scalar_tensor", "lift_fresh"),
-        *("clone", "_to_copy", "_local_scalar_dense", "_unsafe_view"),
+        *("clone", "_to_copy", "_local_scalar_dense", "_unsafe_view", "set_", "resize_"),
     }
 )
 """Operations of torch that only make memory, copy into it, or read a number, beside the views."""
+
+_FILLS = frozenset({"fill_", "zero_", "copy_"})
+"""Operations that do no more than that where they write into memory that was made before."""
 
 
 class Launched(TorchDispatchMode):
@@ -70,6 +74,7 @@ class Launched(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.any = False
+        self._made: dict[int, Tensor] = {}  # by address; alive, so that no other memory is there
         self._reporting = ExitStack()
 
     @classmethod
@@ -91,6 +96,9 @@ class Launched(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        returned = func(*args, **(kwargs or {}))
-        self.any |= func._schema.is_mutable or not (func.is_view or func.overloadpacket.__name__ in _IDLE)
+        returned, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        if name in _IDLE and isinstance(returned, Tensor):
+            self._made[returned.untyped_storage().data_ptr()] = returned
+        fills = name in _FILLS and args[0].untyped_storage().data_ptr() in self._made
+        self.any |= not (fills or name in _IDLE or (func.is_view and not func._schema.is_mutable))
         return returned

@@ -51,7 +51,8 @@ def says_so(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
 
 
 def asserts_after_memory(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    rows, _ = x.view(-1, x.shape[-1]).t().contiguous(), torch.zeros_like(weight)
+    rows, _ = x.view(-1, x.shape[-1]).t().contiguous(), torch.empty_like(weight).fill_(1)
+    torch.empty_like(x, dtype=torch.bool)
     if rows.shape[0] % 128:
         raise AssertionError
     return norm(x, weight, eps)
@@ -86,7 +87,7 @@ def after_an_operation(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
 
 
 def after_a_write(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    torch.empty_like(x).fill_(1)
+    weight.fill_(1)
     raise RuntimeError("not supported")
 
 
