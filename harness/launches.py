@@ -97,7 +97,8 @@ class Launched(TorchDispatchMode):
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         returned, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
-        if name in _IDLE and isinstance(returned, Tensor):
+        aliased = name == "_unsafe_view" or any(r.alias_info is not None for r in func._schema.returns)
+        if name in _IDLE and not aliased and isinstance(returned, Tensor):
             self._made[returned.untyped_storage().data_ptr()] = returned
         fills = name in _FILLS and args[0].untyped_storage().data_ptr() in self._made
         self.any |= not (fills or name in _IDLE or (func.is_view and not func._schema.is_mutable))

@@ -8,26 +8,26 @@ from __future__ import annotations
 import torch
 from norm_packages import refuse_elsewhere, upstream
 
-from lastbit import UnsupportedCase, kernel
+from lastbit import kernel
+
+TAKES = {"tensors": "non-empty", "labels layout": "contiguous"}
 
 
 def losses_of(logits, labels, ignore_index, label_smoothing, logit_scale, softcap, z_loss):
-    if not len(logits):
-        raise UnsupportedCase("logits has no rows: upstream launches a grid of none")
     refuse_elsewhere(logits, labels=labels)
     found, _ = upstream("fla.modules.fused_cross_entropy", "fla-core einops").cross_entropy_loss(
-        logits, labels.contiguous(), label_smoothing, logit_scale, z_loss, softcap, ignore_index
+        logits, labels, label_smoothing, logit_scale, z_loss, softcap, ignore_index
     )
     return found
 
 
-@kernel("cross_entropy", contract="from_lse", name="fla[cross_entropy]")
+@kernel("cross_entropy", contract="from_lse", name="fla[cross_entropy]", takes=TAKES)
 def cross_entropy(logits, labels, *, ignore_index=-100, label_smoothing=0.0, logit_scale=1.0, softcap=None, z_loss=0.0):
     with torch.no_grad():
         return {"losses": losses_of(logits, labels, ignore_index, label_smoothing, logit_scale, softcap, z_loss)}
 
 
-@kernel("cross_entropy_backward", contract="from_lse+times_zero", name="fla[cross_entropy_backward]")
+@kernel("cross_entropy_backward", contract="from_lse+times_zero", name="fla[cross_entropy_backward]", takes=TAKES)
 def cross_entropy_backward(
     logits, labels, grad_output, *, ignore_index=-100, label_smoothing=0.0, logit_scale=1.0, softcap=None, z_loss=0.0
 ):

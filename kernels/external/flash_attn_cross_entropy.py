@@ -8,20 +8,20 @@ from __future__ import annotations
 import torch
 from norm_packages import refuse_elsewhere, upstream
 
-from lastbit import UnsupportedCase, kernel
+from lastbit import kernel
+
+TAKES = {"tensors": "non-empty", "labels layout": "contiguous"}
 
 
 def losses_of(logits, labels, ignore_index, label_smoothing, logit_scale, z_loss):
-    if not len(logits):
-        raise UnsupportedCase("logits has no rows: upstream launches a grid of none")
     refuse_elsewhere(logits, labels=labels)
     found, _ = upstream("flash_attn.ops.triton.cross_entropy", "flash-attn").cross_entropy_loss(
-        logits, labels.contiguous(), None, label_smoothing, logit_scale, z_loss, ignore_index
+        logits, labels, None, label_smoothing, logit_scale, z_loss, ignore_index
     )
     return found
 
 
-@kernel("cross_entropy", contract="from_lse", name="flash_attn[cross_entropy]", devices=("cuda",))
+@kernel("cross_entropy", contract="from_lse", name="flash_attn[cross_entropy]", devices=("cuda",), takes=TAKES)
 def cross_entropy(logits, labels, *, ignore_index=-100, label_smoothing=0.0, logit_scale=1.0, z_loss=0.0):
     with torch.no_grad():
         return {"losses": losses_of(logits, labels, ignore_index, label_smoothing, logit_scale, z_loss)}
@@ -29,7 +29,7 @@ def cross_entropy(logits, labels, *, ignore_index=-100, label_smoothing=0.0, log
 
 @kernel(
     "cross_entropy_backward", contract="from_lse+times_zero", name="flash_attn[cross_entropy_backward]",
-    devices=("cuda",),
+    devices=("cuda",), takes=TAKES,
 )  # fmt: skip
 def cross_entropy_backward(
     logits, labels, grad_output, *, ignore_index=-100, label_smoothing=0.0, logit_scale=1.0, z_loss=0.0

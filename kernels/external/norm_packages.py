@@ -1,4 +1,4 @@
-"""Functions that adapters of norms from other packages share: import of the package, and rows as it takes them."""
+"""Functions that adapters of other packages share: import of the package, and what it does not look at."""
 
 from __future__ import annotations
 
@@ -23,17 +23,6 @@ def upstream(module: str, requirement: str) -> ModuleType:
         return importlib.import_module(module)
     except (ImportError, OSError, RuntimeError) as error:
         raise UnsupportedCase(f"{module} cannot be imported ({error}); pip install {requirement}") from error
-
-
-def as_rows(x: Tensor) -> Tensor:
-    """Return x as contiguous rows [M, N].
-
-    Raises:
-        UnsupportedCase: there is no element; the packages launch nothing then, or divide by the number of rows.
-    """
-    if not x.numel():
-        raise UnsupportedCase(f"x has shape {tuple(x.shape)}: no element to normalize")
-    return x.reshape(-1, x.shape[-1]).contiguous()
 
 
 def refuse_elsewhere(x: Tensor, **tensors: Tensor | None) -> None:

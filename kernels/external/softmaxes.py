@@ -11,37 +11,34 @@ import math
 from types import SimpleNamespace
 
 import torch
-from norm_packages import as_rows, refuse_elsewhere, upstream
+from norm_packages import refuse_elsewhere, upstream
 from torch_norms import run
 
 from lastbit import UnsupportedCase, kernel
 
-LONGEST_BLOCK = 65536
 
-
-@kernel("softmax", contract="fp32_scores", name="liger[softmax]")
+@kernel("softmax", contract="fp32_scores", name="liger[softmax]", takes="non-empty", refuses=(RuntimeError,))
 def liger(x):
-    function = upstream("liger_kernel.ops.softmax", "liger-kernel").LigerSoftmaxFunction
-    if x.shape[-1] > LONGEST_BLOCK:
-        raise UnsupportedCase(f"rows of {x.shape[-1]} columns: upstream takes up to {LONGEST_BLOCK}")
-    return function.apply(as_rows(x)).reshape(x.shape)
+    return upstream("liger_kernel.ops.softmax", "liger-kernel").LigerSoftmaxFunction.apply(x)
 
 
-@kernel("softmax", contract="rounded_scores", name="transformers[eager]", takes="one dtype")
+@kernel(
+    "softmax", contract="rounded_scores", name="transformers[eager]",
+    takes={"tensors": ("one dtype", "packed rows", "non-empty"), "x columns": range(1, 4097)},
+)  # fmt: skip
 def transformers_eager(x, mask=None, *, scale=1.0):
     """Call `eager_attention_forward` of Llama, whose weights are the softmax of query · keyᵀ · scaling + mask.
 
-    A query of [..., N] and keys that are the identity give x as the products: each is a sum of one number and zeros.
+    A query of [M, N] and keys that are the identity [N, N] give x as the products: each is a sum of one number and
+    zeros.
     """
     refuse_elsewhere(x, mask=mask)
     forward = upstream("transformers.models.llama.modeling_llama", "transformers").eager_attention_forward
-    rows = as_rows(x)
-    if not rows.isfinite().all():
+    if not x.isfinite().all():
         raise UnsupportedCase("x is not finite: its product with an identity is NaN")
     module = SimpleNamespace(num_key_value_groups=1, training=False)
-    keys = torch.eye(rows.shape[-1], dtype=x.dtype, device=x.device)[None, None]
-    added = None if mask is None else as_rows(mask)[None, None]
-    return forward(module, rows[None, None], keys, keys, added, scale)[1].reshape(x.shape)
+    keys = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)[None, None]
+    return forward(module, x[None, None], keys, keys, mask if mask is None else mask[None, None], scale)[1][0, 0]
 
 
 def source(x, mask, keep, scale):
@@ -51,6 +48,6 @@ def source(x, mask, keep, scale):
     return torch.softmax(scores, dim=-1).to(x.dtype)
 
 
-@kernel("softmax", contract="fp32_scores", name="torch.compile[softmax]")
+@kernel("softmax", contract="fp32_scores", name="torch.compile[softmax]", takes=("packed rows", "non-empty"))
 def compiled(x, mask=None, keep=None, *, scale=1.0):
-    return run(source, as_rows(x), *(None if t is None else as_rows(t) for t in (mask, keep)), scale).reshape(x.shape)
+    return run(source, x, mask, keep, scale)

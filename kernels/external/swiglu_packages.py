@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from norm_packages import as_rows, refuse_elsewhere, upstream
+from norm_packages import refuse_elsewhere, upstream
 
-from lastbit import UnsupportedCase, kernel
+from lastbit import kernel
 
 LIGER = ("liger_kernel.ops.swiglu", "liger-kernel")
 FLA = ("fla.modules.activations", "fla-core einops")
@@ -30,36 +30,29 @@ def gpt_oss(x):
     return (up + GPT_OSS["offset"]) * (gate * torch.sigmoid(gate * GPT_OSS["alpha"]))
 
 
-def refuse_other_options(interleaved, swiglu_limit, alpha, up_offset):
-    if (interleaved, swiglu_limit, alpha, up_offset) != (True, *GPT_OSS.values()):
-        raise UnsupportedCase(
-            f"interleaved={interleaved}, swiglu_limit={swiglu_limit}, alpha={alpha}, up_offset={up_offset}: "
-            f"upstream has interleaved=True and {GPT_OSS}"
-        )
+EXPERTS = {"interleaved": True, "swiglu_limit": GPT_OSS["limit"], "alpha": GPT_OSS["alpha"], "up_offset": 1.0}
 
 
-@kernel("swiglu", contract="rounded_sigmoid+rounded_shift", name="transformers[GptOssExperts]")
+@kernel("swiglu", contract="rounded_sigmoid+rounded_shift", name="transformers[GptOssExperts]", takes=EXPERTS)
 def experts(x, *, interleaved, swiglu_limit, alpha, up_offset):
-    refuse_other_options(interleaved, swiglu_limit, alpha, up_offset)
     return gpt_oss(x)
 
 
-def declare_experts_backward(contract, name, *, rounded_slope):
-    @kernel("swiglu_backward", contract=contract, name=name)
+def declare_experts_backward(name, device, rounding="", takes=EXPERTS):
+    contract = f"rounded_sigmoid+rounded_product+rounded_shift{rounding}"
+
+    @kernel("swiglu_backward", contract=contract, name=f"autograd[{name}]", devices=(device,), takes=takes)
     def experts_backward(x, dy, *, interleaved, swiglu_limit, alpha, up_offset):
         """Call autograd: on a GPU and in fp16 torch rounds every step of a sigmoid's slope, in bf16 on a CPU none."""
-        refuse_other_options(interleaved, swiglu_limit, alpha, up_offset)
         refuse_elsewhere(x, dy=dy)
-        if rounded_slope is not (x.is_cuda or x.dtype is torch.float16):
-            raise UnsupportedCase(f"x is {x.dtype} on {x.device.type}, where torch's sigmoid_backward rounds otherwise")
         leaf = x.detach().requires_grad_()
         with torch.enable_grad():
             return torch.autograd.grad(gpt_oss(leaf), leaf, dy)[0]
 
 
-EXPERTS_BACKWARD = "rounded_sigmoid+rounded_product+rounded_shift"
-declare_experts_backward(EXPERTS_BACKWARD, "autograd[GptOssExperts]", rounded_slope=False)
-declare_experts_backward(f"{EXPERTS_BACKWARD}+rounded_slope", "autograd[GptOssExperts,slope]", rounded_slope=True)
+declare_experts_backward("GptOssExperts", "cpu", takes={**EXPERTS, "x dtype": ("bf16", "fp32")})
+declare_experts_backward("GptOssExperts,fp16", "cpu", "+rounded_slope", {**EXPERTS, "x dtype": "fp16"})
+declare_experts_backward("GptOssExperts,slope", "cuda", "+rounded_slope")
 
 
 @kernel("swiglu_backward", contract="rounded_silu+rounded_product", name="autograd[F.silu]")
@@ -71,42 +64,42 @@ def silu_backward(x, dy, up):
     return {"grad_gate": gate, "grad_up": of_up}
 
 
-@kernel("swiglu", contract="rounded_silu", name="liger[swiglu]")
+ROWS = ("packed rows", "non-empty")
+WHOLE_ROWS = {"takes": ("contiguous", "non-empty"), "refuses": (RuntimeError,)}
+"""Liger refuses rows of over 65,536 columns."""
+
+
+@kernel("swiglu", contract="rounded_silu", name="liger[swiglu]", **WHOLE_ROWS)
 def liger(x, up):
     refuse_elsewhere(x, up=up)
-    return upstream(*LIGER).swiglu_forward(as_rows(x), as_rows(up), 1.0)[-1].reshape(x.shape)
+    return upstream(*LIGER).swiglu_forward(x, up, 1.0)[-1]
 
 
-@kernel("swiglu_backward", contract="fp32_silu+fp32_product", name="liger[swiglu_backward]")
+@kernel(
+    "swiglu_backward", contract="fp32_silu+fp32_product", name="liger[swiglu_backward]",
+    mutates={"x": "grad_gate", "up": "grad_up"}, **WHOLE_ROWS,
+)  # fmt: skip
 def liger_backward(x, dy, up):
-    """Call Liger's backward pass on copies: it writes the gradients over gate and up."""
     refuse_elsewhere(x, dy=dy, up=up)
-    gate, of_up = upstream(*LIGER).swiglu_backward(as_rows(x).clone(), as_rows(up).clone(), as_rows(dy), 1.0)
-    return {"grad_gate": gate.reshape(x.shape), "grad_up": of_up.reshape(x.shape)}
+    upstream(*LIGER).swiglu_backward(x, up, dy, 1.0)
 
 
-def refuse_cpu(x):
-    if not x.is_cuda:
-        raise UnsupportedCase(f"x is on {x.device}: upstream tunes its launch, or is compiled for an accelerator")
-
-
-@kernel("swiglu", contract="fp32_silu", name="fla[swiglu]")
+@kernel("swiglu", contract="fp32_silu", name="fla[swiglu]", takes=ROWS)
 def fla(x, up):
     refuse_elsewhere(x, up=up)
-    return upstream(*FLA).swiglu_fwd(as_rows(x), as_rows(up)).reshape(x.shape)
+    return upstream(*FLA).swiglu_fwd(x, up)
 
 
-@kernel("swiglu_backward", contract="fp32_silu+fp32_product", name="fla[swiglu_backward]")
+@kernel("swiglu_backward", contract="fp32_silu+fp32_product", name="fla[swiglu_backward]", takes=ROWS)
 def fla_backward(x, dy, up):
     refuse_elsewhere(x, dy=dy, up=up)
-    gate, of_up = upstream(*FLA).swiglu_fwdbwd(as_rows(x), as_rows(up), as_rows(dy))
-    return {"grad_gate": gate.reshape(x.shape), "grad_up": of_up.reshape(x.shape)}
+    return upstream(*FLA).swiglu_fwdbwd(x, up, dy)
 
 
-@kernel("swiglu", contract="fp32_silu", name="flashinfer[silu_and_mul]")
+@kernel(
+    "swiglu", contract="fp32_silu", name="flashinfer[silu_and_mul]", devices=("cuda",),
+    takes={"tensors": ROWS, "x dtype": ("bf16", "fp16"), "x columns": range(16, 65537, 16)},
+)  # fmt: skip
 def flashinfer(x):
-    module = upstream("flashinfer.activation", "flashinfer-python")
-    refuse_cpu(x)
-    if x.dtype is torch.float32 or x.shape[-1] * x.element_size() % 32:
-        raise UnsupportedCase(f"x is {x.dtype} {tuple(x.shape)}: upstream takes 16 bits, and halves of whole vectors")
-    return module.silu_and_mul(as_rows(x)).reshape(*x.shape[:-1], x.shape[-1] // 2)
+    """Call upstream with halves of whole vectors."""
+    return upstream("flashinfer.activation", "flashinfer-python").silu_and_mul(x)

@@ -10,9 +10,9 @@ import functools
 
 import torch
 import torch.nn.functional as F
-from norm_packages import as_rows, refuse_elsewhere
+from norm_packages import refuse_elsewhere
 
-from lastbit import UnsupportedCase, kernel
+from lastbit import kernel
 
 FP8_MAX = 448.0
 SMALLEST_SCALE = 1 / (448.0 * 512.0)
@@ -59,7 +59,8 @@ def fp8_source(x, weight, scale, limit, eps):
     y = (value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype).float()
     if scale is not None:
         return {"quantized": (y * scale.reciprocal()).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)}
-    own = (y.abs().amax(-1, keepdim=True) / limit).clamp(min=SMALLEST_SCALE)
+    amax = torch.where(y.isnan(), 0.0, y.abs()).amax(-1, keepdim=True)  # no NaN spoils the scale of its row
+    own = (amax / limit).clamp(min=SMALLEST_SCALE)
     return {"quantized": (y / own).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), "scale": own}
 
 
@@ -71,32 +72,26 @@ def gated_source(x, weight, z, eps, size, is_rms_norm):
     return (normalized.flatten(-2) * weight.float() * gate).to(x.dtype)
 
 
-def shaped(results, x):
-    """Give results of rows the leading dimensions of x."""
-    return {name: t.reshape(*x.shape[:-1], t.shape[-1]) for name, t in results.items()}
+ROWS = ("packed rows", "non-empty")
 
 
 def declare(name, *, dynamic):
-    @kernel("rms_norm", contract="fp32_multiply+unrounded_sum", name=name)
+    @kernel("rms_norm", contract="fp32_multiply+unrounded_sum", name=name, takes=ROWS)
     def compiled_rms_norm(x, weight, residual=None, *, eps):
-        rows = None if residual is None else as_rows(residual)
-        return shaped(run(plain_source, as_rows(x), weight.contiguous(), rows, eps, dynamic=dynamic), x)
+        return run(plain_source, x, weight, residual, eps, dynamic=dynamic)
 
 
 declare("torch.compile[rms_norm]", dynamic=False)
 declare("torch.compile[rms_norm,dynamic]", dynamic=True)
 
 
-@kernel("rms_norm", contract="fp32_multiply", name="torch.compile[rms_norm_fp8]")
+@kernel("rms_norm", contract="fp32_multiply", name="torch.compile[rms_norm_fp8]", takes=ROWS)
 def compiled_fp8(x, weight, scale=None, *, eps, quant):
     """Run as eager: by default the compiler drops the rounding before the division by a scale, and divides roughly.
 
     The largest code is a tensor, because division by a number may become multiplication by its reciprocal.
     """
-    if (quant == "static") != (scale is not None):
-        raise UnsupportedCase(f"quant={quant!r} with{'out' if scale is None else ''} a scale")
-    found = run(fp8_source, as_rows(x), weight.contiguous(), scale, largest_code(x.device), eps, **as_eager())
-    return shaped(found, x)
+    return run(fp8_source, x, weight, scale, largest_code(x.device), eps, **as_eager())
 
 
 @functools.cache
@@ -116,7 +111,6 @@ def as_eager():
     return {**rounding, "pattern_matcher": False}
 
 
-@kernel("layer_norm_gated", contract="single_rounding", name="torch.compile[layer_norm_gated]")
+@kernel("layer_norm_gated", contract="single_rounding", name="torch.compile[layer_norm_gated]", takes=ROWS)
 def compiled_gated(x, weight, z, *, eps, group_size=None, is_rms_norm=False):
-    size = group_size or x.shape[-1]
-    return run(gated_source, as_rows(x), weight.contiguous(), as_rows(z), eps, size, is_rms_norm).reshape(x.shape)
+    return run(gated_source, x, weight, z, eps, group_size or x.shape[-1], is_rms_norm)
