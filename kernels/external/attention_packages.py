@@ -15,8 +15,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lastbit import UnsupportedCase, kernel
 
-WIDE_TILE = 64  # widest head for which flash attention on a GPU takes 128 keys at a time
-
 
 def visible(q, k):
     """Return a mask [T, S]: query i sees the keys up to i + S - T."""
@@ -26,16 +24,9 @@ def visible(q, k):
     return torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
 
 
-def refuse_empty(q, v):
-    """Raise UnsupportedCase where there is nothing to compute."""
-    if not q.numel() or not v.numel():
-        raise UnsupportedCase(f"q has shape {tuple(q.shape)} and v {tuple(v.shape)}: nothing to attend")
-
-
 def of_torch(backend, q, k, v, *, scale, causal):
     """Call the function with one backend alone; torch's `is_causal` aligns the first query with the first key."""
     refuse_elsewhere(q, k=k, v=v)
-    refuse_empty(q, v)
     square = q.shape[1] == k.shape[1]
     mask = visible(q, k) if causal and not square else None
     with sdpa_kernel([backend]):
@@ -46,40 +37,44 @@ def of_torch(backend, q, k, v, *, scale, causal):
     return output.transpose(1, 2)
 
 
-@kernel("attention", contract="math", name="F.scaled_dot_product_attention[math]")
+@kernel("attention", contract="math", name="F.scaled_dot_product_attention[math]", takes="non-empty")
 def sdpa_math(q, k, v, *, scale, causal=False):
     return of_torch(SDPBackend.MATH, q, k, v, scale=scale, causal=causal)
 
 
 @kernel(
-    "attention", contract="flash", name="F.scaled_dot_product_attention[cpu]", devices=("cpu",), takes="contiguous rows"
-)
+    "attention", contract="flash", name="F.scaled_dot_product_attention[cpu]", devices=("cpu",),
+    takes={"tensors": ("contiguous rows", "non-empty"), "k size 1": range(1, 513), "v columns": "q columns"},
+)  # fmt: skip
 def sdpa_cpu(q, k, v, *, scale, causal=False):
-    """Call torch's flash attention of the CPU: 512 keys at a time (`FlashAttentionKernel.cpp`)."""
-    if k.shape[1] > 512 or q.shape[3] != v.shape[3]:
-        raise UnsupportedCase(f"{k.shape[1]} keys, {q.shape[3]} and {v.shape[3]} numbers: more than a tile, or unequal")
+    """Call torch's flash attention of the CPU: 512 keys at a time (`FlashAttentionKernel.cpp`).
+
+    It rounds some weights to the wrong neighbour, and fails for that: docs/contracts/attention.md.
+    """
     return of_torch(SDPBackend.FLASH_ATTENTION, q, k, v, scale=scale, causal=causal)
 
 
-def on_gpu(contract, *, wide):
-    @kernel("attention", contract=contract, name=f"F.scaled_dot_product_attention[{contract}]", devices=("cuda",))
+def on_gpu(contract, widths):
+    takes = {"tensors": "non-empty", "q dtype": ("bf16", "fp16"), "q columns": widths, "v columns": "q columns"}
+
+    @kernel(
+        "attention", contract=contract, name=f"F.scaled_dot_product_attention[{contract}]", devices=("cuda",),
+        takes=takes, refuses=(RuntimeError,),
+    )  # fmt: skip
     def sdpa_flash(q, k, v, *, scale, causal=False):
         """Call flash attention 2: the last keys first (`flash_fwd_kernel.h`, `flash_fwd_launch_template.h`)."""
-        if (q.shape[3] <= WIDE_TILE) != wide or q.shape[3] > 128 or q.shape[3] != v.shape[3]:
-            raise UnsupportedCase(f"heads of {q.shape[3]} and {v.shape[3]} numbers have tiles of another size")
-        if q.dtype == torch.float32 or (causal and q.shape[1] != k.shape[1]):
-            raise UnsupportedCase(f"{q.dtype}, {q.shape[1]} queries and {k.shape[1]} keys: no such kernel of torch")
+        if causal and q.shape[1] != k.shape[1]:
+            raise UnsupportedCase(f"{q.shape[1]} queries and {k.shape[1]} keys: no kernel of torch has this mask")
         return of_torch(SDPBackend.FLASH_ATTENTION, q, k, v, scale=scale, causal=causal)
 
 
-on_gpu("flash+tiles_128+backwards", wide=True)
-on_gpu("flash+tiles_64+backwards", wide=False)
+on_gpu("flash+tiles_128+backwards", range(1, 65))
+on_gpu("flash+tiles_64+backwards", range(65, 129))
 
 
 def of_transformers(model, q, k, v, sinks, scale, causal, **options):
     """Call `eager_attention_forward` of a model, which takes a mask of numbers to add."""
     refuse_elsewhere(q, k=k, v=v, sinks=sinks)
-    refuse_empty(q, v)
     forward = upstream(f"transformers.models.{model}.modeling_{model}", "transformers").eager_attention_forward
     module = SimpleNamespace(num_key_value_groups=q.shape[2] // k.shape[2], training=False, sinks=sinks)
     mask = None
@@ -90,16 +85,16 @@ def of_transformers(model, q, k, v, sinks, scale, causal, **options):
     return forward(module, *heads, mask if mask is None else mask[None, None], scaling=scale, dropout=0.0, **options)[0]
 
 
-@kernel("attention", contract="eager", name="transformers[llama]")
+@kernel("attention", contract="eager", name="transformers[llama]", takes="non-empty")
 def llama_attention(q, k, v, *, scale, causal=False):
     return of_transformers("llama", q, k, v, None, scale, causal)
 
 
-@kernel("attention", contract="eager", name="transformers[gemma2]")
+@kernel("attention", contract="eager", name="transformers[gemma2]", takes="non-empty")
 def gemma2_attention(q, k, v, *, scale, causal=False, cap=None):
     return of_transformers("gemma2", q, k, v, None, scale, causal, softcap=cap)
 
 
-@kernel("attention", contract="eager+rounded_shift", name="transformers[gpt_oss]", takes="one dtype")
+@kernel("attention", contract="eager+rounded_shift", name="transformers[gpt_oss]", takes=("one dtype", "non-empty"))
 def gpt_oss_attention(q, k, v, sinks, *, scale, causal=False):
     return of_transformers("gpt_oss", q, k, v, sinks, scale, causal)

@@ -7,10 +7,12 @@ shapes, as torch.compile does at first, or with `dynamic` for all of them: verif
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 
 import torch
 import torch.nn.functional as F
 from norm_packages import refuse_elsewhere
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from lastbit import kernel
 
@@ -40,8 +42,9 @@ def run(source, *arguments, dynamic=False, **options):
     tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
     refuse_elsewhere(tensors[0], **{f"argument {i}": t for i, t in enumerate(tensors)})
     key = source, dynamic, *((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in arguments)
-    if key in _compiled_for:
-        return compiled(source, dynamic, **options)(*arguments)
+    if key in _compiled_for:  # patching takes longer than a small kernel
+        with suppress(FailOnRecompileLimitHit):  # of 8 graphs, where torch guards what is no part of the key
+            return compiled(source, dynamic, **options)(*arguments)
     with torch._dynamo.config.patch(recompile_limit=MOST_GRAPHS, fail_on_recompile_limit_hit=True):
         found = compiled(source, dynamic, **options)(*arguments)
     _compiled_for.add(key)

@@ -118,7 +118,7 @@ GPT_OSS_CASES = {
 def test_what_people_call_keeps_its_contract(name: str) -> None:
     kernel: Kernel = EXTERNAL[name]
     line = (GPT_OSS_CASES if "GptOss" in name else CASES)[kernel.op]
-    line = line.replace("bf16", "fp16") if "slope" in name else line  # on a CPU torch has the other slope in bf16
+    line = line.replace("bf16", "fp16") if "," in name else line  # on a CPU torch has the other slope in bf16
     subject = Subject(kernel, open_project(Config(folder="")).op(kernel.op), torch.device("cpu"))
     assert verify_case(subject, parse_case(line)).verdict is Verdict.PASSED
 
@@ -139,7 +139,9 @@ def test_refused_without_the_package(prefix: str, package: str, monkeypatch: pyt
 
 
 def test_other_options_than_those_of_gpt_oss_are_refused() -> None:
-    with pytest.raises(UnsupportedCase, match="upstream has interleaved=True"):
-        EXTERNAL["transformers[GptOssExperts]"].call(
-            numbers(2, 8), interleaved=True, swiglu_limit=7.0, alpha=1.0, up_offset=1.0
-        )
+    subject = Subject(
+        EXTERNAL["transformers[GptOssExperts]"], open_project(Config(folder="")).op("swiglu"), torch.device("cpu")
+    )
+    found = verify_case(subject, parse_case(GPT_OSS_CASES["swiglu"].replace("alpha=1.702", "alpha=1.0")))
+    assert found.verdict is Verdict.UNSUPPORTED
+    assert found.reason.endswith("alpha must be 1.702")
