@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from lastbit.errors import LastbitError, UnsupportedCase, is_out_of_memory
-from lastbit.launches import Launched
+from lastbit.started import Launched
 
 _NEVER = (RecursionError, torch.AcceleratorError)
 """RuntimeErrors that refuse nothing: of a bug, and of a launch that failed."""

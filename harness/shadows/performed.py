@@ -17,10 +17,10 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lastbit.kernel import Kernel
-from lastbit.launches import reported_launches
 from lastbit.shadows.aten import ONCE_ON_CUDA, UncompiledMode, as_written, tensors_in
 from lastbit.shadows.aten_rules import EXACT, MOVES
 from lastbit.shadows.shadow_memory import bytes_of
+from lastbit.started import reported_launches
 
 _ONCE = (
     "_local_scalar_dense _to_copy _unsafe_view abs add amax amin argmax argmin clamp clamp_max clamp_min copy cos div "
