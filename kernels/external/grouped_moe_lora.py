@@ -5,16 +5,21 @@ Pairs are sorted by expert once, and every product is one call for all experts. 
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
+from norm_packages import refuse_elsewhere
 from torch import Tensor
 
-from lastbit import UnsupportedCase, kernel
+from lastbit import kernel
 
-WIDTHS = 8
-"""What the sizes of matrices must be multiples of: rows begin at multiples of 16 bytes."""
+WIDTHS = range(8, 65537, 8)
+"""Sizes of matrices of which rows begin at multiples of 16 bytes."""
+TAKES = {
+    "tensors": ("contiguous", "non-empty"), "x dtype": "bf16", "gate_proj dtype": "bf16",
+    "x columns": WIDTHS, "gate_proj size 1": WIDTHS, "gate_lora_a size 1": WIDTHS,
+}  # fmt: skip
+POWERS = tuple(2.0**power for power in range(-8, 9))
+"""Scalings that round nothing: the product rounds gradients before they are scaled."""
 
 
 class SortedPairs:
@@ -66,28 +71,14 @@ def by_name(*maps: tuple[Tensor, ...]) -> dict[str, Tensor]:
     return {f"{name}_{part}": t for name, own in named for part, t in zip(parts, own, strict=True)}
 
 
-def check(x: Tensor, weights: dict[str, Tensor], **tensors: Tensor) -> None:
-    """Raise for arguments that `torch._grouped_mm` does not take."""
-    for name, tensor in {**weights, **tensors}.items():
-        if tensor.device != x.device:
-            raise ValueError(f"{name} is on {tensor.device}, but x is on {x.device}: move it there")
-    for name, tensor in {"x": x, **weights}.items():
-        if tensor.dtype is not torch.bfloat16:
-            raise UnsupportedCase(f"{name} is {tensor.dtype}; torch._grouped_mm takes bfloat16")
-        if not tensor.is_contiguous() or any(size % WIDTHS for size in tensor.shape[1:]):
-            raise UnsupportedCase(f"{name} has shape {tuple(tensor.shape)}: rows must begin at multiples of 16 bytes")
-    if not x.numel() or not tensors["expert_ids"].numel():
-        raise UnsupportedCase("there is no pair")
-
-
-@kernel("moe_lora", contract="eager", name="torch._grouped_mm[moe_lora]")
+@kernel("moe_lora", contract="eager", name="torch._grouped_mm[moe_lora]", takes=TAKES)
 def moe_lora(
     x, expert_ids, routing_weights, gate_proj, up_proj, down_proj,
     gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b, *, scaling, first_expert=0,
 ):  # fmt: skip
     gate, up = (gate_proj, gate_lora_a, gate_lora_b), (up_proj, up_lora_a, up_lora_b)
     weights = by_name(gate, up, (down_proj, down_lora_a, down_lora_b))
-    check(x, weights, expert_ids=expert_ids, routing_weights=routing_weights)
+    refuse_elsewhere(x, expert_ids=expert_ids, routing_weights=routing_weights, **weights)
     pairs = SortedPairs(expert_ids, len(gate_proj), first_expert)
     rows = x[pairs.token]
     gate, up = (pairs.adapted(rows, weights, name, scaling)[0] for name in ("gate", "up"))
@@ -107,16 +98,17 @@ def through_swiglu(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tens
     return (grad * u * (s * (1 + g * (1 - s)))).to(gate.dtype), (grad * (g * s)).to(gate.dtype)
 
 
-@kernel("moe_lora_backward", contract="eager", name="torch._grouped_mm[moe_lora_backward]")
+@kernel(
+    "moe_lora_backward", contract="eager", name="torch._grouped_mm[moe_lora_backward]",
+    takes={**TAKES, "scaling": POWERS},
+)  # fmt: skip
 def moe_lora_backward(
     x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate, gate_proj, up_proj, down_proj,
     gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b, *, scaling, first_expert=0,
 ):  # fmt: skip
-    if math.frexp(abs(scaling))[0] != 0.5:
-        raise UnsupportedCase(f"scaling={scaling}: the product rounds gradients before they are scaled")
     gate, up = (gate_proj, gate_lora_a, gate_lora_b), (up_proj, up_lora_a, up_lora_b)
     weights = by_name(gate, up, (down_proj, down_lora_a, down_lora_b))
-    check(x, weights, expert_ids=expert_ids, routing_weights=routing_weights, grad_output=grad_output)
+    refuse_elsewhere(x, expert_ids=expert_ids, routing_weights=routing_weights, grad_output=grad_output, **weights)
     pairs = SortedPairs(expert_ids, len(gate_proj), first_expert)
     rows, upper = x[pairs.token], grad_output[pairs.token]
     own = [t.reshape(-1, t.shape[-1])[pairs.order] for t in (saved_gate, saved_up, intermediate)]
