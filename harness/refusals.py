@@ -5,7 +5,7 @@
 Such an error makes a case UNSUPPORTED, with the package's words as the reason. It counts as a refusal only if the same
 call, made once more under watch, raises one again before it launches a Triton program and before an operation of torch
 has computed or written anything: views, new memory and copies may come before. Of other errors, of those after a launch
-and of memory that ran out a case stays ERRORED. Launches of extensions that torch does not know are not seen.
+and of memory that ran out a case stays ERRORED. What extensions do that torch does not know, or NumPy, is not seen.
 """
 
 from __future__ import annotations

@@ -55,13 +55,13 @@ _IDLE = frozenset(
     {
         *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "full", "full_like"),
         *("zeros", "zeros_like", "ones", "ones_like", "scalar_tensor", "lift_fresh"),
-        *("clone", "_to_copy", "_local_scalar_dense", "_unsafe_view", "set_", "resize_"),
+        *("clone", "_to_copy", "_local_scalar_dense", "_unsafe_view"),
     }
 )
 """Operations of torch that only make memory, copy into it, or read a number, beside the views."""
 
-_FILLS = frozenset({"fill_", "zero_", "copy_"})
-"""Operations that do no more than that where they write into memory that was made before."""
+_FILLS = frozenset({"fill_", "zero_", "copy_", "set_", "resize_"})
+"""Operations that do no more than that for a tensor that was made before."""
 
 
 class Launched(TorchDispatchMode):
@@ -96,10 +96,15 @@ class Launched(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        returned, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        name = func.overloadpacket.__name__
+        fills = name in _FILLS and _address(args[0]) in self._made
+        returned = func(*args, **(kwargs or {}))
         aliased = name == "_unsafe_view" or any(r.alias_info is not None for r in func._schema.returns)
         if name in _IDLE and not aliased and isinstance(returned, Tensor):
-            self._made[returned.untyped_storage().data_ptr()] = returned
-        fills = name in _FILLS and args[0].untyped_storage().data_ptr() in self._made
+            self._made[_address(returned)] = returned
         self.any |= not (fills or name in _IDLE or (func.is_view and not func._schema.is_mutable))
         return returned
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -91,6 +91,16 @@ def after_a_write(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     raise RuntimeError("not supported")
 
 
+def after_a_change_of_an_input(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    weight.resize_(0)
+    raise RuntimeError("not supported")
+
+
+def after_a_write_through_a_view(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    torch.ops.aten._unsafe_view(x, [x.numel()])[3:4].zero_()
+    raise RuntimeError("not supported")
+
+
 def after_a_launch(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     doubled[(1,)](torch.empty(64), torch.ones(64), 64)
     raise RuntimeError("not supported")
@@ -109,7 +119,11 @@ def too_much(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "function", [after_an_operation, after_a_write, after_a_launch, of_another_type, without_end, too_much]
+    "function",
+    [
+        *(after_an_operation, after_a_write, after_a_change_of_an_input, after_a_write_through_a_view, after_a_launch),
+        *(of_another_type, without_end, too_much),
+    ],
 )
 def test_any_other_error_stays_one(function: Callable[..., Any]) -> None:
     found = result(function)
