@@ -15,13 +15,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from lastbit.errors import LastbitError, UnsupportedCase, is_out_of_memory
-from lastbit.started import Launched
 
-_NEVER = (RecursionError, torch.AcceleratorError)
-"""RuntimeErrors that refuse nothing: of a bug, and of a launch that failed."""
+_NEVER = frozenset({"RecursionError", "AcceleratorError"})
+"""RuntimeErrors that refuse nothing: of a bug, and torch's of a launch that failed."""
 
 
 def is_refusals(given: object) -> bool:
@@ -46,6 +43,8 @@ def refusing(function: Callable[..., Any], kinds: tuple[type[Exception], ...]) -
             if not _may_refuse(error):
                 raise
             first = error
+        from lastbit.started import Launched  # imports torch, which takes long
+
         try:
             with Launched() as started:
                 function(*args, **arguments)
@@ -60,7 +59,7 @@ def refusing(function: Callable[..., Any], kinds: tuple[type[Exception], ...]) -
 
 
 def _may_refuse(error: Exception) -> bool:
-    return not isinstance(error, _NEVER) and not is_out_of_memory(error)
+    return _NEVER.isdisjoint(kind.__name__ for kind in type(error).__mro__) and not is_out_of_memory(error)
 
 
 def _words(error: Exception) -> str:
