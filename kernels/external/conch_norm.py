@@ -1,26 +1,33 @@
 """RMSNorm of conch-triton-kernels, plain, with a residual, and Gemma's; read and identified for 1.3.
 
-Its kernels take contiguous rows. `fused_add_rms_norm` and `gemma_rms_norm` write over their inputs. Triton rounds a
-product of bf16 and fp16 to fp16, whichever of them x is: no contract does that.
+Its kernels take contiguous rows. `fused_add_rms_norm` and `gemma_rms_norm` write over their inputs.
 """
 
 from __future__ import annotations
 
+import torch
 from norm_packages import refuse_elsewhere, upstream, whole_blocks
 
-from lastbit import kernel
+from lastbit import UnsupportedCase, kernel
 
 REQUIREMENT = "conch-triton-kernels"
-TAKES = {"tensors": ("packed rows", "non-empty"), "weight dtype": ("x dtype", "fp32"), **whole_blocks("x")}
+TAKES = {"tensors": ("packed rows", "non-empty"), **whole_blocks("x")}
 
 
 def package(name):
     return upstream(f"conch.ops.normalization.{name}", REQUIREMENT)
 
 
+def refuse_two_narrow_dtypes(x, weight):
+    """Raise UnsupportedCase where Triton rounds a product of bf16 and fp16 to fp16, whichever of them x is."""
+    if {x.dtype, weight.dtype} == {torch.bfloat16, torch.float16}:
+        raise UnsupportedCase("x and weight are bf16 and fp16: upstream multiplies them in fp16")
+
+
 @kernel("rms_norm", contract="input_multiply", name="conch[rms_norm]", takes=TAKES)
 def rms_norm(x, weight, *, eps):
     refuse_elsewhere(x, weight=weight)
+    refuse_two_narrow_dtypes(x, weight)
     return package("rms_norm").rms_norm(x, weight, eps)
 
 
@@ -30,6 +37,7 @@ def rms_norm(x, weight, *, eps):
 )  # fmt: skip
 def fused_add_rms_norm(x, weight, residual, *, eps):
     refuse_elsewhere(x, weight=weight, residual=residual)
+    refuse_two_narrow_dtypes(x, weight)
     package("rms_norm").fused_add_rms_norm(x, residual, weight, eps)
 
 
