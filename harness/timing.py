@@ -66,6 +66,11 @@ class Clock:
 _clock: ContextVar[Clock | None] = ContextVar("clock", default=None)
 
 
+def listen(clock: Clock) -> None:
+    """Let `clock` count from now on."""
+    _clock.set(clock)
+
+
 @contextmanager
 def listening(clock: Clock) -> Iterator[Clock]:
     """Let `clock` count within the context, and no other."""

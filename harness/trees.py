@@ -74,11 +74,12 @@ def image(path: str, tree: str) -> str:
 
 def imported(before: Collection[str] = ()) -> dict[str, Path]:
     """Return name → file of the modules of this process, those named `before` and those loaded by path left out."""
-    files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+    new = ((name, module) for name, module in list(sys.modules.items()) if name not in before)
+    files = ((name, getattr(module, "__file__", None)) for name, module in new)
     return {
         name: Path(file)
         for name, file in files
-        if name not in before and isinstance(file, str) and os.path.isabs(file) and not _BY_PATH.match(name)
+        if isinstance(file, str) and os.path.isabs(file) and not _BY_PATH.match(name)
     }
 
 

@@ -27,7 +27,7 @@ from lastbit.isolation.elsewhere import Kernels
 from lastbit.kernel import load_kernels
 from lastbit.orders.declared_depth import too_deep
 from lastbit.reports.records import dump
-from lastbit.timing import PLANNING, Clock, listening, timed
+from lastbit.timing import PLANNING, Clock, listen, timed
 from lastbit.trees import MixedTrees, imported
 from lastbit.verify.isolating import kernels_for
 from lastbit.verify.item_run import CaseFailed, Stopped, perform
@@ -88,8 +88,7 @@ class Actor:
 
     def _planned(self) -> Plan:
         torch.set_num_threads(1)  # of this thread, in which all kernels run
-        self._listening = listening(Clock())
-        self._listening.__enter__()
+        listen(Clock())
         device_type = torch.device(self._device).type
         if self._config.isolate:
             self._kernels = kernels_for(self._config, device_type, caches=self._caches)

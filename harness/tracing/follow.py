@@ -123,6 +123,8 @@ def came_from(operand: Operand, lanes: Array) -> Iterator[Array]:
 
 def unique(lanes: Array) -> Array:
     """Remove repetitions and keep the order."""
+    if (lanes[1:] > lanes[:-1]).all():
+        return lanes
     _, first = np.unique(lanes, return_index=True)
     return np.asarray(lanes[np.sort(first)])
 

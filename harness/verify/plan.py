@@ -34,7 +34,10 @@ from lastbit.verify.project import Load, Project, kernel_folders, open_project
 
 C = TypeVar("C")
 
-BRIEF = "smoke meets each option once, and deals fixed cases and promised properties among an op's kernels; ci has all"
+BRIEF = (
+    "smoke meets each option once, deals fixed cases and promised properties among an op's kernels, and looks for no "
+    "stages; ci does all"
+)
 NO_SIZES_LEFT = "sizes that a source names and no case is left for; a kernel that is verified alone has more"
 
 _PROPERTIES = 6
@@ -201,7 +204,7 @@ def make_plan(
         if rows or before > _fixed_cases(items):
             spared = f"{rows:,} combinations and {before - _fixed_cases(items):,} fixed cases"
             not_run.insert(0, NotRun(spared, BRIEF))
-    whole = config.lines or config.isolate or config.revision
+    whole = config.lines or config.isolate or config.revision or config.brief
     items = items if whole else [*showing(items)]
     items = [*_novel(items, brief=config.brief)] if config.shares else items
     return Plan(tuple(items), tuple(_in_short(not_run)), config.cases_per_group)
