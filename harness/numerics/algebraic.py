@@ -124,8 +124,7 @@ def hull(first: Residues, *others: Residues) -> Residues:
     """Return the residues of the first of several right numbers, OPEN where another one differs."""
     result = first
     for other in others:
-        result = result + zero_of(other)  # of the shape of both
-        result = result.open_where(~first.equal(other))
+        result = (result + zero_of(other)).or_another(other)  # of the shape of both
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lastbit import assert_contract, kernel
 from lastbit.case import TensorSpec, parse_case
 from lastbit.errors import UsageError
 from lastbit.inputs import build
@@ -18,6 +20,7 @@ from lastbit.judging.problem import Problem
 from lastbit.judging.verdict import judge
 from lastbit.kernel import load_file
 from lastbit.ops import Op
+from lastbit.verify.assertion import ContractViolation
 
 FOLDER = Path(__file__).resolve().parents[2] / "references"
 FORWARD: Op = load_file(FOLDER / "cross_entropy.py").cross_entropy
@@ -232,3 +235,52 @@ def test_labels_and_masked_logits_are_what_they_are_called() -> None:
     assert not hidden.all(1).any() and bool(hidden.any(1).sum() > 40)
     steps = (hidden[:, 1:] != hidden[:, :-1]).sum(1)
     assert int(steps.max()) == 1 and bool(hidden[:, 0].any()) and bool(hidden[:, -1].any())
+
+
+def _smoothed(form: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., dict[str, Tensor]]:
+    """Return a kernel that computes losses with a smoothing of 0.1 by a form of x [T, V], x[label] and lse, [T]."""
+
+    @kernel("cross_entropy", contract="from_lse")
+    def losses(logits: Tensor, labels: Tensor, *, label_smoothing: float) -> dict[str, Tensor]:
+        x = logits.float()
+        return {"losses": form(x, x.gather(1, labels[:, None])[:, 0], torch.logsumexp(x, -1))}
+
+    return losses
+
+
+def _assert_smoothed(form: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    """Check 24 rows, in each of which a multiple of a logarithm has one sign or the other."""
+    draw = torch.Generator().manual_seed(5)
+    logits, labels = torch.randn(24, 2048, generator=draw), torch.randint(0, 2048, (24,), generator=draw)
+    given = {"logits": logits, "labels": labels, "label_smoothing": 0.1}
+    made = _smoothed(form)
+    assert_contract("cross_entropy", made(**given), kernel=made, **given)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x, own, lse: 0.9 * (lse - own) + 0.1 * (lse - x.mean(-1)),
+        lambda x, own, lse: lse - 0.9 * own - 0.1 * x.mean(-1),
+        lambda x, own, lse: lse - own + 0.1 * (own - x.mean(-1)),
+        lambda x, own, lse: 0.9 * (lse - own) - (0.1 / 2048) * (x - lse[:, None]).sum(-1),
+        lambda x, own, lse: 0.9 * lse - 0.9 * own + 0.1 * lse - 0.1 * x.mean(-1),
+    ],
+)
+def test_losses_with_smoothing_in_another_form_are_right(form: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    _assert_smoothed(form)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x, own, lse: lse - 0.1 * x.sum(-1) / 2047 - 0.9 * own,
+        lambda x, own, lse: lse - 0.1 * (x.sum(-1) - own) / 2048 - 0.9 * own,
+        lambda x, own, lse: lse - 0.1 * x.mean(-1) - 0.90001 * own,
+        lambda x, own, lse: 0.9 * (lse - own) + 0.100001 * (lse - x.mean(-1)),
+    ],
+)
+def test_losses_with_another_smoothing_are_seen(form: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    """Bounds allow them, and the two forms of the contract differ by a sign in half of the rows."""
+    with pytest.raises(ContractViolation, match="24 of 24 elements follow from another formula"):
+        _assert_smoothed(form)

@@ -398,9 +398,17 @@ class Residues:
 
     def differs(self, other: Residues) -> Tensor:
         """Return the mask of elements that differ for sure: none is OPEN or equal up to an unknown sign."""
-        different = ~self.equal(other) & ~self.open & ~other.open
+        return ~self.equal(other) & ~self.open & ~other.open & ~self._opposite(other)
+
+    def _opposite(self, other: Residues) -> Tensor:
+        """Return the mask of numbers of which one is the negative of the other, where its sign is not known."""
         signed = (self.flags | other.flags) & (SIGN | ROOT) != 0
-        return different & ~(signed & ((self.p + other.p) % P == 0)) if bool(signed.any()) else different
+        return signed & ((self.p + other.p) % P == 0) if bool(signed.any()) else signed
+
+    def or_another(self, other: Residues) -> Residues:
+        """Return these numbers, OPEN where another right formula gives others, and of unknown sign where only that."""
+        opposite = self._opposite(other)
+        return self._flagged(opposite, SIGN).open_where(~self.equal(other) & ~opposite)
 
 
 @lru_cache
