@@ -282,9 +282,7 @@ def search_roundings(
             return None
         known.update(ways)
         done = replace(done, tried=done.tried + len(new))
-        fits = [
-            (len(v.changes), op.deviations(v.base), v) for v in new if all(_allows(v.contract, o) for o in sharpest)
-        ]
+        fits = [(len(v.changes), op.deviations(v.base), v) for v in new if _allows_all(v.contract, sharpest)]
         least = min((found[:2] for found in fits), default=None)
         return [variant for *strayed, variant in fits if tuple(strayed) == least]
 
@@ -329,9 +327,16 @@ def _key(contract: Contract, trial: Trial, seen: Sequence[TrialSample]) -> Hasha
     return frozenset(asked.intersection(contract.options)), rounds, frozenset(stages)
 
 
-def _allows(contract: Contract, sample: TrialSample) -> bool:
-    """Return whether a contract allows every bit of a case."""
+def _allows_all(contract: Contract, samples: Sequence[TrialSample]) -> bool:
+    """Return whether a contract allows every bit of all cases: by values first, which take a third of the time."""
+    return all(_allows(contract, o, None) for o in samples) and all(
+        _allows(contract, o, o.followed) for o in samples if o.followed is not None
+    )
+
+
+def _allows(contract: Contract, sample: TrialSample, followed: Followed | None) -> bool:
+    """Return whether a contract allows every bit of a case, and what was followed there."""
     try:
-        return not _tally(sample.seen.under(contract), sample.followed).against
+        return not _tally(sample.seen.under(contract), followed).against
     except UsageError:
         return False

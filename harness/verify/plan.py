@@ -31,6 +31,7 @@ from lastbit.verify.declarations import likely_slips
 from lastbit.verify.notes import NO_ACCELERATOR, Planned
 from lastbit.verify.ordinary import showing
 from lastbit.verify.project import Load, Project, kernel_folders, open_project
+from lastbit.verify.sizes import SIZED
 
 C = TypeVar("C")
 
@@ -233,7 +234,7 @@ def _dealt(items: Sequence[Item]) -> Iterator[Item]:
         for case, takers in taken.items():
             min(takers, key=len).append(case)
         functions: dict[str, list[Item]] = {}
-        for item in sharing if name == "sizes" or sharing[0].group.properties else ():
+        for item in sharing if name == SIZED or sharing[0].group.properties else ():
             functions.setdefault(item.subject.kernel.source or item.subject.kernel.name, []).append(item)
         for first, *others in functions.values():
             if not any(dealt[id(item)] for item in (first, *others)):
