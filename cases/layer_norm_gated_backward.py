@@ -108,8 +108,8 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 
 def _with_groups(accepts: frozenset[str]) -> frozenset[str]:
     """Add the size of a group, which kernels of the gradients learn from the statistics."""
-    known = accepts | {"group_size"}
-    return Accepted.of(known, accepts.requires, accepts.takes) if isinstance(accepts, Accepted) else known
+    known, own = accepts | {"group_size"}, accepts if isinstance(accepts, Accepted) else Accepted(accepts)
+    return Accepted.of(known, own.requires, own.takes, own.strength)
 
 
 def _groups(
@@ -117,8 +117,7 @@ def _groups(
 ) -> Iterator[Group]:
     """Yield a group for each options that are left; `regimes` are those for each place of the gate."""
     for options in dict.fromkeys(o for options in table if (o := _without(options, accepts)) is not None):
-        recompute = "recompute_output" in accepts and options.gate != "before"
-        choices = _choices(options, most, regimes[options.gate], recompute=recompute)
+        choices = _choices(options, most, regimes[options.gate], recompute="recompute_output" in accepts)
         strategy = partial(_cases, options, most)
         yield Group(f"{prefix}{options}", strategy, choices=choices, combination=options.row)
 

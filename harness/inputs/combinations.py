@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Self
 
 from lastbit.case import Option
@@ -21,15 +22,23 @@ class Accepted(frozenset[str]):
     Attributes:
         requires: names that it is never called without.
         takes: `T dtype` or a parameter → the options that it declares to take.
+        strength: how many options at least are to meet in a row.
     """
 
     requires: Collection[str] = ()
     takes: Mapping[str, Collection[Any]] = {}
+    strength: int = 2
 
     @classmethod
-    def of(cls, accepts: Collection[str], requires: Collection[str], takes: Mapping[str, Collection[Any]]) -> Self:
+    def of(
+        cls,
+        accepts: Collection[str],
+        requires: Collection[str] = (),
+        takes: Mapping[str, Collection[Any]] = MappingProxyType({}),
+        strength: int = 2,
+    ) -> Self:
         made = cls(accepts)
-        made.requires, made.takes = requires, takes
+        made.requires, made.takes, made.strength = requires, takes, strength
         return made
 
     def ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
@@ -84,6 +93,7 @@ def combinations(
         UsageError: no row has options that go together, or there are more than 100,000 rows.
     """
     taken = accepts if isinstance(accepts, Accepted | None) else Accepted(accepts)
+    strength = max(strength, 0 if taken is None else taken.strength)
     rows = []
     for number, options in enumerate(itertools.product(*axes.values())):
         if number == _MOST_ROWS:

@@ -53,9 +53,12 @@ def narrowed(groups: Iterable[Group], kernel: Kernel, op: Op) -> list[Group]:
     return [own for group in groups if (own := _narrowed(group, kernel)) is not None]
 
 
-def groups_of(project: Project, kernel: Kernel, *, small: bool) -> list[Group]:
-    """Return the groups of cases of the kernel's op, those of `Project.groups`, with the cases that it takes."""
-    accepted = Accepted.of(kernel.accepts, kernel.requires, kernel.takes)
+def groups_of(project: Project, kernel: Kernel, *, small: bool, strength: int = 2) -> list[Group]:
+    """Return the groups of cases of the kernel's op, those of `Project.groups`, with the cases that it takes.
+
+    So many options at least meet, as `combinations` has it.
+    """
+    accepted = Accepted.of(kernel.accepts, kernel.requires, kernel.takes, strength)
     return narrowed(project.groups(kernel.op, accepted, small=small), kernel, project.op(kernel.op))
 
 

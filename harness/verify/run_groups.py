@@ -13,6 +13,7 @@ from lastbit.branches.size_constants import SizeConstants, size_constants
 from lastbit.case import PEER, Case, Group
 from lastbit.config import PROFILES, Config
 from lastbit.devices import machine
+from lastbit.inputs.combinations import Accepted
 from lastbit.kernel import Kernel
 from lastbit.run import NotRun
 from lastbit.verify.check import Subject
@@ -24,6 +25,9 @@ from lastbit.verify.property_checks import ordinary_group
 from lastbit.verify.sizes import SIZED, Sized, cases_of_each, sized_cases, templates_of
 
 _MOST_NUMBERS = 6  # that a note names
+# Arbitrary: of one kernel that has all options it is some 60 rows in place of 15, seconds of a run of a minute.
+_FEW_FUNCTIONS = 4
+"""Functions of a run up to which every three options meet; of more every two do, but for ops that ask for three."""
 
 
 def groups_in_a_run(
@@ -31,13 +35,16 @@ def groups_in_a_run(
 ) -> Callable[[Subject], tuple[list[Group], list[NotRun]]]:
     """Return a function that makes the groups of a kernel on a device, and notes of those that it does not take.
 
-    `functions` is how many functions the kernels of the run are, which share its sized cases.
+    `functions` is how many functions the kernels have, which share sized cases in a run; of few, more options meet.
     """
     most = cases_of_each(functions, share=config.cases_per_group / PROFILES["ci"])
     compared = bool(config.revision or config.revisions)  # case by case, and each may name other sizes
 
     templates = functools.cache(partial(templates_of, project, small=config.small))
-    every = functools.cache(partial(project.groups, small=config.small))
+    strength = 3 if functions <= _FEW_FUNCTIONS and not config.brief and not compared else 2
+    every = functools.cache(
+        lambda op, accepts: project.groups(op, Accepted.of(accepts, strength=strength), small=config.small)
+    )
     times = functools.cache(lambda op, accepts: multiple(every(op, accepts)))
 
     @functools.cache  # most kernels of an op have groups in common
@@ -46,7 +53,9 @@ def groups_in_a_run(
 
         A kernel that takes fewer groups has as many cases to design and draw in the groups that are left.
         """
-        groups = every(op, accepts) if taking_less is None else groups_of(project, taking_less, small=config.small)
+        groups = every(op, accepts)
+        if taking_less is not None:
+            groups = groups_of(project, taking_less, small=config.small, strength=strength)
         whole = config.cases_per_group >= PROFILES["ci"]
         if config.brief:
             return designed(groups, config.cases_per_group, brief=True)

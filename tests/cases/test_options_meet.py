@@ -22,8 +22,10 @@ from lastbit.inputs import build
 from lastbit.judging.problem import Problem
 from lastbit.numerics import Premises
 from lastbit.ops import REQUIRED, Op, check_arguments
+from lastbit.verify.check import Subject
 from lastbit.verify.drawing import designed, designed_cases
 from lastbit.verify.project import open_project
+from lastbit.verify.run_groups import groups_in_a_run
 
 PROJECT = open_project(Config(folder=""))
 OPS = (
@@ -170,3 +172,19 @@ def test_a_least_scale_is_above_that_of_a_row() -> None:
 
 def drawn_of(op: Op) -> list[Case]:
     return [case for group in groups_of(op.name, everything(op)) for case in designed_cases(group, 0)]
+
+
+@pytest.mark.parametrize(
+    "name", ["eager[cross_entropy]", "eager[attention+flash]", "eager[rms_norm_quantize+per_group]"]
+)
+def test_in_a_run_of_few_functions_every_three_options_meet(name: str) -> None:
+    kernel = next(k for k in PROJECT.kernels() if k.name == name)
+    subject = Subject(kernel, PROJECT.op(kernel.op), torch.device("cpu"))
+
+    def met(functions: int, count: int) -> set[tuple[tuple[str, object], ...]]:
+        groups, _ = groups_in_a_run(PROJECT, Config(folder=""), functions)(subject)
+        rows = [tuple(group.combination.items()) for group in groups if group.combination]
+        return {some for row in rows for some in itertools.combinations(row, count)}
+
+    assert met(1, 2) == met(9, 2)
+    assert met(9, 3) < met(1, 3)
