@@ -337,8 +337,8 @@ def answer(found: Identification) -> str:
     if found.kept:
         said = f"keeps {kept(found)}" + (", as it claims" if found.keeps_claim else "")
         if open_ := listed(map(name, found.rivals), MOST_NAMES):
-            line = next(case for one in found.answers for case in one.telling.values())
-            said += f", or {open_}: these cases do not tell them apart, but {line} can"
+            telling = [case for one in found.answers for case in one.telling.values()]
+            said += f", or {open_}: these cases do not tell them apart" + (f", but {telling[0]} can" if telling else "")
         said += "."
     elif any(one.fits for one in found.answers):
         said = f"keeps no contract throughout: {kept(found)}."

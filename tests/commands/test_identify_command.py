@@ -83,6 +83,18 @@ def test_one_error_of_many_cases_is_said_once() -> None:
     assert lines[1:] == [f"  errored in 9 cases, such as op x=fp32[0]: ImportError: no {name}" for name in ("a", "b")]
 
 
+def test_two_other_roundings_that_fit_are_both_named() -> None:
+    """No case is known that tells them apart, as there may be one for two contracts of the op."""
+    one, other = (
+        Candidate((f"{name}, s unrounded",), name, (), {"bf16": ContractTally(2, elements=9)}, True, ("s unrounded",))
+        for name in "ab"
+    )
+    answers = (Answer("bf16", 2, (one, other)),)
+    found = Identification("mine", "op", "cpu", "", (one, other), answers, cases=2, contracts=3)
+    first, *_ = printed(lambda console: print_identification(found, console)).splitlines()
+    assert first == "mine on cpu  keeps a, s unrounded, or b, s unrounded: these cases do not tell them apart."
+
+
 def test_an_answer_takes_few_lines_however_many_contracts_fit() -> None:
     options = tuple(f"option{n}" for n in range(9))
     fits = Candidate(("a+b", *(f"a+b{n}" for n in range(200))), "", (), {"bf16": ContractTally(2, elements=90)})
