@@ -30,12 +30,11 @@ from lastbit.verify.isolating import in_processes
 from lastbit.verify.narrowing import advice_for
 from lastbit.verify.notes import HAS_FAILED
 from lastbit.verify.ordinary import plainest
-from lastbit.verify.plan import Item
+from lastbit.verify.plan import SIZED, Item
 from lastbit.verify.power import untold
 from lastbit.verify.property_checks import with_properties
 from lastbit.verify.result_recorder import CaseRecorder
 from lastbit.verify.shrink import shrink
-from lastbit.verify.sizes import SIZED
 
 Record = Callable[[CaseResult], None]
 Started = Callable[..., None]

@@ -31,7 +31,6 @@ from lastbit.verify.declarations import likely_slips
 from lastbit.verify.notes import NO_ACCELERATOR, Planned
 from lastbit.verify.ordinary import showing
 from lastbit.verify.project import Load, Project, kernel_folders, open_project
-from lastbit.verify.sizes import SIZED
 
 C = TypeVar("C")
 
@@ -39,6 +38,8 @@ BRIEF = (
     "smoke meets each option once, deals fixed cases and promised properties among an op's kernels, and looks for no "
     "stages; ci does all"
 )
+SIZED = "sizes"
+"""Name of the group of cases for the sizes of a kernel's source."""
 NO_SIZES_LEFT = "sizes that a source names and no case is left for; a kernel that is verified alone has more"
 
 _PROPERTIES = 6

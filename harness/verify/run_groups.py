@@ -19,10 +19,10 @@ from lastbit.run import NotRun
 from lastbit.verify.check import Subject
 from lastbit.verify.drawing import designed, free, multiple
 from lastbit.verify.narrowing import groups_of, not_asked, takes_less
-from lastbit.verify.plan import NO_SIZES_LEFT
+from lastbit.verify.plan import NO_SIZES_LEFT, SIZED
 from lastbit.verify.project import Project
 from lastbit.verify.property_checks import ordinary_group
-from lastbit.verify.sizes import SIZED, Sized, cases_of_each, sized_cases, templates_of
+from lastbit.verify.sizes import Sized, cases_of_each, sized_cases, templates_of
 
 _MOST_NUMBERS = 6  # that a note names
 # Arbitrary: of one kernel that has all options it is some 60 rows in place of 15, seconds of a run of a minute.

@@ -51,9 +51,6 @@ _TRIES = 6
 # Arbitrary: drawn cases have all smaller sizes, and sources have many small numbers that are no sizes.
 _SMALL = 8
 
-SIZED = "sizes"
-"""The name of the group of these cases."""
-
 _DIMENSION = re.compile(r"(?P<name>[A-Z]\w*)=(?P<narrow>\d+)\.\.(?P<long>\d+)(\.\.(?P<longer>\d+))?(/(?P<step>\d+))?")
 _SHAPE = re.compile(r"\[([^\]]+)\]")
 _BRACES = re.compile(r"\{([^}]+)\}")

@@ -106,7 +106,7 @@ INPUT = (
         "reads rstd as number row · groups + group",
         (_edit("row * rstd_row_stride + group * rstd_group_stride", "row * groups + group"),),
         "dgated_input or normalized",
-        "dz or dw",
+        "output or dz or dw",
         options="before",
         dtypes=("fp16",),
     ),

@@ -13,8 +13,7 @@ from lastbit.case import Group, parse_case
 from lastbit.result import CaseResult, Verdict
 from lastbit.verify.check import Subject
 from lastbit.verify.item_run import Explorer
-from lastbit.verify.plan import Item
-from lastbit.verify.sizes import SIZED
+from lastbit.verify.plan import SIZED, Item
 from tests.harness.test_takes import NORM, kernel_of, norm, plan_of
 
 CASE = parse_case("rms_norm x=fp32[4,64] eps=1e-06 seed=1")
