@@ -206,8 +206,8 @@ def make_plan(
         if rows or before > _fixed_cases(items):
             spared = f"{rows:,} combinations and {before - _fixed_cases(items):,} fixed cases"
             not_run.insert(0, NotRun(spared, BRIEF))
-    whole = config.lines or config.isolate or config.revision or config.brief
-    items = items if whole else [*showing(items)]
+    if not (config.lines or config.isolate or config.revision or config.brief):
+        items = [*showing(items)]
     items = [*_novel(items, brief=config.brief)] if config.shares else items
     return Plan(tuple(items), tuple(_in_short(not_run)), config.cases_per_group)
 

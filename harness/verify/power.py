@@ -25,6 +25,7 @@ from lastbit.ops import Contract, Op
 from lastbit.result import BAD, CaseResult
 from lastbit.run import LEAST_DECIDED, DeviceAgreement, Power, Run, Undecidable
 from lastbit.timing import POWER, timed
+from lastbit.verify.formula_check import is_small
 from lastbit.verify.narrowing import resized
 from lastbit.verify.project import Project
 
@@ -98,7 +99,7 @@ def _untold(
         if not (others := [op.contract(other) for other, count in ruled_out.items() if not count]):
             continue
         ran, long = set(map(str, cases)), _probes(cases, op)
-        probes = [c for c in (*long, *_with_few_columns(long, op)) if str(c) not in ran and _elements(c) <= _WORTH]
+        probes = [c for c in (*long, *_with_few_columns(long, op)) if str(c) not in ran and is_small(c, _WORTH)]
         pairs = ((other, case) for other in others for case in probes if case in long or takes(case))
         telling = (case for other, case in pairs if separable.apart(op, own, other, lacking, case) and takes(case))
         yield from islice(telling, 1)
@@ -215,10 +216,6 @@ def _free_and_cut(cases: Iterable[Case], op: Op) -> list[Case]:
 
 def _manageable(case: Case) -> bool:
     return case.tensors[0].numel <= _PROBE_SIZE and all(tensor.numel <= _LARGEST_TENSOR for tensor in case.tensors)
-
-
-def _elements(case: Case) -> int:
-    return sum(tensor.numel for tensor in case.tensors)
 
 
 def _with_few_columns(cases: Iterable[Case], op: Op) -> Iterator[Case]:
