@@ -144,6 +144,11 @@ class Case:
         return hash((self.op, self.tensors, frozenset(self.params.items()), self.seed))
 
     @property
+    def numel(self) -> int:
+        """Elements of all its tensors."""
+        return sum(tensor.numel for tensor in self.tensors)
+
+    @property
     def names(self) -> frozenset[str]:
         """Names of everything a kernel is called with: tensors and parameters."""
         return frozenset(t.name for t in self.tensors) | frozenset(self.params)

@@ -178,7 +178,7 @@ def speed(place: Workplace, line: str, name: str, effort: Effort) -> Speed:
 
 def _judged(place: Workplace, subject: Subject, case: Case) -> Case:
     """Return the case to judge: itself, or if it is too large a smaller one of the project with the same names."""
-    if sum(t.numel for t in case.tensors) <= _LARGEST:
+    if case.numel <= _LARGEST:
         return case
     for smaller in bench_cases(place.project, subject.device, _JUDGED):
         if smaller.op == case.op and smaller.names == case.names:

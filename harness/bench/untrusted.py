@@ -175,7 +175,7 @@ def judged(timed: TimedKernel, made: Sequence[MadeCall], unlike: Sequence[MadeCa
     late = sum(one.taken.late for one in [*unlike, *made])
     found = [_written_late(late)] if late else []
     budget = _JUDGED_ON_CPU if timed.device.type == "cpu" else _JUDGED
-    most = max(1, budget // max(1, sum(t.numel for t in timed.case.tensors)))
+    most = max(1, budget // max(1, timed.case.numel))
     for one in [*unlike, *SystemRandom().sample(made, min(len(made), most, _MOST_JUDGED))]:
         if any(judgement.verdict is Verdict.FAILED for judgement in found):
             break

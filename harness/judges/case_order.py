@@ -50,7 +50,7 @@ class CaseOrder:
         kind, _, number = question.drawn.seed.partition(":")
         key = question.op, accepts, question.profile, kind
         if key not in self._known:
-            self._known[key] = tuple(sorted(self._drawn(question, accepts), key=lambda chosen: elements(chosen.case)))
+            self._known[key] = tuple(sorted(self._drawn(question, accepts), key=lambda chosen: chosen.case.numel))
         chosen = self._known[key]
         if kind != RANDOM:
             return chosen
@@ -82,8 +82,3 @@ def _of_lines(question: JudgeQuestion) -> tuple[OrderedCase, ...]:
         for tensor in case.tensors:
             check_regime(tensor)
     return tuple(OrderedCase(case, "lines", ()) for case in cases)
-
-
-def elements(case: Case) -> int:
-    """Count the elements of all tensors: the cost of a case, within an op."""
-    return sum(tensor.numel for tensor in case.tensors)

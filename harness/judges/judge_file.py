@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lastbit.case import Case, Group, parse_case
 from lastbit.errors import LastbitError, UsageError, unknown
-from lastbit.judges.case_order import OrderedCase, elements
+from lastbit.judges.case_order import OrderedCase
 from lastbit.judges.confined_explanations import with_culprit
 from lastbit.judges.opening import Desk, OpenedKernel, desk_of, opened
 from lastbit.judges.question import JudgeQuestion
@@ -166,7 +166,7 @@ def _results(
     def kind(case: Case) -> frozenset[object]:
         """Classify a case by its likely path through the kernel; one per class is also called with other values."""
         features = features_of(case, kernel.subject.kernel.accepts)
-        return frozenset({(group_of.get(case), features, elements(case).bit_length() // _BITS)})
+        return frozenset({(group_of.get(case), features, case.numel.bit_length() // _BITS)})
 
     item = Item(kernel.subject, Group("file"), asked=bool(question.lines))
     explorer = Explorer(item, results.append, lambda item, case, counted: None, watched, kind)
@@ -187,7 +187,7 @@ def _torch_ops(kernel: OpenedKernel, results: Sequence[CaseResult]) -> tuple[tup
     A few of the cases that it passed are drawn when all are over, and tried one after the other.
     """
     names = kernel.subject.op.torch_ops
-    passed = [r for r in results if r.counted and r.verdict is Verdict.PASSED and elements(parse_case(r.case))]
+    passed = [r for r in results if r.counted and r.verdict is Verdict.PASSED and parse_case(r.case).numel]
     if not names or kernel.subject.is_lost:
         return (), None
     for result in secrets.SystemRandom().sample(passed, min(len(passed), _TRIED)):
@@ -280,7 +280,7 @@ def _decided(run: Run, kernel: str, device: str) -> tuple[DecidedShare, ...]:
 
 
 def _cost(result: CaseResult) -> int:
-    return elements(parse_case(result.case))
+    return parse_case(result.case).numel
 
 
 def _findings(results: Sequence[CaseResult], repro: Repro) -> Iterator[CaseFinding]:

@@ -256,7 +256,7 @@ def _was_run(result: CaseResult) -> bool:
 
 
 def _elements(result: CaseResult) -> int:
-    return sum(tensor.numel for tensor in parse_case(result.case).tensors)
+    return parse_case(result.case).numel
 
 
 def _key(result: CaseResult) -> tuple[str, str, str]:

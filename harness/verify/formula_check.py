@@ -65,7 +65,7 @@ SMALL = 1 << 13
 
 def is_small(case: Case, most: int = SMALL) -> bool:
     """Return whether a case is small enough to follow a kernel in at little cost: it has at most so many elements."""
-    return sum(tensor.numel for tensor in case.tensors) <= most
+    return case.numel <= most
 
 
 def follows(tensors: Mapping[str, Tensor]) -> bool:

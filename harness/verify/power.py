@@ -25,7 +25,6 @@ from lastbit.ops import Contract, Op
 from lastbit.result import BAD, CaseResult
 from lastbit.run import LEAST_DECIDED, DeviceAgreement, Power, Run, Undecidable
 from lastbit.timing import POWER, timed
-from lastbit.verify.formula_check import is_small
 from lastbit.verify.narrowing import resized
 from lastbit.verify.project import Project
 
@@ -99,7 +98,7 @@ def _untold(
         if not (others := [op.contract(other) for other, count in ruled_out.items() if not count]):
             continue
         ran, long = set(map(str, cases)), _probes(cases, op)
-        probes = [c for c in (*long, *_with_few_columns(long, op)) if str(c) not in ran and is_small(c, _WORTH)]
+        probes = [c for c in (*long, *_with_few_columns(long, op)) if str(c) not in ran and c.numel <= _WORTH]
         pairs = ((other, case) for other in others for case in probes if case in long or takes(case))
         telling = (case for other, case in pairs if separable.apart(op, own, other, lacking, case) and takes(case))
         yield from islice(telling, 1)

@@ -338,9 +338,7 @@ def test_as_many_calls_are_judged_as_have_few_elements(
     passed = Judgement(Verdict.PASSED)
     monkeypatch.setattr(untrusted, "_judged", lambda timed, one: passed)
     own = numel or {"cpu": untrusted._JUDGED_ON_CPU, "cuda": untrusted._JUDGED}[device] // 2
-    timed: Any = SimpleNamespace(
-        device=torch.device(device), case=SimpleNamespace(tensors=[SimpleNamespace(numel=own)])
-    )
+    timed: Any = SimpleNamespace(device=torch.device(device), case=SimpleNamespace(numel=own))
     made: Any = [SimpleNamespace(taken=SimpleNamespace(late=0)) for _ in range(500)]
     assert len(untrusted.judged(timed, made)) == most
     assert len(untrusted.judged(timed, made[:1], made[1:3])) == 3

@@ -11,7 +11,7 @@ import pytest
 from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.errors import UsageError
-from lastbit.judges.case_order import CaseOrder, elements
+from lastbit.judges.case_order import CaseOrder
 from lastbit.judges.judge_file import concluded, contracts_of, failure_of, unjudged
 from lastbit.judges.question import JudgeQuestion
 from lastbit.reports.judged import FileVerdict
@@ -36,7 +36,7 @@ def order(project: Project) -> CaseOrder:
 
 def test_the_cheapest_cases_come_first_and_all_that_verify_has(order: CaseOrder, project: Project) -> None:
     chosen = order.of(ASKED, PLAIN)
-    sizes = [elements(one.case) for one in chosen]
+    sizes = [one.case.numel for one in chosen]
     assert sizes == sorted(sizes) and sizes[0] < 10 < 10_000 < sizes[-1]
     groups = project.groups("rms_norm", PLAIN, small=True)
     assert {one.group for one in chosen} == {group.name for group in groups}
