@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 
 import torch
@@ -98,7 +98,8 @@ def _untold(
         if not (others := [op.contract(other) for other, count in ruled_out.items() if not count]):
             continue
         ran, long = set(map(str, cases)), _probes(cases, op)
-        probes = [c for c in (*long, *_with_few_columns(long, op)) if str(c) not in ran and c.numel <= _WORTH]
+        each = chain.from_iterable((case, *_with_few_columns([case], op)) for case in long)
+        probes = [case for case in each if str(case) not in ran and case.numel <= _WORTH]
         pairs = ((other, case) for other in others for case in probes if case in long or takes(case))
         telling = (case for other, case in pairs if separable.apart(op, own, other, lacking, case) and takes(case))
         yield from islice(telling, 1)

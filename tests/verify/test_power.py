@@ -259,6 +259,15 @@ def test_where_a_long_case_told_nothing_one_with_few_columns_follows() -> None:
     assert untold([vain], op, Separable(), lambda case: case.tensors[0].shape[-1] > 64) == []
 
 
+def test_few_columns_follow_before_another_long_case() -> None:
+    """An item asks three times: with as many long cases in vain, none with few columns would come."""
+    never = {"contract": "native_multiply+rounded_sum", "ruled_out": {"native_multiply+rounded_value": 0}}
+    tensors = "x=fp16[8,1983] weight=fp16[1983] residual=fp16[8,1983]", "x=fp16[8,1981]:pow2 weight=fp16[1981]"
+    ran = [replace(result(line), **never) for line in (tensors[0], f"{tensors[1]} residual=fp16[8,1981]")]
+    op = open_project(CONFIG).op("rms_norm")
+    assert [case.tensors[0].shape for case in untold(ran, op, Separable())] == [(64, 64)]
+
+
 def test_a_case_whose_line_lists_integers_is_not_cut() -> None:
     """Rows of it are cut elsewhere, for which there would be too many labels."""
     line = "cross_entropy logits=bf16[2,33001] labels=int64[2]:values(33000,32768) seed=1"
