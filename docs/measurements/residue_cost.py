@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
 COMPILED = "rms_norm"  # the op of kernels for which torch compiles, which takes longer than anything else
 LONGEST = ("moe_lora_backward", COMPILED, "moe_lora", "layer_norm_gated_backward")  # these begin first
 RUN = """
@@ -35,14 +36,15 @@ print("\\n" + json.dumps([status, used.ru_utime + used.ru_stime]))
 Job = tuple[str, str, bool]  # op, what -k takes, whether kernels are followed
 
 
-def without_following() -> None:
-    """Let `verify` follow no kernel: what this file does as a plugin of pytest."""
-    from lastbit.verify import item_run
+def without_following(folder: str) -> Path:
+    """Copy the checkout to a folder, and let `verify` follow no kernel there, in whichever process."""
+    root = shutil.copytree(ROOT, Path(folder, "root"), ignore=shutil.ignore_patterns(".*", "docs", "tests"))
+    with (root / "harness" / "verify" / "formula_check.py").open("a") as judged:
+        judged.write("\n\ndef with_formula(subject, case, result, *_):\n    return result\n")
+    return root
 
-    item_run.with_formula = lambda subject, case, result, *_: result
 
-
-def ran(job: Job, cores: Queue[int], seconds: float) -> dict[str, Any]:
+def ran(job: Job, cores: Queue[int], seconds: float, root: Path) -> dict[str, Any]:
     """Start one run on a core of its own, and return what it says and uses."""
     op, chosen, followed = job
     core = cores.get()
@@ -50,8 +52,7 @@ def ran(job: Job, cores: Queue[int], seconds: float) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "lastbit", "verify", "--profile", "ci", "--device", "cpu", "-n", "1"]
             command += ["--op", op, "--run-folder", f"{folder}/run", *(("-k", chosen) if chosen else ())]
-            command += () if followed else ("-p", Path(__file__).stem)
-            path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(HERE)]))
+            path = os.pathsep.join(filter(None, [str(root / "harness" / "checkout"), os.environ.get("PYTHONPATH")]))
             own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
             own |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
             said = subprocess.run(
@@ -59,6 +60,7 @@ def ran(job: Job, cores: Queue[int], seconds: float) -> dict[str, Any]:
                 capture_output=True,
                 text=True,
                 env=os.environ | own,
+                cwd=root,
             ).stdout
     finally:
         cores.put(core)
@@ -108,13 +110,17 @@ def main() -> None:
     cores: Queue[int] = Queue()
     for core in sorted(os.sched_getaffinity(0))[: arguments.cores]:
         cores.put(core)
-    with ThreadPoolExecutor(cores.qsize()) as pool, arguments.out.open("a") as out:
-        for done in [pool.submit(ran, job, cores, arguments.seconds) for job in jobs(arguments.op)]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ThreadPoolExecutor(cores.qsize()) as pool,
+        arguments.out.open("a") as out,
+    ):
+        roots = {True: ROOT, False: without_following(folder)}
+        given = [(job, cores, arguments.seconds, roots[job[2]]) for job in jobs(arguments.op)]
+        for done in [pool.submit(ran, *each) for each in given]:
             out.write(json.dumps(done.result()) + "\n")
             out.flush()
 
 
 if __name__ == "__main__":
     main()
-else:
-    without_following()
