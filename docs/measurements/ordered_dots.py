@@ -29,7 +29,8 @@ from lastbit import assert_contract
 from lastbit.calibrate.store import documented_premises
 from lastbit.interpret import install
 from lastbit.kernel import Kernel, load_kernels
-from lastbit.numerics import BY_CAPABILITY, LOOSEST, Enclosure, Premises, dot, format_of, ordered, round_to, using
+from lastbit.numerics import BY_CAPABILITY, LOOSEST, Enclosure, Premises, dot, format_of, round_to, using
+from lastbit.numerics import dots as products
 
 CUDA = os.environ["TRITON_INTERPRET"] == "0"
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -60,7 +61,7 @@ def share(a: Tensor, b: Tensor, premises: Premises) -> float:
 
 
 def decided() -> None:
-    ordered.SHORTEST = 1
+    products.SHORTEST = 1
     print("| model | dtype, K | " + " | ".join(RULES) + " |\n|" + "---|" * (len(RULES) + 2))
     for name, cores in MODELS.items():
         for dtype in DTYPES:
@@ -214,13 +215,13 @@ def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     where = torch.cuda.get_device_name() if CUDA else "CPU, interpreted"
     print(f"{where}, torch {torch.__version__}, triton {triton.__version__}\n")
-    shortest = ordered.SHORTEST
+    shortest = products.SHORTEST
     for name in names or PARTS:
         try:
             PARTS[name]()
         except Exception:
             traceback.print_exc(file=sys.stdout)
-        ordered.SHORTEST = shortest
+        products.SHORTEST = shortest
 
 
 if __name__ == "__main__":

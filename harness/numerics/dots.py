@@ -2,27 +2,238 @@
 
 Ends by the midpoint-radius rule: |computed - mid_a mid_b| <= rad_a |b| + |mid_a| rad_b + eps (|a| |b|), where eps
 covers tensor cores, which cut off. On a lattice (see `sums.py`) the sum is exact and only the radii count.
+
+Dots that a kernel walks in a declared order lose by the partial sums that they go through, not by Σ|terms|. After every
+`order` terms one fp32 number, the accumulator, holds the sum of all before; the terms between are added to it in any
+order. The exact sum is known, in fp64, at every such place, and in between no partial sum leaves it by more than the
+terms of one block allow. docs/numerics.md derives the bound.
 """
 
 from __future__ import annotations
 
-from functools import reduce
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from operator import add
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lastbit.errors import OpError
 from lastbit.numerics import algebraic as rules
 from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.enclosure import Enclosure
-from lastbit.numerics.factors import KIND, KNOWN, LARGEST, NAN, QUANTUM, Factor
 from lastbit.numerics.formats import FP16, FP32, FP64_U, Format, round_to
 from lastbit.numerics.fused import one_kernel_on_cuda
-from lastbit.numerics.ordered import block_of, losing
 from lastbit.numerics.parts import rounded, unknown_where
-from lastbit.numerics.premises import current
-from lastbit.numerics.sums import LATTICE_UNITS, UNDERFLOW, flushed
+from lastbit.numerics.premises import U, current
+from lastbit.numerics.sums import LATTICE_UNITS, UNDERFLOW, flushed, units_of
+
+QUANTUM, KIND, LARGEST = 0, 1, 2
+"""Limits of a row or column: the largest power of two that divides all of it, its kind, and its largest magnitude,
+negative: of each the least counts, for one limit of several."""
+
+KNOWN, APART, NAN = 1.0, 0.0, -1.0
+"""Kinds: every element is one number, the ends of some are apart, some must be NaN."""
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """One side of a dot, with the figures that its error bound needs, computed once for all dots it is in.
+
+    Attributes:
+        enclosure: the matrix.
+        dim: its dimension that is summed over, -1 of a left factor and -2 of a right one; figures along it are kept
+            with size 1.
+        spans: see `spans`; of one part, the numbers, where every element is one.
+    """
+
+    enclosure: Enclosure
+    dim: int
+    spans: Tensor
+
+    @classmethod
+    def left(cls, x: Enclosure) -> Factor:
+        """Make a left factor of `x` [..., M, K], to be multiplied with a right one [..., K, N]."""
+        return cls(x, -1, _spans_of(x))
+
+    @classmethod
+    def right(cls, x: Enclosure) -> Factor:
+        """Make a right factor of `x` [..., K, N], to be multiplied with a left one [..., M, K]."""
+        return cls(x, -2, _spans_of(x))
+
+    def columns(self, part: slice) -> Factor:
+        """Keep only a part of the columns."""
+        return Factor(self.enclosure[..., part], self.dim, self.spans[..., part])
+
+    @property
+    def terms(self) -> int:
+        """Number of products that are added for an element of the dot."""
+        return self.enclosure.shape[self.dim]
+
+    @property
+    def middle(self) -> Tensor:
+        """The middle of every interval."""
+        return self.spans[0]
+
+    @cached_property
+    def radius(self) -> Tensor | None:
+        """Distance of every interval's ends from its middle; None if all are points, as far as the host can tell."""
+        return None if len(self.spans) == 1 or _all_zero(self.spans[1]) else self.spans[1]
+
+    @cached_property
+    def size(self) -> Tensor:
+        """Largest magnitude of every element."""
+        return self.spans[2] if len(self.spans) == 4 else self.middle.abs()
+
+    @cached_property
+    def finite(self) -> Tensor:
+        """`size`, with zeros for infinities and NaN."""
+        return self.spans[3] if len(self.spans) == 4 else _finite(self.size)
+
+    @cached_property
+    def limits(self) -> Tensor:
+        """QUANTUM, KIND and LARGEST of all elements along `dim`, the last one twice."""
+        if not self.terms:
+            empty = self.middle.sum(self.dim, keepdim=True)
+            return torch.stack([empty + torch.inf, empty + KNOWN, empty, empty])
+        radius = self.spans[1:2] if self.radius is not None else self.middle.new_zeros(1)
+        return limiting(self.spans[:1], radius).amin(self.dim, keepdim=True)
+
+    @cached_property
+    def least_limits(self) -> Tensor:
+        """`limits` of everything, one number each."""
+        limits = self.limits.flatten(1)
+        return limits.amin(1) if limits.shape[1] else limits.new_zeros(4)
+
+
+def _spans_of(x: Enclosure) -> Tensor:
+    """Return `spans`, laid out in memory like the elements; only the numbers where there are fewer than four parts."""
+    if len(x.parts) < 4:
+        return x.value[None]
+    return spans(x.parts.mT).mT if x.parts.stride(-1) > x.parts.stride(-2) else spans(x.parts)
+
+
+def _all_zero(radius: Tensor) -> bool:
+    """Check for zeros, on the CPU only: an accelerator would have to finish everything before it could answer."""
+    return radius.device.type == "cpu" and not bool(radius.any())
+
+
+def _finite(size: Tensor) -> Tensor:
+    return torch.nan_to_num(size, nan=0.0, posinf=0.0)
+
+
+# The operations, as in `lastbit.numerics.parts`
+
+
+@one_kernel_on_cuda
+def spans(x: Tensor) -> Tensor:
+    """Return four figures of intervals: middle, radius, largest magnitude, and that with 0 in place of inf and NaN."""
+    lo, hi = x[2], x[3]
+    middle = (lo + hi) / 2
+    known = (lo == hi) | torch.isnan(lo)
+    radius = torch.where(known, 0.0, torch.maximum(hi - middle, middle - lo))
+    size = middle.abs() + radius
+    return torch.stack([middle, radius, size, _finite(size)])
+
+
+@one_kernel_on_cuda
+def limiting(middle: Tensor, radius: Tensor) -> Tensor:
+    """Return the limits of single elements."""
+    known = torch.where(torch.isnan(middle[0]), NAN, KNOWN)
+    kind = torch.where(radius[0] == 0, known, APART)
+    largest = -_finite(middle[0].abs() + radius[0])
+    return torch.stack([units_of(middle[0]), kind, largest, largest])
+
+
+SHORTEST = 256
+"""Products of the shortest dots that are walked: shorter ones gain little (docs/measurements/ordered_dots.md)."""
+
+_LEAST_BLOCK = 16  # smaller ones cost more than they gain; what holds after each block holds after every second one
+_TOGETHER, _TOGETHER_ON_CPU = 1 << 22, 1 << 18  # elements of the sums of several blocks that are looked at together
+_EVALUATION = 1 + 2.0**-30  # more than the sums over blocks err in fp64
+_EXPONENT = 0x7FF << 52
+
+
+def block_of(terms: int) -> int:
+    """Return the number of terms in a block of a dot; 0 where the dot is short, or no order is declared."""
+    premises = current()
+    if premises.order is None or premises.exact_sums or terms < SHORTEST:
+        return 0
+    return premises.order * -(-_LEAST_BLOCK // premises.order)
+
+
+def losing(left: Factor, right: Factor, block: int, pieces: int, magnitude: Tensor, known: Tensor) -> Tensor:
+    """Bound the rounding error of a dot whose pieces are walked in blocks, underflow excepted.
+
+    `magnitude` is the sum of the magnitudes of all terms, and `known` a bound on how far the computed sum of any of
+    them may be from that of the middles.
+    """
+    terms, premises = left.terms, current()
+    block = min(block, terms // pieces)
+    sizes = _sizes(left, right, block, pieces, known + 4 * terms * FP64_U * magnitude)
+    joined = torch.minimum(block * sizes.beyond, premises.height(terms) * sizes.most)
+    lost = magnitude + block * sizes.alone + joined
+    if (cores := premises.tensor_cores) is not None:
+        steps, of_step = -(-block // cores.products), cores.lost(cores.products)
+        added = max(0.0, 1 - cores.cut / U)  # a block that is summed alone: its first step cuts off no sum so far
+        cut = (steps - 1) * of_step * (sizes.alone + sizes.beyond) + (of_step + added) * sizes.ends
+        lost = torch.maximum(lost, cut)
+    return U * _EVALUATION * lost + terms * FP64_U * magnitude
+
+
+@dataclass(frozen=True, eq=False)
+class _Sizes:
+    """Bounds of the numbers in the blocks of a dot, as powers of two, each summed over all blocks but `most`.
+
+    Attributes:
+        alone: sums of some terms of a block.
+        beyond: how much larger those may be to which the accumulator was added.
+        most: the largest such difference.
+        ends: the accumulator before and after a block, and each term of it.
+    """
+
+    alone: Tensor
+    beyond: Tensor
+    most: Tensor
+    ends: Tensor
+
+
+def _sizes(left: Factor, right: Factor, block: int, pieces: int, slack: Tensor) -> _Sizes:
+    """Return the sizes, all of which may be larger by `slack`. Sums are halved: the middle of a block counts."""
+    operands = left.middle / 2, right.middle.mT, left.size / 2, right.size.mT
+    x, y, x_size, y_size = (_in_blocks(operand, block, pieces) for operand in operands)
+    accumulator, *sums = (torch.zeros_like(slack) for _ in range(5))
+    sizes = _Sizes(*sums)
+    together = max(1, (_TOGETHER_ON_CPU if slack.device.type == "cpu" else _TOGETHER) // max(1, slack.numel()))
+    for part in (slice(start, start + together) for start in range(0, len(x), together)):
+        change = x[part] @ y[part].mT
+        spread = (x_size[part] @ y_size[part].mT).add_(slack)
+        after = accumulator + 2 * change.cumsum(0)
+        accumulator, center = after[-1].clone(), after.sub_(change).abs_()
+        change.abs_()
+        sizes.ends.add_(_binade(torch.maximum(center + slack, spread).add_(change)).sum(0))
+        alone, joined = _binade(change.add_(spread)), _binade(center.add_(spread))
+        beyond = joined.sub_(alone).clamp_(min=0.0)
+        sizes.alone.add_(alone.sum(0))
+        sizes.beyond.add_(beyond.sum(0))
+        torch.maximum(sizes.most, beyond.amax(0), out=sizes.most)
+    return sizes
+
+
+def _in_blocks(x: Tensor, block: int, pieces: int) -> Tensor:
+    """Cut […, K] into [blocks, …, block], with zeros behind the last terms of each piece."""
+    of_pieces: Tensor = x.unflatten(-1, (pieces, -1))
+    blocks: Tensor = pad(of_pieces, (0, -of_pieces.shape[-1] % block)).unflatten(-1, (-1, block))
+    return blocks.flatten(-3, -2).movedim(-2, 0)
+
+
+def _binade(x: Tensor) -> Tensor:
+    """Replace each positive number, in place, by the power of two at or below it; NaN may become inf."""
+    bits = x.view(torch.int64)
+    bits &= _EXPONENT
+    return x
+
 
 FITS_FP16 = FP16.quantum / 4, FP16.max
 """Limits of what fp16 may hold: the smallest quantum, the largest magnitude."""

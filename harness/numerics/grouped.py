@@ -11,9 +11,8 @@ from torch import Tensor
 
 from lastbit.numerics import algebraic as rules
 from lastbit.numerics.algebraic import algebraic
-from lastbit.numerics.dots import dot_of
+from lastbit.numerics.dots import Factor, dot_of
 from lastbit.numerics.enclosure import Enclosure
-from lastbit.numerics.factors import Factor
 from lastbit.numerics.remembered import remembered
 
 Matrices = Callable[[Tensor], Factor]

@@ -78,9 +78,16 @@ def dequantized(
         ValueError: dtypes, shapes or zero points that make no quantised weight.
     """
     if codes.is_floating_point():
-        _check_plain(codes, scale, zero)
+        for name, tensor in {"scale": scale, "zero": zero}.items():
+            if tensor is not None:
+                raise ValueError(f"{name} is given with a weight of {codes.dtype}; pass its codes, or no {name}")
         return Enclosure.point(codes)
-    scheme = _recognised(codes, zero)
+    # Find the scheme of codes of this dtype; of two, by whether there is a zero point.
+    found = [scheme for scheme in SCHEMES.values() if scheme.words == codes.dtype]
+    if not found:
+        known = ", ".join(f"{scheme.words} ({scheme.name})" for scheme in SCHEMES.values())
+        raise ValueError(f"a weight of {codes.dtype} is of no scheme; known are floating-point numbers, {known}")
+    scheme = next((scheme for scheme in found if scheme.has_zero == (zero is not None)), found[0])
     _check_dtypes(scheme, scale, zero)
     assert scale is not None
     _check_shapes(scheme, codes, scale, zero, columns)
@@ -122,22 +129,6 @@ def _scale_values(scale: Tensor) -> Tensor:
     if scale.dtype != torch.uint8:
         return scale.double()
     return torch.where(scale == E8M0_NAN, torch.nan, power_of_two(scale.to(torch.int64) - E8M0_BIAS))
-
-
-def _recognised(codes: Tensor, zero: Tensor | None) -> Scheme:
-    """Find the scheme of codes of this dtype; of two, by whether there is a zero point."""
-    found = [scheme for scheme in SCHEMES.values() if scheme.words == codes.dtype]
-    if not found:
-        known = ", ".join(f"{scheme.words} ({scheme.name})" for scheme in SCHEMES.values())
-        raise ValueError(f"a weight of {codes.dtype} is of no scheme; known are floating-point numbers, {known}")
-    return next((scheme for scheme in found if scheme.has_zero == (zero is not None)), found[0])
-
-
-def _check_plain(weight: Tensor, scale: Tensor | None, zero: Tensor | None) -> None:
-    """Raise ValueError unless a weight of floating-point numbers comes alone."""
-    for name, tensor in {"scale": scale, "zero": zero}.items():
-        if tensor is not None:
-            raise ValueError(f"{name} is given with a weight of {weight.dtype}; pass its codes, or no {name}")
 
 
 def _check_dtypes(scheme: Scheme, scale: Tensor | None, zero: Tensor | None) -> None:

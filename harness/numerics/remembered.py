@@ -58,7 +58,10 @@ class _CallCache:
         shown = _shown(args, operands)
         if sum([operand.numel() for operand in operands]) > _LARGE:
             return function(*args)
-        calls = self._calls.setdefault((function, self._premises_in_force(), shown), {})
+        premises = current()
+        if premises not in self._premises:
+            self._premises.append(premises)
+        calls = self._calls.setdefault((function, self._premises.index(premises), shown), {})
         places = tuple([(operand.data_ptr(), operand._version) for operand in operands])
         known = calls.get(places) or _alike(calls.values(), operands)
         if known is None:
@@ -77,13 +80,6 @@ class _CallCache:
         self._elements = elements
         self._kept.update(taken)
         return True
-
-    def _premises_in_force(self) -> int:
-        """Return the index of the premises in force among all that there were."""
-        premises = current()
-        if premises not in self._premises:
-            self._premises.append(premises)
-        return self._premises.index(premises)
 
 
 _memory: ContextVar[_CallCache | None] = ContextVar("memory", default=None)

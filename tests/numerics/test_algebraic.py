@@ -39,7 +39,7 @@ from lastbit.numerics import (
 from lastbit.numerics import abs as magnitude
 from lastbit.numerics import algebraic as rules
 from lastbit.numerics.algebraic import following_residues, is_following, noting
-from lastbit.numerics.factors import Factor
+from lastbit.numerics.dots import Factor
 from lastbit.numerics.formats import BF16, INT8
 from lastbit.numerics.residues import Residues, constant
 

@@ -21,7 +21,6 @@ from lastbit.numerics import (
     TensorCores,
     dot,
     dots,
-    factors,
     hull,
     total_of_products,
     using,
@@ -101,7 +100,7 @@ def test_a_dot_of_which_the_host_is_told_nothing_is_the_same(kind: str, monkeypa
         a[0, 0], b[0, :, 1], a[1, 1] = 2.0**100, -(2.0**100), 0.0
     forms = [[Enclosure.point(x), Enclosure(Enclosure.point(x).full), interval(x, x + x.abs())] for x in (a, b)]
     known = [dot(left, right) for left, right in itertools.product(*forms)]
-    monkeypatch.setattr(factors, "_all_zero", lambda radius: False)
+    monkeypatch.setattr(dots, "_all_zero", lambda radius: False)
     monkeypatch.setattr(dots, "_all_within", lambda magnitude, fmt: False)
     for (left, right), expected in zip(itertools.product(*forms), known, strict=True):
         found = dot(left, right)

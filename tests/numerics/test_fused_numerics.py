@@ -15,16 +15,9 @@ from torch import Tensor
 
 from lastbit import trust
 from lastbit.interpret import install
-from lastbit.numerics import dots, factors, fused, parts, primitives, sums
+from lastbit.numerics import dots, fused, parts, primitives, sums
 from lastbit.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, WIDE_FP32, Format
-from lastbit.numerics.fused import (
-    cuda_sums,
-    element_primitives,
-    element_products,
-    elements,
-    equivalence,
-    operation_launch,
-)
+from lastbit.numerics.fused import cuda_sums, elements, equivalence, operation_launch
 from lastbit.numerics.fused.operation_launch import layout_of, run
 
 CPU = torch.device("cpu")
@@ -39,7 +32,7 @@ def faithful_interpreter() -> None:
 
 def operations() -> Iterator[tuple[str, Operation, int, int, Format | None]]:
     """Every operation that is one kernel on CUDA: name, definition, operands, numbers, format."""
-    for module in (parts, primitives, sums, factors, dots):
+    for module in (parts, primitives, sums, dots):
         for name, operation in vars(module).items():
             if hasattr(operation, "__wrapped__") and operation.__module__ == module.__name__:
                 kinds = [p.annotation for p in inspect.signature(operation).parameters.values()]
@@ -75,8 +68,7 @@ def test_all_operations_are_found() -> None:
     assert {"added", "hull", "rounded", "multiply_add", "approximate_quotient", "logistic", "facts_of_rows"} <= names
     elementwise = names - cuda_sums.OPERATIONS
     assert names - elementwise == cuda_sums.OPERATIONS
-    modules = elements, element_primitives, element_products
-    assert all(any(hasattr(module, name) for module in modules) for name in elementwise)
+    assert all(hasattr(elements, name) for name in elementwise)
 
 
 @each_operation

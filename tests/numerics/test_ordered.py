@@ -24,9 +24,9 @@ from lastbit.numerics import (
     Premises,
     TensorCores,
     dot,
+    dots,
     grouped_dot,
     grouped_outer,
-    ordered,
     round_to,
     using,
 )
@@ -349,7 +349,7 @@ def by_blocks(a: Tensor, b: Tensor, width: int, turn: int) -> Tensor:
 
 def test_nothing_changes_where_no_order_is_declared_or_a_dot_is_short() -> None:
     a, b = normals(4, 512).bfloat16(), normals(4, 512, seed=1).bfloat16()
-    short = ordered.SHORTEST - 1
+    short = dots.SHORTEST - 1
     for premises in (CPU, Premises()):
         known = replace(premises, order=64)
         assert torch.equal(
@@ -384,14 +384,14 @@ def test_sums_that_are_taken_as_exact_have_no_order() -> None:
 @pytest.mark.parametrize(("order", "block"), [(5, 20), (16, 16), (17, 17), (1000, 1000), (None, 0)])
 def test_blocks_are_those_of_the_order_or_of_several(order: int | None, block: int) -> None:
     with using(replace(CPU, order=order)):
-        assert [ordered.block_of(terms) for terms in (255, 256, 5000)] == [0, block, block]
+        assert [dots.block_of(terms) for terms in (255, 256, 5000)] == [0, block, block]
 
 
 def test_how_many_blocks_are_looked_at_together_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = normals(4, 1000).bfloat16(), normals(4, 1000, seed=1).bfloat16()
     known = replace(CPU, order=64)
     before = bounds(known, a, b, 2)
-    monkeypatch.setattr(ordered, "_TOGETHER_ON_CPU", 12)
+    monkeypatch.setattr(dots, "_TOGETHER_ON_CPU", 12)
     assert torch.equal(bounds(known, a, b, 2).parts, before.parts)
 
 

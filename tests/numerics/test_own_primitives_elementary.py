@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lastbit import numerics
 from lastbit.numerics import DOCUMENTED, Bound, Enclosure, Premises, Primitive, exp, primitive, using
-from lastbit.numerics.own_primitives import cos, erf, exp2, expm1, log, log1p, log2, sin, tanh
+from lastbit.numerics.primitives import cos, erf, exp2, expm1, log, log1p, log2, sin, tanh
 
 NAMES = ("exp2", "log", "log2", "log1p", "expm1", "tanh", "erf", "sin", "cos")
 MINIMUM, TINY, HUGE = 2.0**-126, 2.0**-149, torch.finfo(torch.float32).max

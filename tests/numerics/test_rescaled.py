@@ -10,7 +10,7 @@ import torch
 from lastbit.numerics import Enclosure, Premises, dot, total, using
 from lastbit.numerics.formats import BF16, FP16, FP32, Format
 from lastbit.numerics.premises import U
-from lastbit.numerics.rescaled import of_base_two, rescaled, rescaled_dot, shifted_exponential
+from lastbit.numerics.softmax import of_base_two, rescaled, rescaled_dot, shifted_exponential
 from lastbit.numerics.tensor_cores import LOOSEST
 
 ROUNDED = Premises(tensor_cores=None)

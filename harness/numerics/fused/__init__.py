@@ -2,9 +2,8 @@
 
 A function marked `one_kernel_on_cuda` is the definition, and what runs on the CPU. For CUDA tensors a Triton kernel
 does the same in one launch and one pass over memory, where the definition makes 10 to 40; its arithmetic is the
-function of that name in `elements`, `element_primitives` or `element_products`. It gives the same bits, with two
-exceptions that the definition leaves open: the sign of a zero that is an end of an interval, and to which side the
-exact part of a sum is rounded.
+function of that name in `elements`. It gives the same bits, with two exceptions that the definition leaves open: the
+sign of a zero that is an end of an interval, and to which side the exact part of a sum is rounded.
 
 A kernel is used on a device where it is trusted (`lastbit.trust`): `equivalence` compares it there with the definition
 on the CPU. Elsewhere the definition runs on the device. Triton is imported when the first CUDA tensor comes.

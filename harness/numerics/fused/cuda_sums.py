@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lastbit.numerics.formats import Format
 from lastbit.numerics.fused.compiled import launcher
+from lastbit.numerics.fused.elements import bounds_kernel, facts_kernel
 from lastbit.numerics.fused.fp64 import FORMATS
-from lastbit.numerics.fused.terms import bounds_kernel, facts_kernel
 
 FACTS = 10
 # Four elements for each of 128 threads; of each element there are up to ten facts in registers.
@@ -29,7 +29,12 @@ OPERATIONS = frozenset(("facts_of_rows", "facts_of_columns", "facts_of_squares",
 def run(name: str, operand: Tensor, numbers: tuple[float, ...], fmt: Format | None) -> Tensor:
     """Run an operation of `lastbit.numerics.sums`."""
     if fmt is not None:
-        return _bounds(operand, numbers, fmt)
+        out = operand.new_empty((4, *operand.shape[1:]))
+        if size := operand[0].numel():
+            launcher(bounds_kernel, (FORMATS.index(fmt), BLOCK), operand.device)(
+                (-(-size // BLOCK), 1), (out, operand.contiguous(), size, *numbers)
+            )
+        return out
     if name == "facts_of_columns":
         return _facts(operand, outer=operand.shape[-1], inner=operand.shape[-2], rows=False)
     facts = _facts(
@@ -56,18 +61,4 @@ def _facts(terms: Tensor, *, outer: int, inner: int, rows: bool = True, squares:
     if outer:
         launch = launcher(facts_kernel, (squares, *tile, 1 if rows else 0), terms.device)
         launch((programs, shares), (out, terms, *where, outer, inner, -(-inner // shares)))
-    return out[0] if shares == 1 else _joined(out)
-
-
-def _joined(facts: Tensor) -> Tensor:
-    """Join the facts of all shares of each sum."""
-    return torch.cat([facts[:, :6].sum(0), facts[:, 6:8].amin(0), facts[:, 8:].amax(0)])
-
-
-def _bounds(facts: Tensor, numbers: tuple[float, ...], fmt: Format) -> Tensor:
-    out = facts.new_empty((4, *facts.shape[1:]))
-    if size := facts[0].numel():
-        launcher(bounds_kernel, (FORMATS.index(fmt), BLOCK), facts.device)(
-            (-(-size // BLOCK), 1), (out, facts.contiguous(), size, *numbers)
-        )
-    return out
+    return out[0] if shares == 1 else torch.cat([out[:, :6].sum(0), out[:, 6:8].amin(0), out[:, 8:].amax(0)])

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from lastbit.numerics.formats import Format
-from lastbit.numerics.fused import cuda_sums, element_primitives, element_products, elements
+from lastbit.numerics.fused import cuda_sums, elements
 from lastbit.numerics.fused.compiled import Start, launcher
-from lastbit.numerics.fused.elementwise import elementwise
 from lastbit.numerics.fused.fp64 import FORMATS
 
 # Four elements for each of 128 threads.
@@ -101,11 +100,8 @@ def _launched(
 def _launcher(
     name: str, operands: int, flat: bool, most: int, fmt: Format | None, numbers: int, device: torch.device
 ) -> Start:
-    function = next(
-        vars(module)[name] for module in (elements, element_primitives, element_products) if hasattr(module, name)
-    )
-    position = None if fmt is None else FORMATS.index(fmt)
-    return launcher(elementwise, (function, operands, flat, most, position, numbers, BLOCK), device)
+    function, position = vars(elements)[name], None if fmt is None else FORMATS.index(fmt)
+    return launcher(elements.elementwise, (function, operands, flat, most, position, numbers, BLOCK), device)
 
 
 @lru_cache(maxsize=4096)

@@ -53,12 +53,9 @@ def constant(number: float) -> Residues:
     tiny = 0 < own < _LEAST and own not in (_products.get() or {})
     extreme = tiny or own > _LARGEST or number < _LOWEST
     flags = CONSTANT | (SIGN if signless else 0) | (EXTREME if extreme else 0)
-    return Residues(torch.tensor([*pair, NONE, flags])).open_where(torch.tensor(_splits(number)))
-
-
-def _splits(number: float) -> bool:
-    """Return whether c · x - (c · x - x) rounds x: c = 2^s + 1, by which Veltkamp splits numbers into parts."""
-    return number > 1 << 12 and math.frexp(number - 1)[0] == 0.5
+    return Residues(torch.tensor([*pair, NONE, flags])).open_where(
+        torch.tensor(number > 1 << 12 and math.frexp(number - 1)[0] == 0.5)
+    )
 
 
 def is_recognised(number: float) -> bool:
@@ -105,7 +102,7 @@ def _products_of(
 
 def _pair(number: float) -> Pair:
     own = _fp32(abs(number))
-    found = _exact(own) if _is_short(own) else (_products.get() or {}).get(own) or _recognised(own)
+    found = _of_fraction(Fraction(own)) if _is_short(own) else (_products.get() or {}).get(own) or _recognised(own)
     found = found or _of_fraction(_written(abs(number)))
     return found if number >= 0 else ((P - found[0]) % P, (Q - found[1]) % Q)
 
@@ -181,10 +178,6 @@ def _candidates(x: float) -> Iterator[tuple[int, bool, bool]]:
 def _is_short(x: float) -> bool:
     """Return whether a number has few bits, so that nothing has rounded it."""
     return math.ldexp(math.frexp(x)[0], 12).is_integer()
-
-
-def _exact(x: float) -> Pair:
-    return _of_fraction(Fraction(x))
 
 
 def _of_fraction(x: Fraction) -> Pair:

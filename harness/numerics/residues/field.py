@@ -149,12 +149,8 @@ def mixed(x: Tensor, tag: int, modulus: int) -> Tensor:
 
     The steps are the finalizer of splitmix64 (Steele, Lea and Flood 2014), another stream for each tag.
     """
-    both = _mixed(torch.stack([x, (P - x) % P]), tag, modulus)
-    return (both[0] - both[1]) % modulus
-
-
-def _mixed(x: Tensor, tag: int, modulus: int) -> Tensor:
-    u = x * -0x61C8864680B583EB + tag * 0x1234567
+    u = torch.stack([x, (P - x) % P]) * -0x61C8864680B583EB + tag * 0x1234567
     u = (u ^ (u >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     u = (u ^ (u >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
-    return ((u ^ (u >> 31 & 0x1FFFFFFFF)) >> 2 & 0x3FFFFFFFFFFFFFFF) % modulus
+    both = ((u ^ (u >> 31 & 0x1FFFFFFFF)) >> 2 & 0x3FFFFFFFFFFFFFFF) % modulus
+    return (both[0] - both[1]) % modulus

@@ -361,7 +361,10 @@ class Residues:
         again = field.mixed(hashed, seal, Q)
         mark = self.q * field.power_of_two(-exponent, Q) % Q
         sealed = (mark == field.mixed(p, seal, Q)) | (2 * mark % Q == field.mixed(2 * p % P, seal, Q))
-        held = _is_number_of(fmt, self.p, values) | (sealed & (self.flags & NO_EXPONENT == 0))
+        known, _, numbers = _table(fmt)
+        place = _place(fmt, self.p)
+        near = (values - numbers[place]).abs() <= _ABOUT * numbers[place].abs()
+        held = ((known[place] == self.p) & (near | (self.p == 0))) | (sealed & (self.flags & NO_EXPONENT == 0))
         fresh = [hashed * field.power_of_two(exponent, P) % P, again * field.power_of_two(exponent, Q) % Q]
         rounded = Residues._made(fresh[0], fresh[1], Residues.opening(self))
         zero, low, high = (x.double().abs() <= vanishing for x in (values, *(ends or (values, values))))
@@ -459,14 +462,3 @@ def _place(fmt: Format, p: Tensor) -> Tensor:
     """Return the index of residues in a format's table, or where they would be inserted."""
     known = _table(fmt)[0]
     return torch.searchsorted(known, p.contiguous()).clamp(max=len(known) - 1)
-
-
-def _is_number_of(fmt: Format, p: Tensor, values: Tensor) -> Tensor:
-    """Return the mask of residues that belong to a number of a format that is near the value.
-
-    By chance alone, one residue in 2^15 is that of some number of 16 bits.
-    """
-    known, _, numbers = _table(fmt)
-    place = _place(fmt, p)
-    near = (values - numbers[place]).abs() <= _ABOUT * numbers[place].abs()
-    return (known[place] == p) & (near | (p == 0))
