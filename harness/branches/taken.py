@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from lastbit.branches.branch_sites import decisions_of_arcs
 from lastbit.branches.own_files import INSTALLED, NOT_OWN, is_own, root_of
 from lastbit.interpret import decisions
 from lastbit.interpret.decisions import Decision
+from lastbit.interpret.watching import Setting
 from lastbit.trees import folders_of_package
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class TakenBranches:
             tracer.stop()
 
 
-_taken: TakenBranches | None = None
+_taken: Setting[TakenBranches | None] = Setting(None)
 
 
 @contextmanager
@@ -94,23 +95,14 @@ def watching(
 
     It `compiles` if torch does so in its first call.
     """
-    global _taken
-    outer, _taken = _taken, TakenBranches(kernel, file, packages, compiles=compiles)
-    try:
-        with decisions.decisions_watched(_taken.add):
-            yield _taken
-    finally:
-        _taken = outer
+    taken = TakenBranches(kernel, file, packages, compiles=compiles)
+    with _taken.within(taken), decisions.decisions_watched(taken.add):
+        yield taken
 
 
-@contextmanager
-def traced_call() -> Iterator[None]:
+def traced_call() -> AbstractContextManager[object]:
     """Trace a call of the kernel that is watched; nothing if none is."""
-    if _taken is None:
-        yield
-        return
-    with _taken.tracing():
-        yield
+    return nullcontext() if _taken.now is None else _taken.now.tracing()
 
 
 @contextmanager

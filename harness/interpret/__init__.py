@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 from lastbit.errors import InterpreterError
-from lastbit.interpret.program_order import Descent, descending, one_by_one, races
+from lastbit.interpret.watching import Descent, descending, one_by_one, races
 
 __all__ = [
     "KNOWN_TRITON",
@@ -29,6 +32,7 @@ __all__ = [
     "interpret_triton",
     "one_by_one",
     "races",
+    "untraced",
 ]
 
 KNOWN_TRITON = ("3.6", "3.7", "3.8", "3.9")
@@ -46,8 +50,23 @@ def install() -> None:
     global _installed
     if _installed:
         return
-    version = _require_interpreter_mode()
-    from lastbit.interpret import driver, language, launch, libdevice, memo, reduction, selftest
+    value = os.environ.get("TRITON_INTERPRET")
+    fix = (
+        "Set TRITON_INTERPRET=1 in the environment before the first `import triton`: in the shell, or by "
+        "lastbit.interpret_triton() at the top of conftest.py, or by pytest -p lastbit.pytest_interpreter."
+    )
+    try:
+        import triton
+        from triton.language.standard import _sum_combine
+        from triton.runtime.interpreter import InterpretedFunction
+    except ImportError as error:
+        raise InterpreterError(f"Triton cannot be imported ({error}). Install triton 3.6 or later.") from error
+    if not triton.knobs.runtime.interpret:
+        raise InterpreterError(f"TRITON_INTERPRET is {value!r}, so Triton compiles kernels. {fix}")
+    if not isinstance(_sum_combine, InterpretedFunction):
+        raise InterpreterError(f"TRITON_INTERPRET is {value!r} now but was not when Triton was imported. {fix}")
+    version = str(triton.__version__)
+    from lastbit.interpret import driver, language, launch, libdevice, reduction, selftest
 
     try:
         launch.replace_launcher()
@@ -55,7 +74,7 @@ def install() -> None:
         language.patch_language()
         selftest.check_that_one_builder_is_asked()
         libdevice.replace_libdevice()
-        memo.replace_constructors()
+        language.replace_constructors()
         driver.replace_benchmarks()
         driver.stand_in_for_gpu()
     except (AttributeError, ImportError, TypeError) as error:
@@ -63,8 +82,11 @@ def install() -> None:
             f"the interpreter of Triton {version} is built differently ({error}). "
             f"Known to work: {', '.join(KNOWN_TRITON)}."
         ) from error
-    if not version.startswith(tuple(f"{known}." for known in KNOWN_TRITON)):
-        _self_test(version)
+    if not version.startswith(tuple(f"{known}." for known in KNOWN_TRITON)) and (wrong := selftest.differences()):
+        raise InterpreterError(
+            f"the interpreter failed its self-test on Triton {version}: {'; '.join(wrong)}. "
+            f"Known to work: {', '.join(KNOWN_TRITON)}."
+        )
     _installed = True
 
 
@@ -88,37 +110,24 @@ def installed() -> bool:
     return _installed
 
 
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Keep Dynamo from tracing code that interprets a program: it would put other arithmetic in its place.
+
+    To torch.compile, launches of interpreted programs are then one opaque step each, as those of compiled kernels are.
+    """
+    if not _installed:
+        yield
+        return
+    import torch
+
+    from lastbit.interpret.launch import Launcher
+
+    with patch.object(Launcher, "__call__", torch.compiler.disable(Launcher.__call__)):
+        yield
+
+
 def another_has_run() -> bool:
     """Return whether Triton's own interpreter has run a kernel in this process, in place of this one."""
     builder = getattr(sys.modules.get("triton.runtime.interpreter"), "interpreter_builder", None)
     return not _installed and hasattr(builder, "grid_dim")  # which a launch sets
-
-
-def _require_interpreter_mode() -> str:
-    """Return Triton's version; raise `InterpreterError` if this process compiles kernels instead."""
-    value = os.environ.get("TRITON_INTERPRET")
-    fix = (
-        "Set TRITON_INTERPRET=1 in the environment before the first `import triton`: in the shell, or by "
-        "lastbit.interpret_triton() at the top of conftest.py, or by pytest -p lastbit.pytest_interpreter."
-    )
-    try:
-        import triton
-        from triton.language.standard import _sum_combine
-        from triton.runtime.interpreter import InterpretedFunction
-    except ImportError as error:
-        raise InterpreterError(f"Triton cannot be imported ({error}). Install triton 3.6 or later.") from error
-    if not triton.knobs.runtime.interpret:
-        raise InterpreterError(f"TRITON_INTERPRET is {value!r}, so Triton compiles kernels. {fix}")
-    if not isinstance(_sum_combine, InterpretedFunction):
-        raise InterpreterError(f"TRITON_INTERPRET is {value!r} now but was not when Triton was imported. {fix}")
-    return str(triton.__version__)
-
-
-def _self_test(version: str) -> None:
-    from lastbit.interpret.selftest import differences
-
-    if wrong := differences():
-        raise InterpreterError(
-            f"the interpreter failed its self-test on Triton {version}: {'; '.join(wrong)}. "
-            f"Known to work: {', '.join(KNOWN_TRITON)}."
-        )

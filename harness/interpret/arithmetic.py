@@ -51,23 +51,19 @@ def fma(x: Array, y: Array, z: Array) -> Array:
     """Return x·y + z rounded once; all three are of one dtype."""
     x, y, z = (np.ascontiguousarray(a) for a in np.broadcast_arrays(x, y, z))
     if x.dtype == np.float64:
-        return _fma_float64(x, y, z)
+        result: Array = x * y + z
+        finite = np.isfinite(x) & np.isfinite(y) & np.isfinite(z)
+        for i in zip(*np.nonzero(finite), strict=True):
+            exact = Fraction(float(x[i])) * Fraction(float(y[i])) + Fraction(float(z[i]))
+            if exact:
+                result[i] = _nearest_float64(exact)
+        return result
     return round_float(_fma_to_odd(x, y, z), x.dtype)
 
 
 def _fma_to_odd(x: Array, y: Array, z: Array) -> Array:
     product = x.astype(np.float64) * y.astype(np.float64)  # exact: at most 48 significant bits
     return add_to_odd(product, z.astype(np.float64))
-
-
-def _fma_float64(x: Array, y: Array, z: Array) -> Array:
-    result: Array = x * y + z
-    finite = np.isfinite(x) & np.isfinite(y) & np.isfinite(z)
-    for i in zip(*np.nonzero(finite), strict=True):
-        exact = Fraction(float(x[i])) * Fraction(float(y[i])) + Fraction(float(z[i]))
-        if exact:
-            result[i] = _nearest_float64(exact)
-    return result
 
 
 def _nearest_float64(exact: Fraction) -> float:

@@ -116,7 +116,14 @@ class Compositions:
         builder: Any = self
         place = _positions(builder, desc, indices, aligned=True)
         where, mask = _addresses(builder, desc, place), _inside(builder, desc, place)
-        operation = _atomic(kind, desc.element)
+        element, name = desc.element, kind.name
+        if element.is_floating():
+            if name != "ADD":
+                raise NotImplementedError(f"the descriptor's atomic {name.lower()} of {element} is not interpreted")
+            name = "FADD"
+        elif name in ("MIN", "MAX") and not element.is_int_signed():
+            name = f"U{name}"
+        operation = getattr(ir.ATOMIC_OP, name)
         builder.create_atomic_rmw(operation, where, value, mask, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
 
     def create_inline_asm(
@@ -204,18 +211,6 @@ def _aligned_tensor(itemsize: int, base: Array, *strides: Array) -> Array:
     if (base % ALIGNMENT).any() or any((stride * itemsize % ALIGNMENT).any() for stride in strides):
         raise ValueError(f"base and strides of a tensor descriptor are multiples of {ALIGNMENT} bytes")
     return base
-
-
-def _atomic(kind: Any, element: Any) -> Any:
-    """Return the atomic operation for a reduction of kind `kind` by a descriptor of `element`s."""
-    name = kind.name
-    if element.is_floating():
-        if name != "ADD":
-            raise NotImplementedError(f"the descriptor's atomic {name.lower()} of {element} is not interpreted")
-        name = "FADD"
-    elif name in ("MIN", "MAX") and not element.is_int_signed():
-        name = f"U{name}"
-    return getattr(ir.ATOMIC_OP, name)
 
 
 def _bytes(element: Any) -> int:

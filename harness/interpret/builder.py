@@ -21,7 +21,6 @@ from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, T
 from lastbit.interpret import arithmetic
 from lastbit.interpret.block_pointers import Compositions
 from lastbit.interpret.coalescing import advanced, alike, broadcast, filled, histogram, programs_of
-from lastbit.interpret.failure import missing
 from lastbit.interpret.libdevice import evaluate
 from lastbit.interpret.memory import Access, LaunchMemory
 from lastbit.interpret.numpy_formats import (
@@ -36,7 +35,7 @@ from lastbit.interpret.numpy_formats import (
     numpy_dtype,
     round_float,
 )
-from lastbit.interpret.places import here
+from lastbit.interpret.places import here, missing
 
 COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from lastbit.interpret.watching import Setting
 
 if TYPE_CHECKING:  # it imports Triton, which must not be imported before somebody has asked for the interpreter
     from lastbit.interpret.numpy_formats import Array
@@ -28,46 +30,30 @@ to memory it is `NONE`, `SOME` or `ALL` of its lanes, in one program.
 MANY = 3
 NONE, SOME, ALL = 10, 11, 12
 
-_taken: set[Decision] | None = None
-_watcher: Callable[[Iterable[Decision]], object] | None = None
+_taken: Setting[set[Decision] | None] = Setting(None)
+_watcher: Setting[Callable[[Iterable[Decision]], object] | None] = Setting(None)
+_tracer: Setting[object] = Setting(None)
 
 
-@contextmanager
-def decisions_watched(watcher: Callable[[Iterable[Decision]], object]) -> Iterator[None]:
+def decisions_watched(watcher: Callable[[Iterable[Decision]], object]) -> AbstractContextManager[object]:
     """Let `watcher` be told the decisions of every launch within."""
-    global _watcher
-    outer, _watcher = _watcher, watcher
-    try:
-        yield
-    finally:
-        _watcher = outer
+    return _watcher.within(watcher)
 
 
 @contextmanager
 def decisions_of(taken: set[Decision]) -> Iterator[Set[Decision]]:
     """Add to `taken` what is decided within, in one launch, and tell all of it at the end."""
-    global _taken
-    outer, _taken = _taken, taken
     try:
-        yield taken
+        with _taken.within(taken):
+            yield taken
     finally:
-        _taken = outer
-        if _watcher is not None:
-            _watcher(taken)
+        if _watcher.now is not None:
+            _watcher.now(taken)
 
 
-_tracer: object = None
-
-
-@contextmanager
-def hiding_from(tracer: object) -> Iterator[None]:
+def hiding_from(tracer: object) -> AbstractContextManager[object]:
     """Let Python's `tracer` see nothing of what is `unseen` within."""
-    global _tracer
-    outer, _tracer = _tracer, tracer
-    try:
-        yield
-    finally:
-        _tracer = outer
+    return _tracer.within(tracer)
 
 
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,7 +65,7 @@ def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def hidden(*args: Any, **kwargs: Any) -> Any:
         tracer = sys.gettrace()
-        if tracer is None or tracer is not _tracer:
+        if tracer is None or tracer is not _tracer.now:
             return function(*args, **kwargs)
         sys.settrace(None)
         try:
@@ -92,8 +78,8 @@ def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def decided(place: tuple[str, int, int] | None, way: int) -> None:
     """Note the way that was gone at a place."""
-    if _taken is not None and place is not None:
-        _taken.add((*place, way))
+    if _taken.now is not None and place is not None:
+        _taken.now.add((*place, way))
 
 
 def counted(values: Iterable[Any], place: tuple[str, int, int]) -> Iterator[Any]:
@@ -110,7 +96,7 @@ def mask_seen(place: Any, mask: Array, lanes: int, rank: int) -> None:
 
     Only who watches launches is told, since every program has masks of its own, also one that runs from a tape.
     """
-    if _watcher is None or place is None:
+    if _watcher.now is None or place is None:
         return
     each = [lanes]
     if 0 < lanes < mask.size and mask.ndim > rank:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lastbit.errors import InterpreterError
+from lastbit.interpret.watching import Setting
 
 if TYPE_CHECKING:
     from lastbit.interpret.address_ranges import Given
@@ -55,30 +56,27 @@ class Collected:
     faults: dict[tuple[str, Place | None], Fault] = field(default_factory=dict)
 
 
-_collected: Collected | None = None
+_collected: Setting[Collected | None] = Setting(None)
 
 
 @contextmanager
 def collected(blank: Blank = lambda tensor: None) -> Iterator[Collected]:
     """Collect the faults of every launch within the context; outside of any such context they are raised."""
-    global _collected
-    outer, _collected = _collected, Collected(blank)
-    try:
-        yield _collected
-    finally:
-        _collected = outer
+    found = Collected(blank)
+    with _collected.within(found):
+        yield found
 
 
 def blank_of(tensor: Tensor) -> int | None:
     """Return the value that elements of `tensor` hold to which nothing was written; None if it is not known."""
-    return None if _collected is None else _collected.blank(tensor)
+    return None if _collected.now is None else _collected.now.blank(tensor)
 
 
 def noted(fault: Fault) -> None:
     """Record a fault in the current collection; raise `InterpreterError` if there is none."""
-    if _collected is None:
+    if _collected.now is None:
         raise InterpreterError(fault.sentence)
-    _collected.faults.setdefault((fault.kind, fault.place), fault)
+    _collected.now.faults.setdefault((fault.kind, fault.place), fault)
 
 
 def outside(
@@ -116,18 +114,15 @@ def _position(tensor: Given, address: int, width: int) -> str:
         return f"{_elements(tensor.start - address, tensor)} in front of {tensor}"
     if address + width > tensor.stop:
         return f"{_elements(address + width - tensor.stop, tensor)} behind the end of {tensor}"
-    return f"in a gap of {tensor}, {_in_gap(tensor, address)}"
-
-
-def _elements(distance: int, tensor: Given) -> str:
-    whole, rest = divmod(distance, tensor.itemsize)
-    return f"{distance:,} bytes" if rest else f"{whole:,} element{'s' * (whole != 1)}"
-
-
-def _in_gap(tensor: Given, address: int) -> str:
     offset, index = address - tensor.start, []
     run, dims = tensor.layout
     for stride, size in dims:
         index.append(str(min(offset // stride, size - 1)))
         offset -= min(offset // stride, size - 1) * stride
-    return f"{_elements(offset - run + tensor.itemsize, tensor)} behind the end of row [{', '.join(index)}]"
+    behind = f"{_elements(offset - run + tensor.itemsize, tensor)} behind the end of row [{', '.join(index)}]"
+    return f"in a gap of {tensor}, {behind}"
+
+
+def _elements(distance: int, tensor: Given) -> str:
+    whole, rest = divmod(distance, tensor.itemsize)
+    return f"{distance:,} bytes" if rest else f"{whole:,} element{'s' * (whole != 1)}"

@@ -66,7 +66,16 @@ class Assembly:
             registers.place(name, bits_of(np.ascontiguousarray(x)))
         run(self.snippet, registers, INSTRUCTIONS)
         first = sum(self.pack // self._together(dtype) for dtype in self.outputs[:i])
-        return self._elements_of(registers, first, self.outputs[i], np.broadcast_shapes(*(x.shape for x in inputs)))
+        dtype, shape = self.outputs[i], np.broadcast_shapes(*(x.shape for x in inputs))
+        size = self._together(dtype)
+        raw = np.dtype(f"u{size * dtype.itemsize}")
+        parts = [registers.read(f"${first + j}", raw) for j in range(self.pack // size)]
+        if self.pack == 1:
+            return _as_elements(np.broadcast_to(parts[0], shape), dtype)
+        runs = (*shape[:-1], -(-shape[-1] // self.pack))
+        whole = np.stack([np.broadcast_to(part, runs) for part in parts], axis=-1)
+        elements = _as_elements(whole, dtype).reshape(*shape[:-1], runs[-1] * self.pack)
+        return np.ascontiguousarray(elements[..., : shape[-1]])
 
     def _together(self, dtype: DType) -> int:
         """Return how many elements one register holds."""
@@ -82,17 +91,6 @@ class Assembly:
         grouped = bits[..., np.arange(runs * self.pack) % count].reshape(*x.shape[:-1], runs, self.pack)
         whole = np.ascontiguousarray(grouped).view(f"u{size * bits.itemsize}")
         return [whole[..., j] for j in range(self.pack // size)]
-
-    def _elements_of(self, registers: Registers, first: int, dtype: DType, shape: tuple[int, ...]) -> Array:
-        size = self._together(dtype)
-        raw = np.dtype(f"u{size * dtype.itemsize}")
-        parts = [registers.read(f"${first + j}", raw) for j in range(self.pack // size)]
-        if self.pack == 1:
-            return _as_elements(np.broadcast_to(parts[0], shape), dtype)
-        runs = (*shape[:-1], -(-shape[-1] // self.pack))
-        whole = np.stack([np.broadcast_to(part, runs) for part in parts], axis=-1)
-        elements = _as_elements(whole, dtype).reshape(*shape[:-1], runs[-1] * self.pack)
-        return np.ascontiguousarray(elements[..., : shape[-1]])
 
 
 def _as_elements(bits: Array, dtype: DType) -> Array:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,19 +15,18 @@ from lastbit.interpret.address_ranges import given
 from lastbit.interpret.arguments import Arguments, as_parameter, bind
 from lastbit.interpret.builder import Builder
 from lastbit.interpret.decisions import decisions_of, unseen
-from lastbit.interpret.failure import described
 from lastbit.interpret.faults import blank_of, masked, noted
 from lastbit.interpret.memory import LaunchMemory
 from lastbit.interpret.numpy_formats import Array, numpy_dtype
 from lastbit.interpret.operations import current
-from lastbit.interpret.program_order import is_one_by_one, programs, watching_races
+from lastbit.interpret.places import described
 from lastbit.interpret.racing import Races
 from lastbit.interpret.recorder import Recorder
 from lastbit.interpret.replay import Diverged, Replay
 from lastbit.interpret.rewrite import Rewriter, compile_rewritten
 from lastbit.interpret.speculation import Speculation
 from lastbit.interpret.tape import Segment, Tape, Tapes, Trust
-from lastbit.interpret.watching import chosen, launch, watched_launch
+from lastbit.interpret.watching import chosen, is_one_by_one, launch, programs, watched_launch, watching_races
 
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 """The largest grid that CUDA launches, of every compute capability (CUDA C++ Programming Guide, technical
@@ -102,32 +100,33 @@ class Launch:
         """Run the programs with these indices, in this order, a row each."""
         with decisions_of(self._tape.taken):
             if watching_races():
-                self._watching_races(grid_indices)
+                # Look for races, too; and run again for each place with masked lanes: does what they hold reach memory?
+                memory, before = self._memory, self._memory.copies()
+                memory.races, memory.refilled = Races(noted), None
+                self._run(grid_indices)
+                memory.races, after = None, memory.copies()
+                for place in sorted(memory.unfilled - {None}, key=str):
+                    memory.restore(before)
+                    memory.refilled = place
+                    self._run(grid_indices)
+                    if (tensor := memory.differing(after)) is not None:
+                        noted(masked(place, tensor))
+                memory.refilled = None
+                memory.restore(after)
             else:
                 self._run(grid_indices)
-
-    def _watching_races(self, grid_indices: Array) -> None:
-        """Look for races, too; and run again for each place with masked lanes: does what they hold reach memory?"""
-        memory = self._memory
-        before = memory.copies()
-        memory.races, memory.refilled = Races(noted), None
-        self._run(grid_indices)
-        memory.races, after = None, memory.copies()
-        for place in sorted(memory.unfilled - {None}, key=str):
-            memory.restore(before)
-            memory.refilled = place
-            self._run(grid_indices)
-            if (tensor := memory.differing(after)) is not None:
-                noted(masked(place, tensor))
-        memory.refilled = None
-        memory.restore(after)
 
     def _run(self, grid_indices: Array) -> None:
         done = 0
         while done < len(grid_indices):
             batch = grid_indices[done : done + self._batch_size()]
             if len(batch) == 1:
-                self._alone(batch)
+                self._memory.ids = tuple(batch.reshape(3, 1))
+                self._builder.grid_idx = tuple(batch[0].tolist())
+                if self._tape.refused:
+                    self._function(**self._arguments.values)
+                else:
+                    self._replay.alone(self._explore)
             elif not self._together(batch):
                 continue
             done += len(batch)
@@ -159,43 +158,23 @@ class Launch:
             self._memory.speculation = None
         return True
 
-    def _alone(self, grid_indices: Array) -> None:
-        for index in grid_indices:
-            self._memory.ids = tuple(index.reshape(3, 1))
-            self._builder.grid_idx = tuple(index.tolist())
-            if self._tape.refused:
-                self._function(**self._arguments.values)
-            else:
-                self._replay.alone(self._explore)
-
     def _explore(self, diverged: Diverged) -> None:
         """Run a program by Python, and add what it does to the tape."""
-        with _no_search_for_garbage():
-            self._record(diverged)
-
-    def _record(self, diverged: Diverged) -> None:
-        recorder = Recorder(self._builder, self._tape, self._arguments.handles, diverged, current(self._builder))
-        recorder.entered(self._function)
-        interpreter_semantic.builder = recorder
+        # Python looks for unreachable cycles the more often the more objects are made; recording makes no cycles.
+        collects = gc.isenabled()
+        gc.disable()
         try:
-            self._function(**self._arguments.values)
+            recorder = Recorder(self._builder, self._tape, self._arguments.handles, diverged, current(self._builder))
+            recorder.entered(self._function)
+            interpreter_semantic.builder = recorder
+            try:
+                self._function(**self._arguments.values)
+            finally:
+                interpreter_semantic.builder = self._builder
+            recorder.finish()
         finally:
-            interpreter_semantic.builder = self._builder
-        recorder.finish()
-
-
-@contextmanager
-def _no_search_for_garbage() -> Iterator[None]:
-    """Switch off garbage collection: Python looks for unreachable cycles the more often the more objects are made, and
-    recording makes many objects and no cycles.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+            if collects:
+                gc.enable()
 
 
 _tapes = Tapes(limit=128 << 20)

@@ -43,7 +43,7 @@ NAMES = frozenset(
 )
 """Operations whose source in Triton was read: they depend on nothing but types, constants and the builder's options."""
 
-# Arbitrary, as that of memo.py: fewer would record known courses again.
+# Arbitrary, as that of language.py: fewer would record known courses again.
 ENTRIES = 8192
 """How many courses are kept before all are forgotten."""
 

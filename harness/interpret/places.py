@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import linecache
 import sys
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
+from typing import Any
 
 from lastbit.interpret.rewrite import Namespace
 
@@ -72,3 +75,39 @@ def here() -> Place | None:
     while frame is not None and not isinstance(frame.f_globals, Namespace):
         frame = frame.f_back
     return None if frame is None else place_of(frame.f_code, frame.f_lasti)
+
+
+REMEDY = "Only the interpreter lacks it: check this kernel on a GPU, with --device cuda."
+
+
+class NotInterpreted(NotImplementedError, AttributeError):
+    """An operation that the interpreter does not have."""
+
+
+def missing(name: str) -> Callable[..., Any]:
+    """Return a function that raises `NotInterpreted` in place of the language's function `name`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise NotInterpreted(f"the operation {name!r} is not interpreted")
+
+    return call
+
+
+def described(error: Exception) -> str:
+    """Describe an error: its message, the line of the kernel that raised it, and a remedy if it is not interpreted."""
+    place = _place(error.__traceback__)
+    sentence = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+    return f"{sentence}. {REMEDY}" if isinstance(error, NotImplementedError) else sentence
+
+
+def _place(trace: TracebackType | None) -> str | None:
+    """Return the innermost line of a kernel, or of a function that it calls, in a traceback; None if there is none."""
+    lines = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(trace)
+        if isinstance(frame.f_globals, Namespace)
+    ]
+    if not lines:
+        return None
+    file, line, name = lines[-1]
+    return f"{file}:{line} in {name}: {linecache.getline(file, line).strip()}"

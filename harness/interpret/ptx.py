@@ -63,31 +63,23 @@ def parse(assembly: str) -> Snippet:
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", assembly, flags=re.DOTALL)
     declared: dict[str, DType] = {}
     instructions = []
-    for statement in _statements(text):
+    # Split a snippet into statements, which semicolons separate, without the braces of blocks in front of them.
+    parts = [re.sub(r"^[\s{}]+", "", part) for part in text.replace("$$", "$").split(";")]
+    for statement in [" ".join(part.split()) for part in parts if part]:
         if statement.startswith(".reg"):
-            declared |= _declaration(statement)
+            # Parse `.reg .b32 a, b<3>` into {a, b0, b1, b2} with their dtypes.
+            found = re.fullmatch(r"\.reg \.(\w+) (.*)", statement)
+            if found is None or found[1] not in TYPES:
+                raise not_interpreted(statement)
+            dtype = np.dtype(np.bool_) if found[1] == "pred" else np.dtype(f"u{TYPES[found[1]].itemsize}")
+            names: list[str] = []
+            for name in re.split(r"\s*,\s*", found[2]):
+                counted = re.fullmatch(r"(.+?)\s*<(\d+)>", name)
+                names += [f"{counted[1]}{i}" for i in range(int(counted[2]))] if counted else [name]
+            declared |= dict.fromkeys(names, dtype)
         else:
             instructions.append(_instruction(statement))
     return Snippet(declared, tuple(instructions))
-
-
-def _statements(text: str) -> list[str]:
-    """Split a snippet into statements, which semicolons separate, without the braces of blocks in front of them."""
-    parts = [re.sub(r"^[\s{}]+", "", part) for part in text.replace("$$", "$").split(";")]
-    return [" ".join(part.split()) for part in parts if part]
-
-
-def _declaration(statement: str) -> dict[str, DType]:
-    """Parse `.reg .b32 a, b<3>` into {a, b0, b1, b2} with their dtypes."""
-    found = re.fullmatch(r"\.reg \.(\w+) (.*)", statement)
-    if found is None or found[1] not in TYPES:
-        raise not_interpreted(statement)
-    dtype = np.dtype(np.bool_) if found[1] == "pred" else np.dtype(f"u{TYPES[found[1]].itemsize}")
-    names: list[str] = []
-    for name in re.split(r"\s*,\s*", found[2]):
-        counted = re.fullmatch(r"(.+?)\s*<(\d+)>", name)
-        names += [f"{counted[1]}{i}" for i in range(int(counted[2]))] if counted else [name]
-    return dict.fromkeys(names, dtype)
 
 
 _INSTRUCTION = re.compile(r"(?:@(!?)\s*([%$\w]+)\s+)?([a-z]\w*)((?:(?:\.|::)\w+)*)(?:\s+(.*))?")
@@ -116,7 +108,10 @@ def _operands(text: str, statement: str) -> list[Any]:
         elif "|" in single:
             found.append(tuple(part.strip() for part in single.split("|")))
         else:
-            found.append(_operand(single.strip(), statement))
+            number = next((read for form, read in _FORMS if re.fullmatch(form, single.strip())), None)
+            if number is None:
+                raise not_interpreted(statement)
+            found.append(number(single.strip()))
     return found
 
 
@@ -130,13 +125,6 @@ _FORMS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     (r"-?(\d+\.\d*|\.?\d+)([eE][-+]?\d+)?", float),
     (r"[%$_a-zA-Z][%$\w.]*", str),
 )
-
-
-def _operand(text: str, statement: str) -> Any:
-    for form, read in _FORMS:
-        if re.fullmatch(form, text):
-            return read(text)
-    raise not_interpreted(statement)
 
 
 class Registers:
@@ -157,7 +145,12 @@ class Registers:
     def read(self, operand: Any, dtype: DType) -> Array:
         """Read the low bits of a register, or a number, as values of `dtype`."""
         if not isinstance(operand, str):
-            return _constant(operand, dtype)
+            if isinstance(operand, int) and dtype.kind in "iu":
+                return np.array([operand % (1 << 8 * dtype.itemsize)], _raw(dtype)).view(dtype)
+            if dtype.kind in "iu":
+                wide = np.float32 if dtype.itemsize == 4 else np.float64
+                return np.array([operand], wide).view(dtype)
+            return np.array([operand], np.float64).astype(dtype)
         if operand not in self._dtypes:
             raise NotImplementedError(f"the PTX register `{operand}` is not interpreted")
         if operand not in self._values:
@@ -183,16 +176,6 @@ def _raw(dtype: DType) -> DType:
 def _extended(value: Array, held: DType) -> Array:
     value = np.ascontiguousarray(value)
     return (value if value.dtype.kind == "i" else bits_of(value)).astype(held)
-
-
-def _constant(number: Any, dtype: DType) -> Array:
-    """Return a constant operand as `dtype`: by value, but floating-point numbers by their bits in a type of bits."""
-    if isinstance(number, int) and dtype.kind in "iu":
-        return np.array([number % (1 << 8 * dtype.itemsize)], _raw(dtype)).view(dtype)
-    if dtype.kind in "iu":
-        wide = np.float32 if dtype.itemsize == 4 else np.float64
-        return np.array([number], wide).view(dtype)
-    return np.array([number], np.float64).astype(dtype)
 
 
 def run(snippet: Snippet, registers: Registers, table: Mapping[str, Callable[[Instruction, Registers], Any]]) -> None:

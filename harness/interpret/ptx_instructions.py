@@ -7,7 +7,7 @@ documented error. A NaN that arithmetic makes has all bits set but the sign, as 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import ml_dtypes
@@ -92,15 +92,9 @@ def _extreme(choose: Callable[..., Array]) -> Maker:
         chosen = partial(choose, propagate_nan="NaN" in modifiers)
         if "xorsign" in modifiers:
             return lambda x, y: _signed(chosen(np.abs(x), np.abs(y)), np.signbit(x) ^ np.signbit(y))
-        return lambda x, *others: _folded(chosen, x, others)
+        return lambda x, *others: reduce(chosen, others, x)
 
     return make
-
-
-def _folded(function: Function, x: Array, others: tuple[Array, ...]) -> Array:
-    for other in others:
-        x = function(x, other)
-    return x
 
 
 def _signed(magnitude: Array, negative: Array) -> Array:
@@ -262,7 +256,10 @@ def _converted(
     if target in NARROW or target in _HALVES:
         return _to_pair(modifiers, target, source, operands, registers)
     if target == "tf32" and source == "f32" and modifiers & {"rna", "rn"}:
-        return _to_tf32(registers.read(operands[0], TYPES["f32"]), "rna" in modifiers)
+        # To 19 of 32 bits; a NaN whose payload is in the others becomes infinite.
+        bits = registers.read(operands[0], TYPES["f32"]).view(np.uint32)
+        half = np.uint32(0x1000) if "rna" in modifiers else np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
+        return (bits + half & np.uint32(0xFFFFE000)).view(np.float32)
     if target not in TYPES or source not in TYPES:
         return None
     return _to_one(modifiers, TYPES[target], registers.read(operands[0], TYPES[source]))
@@ -306,13 +303,6 @@ def _to_integer(modifiers: frozenset[str], target: DType, x: Array) -> Array:
     return np.clip(x, x.dtype.type(low), x.dtype.type(high)).astype(target)
 
 
-def _to_tf32(x: Array, ties_away: bool) -> Array:
-    """Round fp32 to 19 of its 32 bits; a NaN whose payload is in the others becomes infinite."""
-    bits = x.view(np.uint32)
-    half = np.uint32(0x1000) if ties_away else np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
-    return (bits + half & np.uint32(0xFFFFE000)).view(np.float32)
-
-
 def _to_pair(
     modifiers: frozenset[str], target: str, source: str, operands: tuple[Any, ...], registers: Registers
 ) -> Array | None:
@@ -325,13 +315,24 @@ def _to_pair(
     elif source in _HALVES and len(operands) == 1:
         pair = read_lanes(registers, operands[0], _HALVES[source]).astype(np.float32)
     elif source in NARROW and len(operands) == 1:
-        pair = _read_narrow(registers, operands[0], NARROW[source])
+        dtype = NARROW[source]
+        whole = registers.read(operands[0], TYPES["u16"])
+        if dtype == E2M1:
+            both = np.stack([whole & np.uint16(15), whole >> np.uint16(4) & np.uint16(15)], axis=-1).astype(np.uint8)
+        else:
+            both = np.ascontiguousarray(whole)[..., None].view(np.uint8)
+        pair = both.view(dtype).astype(np.float32)
     else:
         return None
     pair = limited(modifiers, pair)
     if target in _HALVES:
         return join_lanes(canonical(_limit(modifiers, _rounded_to(modifiers, pair, _HALVES[target]))))
-    return _write_narrow(modifiers, pair, NARROW[target])
+    dtype = NARROW[target]
+    codes = _exponents(pair, up="rp" in modifiers) if dtype == E8M0 else _codes(pair, dtype)
+    if dtype == E2M1:
+        nibbles: Array = codes[..., 0] | codes[..., 1] << np.uint8(4)
+        return nibbles
+    return join_lanes(codes)
 
 
 def _limit(modifiers: frozenset[str], x: Array) -> Array:
@@ -342,23 +343,6 @@ def _limit(modifiers: frozenset[str], x: Array) -> Array:
 
 def _largest(dtype: DType) -> np.float32:
     return np.float32(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
-
-
-def _read_narrow(registers: Registers, operand: Any, dtype: DType) -> Array:
-    whole = registers.read(operand, TYPES["u16"])
-    if dtype == E2M1:
-        both = np.stack([whole & np.uint16(15), whole >> np.uint16(4) & np.uint16(15)], axis=-1).astype(np.uint8)
-    else:
-        both = np.ascontiguousarray(whole)[..., None].view(np.uint8)
-    return both.view(dtype).astype(np.float32)
-
-
-def _write_narrow(modifiers: frozenset[str], pair: Array, dtype: DType) -> Array:
-    codes = _exponents(pair, up="rp" in modifiers) if dtype == E8M0 else _codes(pair, dtype)
-    if dtype == E2M1:
-        nibbles: Array = codes[..., 0] | codes[..., 1] << np.uint8(4)
-        return nibbles
-    return join_lanes(codes)
 
 
 def _codes(pair: Array, dtype: DType) -> Array:
@@ -406,20 +390,16 @@ def _move(instruction: Instruction, registers: Registers) -> Any:
     dtype = _typed(instruction)
     target, source = instruction.operands
     if isinstance(source, tuple):
-        return _packed(source, dtype, registers)
+        part = np.dtype(f"u{dtype.itemsize // len(source)}")
+        values = np.broadcast_arrays(*(registers.read(x, part) for x in source))
+        packed: Array = np.ascontiguousarray(np.stack(values, axis=-1)).view(f"u{dtype.itemsize}")[..., 0]
+        return packed
     if isinstance(target, tuple):
         whole = registers.read(source, np.dtype(f"u{dtype.itemsize}"))
         size = dtype.itemsize // len(target)
         parts = np.ascontiguousarray(whole)[..., None].view(f"u{size}")
         return tuple(parts[..., i] for i in range(len(target)))
     return registers.read(source, dtype)
-
-
-def _packed(parts: tuple[Any, ...], dtype: DType, registers: Registers) -> Array:
-    part = np.dtype(f"u{dtype.itemsize // len(parts)}")
-    values = np.broadcast_arrays(*(registers.read(x, part) for x in parts))
-    packed: Array = np.ascontiguousarray(np.stack(values, axis=-1)).view(f"u{dtype.itemsize}")[..., 0]
-    return packed
 
 
 def _shift(left: bool) -> Handler:

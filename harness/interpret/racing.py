@@ -21,12 +21,8 @@ from lastbit.interpret.places import Place
 NOBODY = -1
 
 
-@dataclass(frozen=True)
-class _Use:
-    """One operation of one program."""
-
-    program: tuple[int, ...]
-    place: Place | None
+_Use = tuple[tuple[int, ...], Place | None]
+"""A program, and the place of one of its operations."""
 
 
 @dataclass
@@ -81,7 +77,7 @@ class Races:
     def _used(
         self, program: tuple[int, ...], place: Place | None, tensor: Given, offset: Array
     ) -> tuple[_Bytes, Array, int]:
-        self._uses.append(_Use(program, place))
+        self._uses.append((program, place))
         self._programs.append(self._numbers.setdefault(program, len(self._numbers)))
         memory = self._regions.get(tensor.region)
         if memory is None:
@@ -105,13 +101,11 @@ class Races:
         numbers, first = np.unique(earlier[used], return_index=True)
         for other, at in zip(numbers.tolist(), first.tolist(), strict=True):
             if self._programs[other] not in known:
-                self.note(self._fault(self._uses[other], self._uses[number], tensor, int(where[used][at]), did, does))
+                (theirs, there), (mine, here) = self._uses[other], self._uses[number]
+                address = tensor.shared[0] + int(where[used][at])
+                sentence = (
+                    f"program {list(theirs)} {did} program {list(mine)} {does}, in no promised order: element "
+                    f"{(address - tensor.start) // tensor.itemsize:,} of {tensor}; {there} and {here}"
+                )
+                self.note(Fault("race", tensor.name, here, sentence, address, tensor.start))
                 return
-
-    def _fault(self, other: _Use, mine: _Use, tensor: Given, where: int, did: str, does: str) -> Fault:
-        element = (where + tensor.shared[0] - tensor.start) // tensor.itemsize
-        sentence = (
-            f"program {list(other.program)} {did} program {list(mine.program)} {does}, in no promised order: element "
-            f"{element:,} of {tensor}; {other.place} and {mine.place}"
-        )
-        return Fault("race", tensor.name, mine.place, sentence, tensor.shared[0] + where, tensor.start)

@@ -197,14 +197,11 @@ class Recorder(Compositions):
             self._past.take(Guard.__name__)
             self._seen = value
         else:
-            self._decide(guard, value)
+            self._segment.close(guard)
+            self._segment.branches[value] = following = Segment()
+            self._segment = following
+            self._path.append(following)
         return value
-
-    def _decide(self, guard: Guard, value: Any) -> None:
-        self._segment.close(guard)
-        self._segment.branches[value] = following = Segment()
-        self._segment = following
-        self._path.append(following)
 
     def entered(self, function: Any) -> None:
         """Record that `function` begins, with the current meanings of its global names."""
@@ -246,7 +243,16 @@ class Recorder(Compositions):
             return self._recall(step)
         if not self.recording:
             return method(*args, **kwargs)
-        return self._note(name, method, args, kwargs, operands)
+        inputs = tuple([self._register(x) for x in operands])
+        varies = name not in PURE and name != "create_get_num_programs"
+        varies |= not self._varying.isdisjoint(inputs)
+        spread = name in SPREADING or not self._spread.isdisjoint(inputs)
+        if name not in TOGETHER:
+            self._tape.trust = Trust.NEVER
+            self._require_one_program()
+        result = self._computed(name, method, args, kwargs, operands)
+        self._result(name, self.run, inputs, result, varies, spread and result is not None)
+        return result
 
     def _known_step(self, name: str) -> TapeStep | None:
         """Return the next step of the program's past, which must be the operation `name`; None where it has no more."""
@@ -276,18 +282,6 @@ class Recorder(Compositions):
         if self.recording and not all(id(x) in self._registers or id(x) in self.constants for x in operands):
             self.give_up()
         return self.recording
-
-    def _note(self, name: str, method: Any, args: Any, kwargs: Any, operands: list[Any]) -> Any:
-        inputs = tuple([self._register(x) for x in operands])
-        varies = name not in PURE and name != "create_get_num_programs"
-        varies |= not self._varying.isdisjoint(inputs)
-        spread = name in SPREADING or not self._spread.isdisjoint(inputs)
-        if name not in TOGETHER:
-            self._tape.trust = Trust.NEVER
-            self._require_one_program()
-        result = self._computed(name, method, args, kwargs, operands)
-        self._result(name, self.run, inputs, result, varies, spread and result is not None)
-        return result
 
     def _computed(self, name: str, method: Any, args: Any, kwargs: Any, operands: list[Any]) -> Any:
         """Return the builder's result of an operation, and set `run` to a function that computes it from arrays."""

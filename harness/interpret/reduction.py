@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ Parts = tuple[Any, ...]
 Combine = Callable[[Parts, Parts], Parts]
 On = Callable[..., Any]
 """Applies a function of arrays to parts."""
+
+_EVEN, _ODD = itemgetter((..., slice(0, None, 2))), itemgetter((..., slice(1, None, 2)))
 
 
 def replace_reductions() -> None:
@@ -46,8 +49,10 @@ def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: 
     axis = None if axis is None else _checked_axis(axis, ndim)
 
     def tree(parts: Parts, combine: Combine, on: On) -> Parts:
-        moved = tuple(on(partial(_axis_last, ndim, axis), x) for x in parts)
-        return tuple(on(partial(_reduced, ndim, axis, keep), x) for x in _reduce_tree(moved, combine, on))
+        parts = tuple(on(partial(_axis_last, ndim, axis), x) for x in parts)
+        while _shape(parts[0])[-1] > 1:  # a power of two, as all of Triton's block sides
+            parts = combine(tuple(on(_EVEN, x) for x in parts), tuple(on(_ODD, x) for x in parts))
+        return tuple(on(partial(_reduced, ndim, axis, keep), x) for x in parts)
 
     reduced = _combined(tree, combine_fn, tensors)
     scalar = not keep and (axis is None or ndim == 1)
@@ -62,9 +67,14 @@ def associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = Fals
     step = -1 if _value(reverse) else 1
 
     def tree(parts: Parts, combine: Combine, on: On) -> Parts:
-        moved = tuple(on(lambda x: np.moveaxis(x, back, -1)[..., ::step], x) for x in parts)
-        scanned = _scan_tree(moved, combine, on)
-        return tuple(on(lambda x: np.ascontiguousarray(np.moveaxis(x[..., ::step], -1, back)), x) for x in scanned)
+        parts = tuple(on(lambda x: np.moveaxis(x, back, -1)[..., ::step], x) for x in parts)
+        index, distance = np.arange(_shape(parts[0])[-1]), 1
+        while distance < len(index):
+            ahead = combine(tuple(on(partial(np.roll, shift=distance, axis=-1), x) for x in parts), parts)
+            unchanged = index < distance
+            parts = tuple(on(partial(np.where, unchanged), x, y) for x, y in zip(parts, ahead, strict=True))
+            distance *= 2
+        return tuple(on(lambda x: np.ascontiguousarray(np.moveaxis(x[..., ::step], -1, back)), x) for x in parts)
 
     return _like_input(input, tuple(_tensor(x) for x in _combined(tree, combine_fn, tensors)))
 
@@ -89,34 +99,9 @@ def _reduced(ndim: int, axis: int | None, keep: bool, x: Array) -> Array:
     return x if axis is None or ndim == 1 else x[..., 0]
 
 
-def _reduce_tree(parts: Parts, combine: Combine, on: On) -> Parts:
-    while _shape(parts[0])[-1] > 1:  # a power of two, as all of Triton's block sides
-        parts = combine(tuple(on(_even, x) for x in parts), tuple(on(_odd, x) for x in parts))
-    return parts
-
-
-def _scan_tree(parts: Parts, combine: Combine, on: On) -> Parts:
-    index = np.arange(_shape(parts[0])[-1])
-    distance = 1
-    while distance < len(index):
-        ahead = combine(tuple(on(partial(np.roll, shift=distance, axis=-1), x) for x in parts), parts)
-        unchanged = index < distance
-        parts = tuple(on(partial(np.where, unchanged), x, y) for x, y in zip(parts, ahead, strict=True))
-        distance *= 2
-    return parts
-
-
 def _shape(part: Any) -> tuple[int, ...]:
     shape: tuple[int, ...] = (part if isinstance(part, np.ndarray) else part.data).shape
     return shape
-
-
-def _even(x: Array) -> Array:
-    return x[..., 0::2]
-
-
-def _odd(x: Array) -> Array:
-    return x[..., 1::2]
 
 
 def _direct(combine_fn: Any, tensors: tuple[Any, ...]) -> Combine | None:
@@ -141,7 +126,12 @@ def _by_language(combine_fn: Any, dtypes: tuple[Any, ...]) -> Combine:
             return _apply(combine_fn, dtypes, a, b)
         except AmbiguousTruth:  # the function branches on a value, so it sees one pair of elements at a time
             interpreter_semantic.builder.give_up()
-            return _apply_each(combine_fn, dtypes, a, b)
+            results = tuple(np.empty_like(x.data) for x in a)
+            for i in np.ndindex(a[0].data.shape):
+                ones = [tuple(TensorHandle(x.data[i].reshape(1), x.dtype) for x in side) for side in (a, b)]
+                for result, value in zip(results, _apply(combine_fn, dtypes, *ones), strict=True):
+                    result[i] = value.data[0]
+            return tuple(TensorHandle(x, dtype) for x, dtype in zip(results, dtypes, strict=True))
 
     return combine
 
@@ -159,15 +149,6 @@ def _apply(combine_fn: Any, dtypes: tuple[Any, ...], a: Parts, b: Parts) -> Part
 def _broadcast(ndim: int, shape: tuple[int, ...], x: Array) -> Array:
     programs, own = x.shape[: x.ndim - ndim], x.shape[x.ndim - ndim :]
     return np.broadcast_to(x.reshape(*programs, *(1,) * (len(shape) - ndim), *own), programs + shape)
-
-
-def _apply_each(combine_fn: Any, dtypes: tuple[Any, ...], a: Parts, b: Parts) -> Parts:
-    results = tuple(np.empty_like(x.data) for x in a)
-    for i in np.ndindex(a[0].data.shape):
-        ones = [tuple(TensorHandle(x.data[i].reshape(1), x.dtype) for x in side) for side in (a, b)]
-        for result, value in zip(results, _apply(combine_fn, dtypes, *ones), strict=True):
-            result[i] = value.data[0]
-    return tuple(TensorHandle(x, dtype) for x, dtype in zip(results, dtypes, strict=True))
 
 
 def _tensor(handle: Any, scalar: bool = False) -> Any:

@@ -145,8 +145,24 @@ class Replay:
         while groups:
             group = groups.pop()
             while group.segment is not None:
-                self._enter(grid_indices[group.programs], group.programs)
-                self._run_together(group, group.segment)
+                self.memory.ids = tuple(grid_indices[group.programs][:, axis : axis + 1] for axis in range(3))
+                if self.memory.speculation is not None:
+                    self.memory.speculation.now = group.programs
+                segment = group.segment
+                group.path.append(segment)
+                group.ranks.update(segment.together.spread)
+                group.left.update(segment.together.left)
+                group.settle(segment.together.reads)
+                registers = group.registers
+                if not segment.parts:
+                    self._prepare(segment)
+                    registers += self.registers[len(registers) :]
+                    for _, _, output in segment.common:
+                        registers[output] = self.registers[output]
+                for run, inputs, output, done in segment.together.steps:
+                    registers[output] = run(*[registers[i] for i in inputs])
+                    for i in done:
+                        registers[i] = None
                 if (guard := group.segment.guard) is None:
                     break
                 values = guard.values(group.registers)
@@ -158,28 +174,6 @@ class Replay:
                 groups += reversed(others)
             else:
                 groups += self._explored(group, grid_indices, explore)
-
-    def _enter(self, grid_indices: Array, programs: Array) -> None:
-        """Let the builder know which programs run."""
-        self.memory.ids = tuple(grid_indices[:, axis : axis + 1] for axis in range(3))
-        if self.memory.speculation is not None:
-            self.memory.speculation.now = programs
-
-    def _run_together(self, group: _Group, segment: Segment) -> None:
-        group.path.append(segment)
-        group.ranks.update(segment.together.spread)
-        group.left.update(segment.together.left)
-        group.settle(segment.together.reads)
-        registers = group.registers
-        if not segment.parts:
-            self._prepare(segment)
-            registers += self.registers[len(registers) :]
-            for _, _, output in segment.common:
-                registers[output] = self.registers[output]
-        for run, inputs, output, done in segment.together.steps:
-            registers[output] = run(*[registers[i] for i in inputs])
-            for i in done:
-                registers[i] = None
 
     def _explored(self, group: _Group, grid_indices: Array, explore: Explore) -> list[_Group]:
         """Let Python run the first program of a group where no program has been; the others can follow then."""

@@ -12,7 +12,7 @@ import builtins
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import reduce
 from linecache import getline
@@ -23,6 +23,7 @@ import triton.language as tl
 from triton.runtime.interpreter import interpreter_semantic
 
 from lastbit.interpret.decisions import counted, decided, put_places
+from lastbit.interpret.watching import Setting
 
 SUBSTITUTES: dict[int, tuple[Any, Any]] = {}
 """id of a function of Triton's language → itself, and its interpreted form for kernels that imported it."""
@@ -36,18 +37,12 @@ class AmbiguousTruth(TypeError):
         self.values = values
 
 
-_uniform = False
+_uniform = Setting(False)
 
 
-@contextmanager
-def uniform_blocks() -> Iterator[None]:
+def uniform_blocks() -> AbstractContextManager[object]:
     """Let blocks whose elements are all equal be conditions and bounds of loops, as scalars are."""
-    global _uniform
-    outer, _uniform = _uniform, True
-    try:
-        yield
-    finally:
-        _uniform = outer
+    return _uniform.within(True)
 
 
 def observed(tensor: Any, read: Callable[[Any], Any]) -> Any:
@@ -55,7 +50,7 @@ def observed(tensor: Any, read: Callable[[Any], Any]) -> Any:
     data = tensor.handle.data
     if data.size == 1:
         return interpreter_semantic.builder.observe(tensor.handle, read)
-    if _uniform and (data == data.flat[0]).all():
+    if _uniform.now and (data == data.flat[0]).all():
         return read(data.flat[0].item())
     raise AmbiguousTruth(data)
 
@@ -134,11 +129,6 @@ class _Computed(NamedTuple):
         return getattr(self.module, name, None)
 
 
-def _names_of(module: ModuleType) -> Any:
-    plain = type(module) is ModuleType and "__getattr__" not in vars(module)
-    return vars(module) if plain else _Computed(module)
-
-
 class Namespace(dict[str, Any]):
     """The globals of a rewritten kernel: the live globals of its module, its closure and the helpers.
 
@@ -149,7 +139,11 @@ class Namespace(dict[str, Any]):
         super().__init__(_HELPERS)
         self.update(inspect.getclosurevars(function).nonlocals)
         self._module = function.__globals__
-        self._paths = _global_paths(tree)
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        local = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        local |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        paths = {tuple(path) for node in ast.walk(tree) if (path := _path(node)) and path[0] not in local}
+        self._paths = sorted(paths)
 
     def meanings(self) -> Iterator[Meaning]:
         """Yield the current values of all global names in the kernel, following modules to a value that is none."""
@@ -159,28 +153,18 @@ class Namespace(dict[str, Any]):
                 yield (meaning := Meaning(owner, name, owner.get(name)))
                 if not isinstance(meaning.value, ModuleType):
                     break
-                owner = _names_of(meaning.value)
+                module = meaning.value
+                plain = type(module) is ModuleType and "__getattr__" not in vars(module)
+                owner = vars(module) if plain else _Computed(module)
 
     def __missing__(self, name: str) -> Any:
-        return _interpreted(self._module[name] if name in self._module else _BUILTINS[name])
-
-
-def _interpreted(value: Any) -> Any:
-    """Return the interpreted form of a function of Triton's language, even if a second copy of its module holds it."""
-    if id(value) in SUBSTITUTES:
-        return SUBSTITUTES[id(value)][1]
-    if isinstance(value, FunctionType) and str(value.__module__).startswith("triton.language."):
-        return getattr(sys.modules.get(value.__module__), value.__qualname__, value)
-    return value
-
-
-def _global_paths(tree: ast.AST) -> list[tuple[str, ...]]:
-    """Return `a.b.c` as (a, b, c), for every name that the tree reads and does not assign."""
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    local = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    local |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    paths = {tuple(path) for node in ast.walk(tree) if (path := _path(node)) and path[0] not in local}
-    return sorted(paths)
+        # Of a function of Triton's language the interpreted form, even if a second copy of its module holds it.
+        value = self._module[name] if name in self._module else _BUILTINS[name]
+        if id(value) in SUBSTITUTES:
+            return SUBSTITUTES[id(value)][1]
+        if isinstance(value, FunctionType) and str(value.__module__).startswith("triton.language."):
+            return getattr(sys.modules.get(value.__module__), value.__qualname__, value)
+        return value
 
 
 def _path(node: ast.AST) -> list[str]:
@@ -193,21 +177,18 @@ def _path(node: ast.AST) -> list[str]:
 
 def compile_rewritten(self: Any, tree: ast.Module) -> Any:
     """Compile and execute a rewritten kernel; replaces `FunctionRewriter._compile_and_exec`."""
-    _indent(tree, getline(self.filename, self.def_file_lineno))
-    put_places(tree, self.filename, ("__lastbit_truth", "__lastbit_counted"))
-    local = Namespace(self.fn, tree)  # defaults are looked up here, names in the body in the other one
-    exec(compile(tree, self.filename, "exec"), Namespace(self.fn, tree), local)
-    return local[self.fn.__name__]
-
-
-def _indent(tree: ast.Module, definition: str) -> None:
-    """Move the columns of a function that was parsed without its indentation back to where they are in its file."""
+    # Move the columns of a function that was parsed without its indentation back to where they are in its file.
+    definition = getline(self.filename, self.def_file_lineno)
     columns = len(definition) - len(definition.lstrip())
     nodes = {id(node): node for node in ast.walk(tree)} if columns else {}  # a chain has its middle operands twice
     for node in nodes.values():
         if isinstance(node, (ast.stmt, ast.expr, ast.arg, ast.keyword)):
             node.col_offset += columns
             node.end_col_offset = (node.end_col_offset or 0) + columns
+    put_places(tree, self.filename, ("__lastbit_truth", "__lastbit_counted"))
+    local = Namespace(self.fn, tree)  # defaults are looked up here, names in the body in the other one
+    exec(compile(tree, self.filename, "exec"), Namespace(self.fn, tree), local)
+    return local[self.fn.__name__]
 
 
 def _is_tensor(value: Any) -> bool:

@@ -75,7 +75,21 @@ class Speculation:
         region.low[self.now], region.high[self.now] = after_low, after_high
         region.operations += 1
         if self.exact:
-            _claim(region, units, offset // tensor.unit, writes)
+            if region.readers is None or region.writers is None:
+                region.readers, region.writers = (np.zeros(region.stop - region.start, np.int32) for _ in range(2))
+            where, who = units()
+            where, who = where + (offset // tensor.unit), who + 1
+            written = region.writers[where]
+            clash = (written != NOBODY) & (written != who)
+            if writes:
+                read = region.readers[where]
+                clash |= (read != NOBODY) & (read != who)
+                region.writers[where] = who
+            else:
+                region.readers[where] = np.where(region.readers[where] == NOBODY, who, region.readers[where])
+                region.readers[where[region.readers[where] != who]] = SEVERAL
+            if clash.any():
+                raise Conflict
         elif region.stored and region.operations > 1 and not _disjoint(region.low, region.high):
             raise Conflict
 
@@ -104,21 +118,3 @@ def _disjoint(low: Array, high: Array) -> bool:
     """Return whether no program's range overlaps another one's."""
     order = np.argsort(low)
     return bool((np.maximum.accumulate(high[order])[:-1] < low[order][1:]).all())
-
-
-def _claim(region: _Region, units: Units, offset: int, writes: bool) -> None:
-    if region.readers is None or region.writers is None:
-        region.readers, region.writers = (np.zeros(region.stop - region.start, np.int32) for _ in range(2))
-    where, who = units()
-    where, who = where + offset, who + 1
-    written = region.writers[where]
-    clash = (written != NOBODY) & (written != who)
-    if writes:
-        read = region.readers[where]
-        clash |= (read != NOBODY) & (read != who)
-        region.writers[where] = who
-    else:
-        region.readers[where] = np.where(region.readers[where] == NOBODY, who, region.readers[where])
-        region.readers[where[region.readers[where] != who]] = SEVERAL
-    if clash.any():
-        raise Conflict

@@ -122,7 +122,15 @@ class Together:
         after their last use.
         """
         asked = {guard.register} if guard else set()
-        kept = _needed([*map(_advancing(steps), steps)], asked)
+        sums = {step.output: step for step in steps if step.name == "create_addptr"}
+
+        def advancing(step: TapeStep) -> TapeStep:
+            advanced = getattr(step.run, "advanced", None)
+            if advanced is None or step.inputs[0] not in sums:
+                return step
+            return step._replace(run=advanced, inputs=sums[step.inputs[0]].inputs + step.inputs[1:])
+
+        kept = _needed([*map(advancing, steps)], asked)
         written = {step.output for step in kept}
         left_out = {step.output: step for step in steps if guard and step.output not in written}
         spread = {step.output: step.rank for step in kept if step.spread}
@@ -135,19 +143,6 @@ class Together:
         runnable.reverse()
         reads = asked.union(*(step.inputs for step in kept)) - written
         return Together(runnable, sorted(reads), spread, left_out, _peak(runnable, sizes))
-
-
-def _advancing(steps: Sequence[TapeStep]) -> Callable[[TapeStep], TapeStep]:
-    """Let an access to memory add up its addresses by itself, if it has a faster way."""
-    sums = {step.output: step for step in steps if step.name == "create_addptr"}
-
-    def advancing(step: TapeStep) -> TapeStep:
-        advanced = getattr(step.run, "advanced", None)
-        if advanced is None or step.inputs[0] not in sums:
-            return step
-        return step._replace(run=advanced, inputs=sums[step.inputs[0]].inputs + step.inputs[1:])
-
-    return advancing
 
 
 def _needed(steps: Sequence[TapeStep], asked: set[int]) -> list[TapeStep]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from lastbit.interpret.untraced import untraced
+from lastbit.interpret import untraced
 from lastbit.invariance.basis import Basis
 from lastbit.invariance.direct import called, require_direct, said
 from lastbit.invariance.property import Pairs, Property

@@ -15,7 +15,7 @@ from lastbit.calling.performing import INPUT, Attempt, CallRequest, Performed
 from lastbit.errors import KernelError, UnsupportedCase, no_stage, wrong_kind
 from lastbit.inputs import Inputs, Poison
 from lastbit.inputs.guards import ALIGNMENT, Guarded
-from lastbit.interpret.program_order import watching_races
+from lastbit.interpret.watching import watching_races
 from lastbit.isolation import answers
 from lastbit.isolation.answers import KernelProcessEnded, Raised, Result
 from lastbit.isolation.process import KernelProcess

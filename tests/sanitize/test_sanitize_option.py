@@ -17,7 +17,7 @@ from lastbit.config import PROFILES, Config
 from lastbit.devices import DevicePlan
 from lastbit.inputs import bare, build
 from lastbit.interpret import races
-from lastbit.interpret.program_order import watching_races
+from lastbit.interpret.watching import watching_races
 from lastbit.kernel import Kernel
 from lastbit.references.rms_norm import rms_norm
 from lastbit.reports.summary import repro_line
