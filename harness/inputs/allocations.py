@@ -106,7 +106,9 @@ class Allocations:
     def allocate(self, original: Allocate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of `original` for these arguments, amid canaries where that is possible."""
         like = next((a for a in (*args[:1], kwargs.get("input"), kwargs.get("self")) if isinstance(a, Tensor)), None)
-        device = _device_of(like, kwargs)
+        device = torch.get_default_device() if like is None else like.device
+        if kwargs.get("device") is not None:
+            device = torch.device(kwargs["device"])
         if device.type == "meta" or self._device_type not in (None, device.type):
             return original(*args, **kwargs)
         plan, reason = _plan(original, args, kwargs, like)
@@ -115,9 +117,6 @@ class Allocations:
             return original(*args, **kwargs)
         if plan.numel() == 0:
             return original(*args, **kwargs)
-        return self._guard(plan, device, bool(kwargs.get("pin_memory")))
-
-    def _guard(self, plan: Tensor, device: torch.device, pin_memory: bool) -> Tensor:
         shape = tuple(plan.shape)
         name = f"allocation {len(self._guarded)} ({str(plan.dtype).removeprefix('torch.')}{list(shape)})"
         guarded = guard(
@@ -128,7 +127,7 @@ class Allocations:
             dtype=plan.dtype,
             device=device,
             number=self._number(len(self._guarded)),
-            pin_memory=pin_memory,
+            pin_memory=bool(kwargs.get("pin_memory")),
         )
         if plan.dtype is torch.bool:
             guarded.tensor.fill_(bool(self.poison))
@@ -176,7 +175,11 @@ def guarded_allocations(poison: int, *, device: torch.device | str | None = None
     # Attributes are patched, not a TorchDispatchMode or TorchFunctionMode entered: while a mode is active,
     # torch.compile silently runs functions eagerly, and the kernel that users run would not be the one verified.
     allocations = Allocations(poison, device)
-    tables = _remember_originals()
+    # By these tables torch recognises its own functions: they are filled before any of these is patched. One that is
+    # first filled while they are patched must be emptied afterwards.
+    tables = set(_tables_of_originals())
+    for table in tables:
+        table()
     own = [(owner, name, name in vars(owner), getattr(owner, name)) for owner, name in (*_FUNCTIONS, *_LEGACY)]
     try:
         for owner, name, _, original in own:
@@ -205,13 +208,6 @@ def _intercepted(original: Allocate, allocations: Allocations) -> Allocate:
     return allocate
 
 
-def _device_of(like: Tensor | None, kwargs: Mapping[str, Any]) -> torch.device:
-    chosen = kwargs.get("device")
-    if chosen is not None:
-        return torch.device(chosen)
-    return torch.get_default_device() if like is None else like.device
-
-
 def _plan(
     original: Allocate, args: tuple[Any, ...], kwargs: Mapping[str, Any], like: Tensor | None
 ) -> tuple[Tensor | None, str]:
@@ -227,17 +223,6 @@ def _plan(
     if plan.dtype.itemsize > 8 or plan.is_quantized:
         return None, f"it returns {plan.dtype}"
     return plan, ""
-
-
-def _remember_originals() -> set[Any]:
-    """Make torch fill the tables by which it recognises its own functions, before any of these is patched.
-
-    A table that is first filled while they are patched must be emptied afterwards.
-    """
-    tables = set(_tables_of_originals())
-    for table in tables:
-        table()
-    return tables
 
 
 def _tables_of_originals() -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -38,7 +38,8 @@ def row_blocks(leading: tuple[int, ...], row_elements: int, budget: int) -> Iter
         return
     step = max(budget // inside, 1)
     size = leading[split - 1]
-    for outer in _single_indices(leading[: split - 1]):
+    single = ([slice(index, index + 1) for index in range(size)] for size in leading[: split - 1])
+    for outer in itertools.product(*single):
         for start in range(0, size, step):
             yield (*outer, slice(start, min(start + step, size)), *whole)
 
@@ -47,13 +48,3 @@ def pieces(*tensors: Tensor, budget: int) -> Iterator[tuple[Tensor, ...]]:
     """Cut tensors of one shape into equal pieces: views of at most `budget` consecutive elements, in logical order."""
     for index in row_blocks(tuple(tensors[0].shape), 1, budget):
         yield tuple(tensor[index] for tensor in tensors)
-
-
-def _single_indices(sizes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Yield slices of length one that select each index of `sizes` in logical order."""
-    for number in range(math.prod(sizes)):
-        index: list[slice] = []
-        for size in reversed(sizes):
-            number, position = divmod(number, size)
-            index.append(slice(position, position + 1))
-        yield tuple(reversed(index))

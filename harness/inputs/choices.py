@@ -173,13 +173,12 @@ def features_of(case: Case, choices: Choices) -> Iterator[Feature]:
         name, _, what = choice.partition(" ")
         if what == "dtype" or (what and name not in tensors and None not in options):
             continue
-        option = _of_tensor(tensors.get(name), what, options) if what else _of_parameter(case.params.get(name), options)
+        if what:
+            option = _of_tensor(tensors.get(name), what, options)
+        elif (option := case.params.get(name)) is not None and option not in options and DRAWN in options:
+            option = DRAWN
         dtype = tensors[name].dtype if name in tensors and _dtype_of(choice) else ""
         yield Feature(choice, option, dtype)
-
-
-def _of_parameter(value: Option, options: Collection[Option]) -> Option:
-    return DRAWN if value is not None and value not in options and DRAWN in options else value
 
 
 def _of_tensor(tensor: TensorSpec | None, what: str, options: Collection[Option]) -> Option:

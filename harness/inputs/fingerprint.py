@@ -10,7 +10,7 @@ from torch import Tensor
 from lastbit.inputs import fused
 from lastbit.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, finalize, key_of, numbers, signed
 from lastbit.inputs.blocks import block_budget, pieces
-from lastbit.inputs.lines import flat_lines
+from lastbit.inputs.fused import flat_lines
 from lastbit.trust import fuses, trusted
 
 _INDEX, _BITS = signed(0xD6E8FEB86659FD93), signed(0xA0761D6478BD642F)

@@ -18,7 +18,8 @@ from torch import Tensor
 from lastbit.case import TensorSpec
 from lastbit.dtypes import DTYPE_NAMES
 from lastbit.errors import UsageError
-from lastbit.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, signed
+from lastbit.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of
+from lastbit.inputs.guards import integer_of
 from lastbit.numerics.formats import FP64, cast, format_of, round_to
 
 # A line of some 60 KB; a longer one is read by nobody, and a file of tensors holds more.
@@ -75,14 +76,11 @@ def _words(elements: Tensor) -> list[object]:
         return list(elements.tolist())
     mask = (1 << 8 * dtype.itemsize) - 1
     numbers = (elements if dtype is torch.float64 else elements.to(torch.float32)).tolist()
-    pairs = zip(numbers, bits_of(elements).tolist(), strict=True)
-    return [_word(number, bits & mask, NAN_BITS[dtype]) for number, bits in pairs]
-
-
-def _word(number: float, bits: int, nan: int) -> str:
-    if math.isnan(number) and bits != nan:
-        return hex(bits)
-    return repr(number).removesuffix(".0")
+    words: list[object] = []
+    for number, own in zip(numbers, bits_of(elements).tolist(), strict=True):
+        other_nan = math.isnan(number) and own & mask != NAN_BITS[dtype]
+        words.append(hex(own & mask) if other_nan else repr(number).removesuffix(".0"))
+    return words
 
 
 def _bits_of(spec: TensorSpec) -> Tensor:
@@ -108,7 +106,7 @@ def _read(regime: str, dtype: torch.dtype, count: int) -> Tensor:
         raise UsageError(f"{_quoted(regime)} lists {len(words):,} values for {count:,} elements; give one for each")
     decimal = [dtype.is_floating_point and word != "nan" and bool(_DECIMAL.fullmatch(word)) for word in words]
     others = [0 if decimal[place] else _bits(word, place + 1, dtype) for place, word in enumerate(words)]
-    bits = torch.tensor([_as_signed(own, dtype) for own in others], dtype=INTEGER_OF_SIZE[dtype.itemsize])
+    bits = torch.tensor([integer_of(own, dtype.itemsize) for own in others], dtype=INTEGER_OF_SIZE[dtype.itemsize])
     return torch.where(torch.tensor(decimal), _bits_of_decimals(words, decimal, dtype), bits) if any(decimal) else bits
 
 
@@ -116,35 +114,29 @@ def _bits(word: str, place: int, dtype: torch.dtype) -> int:
     """Return the bits of an element, as an integer that is not negative."""
     width = 8 * dtype.itemsize
     if _BITS.fullmatch(word):
-        return _bits_of_word(word, place, dtype)
+        bits, digits = int(word, 16), 1 if dtype is torch.bool else 2 * dtype.itemsize
+        if len(word) - 2 > digits or (dtype is torch.bool and bits > 1):
+            raise UsageError(f"{word} (value {place}) has more bits than {DTYPE_NAMES[dtype]} does")
+        if len(word) - 2 < digits:
+            asked = f"the bits of {DTYPE_NAMES[dtype]} are 0x{bits:0{digits}x}, {digits} digits"
+            raise UsageError(f"{word} (value {place}) is too short: {asked}")
+        return bits
     if dtype is torch.bool:
         if word not in ("True", "False"):
             raise _unreadable(word, place, "True or False")
         return int(word == "True")
     if not dtype.is_floating_point:
-        return _bits_of_integer(word, place, dtype) % (1 << width)
+        info = torch.iinfo(dtype)
+        if not _INTEGER.fullmatch(word):
+            raise _unreadable(word, place, "an integer, or the bits of the element as in 0x7f")
+        if not info.min <= (value := int(word)) <= info.max:
+            raise UsageError(
+                f"{DTYPE_NAMES[dtype]} has no {word} (value {place}); give an integer from {info.min} to {info.max}"
+            )
+        return value % (1 << width)
     if word != "nan":
         raise _unreadable(word, place, "a decimal, inf, -inf, nan, or the bits of the element as in 0x7fc1")
     return NAN_BITS[dtype]
-
-
-def _bits_of_word(word: str, place: int, dtype: torch.dtype) -> int:
-    bits, digits = int(word, 16), 1 if dtype is torch.bool else 2 * dtype.itemsize
-    if len(word) - 2 > digits or (dtype is torch.bool and bits > 1):
-        raise UsageError(f"{word} (value {place}) has more bits than {_name(dtype)} does")
-    if len(word) - 2 < digits:
-        asked = f"the bits of {_name(dtype)} are 0x{bits:0{digits}x}, {digits} digits"
-        raise UsageError(f"{word} (value {place}) is too short: {asked}")
-    return bits
-
-
-def _bits_of_integer(word: str, place: int, dtype: torch.dtype) -> int:
-    info = torch.iinfo(dtype)
-    if not _INTEGER.fullmatch(word):
-        raise _unreadable(word, place, "an integer, or the bits of the element as in 0x7f")
-    if not info.min <= (value := int(word)) <= info.max:
-        raise UsageError(f"{_name(dtype)} has no {word} (value {place}); give an integer from {info.min} to {info.max}")
-    return value
 
 
 def _bits_of_decimals(words: Sequence[str], decimal: Sequence[bool], dtype: torch.dtype) -> Tensor:
@@ -155,7 +147,7 @@ def _bits_of_decimals(words: Sequence[str], decimal: Sequence[bool], dtype: torc
     inexact = (stored if dtype is torch.float64 else stored.float()).double().ne(wanted).tolist()
     for place, word in enumerate(words):
         if decimal[place] and (inexact[place] or _is_lost(word, numbers[place])):
-            raise UsageError(f"{_name(dtype)} has no {word} (value {place + 1}); {_near(numbers[place], dtype)}")
+            raise UsageError(f"{DTYPE_NAMES[dtype]} has no {word} (value {place + 1}); {_near(numbers[place], dtype)}")
     return bits_of(stored)
 
 
@@ -168,33 +160,18 @@ def _is_lost(word: str, number: float) -> bool:
 
 def _near(number: float, dtype: torch.dtype) -> str:
     """Return, in words, the numbers that could be written in place of one; a dtype without infinities has a largest."""
-    low, high = _neighbours(number, dtype)
+    fmt = format_of(dtype)
+    inner = torch.tensor([min(abs(number), fmt.max)], dtype=torch.float64)
+    low = bits_of(cast(inner if fmt is FP64 else round_to(inner, fmt.toward("zero")), dtype))
+    inward, outward = map(str, _words(torch.cat([low, low + 1]).view(dtype)))
+    low, high = (inward, outward) if math.copysign(1, number) > 0 else (f"-{outward}", f"-{inward}")
     if high == "nan":
         return f"its largest number is {low}"
     return f"its least number is {high}" if low == "-nan" else f"its neighbours are {low} and {high}"
 
 
-def _neighbours(number: float, dtype: torch.dtype) -> tuple[str, str]:
-    """Return the words of the two elements between which a number lies, the lower one first."""
-    fmt = format_of(dtype)
-    inner = torch.tensor([min(abs(number), fmt.max)], dtype=torch.float64)
-    low = bits_of(cast(inner if fmt is FP64 else round_to(inner, fmt.toward("zero")), dtype))
-    inward, outward = map(str, _words(torch.cat([low, low + 1]).view(dtype)))
-    return (inward, outward) if math.copysign(1, number) > 0 else (f"-{outward}", f"-{inward}")
-
-
-def _as_signed(bits: int, dtype: torch.dtype) -> int:
-    """Return the integer of the dtype's size that has these bits: unsigned if of one byte, otherwise signed."""
-    width = 8 * dtype.itemsize
-    return bits if width == 8 else signed(bits << (64 - width)) >> (64 - width)
-
-
 def _unreadable(word: str, place: int, expected: str) -> UsageError:
     return UsageError(f"cannot read {_quoted(word)} (value {place}): expected {expected}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return DTYPE_NAMES[dtype]
 
 
 def _quoted(text: str) -> str:

@@ -6,7 +6,7 @@ storage takes the memory away from under it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,31 +39,22 @@ class Rebound:
 
 def rebound(handed: Tensor, guarded: Guarded) -> Rebound | None:
     """Return how `handed`, an alias of `guarded.tensor` that a kernel got, differs from it now; None if it does not."""
-    changes = list(_changes(handed, guarded))
-    return Rebound(guarded.name, ", ".join(changes)) if changes else None
-
-
-def _changes(handed: Tensor, guarded: Guarded) -> Iterator[str]:
-    tensor = guarded.tensor
+    tensor, changes = guarded.tensor, []
     if not is_whole(guarded):
         storage, size = guarded.words.untyped_storage(), guarded.words.nbytes
-        yield f"a storage of {storage.nbytes():,} bytes in place of {size:,}"
+        changes.append(f"a storage of {storage.nbytes():,} bytes in place of {size:,}")
     elif handed.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
-        yield "other memory"
+        changes.append("other memory")
     elif moved := int(handed.storage_offset() - tensor.storage_offset()):
-        yield f"its first element {abs(moved):,} elements {'after' if moved > 0 else 'before'} the one that it had"
+        where = "after" if moved > 0 else "before"
+        changes.append(f"its first element {abs(moved):,} elements {where} the one that it had")
     pairs = {
-        "dtype": (handed.dtype, tensor.dtype),
+        "dtype": (str(handed.dtype).removeprefix("torch."), str(tensor.dtype).removeprefix("torch.")),
         "shape": (list(handed.shape), list(tensor.shape)),
-        "strides": (handed.stride(), tensor.stride()),
+        "strides": (list(handed.stride()), list(tensor.stride())),
     }
-    for what, (now, before) in pairs.items():
-        if now != before:
-            yield f"{what} {_text(now)} in place of {_text(before)}"
-
-
-def _text(value: object) -> str:
-    return str(list(value) if isinstance(value, tuple) else value).removeprefix("torch.")
+    changes += [f"{what} {now} in place of {before}" for what, (now, before) in pairs.items() if now != before]
+    return Rebound(guarded.name, ", ".join(changes)) if changes else None
 
 
 # The first canaries are the poisons of allocations; inputs have their own, so that a kernel that copies what lies
@@ -84,6 +75,12 @@ class Inputs:
     case: Case
     guards: tuple[Guarded, ...]
     pristine: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, case: Case, guards: Iterable[Guarded]) -> Inputs:
+        """Make the inputs of a case from memory that holds their values."""
+        guards = tuple(guards)
+        return cls(case, guards, tuple(guarded.words.clone() for guarded in guards))
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -137,7 +134,7 @@ def refilled(guards: tuple[Guarded, ...], case: Case, names: Collection[str] | N
     for spec, guarded in zip(case.tensors, guards, strict=True):
         if names is None or spec.name in names:
             fill(guarded.tensor, spec, case.seed)
-    return Inputs(case, guards, tuple(guarded.words.clone() for guarded in guards))
+    return Inputs.of(case, guards)
 
 
 @timed(INPUTS)
@@ -153,11 +150,11 @@ def build(case: Case, device: torch.device | str) -> Inputs:
     for spec in case.tensors:
         check_regime(spec)
         check_separate(spec.name, spec.shape, spec.element_strides)
-    guards = tuple(
-        _build(spec, case.seed, device_of(spec, torch.device(device), here), _FIRST_NUMBER + 2 * position)
-        for position, spec in enumerate(case.tensors)
-    )
-    return Inputs(case, guards, tuple(guarded.words.clone() for guarded in guards))
+    guards = []
+    for position, spec in enumerate(case.tensors):
+        guards.append(_allocated(spec, device_of(spec, torch.device(device), here), position))
+        fill(guards[-1].tensor, spec, case.seed)
+    return Inputs.of(case, guards)
 
 
 @timed(INPUTS)
@@ -167,11 +164,14 @@ def holding(case: Case, tensors: Mapping[str, Tensor], device: torch.device) -> 
     Raises:
         UsageError: strides make elements overlap.
     """
-    guards = tuple(
-        _laid_out(spec, tensors[spec.name], device, _FIRST_NUMBER + 2 * place)
-        for place, spec in enumerate(case.tensors)
-    )
-    return Inputs(case, guards, tuple(guarded.words.clone() for guarded in guards))
+    guards = []
+    for position, spec in enumerate(case.tensors):
+        check_separate(spec.name, spec.shape, spec.element_strides)
+        guards.append(_allocated(spec, device, position))
+        # Copies of one element may overlap.
+        once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in spec.element_strides)
+        guards[-1].tensor[once].copy_(tensors[spec.name][once])
+    return Inputs.of(case, guards)
 
 
 def device_of(spec: TensorSpec, device: torch.device, here: Machine) -> torch.device:
@@ -190,30 +190,9 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> str:
     return combined(dict(zip(tensors, fingerprints_of(list(tensors.values())), strict=True)))
 
 
-def _build(spec: TensorSpec, seed: int, device: torch.device, number: int) -> Guarded:
-    guarded = _allocated(spec, device, number)
-    fill(guarded.tensor, spec, seed)
-    return guarded
-
-
-def _laid_out(spec: TensorSpec, values: Tensor, device: torch.device, number: int) -> Guarded:
-    check_separate(spec.name, spec.shape, spec.element_strides)
-    guarded = _allocated(spec, device, number)
-    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in spec.element_strides)  # copies may overlap
-    guarded.tensor[once].copy_(values[once])
-    return guarded
-
-
-def _allocated(spec: TensorSpec, device: torch.device, number: int) -> Guarded:
-    return guard(
-        spec.name,
-        spec.shape,
-        strides=spec.element_strides,
-        offset=spec.offset,
-        dtype=spec.torch_dtype,
-        device=device,
-        number=number,
-    )
+def _allocated(spec: TensorSpec, device: torch.device, position: int) -> Guarded:
+    laid_out = {"strides": spec.element_strides, "offset": spec.offset, "dtype": spec.torch_dtype}
+    return guard(spec.name, spec.shape, **laid_out, device=device, number=_FIRST_NUMBER + 2 * position)
 
 
 def bare(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:
@@ -221,15 +200,13 @@ def bare(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:
 
     Nothing is written before its first element, or to gaps between its rows.
     """
-    return {name: _bare(tensor, inputs.case[name].offset, device) for name, tensor in inputs.tensors.items()}
-
-
-def _bare(tensor: Tensor, offset: int, device: torch.device) -> Tensor:
-    shape, strides = tuple(tensor.shape), tensor.stride()
-    storage = torch.empty(offset + extent(shape, strides), dtype=tensor.dtype, device=device)
-    placed = torch.tensor([], dtype=tensor.dtype, device=device).set_(storage.untyped_storage(), offset, shape, strides)
-    _once(placed).copy_(_once(tensor))
-    return placed
+    copies = {}
+    for name, tensor in inputs.tensors.items():
+        shape, strides, offset = tuple(tensor.shape), tensor.stride(), inputs.case[name].offset
+        memory = torch.empty(offset + extent(shape, strides), dtype=tensor.dtype, device=device).untyped_storage()
+        copies[name] = torch.tensor([], dtype=tensor.dtype, device=device).set_(memory, offset, shape, strides)
+        _once(copies[name]).copy_(_once(tensor))
+    return copies
 
 
 def _once(tensor: Tensor) -> Tensor:

@@ -80,18 +80,15 @@ def differences(a: Tensor, b: Tensor, first: Poison, second: Poison) -> Differen
 
 
 def _held(tensor: Tensor, numbers: Collection[int]) -> Tensor:
-    """Return which elements hold the bits of one of these canaries."""
-    masks = (_mask(tensor, number) for number in numbers)
-    return functools.reduce(operator.or_, masks, torch.zeros_like(tensor, dtype=torch.bool))
-
-
-def _mask(tensor: Tensor, number: int) -> Tensor:
-    """Return which elements hold the bits of canary `number`, as bool of the same shape."""
+    """Return which elements hold the bits of one of these canaries, as bool of the same shape."""
+    found = torch.zeros_like(tensor, dtype=torch.bool)
     if tensor.dtype is torch.bool:
-        return tensor == bool(number % 2)
+        return functools.reduce(operator.or_, (tensor == bool(number % 2) for number in numbers), found)
     bits = _bits(tensor)
-    pattern = integer_of(canary(tensor.dtype, number), bits.element_size())  # both parts of a complex number hold it
-    return (bits == pattern).all(dim=-1) if tensor.is_complex() else bits == pattern
+    for number in numbers:  # both parts of a complex number hold it
+        same = bits == integer_of(canary(tensor.dtype, number), bits.element_size())
+        found = found | (same.all(dim=-1) if tensor.is_complex() else same)
+    return found
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -143,22 +143,11 @@ def _operator(sign: str, *, swapped: bool = False) -> Callable[[Symbol, object],
     return lambda self, other: self._with(sign, other, swapped=swapped)
 
 
-for _name, _sign in {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "truediv": "/",
-    "floordiv": "//",
-    "mod": "%",
-    "rshift": ">>",
-    "lshift": "<<",
-    "and": "&",
-    "or": "|",
-    "lt": "<",
-    "gt": ">",
-    "ge": ">=",
-    "eq": "==",
-}.items():
+_OPERATORS = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "rshift": ">>", "lshift": "<<",
+    "and": "&", "or": "|", "lt": "<", "gt": ">", "ge": ">=", "eq": "==",
+}  # fmt: skip
+for _name, _sign in _OPERATORS.items():
     setattr(Symbol, f"__{_name}__", _operator(_sign))
 for _name, _sign in {"radd": "+", "rsub": "-", "rmul": "*"}.items():
     setattr(Symbol, f"__{_name}__", _operator(_sign, swapped=True))

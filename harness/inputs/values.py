@@ -25,10 +25,9 @@ from lastbit.inputs.bits import NAN_BITS, bits_of, key_of, signed
 from lastbit.inputs.blocks import block_budget, row_blocks
 from lastbit.inputs.draws import DrawnBlock
 from lastbit.inputs.fused import fill as fill_at_once
-from lastbit.inputs.fused import source
+from lastbit.inputs.fused import row_lines, source
 from lastbit.inputs.given import check_given, fill_given, is_given
 from lastbit.inputs.integer_regimes import INTEGER_REGIMES, integer_regime
-from lastbit.inputs.lines import row_lines
 from lastbit.inputs.regimes import REGIMES, SIGNED
 from lastbit.inputs.regimes import signed as with_signs
 from lastbit.inputs.symbols import Program, recorded
@@ -37,17 +36,9 @@ from lastbit.trust import fuses, trusted
 
 _CALL = re.compile(r"captured\((?P<path>[^#]+)#(?P<key>.+)\)$")
 _STORED_DTYPES = {
-    "F64": "fp64",
-    "F32": "fp32",
-    "BF16": "bf16",
-    "F16": "fp16",
-    "F8_E4M3": "e4m3",
-    "F8_E5M2": "e5m2",
-    "I64": "int64",
-    "I32": "int32",
-    "I8": "int8",
-    "BOOL": "bool",
-}
+    "F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16", "F8_E4M3": "e4m3", "F8_E5M2": "e5m2",
+    "I64": "int64", "I32": "int32", "I8": "int8", "BOOL": "bool",
+}  # fmt: skip
 
 
 def is_captured(regime: str) -> bool:

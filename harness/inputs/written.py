@@ -18,6 +18,7 @@ _PIECE = 1 << 22  # places that are compared at a time where differences are loo
 
 Region = Literal["before", "gap", "element", "after"]
 _REGIONS: tuple[Region, ...] = get_args(Region)
+Kind = Literal["wrote_outside", "mutated_input"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Violation:
         index: logical index of that element, or of the last element before that gap; None outside.
     """
 
-    kind: Literal["wrote_outside", "mutated_input"]
+    kind: Kind
     tensor: str
     region: Region
     count: int
@@ -84,11 +85,28 @@ class AllocationCheck:
         return [flag for flags in parts for flag in flags]
 
     def violations(self) -> list[Violation]:
-        """Return all differences."""
-        found = _ChangedPlaces(self.guarded)
+        """Return all differences: of each region how many places there are, and the first."""
+        shape, strides = tuple(self.guarded.tensor.shape), self.guarded.tensor.stride()
+        end = extent(shape, strides)
+        counts, first = dict[Region, int](), dict[Region, int]()
         for start, actual, expected in self.pieces():
-            found.add((actual != expected).nonzero().flatten() + (start - self.guarded.start))
-        return found.violations(elements=self.elements)
+            places = (actual != expected).nonzero().flatten() + (start - self.guarded.start)
+            before, after = places < 0, places >= end
+            inside = ~(before | after)
+            _, rest = _indices(places.clamp(0, max(end - 1, 0)), shape, strides)
+            masks = (before, inside & (rest != 0), inside & (rest == 0), after)
+            for region, where in zip(_REGIONS, masks, strict=True):
+                if (chosen := places[where]).numel():
+                    counts[region] = counts.get(region, 0) + chosen.numel()
+                    first.setdefault(region, int(chosen[0]))
+        found = []
+        for region in _REGIONS:
+            if region in counts and (self.elements or region != "element"):
+                parts, _ = _indices(torch.tensor([first[region]]), shape, strides)
+                index = tuple(int(part) for part in parts) if region in ("gap", "element") else None
+                kind: Kind = "mutated_input" if region == "element" else "wrote_outside"
+                found.append(Violation(kind, self.guarded.name, region, counts[region], first[region], index))
+        return found
 
 
 def unchanged(guarded: Guarded, pristine: Tensor, *, elements: bool) -> AllocationCheck:
@@ -121,42 +139,6 @@ def _canary_ranges(guarded: Guarded) -> Iterator[tuple[int, int]]:
     if separates(shape, strides) and end - guarded.start > _distinct(shape, strides):
         yield guarded.start, end
     yield end, guarded.words.nbytes // guarded.tensor.element_size()
-
-
-class _ChangedPlaces:
-    """Changed places of one allocation, counted by region."""
-
-    def __init__(self, guarded: Guarded) -> None:
-        self._guarded = guarded
-        self._shape, self._strides = tuple(guarded.tensor.shape), guarded.tensor.stride()
-        self._extent = extent(self._shape, self._strides)
-        self._counts: dict[Region, int] = {}
-        self._first: dict[Region, int] = {}
-
-    def add(self, places: Tensor) -> None:
-        """Count places, in elements from the first element of the tensor."""
-        before, after = places < 0, places >= self._extent
-        inside = ~(before | after)
-        _, rest = _indices(places.clamp(0, max(self._extent - 1, 0)), self._shape, self._strides)
-        masks = (before, inside & (rest != 0), inside & (rest == 0), after)
-        for region, where in zip(_REGIONS, masks, strict=True):
-            chosen = places[where]
-            if chosen.numel():
-                self._counts[region] = self._counts.get(region, 0) + chosen.numel()
-                self._first.setdefault(region, int(chosen[0]))
-
-    def violations(self, *, elements: bool) -> list[Violation]:
-        wanted = [region for region in _REGIONS if region in self._counts and (elements or region != "element")]
-        return [self._violation(region, self._counts[region]) for region in wanted]
-
-    def _violation(self, region: Region, count: int) -> Violation:
-        first = self._first[region]
-        index = None
-        if region in ("gap", "element"):
-            parts, _ = _indices(torch.tensor([first]), self._shape, self._strides)
-            index = tuple(int(part) for part in parts)
-        kind: Literal["wrote_outside", "mutated_input"] = "mutated_input" if region == "element" else "wrote_outside"
-        return Violation(kind, self._guarded.name, region, count, first, index)
 
 
 def _integers(words: Tensor, guarded: Guarded) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from lastbit import trust
 from lastbit.case import TensorSpec, parse_case
 from lastbit.dtypes import DTYPES
-from lastbit.inputs import build, device_code, fused, lines, values
+from lastbit.inputs import build, device_code, fused, values
 from lastbit.inputs.bits import NAN_BITS, bits_of
 from lastbit.inputs.device_code import encoded
 from lastbit.inputs.fingerprint import fingerprint, fingerprints_of
@@ -56,9 +56,9 @@ def for_any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 def tiles(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> None:
     """Make all tiles of that size."""
     for name in ("_TILE", "_NARROW_TILE"):
-        monkeypatch.setattr(lines, name, (rows, columns))
-    lines._rows.cache_clear()
-    lines._elements.cache_clear()
+        monkeypatch.setattr(fused, name, (rows, columns))
+    fused._rows.cache_clear()
+    fused._elements.cache_clear()
 
 
 def filled(spec: TensorSpec, seed: int, *, by_torch: bool) -> Tensor:
@@ -157,8 +157,8 @@ def test_strides(text: str, tile: tuple[int, int], monkeypatch: pytest.MonkeyPat
 
 def test_strides_of_more_dimensions_than_the_kernel_has_are_left_to_torch() -> None:
     tensor = torch.zeros(99)
-    assert lines.row_lines(tensor.as_strided((2,) * 6, (32, 16, 8, 4, 2, 1)), (2,) * 6) is not None
-    assert lines.row_lines(tensor.as_strided((2,) * 5, (40, 19, 8, 3, 1)), (2,) * 5) is None
+    assert fused.row_lines(tensor.as_strided((2,) * 6, (32, 16, 8, 4, 2, 1)), (2,) * 6) is not None
+    assert fused.row_lines(tensor.as_strided((2,) * 5, (40, 19, 8, 3, 1)), (2,) * 5) is None
     assert_same_values("fp32[2,2,2,2,2]@40,19,8,3,1:rows")
 
 
@@ -249,7 +249,7 @@ def test_small_tensors_are_filled_by_torch_until_a_kernel_is_worth_it(monkeypatc
     """A large tensor is worth it at once; whatever fills a tensor, its values are the same."""
     monkeypatch.setattr(values, "_FEW_USES", 2)
     monkeypatch.setattr(values, "_uses", Counter())
-    monkeypatch.setattr(lines, "_LARGE", 300)
+    monkeypatch.setattr(fused, "_LARGE", 300)
     filled_at_once = []
     fill_at_once = values.fill_at_once
     monkeypatch.setattr(values, "fill_at_once", lambda *what: (filled_at_once.append(1), fill_at_once(*what)))
