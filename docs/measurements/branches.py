@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
-from lastbit.branches.branch_sites import NEVER, sites_of
-from lastbit.branches.unreached_branches import taken_in, unreached
+from lastbit.branches.branch_sites import NEVER, sites_of, taken_in, unreached
 from lastbit.interpret.decisions import Decision
 from lastbit.reports.records import read
 from lastbit.run import Run

@@ -68,7 +68,8 @@ class TakenBranches:
     @contextmanager
     def tracing(self) -> Iterator[None]:
         """Trace Python within, but not the programs that it launches: these tell themselves what they decide."""
-        if _is_traced():
+        monitoring = getattr(sys, "monitoring", None)
+        if sys.gettrace() is not None or bool(monitoring and monitoring.get_tool(monitoring.COVERAGE_ID)):
             self.known = False
             yield
             return
@@ -113,12 +114,6 @@ def _compiling_unseen() -> Iterator[None]:
         return
     with patch.object(frames, "__call__", decisions.unseen(frames.__call__)):
         yield
-
-
-def _is_traced() -> bool:
-    """Return whether somebody else traces this thread, or measures coverage of this process."""
-    monitoring = getattr(sys, "monitoring", None)
-    return sys.gettrace() is not None or bool(monitoring and monitoring.get_tool(monitoring.COVERAGE_ID))
 
 
 @functools.cache

@@ -25,19 +25,10 @@ E5M2 = np.dtype(ml_dtypes.float8_e5m2)
 FP8_MAX = {E4M3: 448.0, E5M2: 57344.0}
 """Largest finite value of each fp8 format, to which conversions saturate."""
 
+_ALIKE = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float64 float32 float16"
 NUMPY: dict[Any, DType] = {
     tl.int1: np.dtype(np.bool_),
-    tl.int8: np.dtype(np.int8),
-    tl.int16: np.dtype(np.int16),
-    tl.int32: np.dtype(np.int32),
-    tl.int64: np.dtype(np.int64),
-    tl.uint8: np.dtype(np.uint8),
-    tl.uint16: np.dtype(np.uint16),
-    tl.uint32: np.dtype(np.uint32),
-    tl.uint64: np.dtype(np.uint64),
-    tl.float64: np.dtype(np.float64),
-    tl.float32: np.dtype(np.float32),
-    tl.float16: np.dtype(np.float16),
+    **{getattr(tl, name): np.dtype(name) for name in _ALIKE.split()},
     tl.bfloat16: BFLOAT16,
     tl.float8e4nv: E4M3,
     tl.float8e5: E5M2,

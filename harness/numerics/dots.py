@@ -254,12 +254,18 @@ def dot_of(left: Factor, right: Factor, pieces: int = 1) -> Enclosure:
     Raises:
         OpError: an operand of fp8 where tensor cores may compute the dot.
     """
-    _refuse_fp8(left.enclosure.fp8 or right.enclosure.fp8)
-    fmt = current().arithmetic
+    a, b, fmt = left.enclosure, right.enclosure, current().arithmetic
+    if (fp8 := a.fp8 or b.fp8) is not None and current().tensor_cores is not None:
+        raise OpError(
+            f"a dot takes an operand of {fp8.name}, but how tensor cores add products of fp8 is not known here, so "
+            "that nothing bounds it; judge it on a CPU, or round the operand to bf16 in the reference if kernels do"
+        )
     magnitude = _times(left.size, right.size)
     radius = _radius(magnitude, left, right, pieces)
     middle = _times(left.middle, right.middle)
-    known, value = _known_and_value(middle, left.enclosure, right.enclosure)
+    # Exact part and value are the product of the middles where the factors are points.
+    value = middle if max(len(a.parts), len(b.parts)) < 4 else _times(a.value, b.value)
+    known = middle if len(a.parts) == len(b.parts) == 1 else _times(a.exact, b.exact)
     if _all_within(magnitude, fmt):
         parts = torch.stack([known, value, middle - radius, middle + radius])
         parts[1:] = round_to(parts[1:], fmt)
@@ -268,30 +274,14 @@ def dot_of(left: Factor, right: Factor, pieces: int = 1) -> Enclosure:
     return Enclosure(enclosing(torch.stack([known, value, middle, radius]), sizes, left.limits, right.limits, fmt))
 
 
-def _refuse_fp8(fmt: Format | None) -> None:
-    """Raise OpError for an operand of fp8, of whose products tensor cores keep fewer bits than any model here says."""
-    cores = current().tensor_cores
-    if fmt is not None and cores is not None:
-        raise OpError(
-            f"a dot takes an operand of {fmt.name}, but how tensor cores add products of fp8 is not known here, so "
-            "that nothing bounds it; judge it on a CPU, or round the operand to bf16 in the reference if kernels do"
-        )
-
-
-def _times(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b; for two stacks of matrices call bmm, to which `@` comes after several other operations."""
-    return torch.bmm(a, b) if a.ndim == b.ndim == 3 and len(a) == len(b) else a @ b
-
-
 def _all_within(magnitude: Tensor, fmt: Format) -> bool:
     """Check whether no sum can overflow; on the CPU only, because an accelerator would have to finish first."""
     return magnitude.device.type == "cpu" and bool((magnitude <= fmt.max).all())  # false for NaN, too
 
 
-def _known_and_value(middle: Tensor, a: Enclosure, b: Enclosure) -> tuple[Tensor, Tensor]:
-    """Return exact part and value of a product; they are the product of the middles where the factors are points."""
-    value = middle if max(len(a.parts), len(b.parts)) < 4 else _times(a.value, b.value)
-    return middle if len(a.parts) == len(b.parts) == 1 else _times(a.exact, b.exact), value
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b; for two stacks of matrices call bmm, to which `@` comes after several other operations."""
+    return torch.bmm(a, b) if a.ndim == b.ndim == 3 and len(a) == len(b) else a @ b
 
 
 def _radius(magnitude: Tensor, left: Factor, right: Factor, pieces: int) -> Tensor:
@@ -304,19 +294,14 @@ def _radius(magnitude: Tensor, left: Factor, right: Factor, pieces: int) -> Tens
     least, cut = torch.minimum(left.least_limits, right.least_limits), 0.0 if cores is None else cores.cut
     numbers = cut, eps, terms * flushed(), float(terms)
     strayed = straying(magnitude[None], left.limits, right.limits, least, *numbers)[0]
-    spreads = _spreads(left, right)
+    spreads = [] if left.radius is None else [_times(left.radius, right.size)]
+    spreads += [] if right.radius is None else [_times(left.middle.abs(), right.radius)]
     radius = reduce(add, spreads, strayed)
     if block := block_of(terms):
         lost = losing(left, right, block, pieces, magnitude, radius)
         lost += terms * (UNDERFLOW + flushed()) + 2 * terms * cut_off(left.limits, right.limits, least, cut)
         radius = reduce(add, spreads, torch.fmin(strayed, lost))
     return radius
-
-
-def _spreads(left: Factor, right: Factor) -> list[Tensor]:
-    """Return the terms that the radii of the factors add to that of their product."""
-    of_left = [] if left.radius is None else [_times(left.radius, right.size)]
-    return of_left if right.radius is None else [*of_left, _times(left.middle.abs(), right.radius)]
 
 
 # The operations, as in `lastbit.numerics.parts`

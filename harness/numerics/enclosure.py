@@ -353,15 +353,10 @@ def in_reals(computed: Enclosure, formula: Callable[[], Enclosure]) -> Enclosure
     return formula() if current().arithmetic is PRECISE else computed
 
 
-def magnitudes(x: Enclosure) -> Tensor:
-    """Return the parts of |x|, exact: an interval that holds zero has it as its lower end."""
-    return arithmetic.magnitudes(x.parts)
-
-
 @algebraic(rules.largest_magnitude, of_enclosures=True)
 def largest_magnitude(x: Enclosure) -> Enclosure:
     """Return the largest |element| of the last dimension (kept, of size 1); NaN are ignored, 0 where all are NaN."""
-    parts = magnitudes(x)
+    parts = arithmetic.magnitudes(x.parts)
     if parts.shape[-1] == 0:
         return Enclosure(parts.new_zeros((*parts.shape[:-1], 1)))
     return Enclosure(torch.where(torch.isnan(parts), 0.0, parts).amax(dim=-1, keepdim=True))

@@ -39,7 +39,9 @@ def round_half_away(x: Enclosure) -> Enclosure:
     >>> round_half_away(Enclosure.point(torch.tensor([0.5, 1.5, 2.5]))).value.tolist()
     [1.0, 2.0, 3.0]
     """
-    return Enclosure(_away(x.parts))
+    size = x.parts.abs()
+    whole = torch.copysign((size + 0.5).floor(), x.parts)
+    return Enclosure(torch.where(size < 2.0**52, whole, x.parts))  # from 2**52 on every number of fp64 is an integer
 
 
 @chosen_by_value
@@ -61,12 +63,6 @@ def ceil(x: Enclosure) -> Enclosure:
 def trunc(x: Enclosure) -> Enclosure:
     """Return the integer part, as a conversion to integers in C gives it: toward zero."""
     return Enclosure(x.parts.trunc())
-
-
-def _away(x: Tensor) -> Tensor:
-    """Round to nearest, ties away from zero; from 2**52 on every number of fp64 is an integer."""
-    whole = (x.abs() + 0.5).floor()
-    return torch.where(x.abs() < 2.0**52, torch.copysign(whole, x), x)
 
 
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127

@@ -82,7 +82,7 @@ def dequantized(
             if tensor is not None:
                 raise ValueError(f"{name} is given with a weight of {codes.dtype}; pass its codes, or no {name}")
         return Enclosure.point(codes)
-    # Find the scheme of codes of this dtype; of two, by whether there is a zero point.
+    # Of two schemes of this dtype, that with a zero point or without.
     found = [scheme for scheme in SCHEMES.values() if scheme.words == codes.dtype]
     if not found:
         known = ", ".join(f"{scheme.words} ({scheme.name})" for scheme in SCHEMES.values())
@@ -91,7 +91,9 @@ def dequantized(
     _check_dtypes(scheme, scale, zero)
     assert scale is not None
     _check_shapes(scheme, codes, scale, zero, columns)
-    scales = Enclosure.point(_scale_values(scale))
+    if scale.dtype == torch.uint8:
+        scale = torch.where(scale == E8M0_NAN, torch.nan, power_of_two(scale.to(torch.int64) - E8M0_BIAS))
+    scales = Enclosure.point(scale.double())
     per_group = scales[..., None, None] if scheme.group_size is None else scales[..., None]
     levels = _levels(scheme, codes.device)
     groups = levels[unpack(codes, scheme.bits)].unflatten(-1, (per_group.shape[-2], -1))
@@ -124,19 +126,15 @@ def _levels(scheme: Scheme, device: torch.device) -> Tensor:
     return torch.tensor(scheme.levels, dtype=torch.float64, device=device)
 
 
-def _scale_values(scale: Tensor) -> Tensor:
-    """Convert the scale to fp64."""
-    if scale.dtype != torch.uint8:
-        return scale.double()
-    return torch.where(scale == E8M0_NAN, torch.nan, power_of_two(scale.to(torch.int64) - E8M0_BIAS))
-
-
 def _check_dtypes(scheme: Scheme, scale: Tensor | None, zero: Tensor | None) -> None:
     """Raise ValueError unless scale and zero are there as `scheme` has them."""
     if scale is None:
         raise ValueError(f"scale is missing; a weight of {scheme.words} is {scheme.name} and needs one")
     if scale.dtype not in scheme.scales:
-        raise ValueError(f"scale is {scale.dtype}; {scheme.name} has {either(scheme.scales)}{_hint(scheme)}")
+        # Codes of this dtype may have been meant for a scheme with a zero point.
+        others = [s for s in SCHEMES.values() if s.words == scheme.words and s.has_zero and not scheme.has_zero]
+        hint = "".join(f"; with a zero point it would be {s.name}, which has {either(s.scales)}" for s in others)
+        raise ValueError(f"scale is {scale.dtype}; {scheme.name} has {either(scheme.scales)}{hint}")
     if zero is None:
         return
     if not scheme.has_zero:
@@ -146,12 +144,6 @@ def _check_dtypes(scheme: Scheme, scale: Tensor | None, zero: Tensor | None) -> 
     least, most = torch.stack(zero.aminmax()).tolist() if zero.numel() else (0, 0)
     if not 0 <= least <= most <= LARGEST_ZERO:
         raise ValueError(f"zero holds {least} to {most}; it must be 0 to {LARGEST_ZERO}")
-
-
-def _hint(scheme: Scheme) -> str:
-    """Name the scheme with a zero point that codes of this dtype may have been meant for; empty if there is none."""
-    others = [s for s in SCHEMES.values() if s.words == scheme.words and s.has_zero and not scheme.has_zero]
-    return "".join(f"; with a zero point it would be {s.name}, which has {either(s.scales)}" for s in others)
 
 
 def _check_shapes(scheme: Scheme, codes: Tensor, scale: Tensor, zero: Tensor | None, columns: int | None) -> None:

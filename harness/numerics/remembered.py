@@ -40,8 +40,15 @@ class _RememberedCall:
     result: Any
 
     def had(self, operands: list[Tensor]) -> bool:
-        """Check whether its operands, in the memory of the host, were these, bit by bit."""
-        return all(map(_is_same, self.operands, self.places, operands))
+        """Check whether its operands, in the memory of the host, were these, bit by bit, and are what they were."""
+        for known, place, given in zip(self.operands, self.places, operands, strict=True):
+            if (known.data_ptr(), known._version) != place:
+                return False
+            bits = _BITS[known.itemsize]
+            same_place = (given.data_ptr(), given._version) == place
+            if not same_place and not torch.equal(known.view(bits), given.view(bits)):
+                return False
+        return True
 
 
 class _CallCache:
@@ -73,7 +80,9 @@ class _CallCache:
 
     def _has_room(self, call: _RememberedCall) -> bool:
         """Check whether there is room for a call, and take it; memory that is kept already takes none."""
-        taken = {t.data_ptr(): t.numel() for t in (*call.operands, *_tensors(call.result))}
+        results: list[Tensor] = []
+        _shown(call.result, results)
+        taken = {t.data_ptr(): t.numel() for t in (*call.operands, *results)}
         elements = self._elements + sum([count for address, count in taken.items() if address not in self._kept])
         if elements > _MOST:
             return False
@@ -126,23 +135,9 @@ def _alike(calls: Iterable[_RememberedCall], operands: list[Tensor]) -> _Remembe
     return next((call for call in calls if call.had(operands)), None)
 
 
-def _is_same(known: Tensor, place: tuple[int, int], given: Tensor) -> bool:
-    """Check whether two tensors of one layout have the same bits, and the known one has not been written to."""
-    if (known.data_ptr(), known._version) != place:
-        return False
-    bits = _BITS[known.itemsize]
-    return (given.data_ptr(), given._version) == place or torch.equal(known.view(bits), given.view(bits))
-
-
 @cache
 def _names(kind: Any) -> tuple[str, ...]:
     """Return the attributes that tell values of a type apart; none where they are hashable as they are."""
     if kind is slice:
         return "start", "stop", "step"
     return () if kind is Format or not is_dataclass(kind) else tuple(f.name for f in fields(kind))
-
-
-def _tensors(value: object) -> list[Tensor]:
-    found: list[Tensor] = []
-    _shown(value, found)
-    return found

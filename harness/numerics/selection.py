@@ -99,16 +99,11 @@ def less(a: Enclosure | float, b: Enclosure | float, *, or_equal: bool = False) 
     """Compare a < b, or a ≤ b; false of NaN."""
     x, y = (full(parts) for parts in aligned(a, b))
     compare = torch.le if or_equal else torch.lt
-    lost = _lost(x, y)
     exact, value = compare(x[:2], y[:2])
-    must, may = compare(x[3], y[2]) & ~lost, compare(x[2], y[3])
+    must, may = compare(x[3], y[2]), compare(x[2], y[3])
+    for four in (x, y):
+        must = must & ~(torch.isneginf(four[2]) & torch.isposinf(four[3]))  # nothing is known about this operand
     return Truth(torch.stack([exact, value, must, may]))
-
-
-def _lost(*operands: Tensor) -> Tensor:
-    """Return a mask of the elements where nothing is known about one of the operands, all of four parts."""
-    masks = [torch.isneginf(x[2]) & torch.isposinf(x[3]) for x in operands]
-    return torch.stack(torch.broadcast_tensors(*masks)).any(0)
 
 
 @algebraic(rules.chosen, of_enclosures=True)
@@ -146,16 +141,11 @@ def minimum(a: Enclosure | float, b: Enclosure | float, nan: NaN = "propagate") 
 
 def _larger(x: Tensor, y: Tensor, nan: NaN) -> Tensor:
     """Return the larger of two, part by part."""
-    x, y = _of_one_kind(Enclosure(x), Enclosure(y))
+    x, y = aligned(Enclosure(x), Enclosure(y))
+    x, y = (x, y) if len(x) == len(y) else (full(x), full(y))
     if _ignored(nan):
         return torch.fmax(x, y)  # what may be NaN, about which nothing is known, has no largest end
     return unknown_where(torch.maximum(x, y), unknown(x), unknown(y))
-
-
-def _of_one_kind(a: Enclosure, b: Enclosure) -> tuple[Tensor, Tensor]:
-    """Return the parts of both, equally many of each."""
-    x, y = aligned(a, b)
-    return (x, y) if len(x) == len(y) else (full(x), full(y))
 
 
 def _ignored(nan: str) -> bool:

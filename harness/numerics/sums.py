@@ -237,20 +237,15 @@ def cumsum(x: Enclosure) -> Enclosure:
     count = torch.arange(1, x.shape[-1] + 1, dtype=torch.float64, device=x.parts.device)
     relative = torch.tensor([current().accumulation(n) for n in range(1, x.shape[-1] + 1)], dtype=torch.float64)
     relative = relative.to(count.device) + 2 * count * FP64_U
-    return Enclosure(
-        bounded_each(_facts_of_prefixes(x.parts), relative, 0.0, count * flushed(), -torch.inf, current().arithmetic)
-    )
-
-
-def _facts_of_prefixes(terms: Tensor) -> Tensor:
-    """Return the facts of `Sum` for each prefix."""
+    terms = x.parts
     lo, hi = (terms[2], terms[3]) if len(terms) == 4 else (terms[-1], terms[-1])
     magnitude = torch.maximum(lo.abs(), hi.abs()).cumsum(-1)
     of_finite = torch.maximum(finite(lo), finite(hi)).cumsum(-1)
     quantum = units_of(lo.contiguous()).cummin(-1).values
     known = (lo == hi).to(lo.dtype).cummin(-1).values
     signs = [sign.to(lo.dtype).cummax(-1).values for sign in (lo < 0, hi > 0)]
-    return torch.cat([full(terms.cumsum(-1)), torch.stack([magnitude, of_finite, quantum, known, *signs])])
+    facts = torch.cat([full(terms.cumsum(-1)), torch.stack([magnitude, of_finite, quantum, known, *signs])])
+    return Enclosure(bounded_each(facts, relative, 0.0, count * flushed(), -torch.inf, current().arithmetic))
 
 
 @algebraic(rules.added, of_enclosures=True)

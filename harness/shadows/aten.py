@@ -115,13 +115,20 @@ class Following(UncompiledMode):
         if (out := self.decomposed(func, args, kwargs)) is not NotImplemented:
             return out
         if name.startswith("_foreach_"):
-            return self._for_each(name, args, kwargs)
+            single = getattr(torch.ops.aten, name.removeprefix("_foreach_"))
+            with self:
+                found = [
+                    single(*(x[k] if isinstance(x, (list, tuple)) else x for x in args), **kwargs)
+                    for k in range(len(args[0]))
+                ]
+            return None if name.endswith("_") else found
         if func._schema.is_mutable:
             self._may_compute()
             return self._written(func, args, kwargs)
         out = self._computed(func, args, kwargs)
         given = tensors_in((args, kwargs))
-        if any(_shares(out, x) for x in given):
+        places = {_base(x) for x in tensors_in(out)} - {0}
+        if any(_base(x) in places for x in given):
             self._seen_anew(func, out, given)
             return out
         self._may_compute()
@@ -255,16 +262,6 @@ class Following(UncompiledMode):
         results = [torch.view_as_real(x) if x.is_complex() else x for x in results]
         self._note(str(func), reason)
         return [Residues.of(x).opened if x.is_floating_point() else None for x in results]
-
-    def _for_each(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation on lists of tensors, element by element of the lists."""
-        single = getattr(torch.ops.aten, name.removeprefix("_foreach_"))
-        with self:
-            found = [
-                single(*(x[k] if isinstance(x, (list, tuple)) else x for x in args), **kwargs)
-                for k in range(len(args[0]))
-            ]
-        return None if name.endswith("_") else found
 
     def unseen(self) -> None:
         """Note a tensor whose values come from elsewhere."""
@@ -406,10 +403,6 @@ def _floats(x: Tensor) -> Tensor:
 
 def _base(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
-
-
-def _shares(out: object, x: Tensor) -> bool:
-    return any(bool(base := _base(o)) and base == _base(x) for o in tensors_in(out))
 
 
 def _is_narrow(results: Sequence[Tensor]) -> bool:

@@ -147,7 +147,8 @@ class _Steps(UncompiledMode):
         given = f" with {', '.join(numbers)}" if numbers else ""
         yield f"{function.__module__}.{function.__qualname__}:{code.co_firstlineno}{given}"
         for other in called:
-            yield from self._text(other, seen) if not _is_tritons(other.fn) else ()
+            if str(other.fn.__module__).split(".")[0] != "triton":
+                yield from self._text(other, seen)
 
     def keep(self, tensor: Tensor) -> None:
         """Copy the bytes in the memory of a tensor."""
@@ -184,7 +185,3 @@ def described(value: Any) -> str:
     if hasattr(value, "arg_names"):
         return str(value.fn.__qualname__)
     return repr(getattr(value, "value", value))
-
-
-def _is_tritons(function: Any) -> bool:
-    return str(function.__module__).split(".")[0] == "triton"

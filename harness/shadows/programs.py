@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from operator import methodcaller
 from types import MappingProxyType
 from typing import Any
 
@@ -239,7 +240,10 @@ class Shadow(Builder):
 
     def _moved(self, function: Callable[..., Array], made: Any, args: Any) -> Tensor | None:
         """Move residues as a function moves the bits of the values; return None if it does more than move."""
-        stacks = [self._stack(x) if is_float(x.data.dtype) else x.data for x in args]
+        stacks = [x.data for x in args]
+        for i, x in enumerate(args):
+            if is_float(x.data.dtype):  # the builder takes the first axis for one of programs
+                stacks[i] = np.concatenate([self.residues(x).numbers.numpy(), _bits(x.data)[None]])
         try:
             moved = function(*stacks)
         except Exception:  # it is one of floats
@@ -249,10 +253,6 @@ class Shadow(Builder):
         if moved.shape != (5, *made.data.shape) or not np.array_equal(moved[4], _bits(made.data)):
             return None
         return _tensor(moved[:4])
-
-    def _stack(self, handle: Any) -> Array:
-        """Stack residues and bits of values, [5, …]; the builder takes the first axis for one of programs."""
-        return np.concatenate([self.residues(handle).numbers.numpy(), _bits(handle.data)[None]])
 
     # Constants.
 
@@ -290,7 +290,13 @@ class Shadow(Builder):
         if combine_fn is standard._sum_combine:
             found = Residues(numbers).total(back)
         else:
-            found = _extreme(Residues(numbers), values, back, largest=combine_fn is standard._elementwise_max)
+            # By values; OPEN where others of its value have other residues.
+            x, largest = Residues(numbers), combine_fn is standard._elementwise_max
+            known = torch.where(torch.isnan(values), -math.inf if largest else math.inf, values)
+            place = (known.argmax if largest else known.argmin)(back, keepdim=True)
+            found = x.moved(lambda n: n.gather(back, place.expand(4, *place.shape)))
+            tied = (known == known.gather(back, place)) & (x.p != found.p)
+            found = found.open_where(tied.any(back, keepdim=True))
         found = Residues(found.numbers.reshape(4, *made.handle.data.shape))
         self.give(made.handle, found.seen(values_of(made.handle)))
         return made
@@ -388,15 +394,6 @@ def _of_integers(data: Array) -> Residues:
     whole = _tensor(data.astype(np.int64))
     residues = Residues.of(whole)
     return residues.open_where(whole < 0) if data.dtype == np.uint64 else residues
-
-
-def _extreme(x: Residues, values: Tensor, dim: int, *, largest: bool) -> Residues:
-    """Return the extreme along a dimension, by values; OPEN where others of its value have other residues."""
-    known = torch.where(torch.isnan(values), -math.inf if largest else math.inf, values)
-    place = (known.argmax if largest else known.argmin)(dim, keepdim=True)
-    found = x.moved(lambda n: n.gather(dim, place.expand(4, *place.shape)))
-    tied = (known == known.gather(dim, place)) & (x.p != found.p)
-    return found.open_where(tied.any(dim, keepdim=True))
 
 
 # Rules: what an operation of the builder's, by its name without `create_`, computes.
@@ -563,10 +560,6 @@ def _dot(self: Shadow, made: Any, a: Any, b: Any, d: Any, precision: Any, *_: An
     return (x @ y + self.residues(d)).rounded(FORMATS[made.data.dtype], values_of(made))
 
 
-def _named(name: str, **symmetry: bool) -> Callable[[Residues], Residues]:
-    return lambda x: x.function(name, **symmetry)
-
-
 _FUNCTIONS: dict[str, Callable[..., Residues]] = {
     **FORMULAS,
     "add": operator.add,
@@ -581,8 +574,11 @@ _FUNCTIONS: dict[str, Callable[..., Residues]] = {
     "sinh": lambda x: (x.exp() - (-x).exp()) * constant(0.5),
     "cosh": lambda x: (x.exp() + (-x).exp()) * constant(0.5),
     "erfc": lambda x: constant(1.0) - x.function("erf", odd=True),
-    **{name: _named(name, odd=True) for name in ("tan", "asin", "atan", "asinh", "atanh", "cbrt", "erfinv")},
-    **{name: _named(name) for name in ("acos", "acosh", "lgamma")},
+    **{
+        name: methodcaller("function", name, odd=True)
+        for name in ("tan", "asin", "atan", "asinh", "atanh", "cbrt", "erfinv")
+    },
+    **{name: methodcaller("function", name) for name in ("acos", "acosh", "lgamma")},
 }
 
 _CHOICES: dict[str, Rule] = {
@@ -636,7 +632,8 @@ _RULES: dict[str, Rule] = {
 # Operations with effects, or with results that are no single handle of floats.
 
 
-def _loaded(self: Shadow, made: Any, ptr: Any, mask: Any, other: Any) -> Any:
+def _loaded(self: Shadow, method: Any, ptr: Any, mask: Any, other: Any, *how: Any, **kw: Any) -> Any:
+    made = self.quietly(method, ptr, *(() if mask is None else (mask, other)), *how, **kw)
     data, memory = made.data, self._shadowing.memory
     addresses = np.broadcast_to(ptr.data, data.shape)
     if not is_float(data.dtype):
@@ -661,26 +658,9 @@ def _loaded(self: Shadow, made: Any, ptr: Any, mask: Any, other: Any) -> Any:
     return made
 
 
-def _plain_load(self: Shadow, method: Any, ptr: Any, *caching: Any) -> Any:
-    return _loaded(self, self.quietly(method, ptr, *caching), ptr, None, None)
-
-
-def _masked_load(self: Shadow, method: Any, ptr: Any, mask: Any, other: Any, *args: Any, **kw: Any) -> Any:
-    return _loaded(self, self.quietly(method, ptr, mask, other, *args, **kw), ptr, mask, other)
-
-
-def _store(self: Shadow, method: Any, ptr: Any, value: Any, *caching: Any) -> None:
-    self.quietly(method, ptr, value, *caching)
-    _put(self, ptr, value, None)
-
-
-def _masked_store(self: Shadow, method: Any, ptr: Any, value: Any, mask: Any, *args: Any, **kw: Any) -> None:
-    self.quietly(method, ptr, value, mask, *args, **kw)
-    _put(self, ptr, value, mask)
-
-
-def _put(self: Shadow, ptr: Any, value: Any, mask: Any) -> None:
+def _stored(self: Shadow, method: Any, ptr: Any, value: Any, mask: Any, *how: Any, **kw: Any) -> None:
     """Store a handle's residues at addresses, except where a mask is false."""
+    self.quietly(method, ptr, value, *(() if mask is None else (mask,)), *how, **kw)
     shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
     addresses, inside = np.broadcast_to(ptr.data, shape), _inside(mask, shape)
     residues, dtype = self.held(value, addresses[inside])
@@ -829,10 +809,10 @@ _PTX: dict[str, Callable[..., Residues]] = {
 }
 
 _EFFECTS: dict[str, Callable[..., Any]] = {
-    "load": _plain_load,
-    "masked_load": _masked_load,
-    "store": _store,
-    "masked_store": _masked_store,
+    "load": lambda self, method, ptr, *caching: _loaded(self, method, ptr, None, None, *caching),
+    "masked_load": _loaded,
+    "store": lambda self, method, ptr, value, *caching: _stored(self, method, ptr, value, None, *caching),
+    "masked_store": _stored,
     "atomic_rmw": _updated,
     "atomic_cas": _exchanged,
     "bitcast": _cast_bits,

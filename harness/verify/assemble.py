@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from lastbit.branches.unreached_branches import merged, unreached
+from lastbit.branches.branch_sites import merged, unreached
 from lastbit.case import Case, Choices, Option, parse_case
 from lastbit.config import Config
 from lastbit.errors import UsageError

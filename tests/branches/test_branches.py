@@ -11,9 +11,8 @@ import pytest
 import torch
 import triton
 
-from lastbit.branches.branch_sites import sites_of
+from lastbit.branches.branch_sites import merged, sites_of, unreached
 from lastbit.branches.taken import TakenBranches, traced_call, watching
-from lastbit.branches.unreached_branches import merged, unreached
 from lastbit.errors import UsageError
 from lastbit.interpret import install
 from lastbit.kernel import load_file

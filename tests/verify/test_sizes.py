@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lastbit.branches.branch_sites import unreached
 from lastbit.branches.size_constants import SizeConstants, size_constants
 from lastbit.branches.taken import traced_call, watching
-from lastbit.branches.unreached_branches import unreached
 from lastbit.case import Case
 from lastbit.config import Config
 from lastbit.devices import plan_devices

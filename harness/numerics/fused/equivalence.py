@@ -53,11 +53,9 @@ def operand(parts: int, shape: tuple[int, ...], seed: int) -> Tensor:
     scale = 2.0 ** torch.randint(-30, 30, (parts, *shape), generator=generator).double()
     ordinary = (torch.randn((parts, *shape), generator=generator).double() * scale).float().double()
     x = torch.where(torch.rand((parts, *shape), generator=generator) < 0.5, special, ordinary)
-    return x if parts < 4 else _ordered(x, torch.rand(shape, generator=generator))
-
-
-def _ordered(x: Tensor, kind: Tensor) -> Tensor:
-    """Make the ends one number, in order, both NaN, or unknown, by the random `kind`."""
+    if parts < 4:
+        return x
+    kind = torch.rand(shape, generator=generator)  # the ends are one number, in order, both NaN, or unknown
     second = torch.where(kind < 0.3, x[2], x[3])  # arbitrary shares: each kind is in every hundred elements
     lo, hi = torch.minimum(x[2], second), torch.maximum(x[2], second)
     lost = kind > 0.95

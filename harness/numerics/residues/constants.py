@@ -53,9 +53,9 @@ def constant(number: float) -> Residues:
     tiny = 0 < own < _LEAST and own not in (_products.get() or {})
     extreme = tiny or own > _LARGEST or number < _LOWEST
     flags = CONSTANT | (SIGN if signless else 0) | (EXTREME if extreme else 0)
-    return Residues(torch.tensor([*pair, NONE, flags])).open_where(
-        torch.tensor(number > 1 << 12 and math.frexp(number - 1)[0] == 0.5)
-    )
+    # c · x - (c · x - x) rounds x where c = 2^s + 1, by which Veltkamp splits numbers into parts.
+    splits = number > 1 << 12 and math.frexp(number - 1)[0] == 0.5
+    return Residues(torch.tensor([*pair, NONE, flags])).open_where(torch.tensor(splits))
 
 
 def is_recognised(number: float) -> bool:

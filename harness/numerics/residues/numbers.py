@@ -361,7 +361,7 @@ class Residues:
         again = field.mixed(hashed, seal, Q)
         mark = self.q * field.power_of_two(-exponent, Q) % Q
         sealed = (mark == field.mixed(p, seal, Q)) | (2 * mark % Q == field.mixed(2 * p % P, seal, Q))
-        known, _, numbers = _table(fmt)
+        known, _, numbers = _table(fmt)  # by chance alone, one residue in 2^15 is that of some number of 16 bits
         place = _place(fmt, self.p)
         near = (values - numbers[place]).abs() <= _ABOUT * numbers[place].abs()
         held = ((known[place] == self.p) & (near | (self.p == 0))) | (sealed & (self.flags & NO_EXPONENT == 0))
