@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -91,12 +92,8 @@ class Given:
 
 def view(start: int, count: int, raw: DType) -> Array:
     """Return `count` numbers in memory as a writable array."""
-    return np.asarray(_Memory({"data": (start, False), "shape": (count,), "typestr": raw.str, "version": 3}))
-
-
-@dataclass(frozen=True)
-class _Memory:
-    __array_interface__: dict[str, Any]
+    interface = {"data": (start, False), "shape": (count,), "typestr": raw.str, "version": 3}
+    return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 
 def given(arguments: Iterable[tuple[str, Any]], blank: Callable[[Tensor], int | None]) -> list[Given]:

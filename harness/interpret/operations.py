@@ -207,7 +207,8 @@ class _Spy:
 
     def __init__(self, recorder: Recorder, handles: Sequence[Any]) -> None:
         self._recorder = recorder
-        self._places = {id(handle): _Place(0, i) for i, handle in enumerate(handles)}
+        # Handle → where it is: among the operation's tensors (0), constants (1) or results (2), and its number there.
+        self._places = {id(handle): (0, i) for i, handle in enumerate(handles)}
         self._constants: dict[int, Any] = {}
         self._calls: list[tuple[str, tuple[Any, ...], Any, Any]] = []
         self._understood = True
@@ -228,7 +229,7 @@ class _Spy:
         return result
 
     def _add_constant(self, handle: Any) -> None:
-        self._places[id(handle)] = _Place(1, len(self._constants))
+        self._places[id(handle)] = 1, len(self._constants)
         self._constants[id(handle)] = handle
 
     def _create(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -240,14 +241,14 @@ class _Spy:
         if name in PURE and all(id(x) in self._constants for x in operands):
             self._add_constant(result)
         else:
-            self._places[id(result)] = _Place(2, len(self._calls))
+            self._places[id(result)] = 2, len(self._calls)
             self._calls.append((name, args, result, self._recorder.run))
         return result
 
     def course(self, result: Any, tensors: list[Any], kept: Any) -> _Course | None:
         """Return the course of an operation that gave `result`; None if a course cannot express it."""
         starts = (0, len(tensors), len(tensors) + len(self._constants))
-        places = {key: starts[place.part] + place.number for key, place in self._places.items()}
+        places = {key: starts[part] + number for key, (part, number) in self._places.items()}
         known = result is None or (type(result) is tl.tensor and id(result.handle) in places)
         if not (self._understood and known):
             return None
@@ -255,13 +256,6 @@ class _Spy:
         attributes = {} if result is None else {k: v for k, v in vars(result).items() if k != "handle"}
         calls = [_call(places, *call) for call in self._calls]
         return _Course(self._constants, calls, given, attributes, result and places[id(result.handle)], kept)
-
-
-class _Place(NamedTuple):
-    """The place of a handle: among the operation's tensors (0), constants (1) or results (2), and its number there."""
-
-    part: int
-    number: int
 
 
 def _call(places: dict[int, int], name: str, args: tuple[Any, ...], result: Any, run: Any) -> _Call:

@@ -191,16 +191,14 @@ def _arithmetic(instruction: Instruction, registers: Registers) -> Array:
         wide = np.dtype(f"{dtype.kind}{2 * dtype.itemsize}")
         return function(*(registers.read(x, dtype) for x in operands[:2]), registers.read(operands[2], wide))
     xs = [read_lanes(registers, x, dtype) if lanes else registers.read(x, dtype) for x in operands]
-    result = _rounded(instruction.name, modifiers, function, xs) if is_float(dtype) else np.asarray(function(*xs))
-    return join_lanes(result) if lanes else result
-
-
-def _rounded(name: str, modifiers: frozenset[str], function: Function, xs: list[Array]) -> Array:
-    """Apply `function`, and treat subnormal numbers, negative numbers and those above 1 as the modifiers say."""
+    if not is_float(dtype):
+        result = np.asarray(function(*xs))
+        return join_lanes(result) if lanes else result
     ftz = "ftz" in modifiers
     result = function(*(map(flush, xs) if ftz else xs))
     result = limited(modifiers, flush(result) if ftz else result)
-    return result if name == "copysign" else canonical(result)
+    result = result if instruction.name == "copysign" else canonical(result)
+    return join_lanes(result) if lanes else result
 
 
 def limited(modifiers: frozenset[str], x: Array) -> Array:
@@ -243,26 +241,20 @@ _DIRECTIONS = {"rm": -np.inf, "rp": np.inf}
 
 def convert(instruction: Instruction, registers: Registers) -> Any:
     """Perform a `cvt`; raise NotImplementedError for one of another form, such as stochastic rounding."""
-    *modifiers, target, source = instruction.suffixes
-    result = _converted(frozenset(modifiers), target, source, instruction.operands[1:], registers)
-    if result is None:
-        raise not_interpreted(instruction.text)
-    return result
-
-
-def _converted(
-    modifiers: frozenset[str], target: str, source: str, operands: tuple[Any, ...], registers: Registers
-) -> Array | None:
+    *suffixes, target, source = instruction.suffixes
+    modifiers, operands, result = frozenset(suffixes), instruction.operands[1:], None
     if target in NARROW or target in _HALVES:
-        return _to_pair(modifiers, target, source, operands, registers)
-    if target == "tf32" and source == "f32" and modifiers & {"rna", "rn"}:
+        result = _to_pair(modifiers, target, source, operands, registers)
+    elif target == "tf32" and source == "f32" and modifiers & {"rna", "rn"}:
         # To 19 of 32 bits; a NaN whose payload is in the others becomes infinite.
         bits = registers.read(operands[0], TYPES["f32"]).view(np.uint32)
         half = np.uint32(0x1000) if "rna" in modifiers else np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
-        return (bits + half & np.uint32(0xFFFFE000)).view(np.float32)
-    if target not in TYPES or source not in TYPES:
-        return None
-    return _to_one(modifiers, TYPES[target], registers.read(operands[0], TYPES[source]))
+        result = (bits + half & np.uint32(0xFFFFE000)).view(np.float32)
+    elif target in TYPES and source in TYPES:
+        result = _to_one(modifiers, TYPES[target], registers.read(operands[0], TYPES[source]))
+    if result is None:
+        raise not_interpreted(instruction.text)
+    return result
 
 
 def _to_one(modifiers: frozenset[str], target: DType, x: Array) -> Array | None:
@@ -271,7 +263,16 @@ def _to_one(modifiers: frozenset[str], target: DType, x: Array) -> Array | None:
         return None
     x = flush(x) if "ftz" in modifiers else x
     if not is_float(target):
-        return _to_integer(modifiers, target, x)
+        if is_float(x.dtype):
+            whole = next((_TO_INTEGER[m] for m in modifiers if m in _TO_INTEGER), np.trunc)
+            x = float_to_int(
+                whole(x.astype(np.float64)).astype(x.dtype), target if target.itemsize > 1 else TYPES["s32"]
+            )
+        elif "sat" not in modifiers:
+            return x.astype(target)
+        limits, own = np.iinfo(target), np.iinfo(x.dtype)
+        low, high = max(limits.min, own.min), min(limits.max, own.max)
+        return np.clip(x, x.dtype.type(low), x.dtype.type(high)).astype(target)
     if x.dtype.kind in "iu" and x.dtype.itemsize == 8:
         return x.astype(target) if modifiers == {"rn"} else None  # no fp64 number, so rounded here
     if whole := modifiers & set(_TO_INTEGER):
@@ -290,17 +291,6 @@ def _rounded_to(modifiers: frozenset[str], x: Array, target: DType) -> Array:
     back, exact = nearest.astype(np.float64), x.astype(np.float64)
     wrong = back > exact if direction < 0 else back < exact
     return np.where(wrong, np.nextafter(nearest, target.type(direction)), nearest)
-
-
-def _to_integer(modifiers: frozenset[str], target: DType, x: Array) -> Array:
-    if is_float(x.dtype):
-        whole = next((_TO_INTEGER[m] for m in modifiers if m in _TO_INTEGER), np.trunc)
-        x = float_to_int(whole(x.astype(np.float64)).astype(x.dtype), target if target.itemsize > 1 else TYPES["s32"])
-    elif "sat" not in modifiers:
-        return x.astype(target)
-    limits, own = np.iinfo(target), np.iinfo(x.dtype)
-    low, high = max(limits.min, own.min), min(limits.max, own.max)
-    return np.clip(x, x.dtype.type(low), x.dtype.type(high)).astype(target)
 
 
 def _to_pair(
@@ -326,19 +316,17 @@ def _to_pair(
         return None
     pair = limited(modifiers, pair)
     if target in _HALVES:
-        return join_lanes(canonical(_limit(modifiers, _rounded_to(modifiers, pair, _HALVES[target]))))
+        rounded = _rounded_to(modifiers, pair, _HALVES[target])
+        if "satfinite" in modifiers:
+            limit = np.copysign(_largest(rounded.dtype), rounded)
+            rounded = np.where(np.isinf(rounded), limit, rounded).astype(rounded.dtype)
+        return join_lanes(canonical(rounded))
     dtype = NARROW[target]
     codes = _exponents(pair, up="rp" in modifiers) if dtype == E8M0 else _codes(pair, dtype)
     if dtype == E2M1:
         nibbles: Array = codes[..., 0] | codes[..., 1] << np.uint8(4)
         return nibbles
     return join_lanes(codes)
-
-
-def _limit(modifiers: frozenset[str], x: Array) -> Array:
-    if "satfinite" not in modifiers:
-        return x
-    return np.where(np.isinf(x), np.copysign(_largest(x.dtype), x), x).astype(x.dtype)
 
 
 def _largest(dtype: DType) -> np.float32:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,14 +11,8 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import interpreter_semantic
 
-
-@dataclass(frozen=True)
-class LaunchCheck:
-    """A launch, and the values that it must return."""
-
-    name: str
-    launch: Callable[[], torch.Tensor]
-    expected: Sequence[float]
+Check = tuple[str, Callable[[], torch.Tensor], Sequence[float]]
+"""A name, a launch, and the values that it must return."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -70,39 +63,34 @@ def _bf16(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.bfloat16)
 
 
-def checks() -> tuple[LaunchCheck, ...]:
+def checks() -> tuple[Check, ...]:
     """Return the checks of rounding, conversions, scalar arguments, several programs and reductions, a launch each."""
     ties = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, 2.0**-134, 3.4e38])
     fp8 = torch.tensor([1.0625, 1.1875, -1000.0, math.inf])
+    factors = [_bf16(1.0078125, 3.0), _bf16(1.0078125, 0.5)]
     small = torch.tensor([2.0, -1.0, 3.0, 0.5], dtype=torch.float16)
     return (
-        LaunchCheck("fp32 to bf16", lambda: _ran(_convert, [ties], torch.bfloat16), [1.0, 1.015625, 0.0, math.inf]),
-        LaunchCheck("fp32 to e4m3", lambda: _ran(_convert, [fp8], torch.float8_e4m3fn), [1.0, 1.25, -448.0, 448.0]),
-        LaunchCheck("bf16 to fp32", lambda: _ran(_convert, [_bf16(1.5, -2.0)], torch.float32), [1.5, -2.0]),
-        LaunchCheck(
-            "bf16 product",
-            lambda: _ran(_multiply, [_bf16(1.0078125, 3.0), _bf16(1.0078125, 0.5)], torch.bfloat16),
-            [1.015625, 1.5],
-        ),
-        LaunchCheck(
-            "scalars", lambda: _ran(_scale, [_bf16(3.0, 3.0)], torch.float32, 0.1, 50000), [0.6000000238418579] * 2
-        ),
-        LaunchCheck("programs", lambda: _ran(_repeat, [small], torch.float32, programs=4), [2.0, -2.0, 3.0, 1.0]),
-        LaunchCheck("reductions", lambda: _ran(_reduce, [small], torch.float32), [4.5, 3.0, 11.5, -1.0]),
+        ("fp32 to bf16", lambda: _ran(_convert, [ties], torch.bfloat16), [1.0, 1.015625, 0.0, math.inf]),
+        ("fp32 to e4m3", lambda: _ran(_convert, [fp8], torch.float8_e4m3fn), [1.0, 1.25, -448.0, 448.0]),
+        ("bf16 to fp32", lambda: _ran(_convert, [_bf16(1.5, -2.0)], torch.float32), [1.5, -2.0]),
+        ("bf16 product", lambda: _ran(_multiply, factors, torch.bfloat16), [1.015625, 1.5]),
+        ("scalars", lambda: _ran(_scale, [_bf16(3.0, 3.0)], torch.float32, 0.1, 50000), [0.6000000238418579] * 2),
+        ("programs", lambda: _ran(_repeat, [small], torch.float32, programs=4), [2.0, -2.0, 3.0, 1.0]),
+        ("reductions", lambda: _ran(_reduce, [small], torch.float32), [4.5, 3.0, 11.5, -1.0]),
     )
 
 
-def differences(chosen: Sequence[LaunchCheck] | None = None) -> list[str]:
+def differences(chosen: Sequence[Check] | None = None) -> list[str]:
     """Return a sentence for every check that fails or raises."""
     wrong = []
-    for check in checks() if chosen is None else chosen:
+    for name, launch, expected in checks() if chosen is None else chosen:
         try:
-            actual = check.launch().double().tolist()
+            actual = launch().double().tolist()
         except Exception as error:
-            wrong.append(f"{check.name} raised {type(error).__name__}: {error}")
+            wrong.append(f"{name} raised {type(error).__name__}: {error}")
             continue
-        if actual != list(check.expected):
-            wrong.append(f"{check.name} gave {actual} instead of {list(check.expected)}")
+        if actual != list(expected):
+            wrong.append(f"{name} gave {actual} instead of {list(expected)}")
     return wrong
 
 

@@ -171,40 +171,14 @@ def losing(left: Factor, right: Factor, block: int, pieces: int, magnitude: Tens
     """
     terms, premises = left.terms, current()
     block = min(block, terms // pieces)
-    sizes = _sizes(left, right, block, pieces, known + 4 * terms * FP64_U * magnitude)
-    joined = torch.minimum(block * sizes.beyond, premises.height(terms) * sizes.most)
-    lost = magnitude + block * sizes.alone + joined
-    if (cores := premises.tensor_cores) is not None:
-        steps, of_step = -(-block // cores.products), cores.lost(cores.products)
-        added = max(0.0, 1 - cores.cut / U)  # a block that is summed alone: its first step cuts off no sum so far
-        cut = (steps - 1) * of_step * (sizes.alone + sizes.beyond) + (of_step + added) * sizes.ends
-        lost = torch.maximum(lost, cut)
-    return U * _EVALUATION * lost + terms * FP64_U * magnitude
-
-
-@dataclass(frozen=True, eq=False)
-class _Sizes:
-    """Bounds of the numbers in the blocks of a dot, as powers of two, each summed over all blocks but `most`.
-
-    Attributes:
-        alone: sums of some terms of a block.
-        beyond: how much larger those may be to which the accumulator was added.
-        most: the largest such difference.
-        ends: the accumulator before and after a block, and each term of it.
-    """
-
-    alone: Tensor
-    beyond: Tensor
-    most: Tensor
-    ends: Tensor
-
-
-def _sizes(left: Factor, right: Factor, block: int, pieces: int, slack: Tensor) -> _Sizes:
-    """Return the sizes, all of which may be larger by `slack`. Sums are halved: the middle of a block counts."""
+    slack = known + 4 * terms * FP64_U * magnitude  # by which all sizes may be larger
+    # Sums are halved: the middle of a block counts.
     operands = left.middle / 2, right.middle.mT, left.size / 2, right.size.mT
     x, y, x_size, y_size = (_in_blocks(operand, block, pieces) for operand in operands)
-    accumulator, *sums = (torch.zeros_like(slack) for _ in range(5))
-    sizes = _Sizes(*sums)
+    # Powers of two that bound the numbers in a block, each summed over all blocks but `most`: sums of some of its terms
+    # `alone`; how much larger those may be to which the accumulator was added, `beyond`, and the largest such
+    # difference, `most`; and the accumulator before and after the block, and each of its terms, `ends`.
+    accumulator, alone, beyond, most, ends = (torch.zeros_like(slack) for _ in range(5))
     together = max(1, (_TOGETHER_ON_CPU if slack.device.type == "cpu" else _TOGETHER) // max(1, slack.numel()))
     for part in (slice(start, start + together) for start in range(0, len(x), together)):
         change = x[part] @ y[part].mT
@@ -212,13 +186,18 @@ def _sizes(left: Factor, right: Factor, block: int, pieces: int, slack: Tensor) 
         after = accumulator + 2 * change.cumsum(0)
         accumulator, center = after[-1].clone(), after.sub_(change).abs_()
         change.abs_()
-        sizes.ends.add_(_binade(torch.maximum(center + slack, spread).add_(change)).sum(0))
-        alone, joined = _binade(change.add_(spread)), _binade(center.add_(spread))
-        beyond = joined.sub_(alone).clamp_(min=0.0)
-        sizes.alone.add_(alone.sum(0))
-        sizes.beyond.add_(beyond.sum(0))
-        torch.maximum(sizes.most, beyond.amax(0), out=sizes.most)
-    return sizes
+        ends.add_(_binade(torch.maximum(center + slack, spread).add_(change)).sum(0))
+        of_terms, joined = _binade(change.add_(spread)), _binade(center.add_(spread))
+        larger = joined.sub_(of_terms).clamp_(min=0.0)
+        alone.add_(of_terms.sum(0))
+        beyond.add_(larger.sum(0))
+        torch.maximum(most, larger.amax(0), out=most)
+    lost = magnitude + block * alone + torch.minimum(block * beyond, premises.height(terms) * most)
+    if (cores := premises.tensor_cores) is not None:
+        steps, of_step = -(-block // cores.products), cores.lost(cores.products)
+        added = max(0.0, 1 - cores.cut / U)  # a block that is summed alone: its first step cuts off no sum so far
+        lost = torch.maximum(lost, (steps - 1) * of_step * (alone + beyond) + (of_step + added) * ends)
+    return U * _EVALUATION * lost + terms * FP64_U * magnitude
 
 
 def _in_blocks(x: Tensor, block: int, pieces: int) -> Tensor:

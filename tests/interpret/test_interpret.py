@@ -492,7 +492,7 @@ def test_self_test_passes_here_and_names_what_differs() -> None:
     from lastbit.interpret import selftest
 
     assert selftest.differences() == []
-    wrong = selftest.LaunchCheck("one", lambda: torch.tensor([1.0]), [2.0])
+    wrong = ("one", lambda: torch.tensor([1.0]), [2.0])
     assert "one" in selftest.differences((wrong,))[0]
 
 
