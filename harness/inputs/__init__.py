@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING
 from lastbit.inputs.allocations import Allocations, guarded_allocations
 from lastbit.inputs.bits import bits_of, unequal
 from lastbit.inputs.blocks import row_blocks
-from lastbit.inputs.choices import (
-    DRAWN,
-    chosen_tensor,
-    layouts_like,
-    least_rows,
-    residues,
-    row_layouts,
-    tensor_choices,
-)
+from lastbit.inputs.choices import DRAWN, chosen_tensor, layouts_like, least_rows, residues, row_layouts, tensor_choices
 from lastbit.inputs.combinations import Accepted, combinations
 from lastbit.inputs.fingerprint import fingerprint, fingerprints_of
 from lastbit.inputs.layouts import LAYOUTS, Layout, applicable_layouts

@@ -21,13 +21,7 @@ _LEAST_MARGIN, _MOST_MARGIN = 64 << 10, 4 << 20
 _NAN_OF_BYTE = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7D}
 # Prime to 63, so that as many numbers have different payloads in bf16; not small, so that none is a usual NaN.
 _FIRST_PAYLOAD = 43
-MANTISSA_BITS = {
-    torch.float64: 52,
-    torch.float32: 23,
-    torch.float16: 10,
-    torch.bfloat16: 7,
-    torch.complex64: 23,
-}
+MANTISSA_BITS = {torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7, torch.complex64: 23}
 """Dtypes whose canaries are NaNs of a payload that depends on the number."""
 
 

@@ -63,18 +63,7 @@ from lastbit.numerics.primitives import (
 )
 from lastbit.numerics.quantized import dequantized
 from lastbit.numerics.remembered import remembered, remembering
-from lastbit.numerics.selection import (
-    Indices,
-    Truth,
-    abs,
-    amax,
-    amin,
-    argmax,
-    gather,
-    maximum,
-    minimum,
-    where,
-)
+from lastbit.numerics.selection import Indices, Truth, abs, amax, amin, argmax, gather, maximum, minimum, where
 from lastbit.numerics.softmax import (
     Exponentials,
     exponentials,

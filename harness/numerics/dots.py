@@ -288,14 +288,7 @@ def _radius(magnitude: Tensor, left: Factor, right: Factor, pieces: int) -> Tens
 
 @one_kernel_on_cuda
 def straying(
-    magnitude: Tensor,
-    left: Tensor,
-    right: Tensor,
-    least: Tensor,
-    cut: float,
-    eps: float,
-    flushed: float,
-    terms: float,
+    magnitude: Tensor, left: Tensor, right: Tensor, least: Tensor, cut: float, eps: float, flushed: float, terms: float
 ) -> Tensor:
     """Bound the errors of sums of `terms` products of numbers, given the limits of rows, columns and everything."""
     units = left[QUANTUM] * right[QUANTUM]

@@ -57,10 +57,7 @@ _PUBLISHED = "Khattak and Mikaitis, Accurate Models of NVIDIA Tensor Cores, arXi
 BY_CAPABILITY: Mapping[tuple[int, int], TensorCores] = {
     (7, 0): TensorCores(4, 0, "V100", _PUBLISHED),
     (8, 0): TensorCores(8, 1, "A100", _PUBLISHED),
-    **dict.fromkeys(
-        ((8, 6), (8, 7), (8, 9)),
-        TensorCores(8, 1, "A100, taken for all of Ampere and Ada", _PUBLISHED),
-    ),
+    **dict.fromkeys(((8, 6), (8, 7), (8, 9)), TensorCores(8, 1, "A100, taken for all of Ampere and Ada", _PUBLISHED)),
     (9, 0): TensorCores(16, 2, "H100 and H200", "docs/measurements/tensor_cores.md, measured on an H200"),
 }
 """Compute capability → model."""

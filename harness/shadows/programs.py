@@ -77,10 +77,7 @@ class Shadowing:
     """
 
     def __init__(
-        self,
-        memory: ShadowMemory,
-        primitives: Mapping[str, str] = MappingProxyType({}),
-        deadline: float = math.inf,
+        self, memory: ShadowMemory, primitives: Mapping[str, str] = MappingProxyType({}), deadline: float = math.inf
     ) -> None:
         self.memory, self.primitives, self.deadline = memory, primitives, deadline
         self.cut = False

@@ -38,10 +38,7 @@ def run(name: str, operand: Tensor, numbers: tuple[float, ...], fmt: Format | No
     if name == "facts_of_columns":
         return _facts(operand, outer=operand.shape[-1], inner=operand.shape[-2], rows=False)
     facts = _facts(
-        operand,
-        outer=math.prod(operand.shape[1:-1]),
-        inner=operand.shape[-1],
-        squares=name == "facts_of_squares",
+        operand, outer=math.prod(operand.shape[1:-1]), inner=operand.shape[-1], squares=name == "facts_of_squares"
     )
     return facts.reshape(len(facts), *operand.shape[1:-1], 1)
 

@@ -320,9 +320,7 @@ def finite_size(x):
     return tl.maximum(lo, tl.where(is_finite(x[3]), magnitude(x[3]), like(x[3], 0.0)))
 
 
-@triton.jit(
-    do_not_specialize=["out", "x", "contract", "end", "outer_step", "inner_step", "outer", "inner", "share"],
-)
+@triton.jit(do_not_specialize=["out", "x", "contract", "end", "outer_step", "inner_step", "outer", "inner", "share"])
 def facts_kernel(
     out, x, contract: tl.int64, end: tl.int64, outer_step: tl.int64, inner_step: tl.int64, outer: tl.int32,
     inner: tl.int32, share: tl.int32,

@@ -129,13 +129,7 @@ def _limits_of_kinds(shape: tuple[int, ...], quantum: float, seed: int) -> Tenso
 
 
 def difference(
-    name: str,
-    definition: Operation,
-    operands: int,
-    numbers: int,
-    fmt: Format | None,
-    device: torch.device,
-    large: bool,
+    name: str, definition: Operation, operands: int, numbers: int, fmt: Format | None, device: torch.device, large: bool
 ) -> str:
     """Describe where the kernel on `device` differs from the definition on the CPU; empty if nowhere."""
     found = (compared(name, definition, given, numbers, fmt, device, large) for given in examples(name, operands))
