@@ -133,8 +133,4 @@ def replace_benchmarks() -> None:
 
     Pruning functions, pre-hooks and the resetting of arguments stay Triton's.
     """
-    Autotuner._bench = _same_time
-
-
-def _same_time(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
-    return [0.0, 0.0, 0.0]
+    Autotuner._bench = lambda self, *args, config, **meta: [0.0, 0.0, 0.0]

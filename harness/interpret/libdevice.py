@@ -26,10 +26,6 @@ def _by_torch(function: Callable[..., torch.Tensor]) -> Function:
     return lambda *xs: function(*(torch.from_numpy(np.ascontiguousarray(x)) for x in xs)).numpy()
 
 
-def _half_away(x: Array) -> Array:
-    return np.copysign(np.floor(np.abs(x) + 0.5), x)
-
-
 _APPROXIMATE: dict[str, Function] = {
     "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(10.0, x), "expm1": np.expm1,
     "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
@@ -37,7 +33,8 @@ _APPROXIMATE: dict[str, Function] = {
     "atan2": np.arctan2, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh,
     "acosh": np.arccosh, "atanh": np.arctanh, "cbrt": np.cbrt, "hypot": np.hypot, "pow": np.power,
     "erf": _by_torch(torch.erf), "erfc": _by_torch(torch.erfc), "erfinv": _by_torch(torch.erfinv),
-    "lgamma": _by_torch(torch.lgamma), "rint": np.rint, "nearbyint": np.rint, "round": _half_away,
+    "lgamma": _by_torch(torch.lgamma), "rint": np.rint, "nearbyint": np.rint, "round": lambda x: np.copysign(
+        np.floor(np.abs(x) + 0.5), x),
     "normcdf": _by_torch(torch.special.ndtr), "sqrt": np.sqrt, "fdim": lambda x, y: np.fmax(x - y, 0.0),
 }  # fmt: skip
 _FAST = ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "pow")

@@ -163,7 +163,10 @@ class Registers:
         if name == "_":
             return
         held = self._dtypes[name]
-        bits = value if value.dtype == np.bool_ else _extended(value, held)
+        bits = value
+        if value.dtype != np.bool_:
+            value = np.ascontiguousarray(value)
+            bits = (value if value.dtype.kind == "i" else bits_of(value)).astype(held)
         if where is not None:
             bits = np.where(where, bits, self.read(name, held))
         self._values[name] = bits
@@ -171,11 +174,6 @@ class Registers:
 
 def _raw(dtype: DType) -> DType:
     return dtype if dtype == np.bool_ else np.dtype(f"u{dtype.itemsize}")
-
-
-def _extended(value: Array, held: DType) -> Array:
-    value = np.ascontiguousarray(value)
-    return (value if value.dtype.kind == "i" else bits_of(value)).astype(held)
 
 
 def run(snippet: Snippet, registers: Registers, table: Mapping[str, Callable[[Instruction, Registers], Any]]) -> None:

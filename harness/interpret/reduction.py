@@ -48,15 +48,23 @@ def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: 
     axis, keep, ndim = _value(axis), bool(_value(keep_dims)), tensors[0].handle.data.ndim
     axis = None if axis is None else _checked_axis(axis, ndim)
 
+    def axis_last(x: Array) -> Array:
+        return x.reshape(*x.shape[: x.ndim - ndim], -1) if axis is None else np.moveaxis(x, axis - ndim, -1)
+
+    def reduced(x: Array) -> Array:
+        """Return the only element along the last axis of `x`, in the shape of a result; a scalar has shape [1]."""
+        if keep:
+            return x.reshape(*x.shape[:-1], *(1,) * (ndim - 1)) if axis is None else np.moveaxis(x, -1, axis - ndim)
+        return x if axis is None or ndim == 1 else x[..., 0]
+
     def tree(parts: Parts, combine: Combine, on: On) -> Parts:
-        parts = tuple(on(partial(_axis_last, ndim, axis), x) for x in parts)
+        parts = tuple(on(axis_last, x) for x in parts)
         while _shape(parts[0])[-1] > 1:  # a power of two, as all of Triton's block sides
             parts = combine(tuple(on(_EVEN, x) for x in parts), tuple(on(_ODD, x) for x in parts))
-        return tuple(on(partial(_reduced, ndim, axis, keep), x) for x in parts)
+        return tuple(on(reduced, x) for x in parts)
 
-    reduced = _combined(tree, combine_fn, tensors)
     scalar = not keep and (axis is None or ndim == 1)
-    return _like_input(input, tuple(_tensor(x, scalar) for x in reduced))
+    return _like_input(input, tuple(_tensor(x, scalar) for x in _combined(tree, combine_fn, tensors)))
 
 
 def associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **_: Any) -> Any:
@@ -86,17 +94,6 @@ def _combined(tree: Callable[[Parts, Combine, On], Parts], combine_fn: Any, tens
     if (direct := _direct(combine_fn, tensors)) is not None:
         return (operation(lambda x: tree((x,), direct, lambda function, *parts: function(*parts))[0], *handles),)
     return tree(handles, _by_language(combine_fn, tuple(x.dtype for x in tensors)), operation)
-
-
-def _axis_last(ndim: int, axis: int | None, x: Array) -> Array:
-    return x.reshape(*x.shape[: x.ndim - ndim], -1) if axis is None else np.moveaxis(x, axis - ndim, -1)
-
-
-def _reduced(ndim: int, axis: int | None, keep: bool, x: Array) -> Array:
-    """Return the only element along the last axis of `x`, in the shape of a result; a scalar has shape [1]."""
-    if keep:
-        return x.reshape(*x.shape[:-1], *(1,) * (ndim - 1)) if axis is None else np.moveaxis(x, -1, axis - ndim)
-    return x if axis is None or ndim == 1 else x[..., 0]
 
 
 def _shape(part: Any) -> tuple[int, ...]:

@@ -66,7 +66,10 @@ class Speculation:
         `low` and `high` are the lowest and highest byte of each program, from the tensor's first on (low > high for
         none); `units` gives all of them. Raises `Conflict`.
         """
-        region = self._region(tensor)
+        region = self._regions.get(tensor.region)
+        if region is None:
+            nothing = np.full(self.programs, tensor.shared[1] - tensor.shared[0]), np.full(self.programs, -1)
+            region = self._regions[tensor.region] = _Region(*tensor.shared, *nothing)
         region.stored |= writes
         offset, touched = tensor.start - region.start, low <= high
         before_low, before_high = region.low[self.now], region.high[self.now]
@@ -101,13 +104,6 @@ class Speculation:
         """Restore the memory that was saved before it was overwritten."""
         for memory, index, before in reversed(self._before):
             memory[index] = before
-
-    def _region(self, tensor: Given) -> _Region:
-        if tensor.region not in self._regions:
-            start, stop = tensor.shared
-            low, high = np.full(self.programs, stop - start), np.full(self.programs, -1)
-            self._regions[tensor.region] = _Region(start, stop, low, high)
-        return self._regions[tensor.region]
 
 
 Units = Callable[[], tuple[Array, Array]]

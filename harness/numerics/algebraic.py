@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import wraps
+from functools import reduce, wraps
+from operator import mul
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -143,11 +144,7 @@ def added_to(x: Enclosure, other: Enclosure | float, *, sign: int = 1) -> Residu
 
 
 def product(*factors: Residues) -> Residues:
-    """Return the product."""
-    result = factors[0]
-    for factor in factors[1:]:
-        result = result * factor
-    return result
+    return reduce(mul, factors)
 
 
 def added(terms: list[Enclosure], fmt: Any = None) -> Residues:
@@ -316,12 +313,6 @@ def gathered(x: Enclosure, index: Any, dim: int = -1) -> Residues:
         return x.residues.moved(lambda n: n.gather(dim if dim < 0 else dim + 1, index.long().expand(4, *index.shape)))
     result = x.residues.moved(lambda n: n.gather(-1, index.value.expand(4, *index.shape)))
     return result.open_where((index.allowed & ~x.residues.equal(result)).any(-1, keepdim=True))
-
-
-def dot_of(left: Any, right: Any, pieces: int = 1) -> Residues:
-    """Return the residues of a product of two factors."""
-    product: Residues = left.enclosure.residues @ right.enclosure.residues
-    return product
 
 
 def grouped_dot(rows: Enclosure, groups: Any, matrices: Any, width: int, pieces: int = 1) -> Residues:

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lastbit.errors import OpError
-from lastbit.numerics import algebraic as rules
 from lastbit.numerics.algebraic import algebraic
 from lastbit.numerics.enclosure import Enclosure
 from lastbit.numerics.formats import FP16, FP32, FP64_U, Format, round_to
@@ -223,7 +222,7 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
     return dot_of(Factor.left(a), Factor.right(b))
 
 
-@algebraic(rules.dot_of, of_enclosures=True)
+@algebraic(lambda a, b, pieces=1: a.enclosure.residues @ b.enclosure.residues, of_enclosures=True)
 def dot_of(left: Factor, right: Factor, pieces: int = 1) -> Enclosure:
     """Multiply two factors, whose figures may serve several products; see `dot`. The result has four parts.
 

@@ -313,26 +313,15 @@ def _mean(mode: Mode, out: Tensor, x: Tensor, dim: Dims = None, keepdim: bool = 
     return _total(mode, out, x, dim) / _number(max(x.numel(), 1) // max(out.numel(), 1))
 
 
-def _variance(mode: Mode, x: Tensor, dim: Dims, correction: float | None) -> tuple[Residues, Residues, int]:
-    """Return variance and mean with dimensions joined as the last one, and the number of terms."""
-    joined = mode.of(x).moved(lambda n: _joined(n, dim, stacked=True))
-    n = joined.shape[-1]
-    mean = joined.total() / _number(n)
-    centered = joined - mean
-    divisor = n - (1 if correction is None else correction)
-    return (
-        (centered * centered).total() / (_number(int(divisor)) if divisor == int(divisor) else constant(divisor)),
-        mean,
-        n,
-    )
-
-
 def _var(mode: Mode, out: Any, x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    variance, mean, _ = _variance(mode, x, dim, correction)
+    joined = mode.of(x).moved(lambda n: _joined(n, dim, stacked=True))
+    mean = joined.total() / _number(joined.shape[-1])
+    centered = joined - mean
+    divisor = joined.shape[-1] - (1 if correction is None else correction)
+    count = _number(int(divisor)) if divisor == int(divisor) else constant(divisor)
     both = isinstance(out, tuple)
-    shape = (out[0] if both else out).shape
-    made = [r.moved(lambda n: n.reshape(4, *shape)) for r in (variance, mean)]
-    return made if both else made[0]
+    found = [_shaped(r, out[0] if both else out) for r in ((centered * centered).total() / count, mean)]
+    return found if both else found[0]
 
 
 def _std(mode: Mode, out: Any, x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:

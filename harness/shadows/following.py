@@ -127,16 +127,11 @@ def follow(
             named = named_results(returned, tuple(results))
             read, ended = {name: memory.read(tensor) for name, tensor in named.items()}, []
     except Exception as why:
-        read, ended = {}, [_ended(why)]
+        frame = traceback.extract_tb(why.__traceback__)[-1]
+        is_rule = any(Path(frame.filename).is_relative_to(folder) for folder in _RULES)
+        what, who = ("following", "a rule of the field") if is_rule else ("call", "the kernel, called once more,")
+        raised = f"{who} raised {type(why).__name__}: {why}"
+        read, ended = {}, [Opaque(what, f"{frame.filename}:{frame.lineno}", raised)]
     seen = [Opaque(*entry) for entry in programs.opaque] if programs else []
     opaque = dict.fromkeys(map(str, (*operations.opaque, *seen, *ended)))
     return Followed(read, tuple(opaque), cut=programs is not None and programs.cut)
-
-
-def _ended(why: Exception) -> Opaque:
-    """Describe the exception that ended the following of a kernel, and where it was raised."""
-    frame = traceback.extract_tb(why.__traceback__)[-1]
-    what = f"{type(why).__name__}: {why}"
-    if any(Path(frame.filename).is_relative_to(folder) for folder in _RULES):
-        return Opaque("following", f"{frame.filename}:{frame.lineno}", f"a rule of the field raised {what}")
-    return Opaque("call", f"{frame.filename}:{frame.lineno}", f"the kernel, called once more, raised {what}")

@@ -538,12 +538,6 @@ def _cast(self: Shadow, made: Any, x: Any, dtype: Any, rounding: Any = None) -> 
     return rounded
 
 
-def _bitcast(self: Shadow, made: Any, x: Any, dtype: Any) -> Residues:
-    if not getattr(x, "digits", 0):
-        return Residues.of(values_of(made))
-    return self.recalled(x.data, made.data.dtype)
-
-
 def _dot(self: Shadow, made: Any, a: Any, b: Any, d: Any, precision: Any, *_: Any) -> Residues:
     x, y = self.residues(a), self.residues(b)
     if a.data.dtype in FP8_MAX:
@@ -736,12 +730,13 @@ def _cast_bits(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
         self.remember(x.data, self.residues(x))
         made.digits = FORMATS[x.data.dtype].precision - 1
     elif is_:
-        self.give(
-            made,
-            (self.residues(x) if x.data.dtype == made.data.dtype else _bitcast(self, made, x, dtype)).seen(
-                values_of(made)
-            ),
-        )
+        if x.data.dtype == made.data.dtype:
+            found = self.residues(x)
+        elif getattr(x, "digits", 0):
+            found = self.recalled(x.data, made.data.dtype)
+        else:
+            found = Residues.of(values_of(made))
+        self.give(made, found.seen(values_of(made)))
     return made
 
 

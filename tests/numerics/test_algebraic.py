@@ -115,7 +115,7 @@ def test_residues_of_dots_and_of_those_in_groups() -> None:
         x, matrices = Enclosure.point(a), Enclosure.point(b)
         outer = grouped_outer(x, Enclosure.point(Y.mT), groups)
         rows = grouped_dot(x, groups, lambda own: Factor.right(matrices[own,]), 4)
-        whole = rules.dot_of(Factor.left(x), Factor.right(Enclosure.point(Y)))
+        whole = x.residues @ Enclosure.point(Y).residues
     right = torch.stack([a[r] @ b[g] if g < 3 else torch.zeros(4) for r, g in enumerate(numbers.tolist())])
     sums = [sum((torch.outer(a[r], Y.mT[r]) for r in range(4) if numbers[r] == g), torch.zeros(3, 3)) for g in range(3)]
     for found, numbers_ in ((rows.residues, right), (outer.residues, torch.stack(sums)), (whole, a @ Y)):

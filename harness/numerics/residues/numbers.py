@@ -129,7 +129,9 @@ class Residues:
     @staticmethod
     def where(mask: Tensor, a: Residues, b: Residues) -> Residues:
         """Choose elements of `a` where the mask is true, else of `b`."""
-        return Residues(torch.where(mask, *_aligned(a.numbers, b.numbers, mask.ndim)))
+        dims = max(a.numbers.ndim, b.numbers.ndim, mask.ndim + 1)
+        first, second = (x.numbers.reshape(4, *[1] * (dims - x.numbers.ndim), *x.shape) for x in (a, b))
+        return Residues(torch.where(mask, first, second))
 
     @staticmethod
     def chosen(mask: Tensor, a: Residues, b: Residues, alike: Tensor) -> Residues:
@@ -428,12 +430,6 @@ def zeros_like(x: Residues) -> Residues:
 def concatenated(parts: Sequence[Residues], dim: int) -> Residues:
     """Return residues joined along a dimension, counted from the last one, -1."""
     return Residues(torch.cat([part.numbers for part in parts], dim=dim))
-
-
-def _aligned(a: Tensor, b: Tensor, least: int = 0) -> tuple[Tensor, Tensor]:
-    """Reshape two stacks to equally many dimensions, at least `least` behind the first."""
-    dims = max(a.ndim, b.ndim, least + 1)
-    return tuple(x.reshape(4, *[1] * (dims - x.ndim), *x.shape[1:]) for x in (a, b))  # type: ignore[return-value]
 
 
 def _exponents(values: Tensor, fmt: Format) -> Tensor:
