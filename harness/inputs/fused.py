@@ -11,7 +11,7 @@ import functools
 import hashlib
 import linecache
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from lastbit.case import contiguous_strides
 from lastbit.inputs.bits import NAN_BITS, bits_of, bits_of_float, signed
 from lastbit.inputs.symbols import Program
 from lastbit.numerics.formats import FP32, FP64, format_of
-from lastbit.numerics.fused.compiled import launcher, unspecialized
+from lastbit.numerics.fused.compiled import collapsed, launcher, unspecialized
 
 # Kernels are compiled for so many; tensors of more dimensions are joined, or left to torch.
 _LEADING = 3
@@ -31,7 +31,7 @@ _TILE, _NARROW_TILE = (1, 2048), (64, 32)
 _LARGE = 1 << 21  # elements
 _NARROW, _MANY = 128, 256  # columns and lines from which on most of a tile of one line would be idle
 
-Dimension = tuple[int, int, int]
+Dimension = tuple[int, ...]
 """Size, logical step and stride in memory."""
 
 
@@ -98,32 +98,19 @@ def flat_lines(tensor: Tensor) -> Lines | None:
 
 @functools.lru_cache(maxsize=1024)
 def _rows(sizes: tuple[int, ...], strides: tuple[int, ...], shape: tuple[int, ...]) -> Lines | None:
-    leading = zip(sizes[:-1], contiguous_strides(shape[:-1]), strides[:-1], strict=True)
-    return _lines(_merged(leading), sizes[-1], strides[-1])
+    leading = collapsed(sizes[:-1], contiguous_strides(shape[:-1]), strides[:-1])
+    return _lines(leading, sizes[-1], strides[-1])
 
 
 @functools.lru_cache(maxsize=1024)
 def _elements(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Lines | None:
-    merged = _merged(zip(sizes, contiguous_strides(sizes), strides, strict=True)) or [(1, 1, 1)]
-    *leading, (size, _, stride) = merged
+    *leading, (size, _, stride) = collapsed(sizes, contiguous_strides(sizes), strides) or [(1, 1, 1)]
     return _lines(leading, size, stride)
 
 
 def _lines(leading: Sequence[Dimension], size: int, stride: int) -> Lines | None:
     missing = _LEADING - len(leading)
     return Lines((*[(1, 0, 0)] * missing, *leading), size, stride) if missing >= 0 else None
-
-
-def _merged(dimensions: Iterable[Dimension]) -> list[Dimension]:
-    """Merge dimensions into as few as possible that give the same logical numbers and places."""
-    merged: list[Dimension] = []
-    for size, step, stride in dimensions:
-        if size == 1:
-            continue
-        if merged and merged[-1][1:] == (size * step, size * stride):
-            size *= merged.pop()[0]
-        merged.append((size, step, stride))
-    return merged
 
 
 _PROGRAMS = 1 << 11  # of a fingerprint: enough for any GPU, and few enough that their additions to one word are cheap

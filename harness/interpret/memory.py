@@ -203,7 +203,6 @@ class LaunchMemory:
     def _require_written(
         self, access: Access, tensor: Given, where: OffsetAddresses, values: Array, mask: Array | None
     ) -> None:
-        """Record a fault if memory is loaded to which nothing was written."""
         blank = values == access.raw.type(tensor.blank)
         if not blank.any() or (mask is not None and not (blank := blank & mask).any()):
             return

@@ -367,8 +367,6 @@ class Recorder(Compositions):
 
 
 def _operation(name: str) -> Callable[..., Any]:
-    """Return the method of a recorder for the builder's operation `name`."""
-
     def operation(self: Recorder, *args: Any, **kwargs: Any) -> Any:
         return self._perform(name, args, kwargs)
 
@@ -376,8 +374,6 @@ def _operation(name: str) -> Callable[..., Any]:
 
 
 def _constant(name: str) -> Callable[..., Any]:
-    """Return the method of a recorder for the builder's constant `name`."""
-
     def constant(self: Recorder, *args: Any) -> Any:
         return self._constant(getattr(self._builder, name)(*args))
 

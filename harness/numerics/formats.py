@@ -179,7 +179,7 @@ def around(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     """
     if fmt.precision == FP64.precision:
         return x, x
-    made = _rounded_integers if fmt.is_integer else _rounded_bits
+    made = _rounded_integers if fmt.is_integer else round_bits
     inward, outward = made(x, fmt, "zero"), made(x, fmt, "outward")
     return torch.where(x < 0, outward, inward), torch.where(x < 0, inward, outward)
 
@@ -212,13 +212,9 @@ def _most(x: Tensor) -> float:
     return max(-float(least), float(most))
 
 
-def round_bits(x: Tensor, fmt: Format) -> Tensor:
+def round_bits(x: Tensor, fmt: Format, way: _Way | None = None) -> Tensor:
     """Round to any floating-point format but fp64 as `round_to`, by integer operations on the bits of `x`."""
-    return _rounded_bits(x, fmt, fmt.direction)
-
-
-def _rounded_bits(x: Tensor, fmt: Format, way: _Way) -> Tensor:
-    """Round as `round_bits`, in a direction of its own."""
+    way = fmt.direction if way is None else way
     magnitude = x.abs()
     dropped = _MANTISSA_BITS + 1 - fmt.precision
     bits = magnitude.view(torch.int64)

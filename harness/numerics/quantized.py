@@ -122,7 +122,6 @@ def either(dtypes: tuple[torch.dtype, ...]) -> str:
 
 @cache
 def _levels(scheme: Scheme, device: torch.device) -> Tensor:
-    """Return the number that each code means, in fp64."""
     return torch.tensor(scheme.levels, dtype=torch.float64, device=device)
 
 

@@ -140,7 +140,6 @@ def minimum(a: Enclosure | float, b: Enclosure | float, nan: NaN = "propagate") 
 
 
 def _larger(x: Tensor, y: Tensor, nan: NaN) -> Tensor:
-    """Return the larger of two, part by part."""
     x, y = aligned(Enclosure(x), Enclosure(y))
     x, y = (x, y) if len(x) == len(y) else (full(x), full(y))
     if _ignored(nan):

@@ -702,7 +702,6 @@ def _updated(self: Shadow, method: Any, operation: Any, ptr: Any, value: Any, ma
 
 
 def _added_by_address(addresses: Array, x: Residues) -> Residues:
-    """Return, for each address, the sum of all numbers added to it."""
     distinct, place = np.unique(addresses, return_inverse=True)
     if len(distinct) == len(addresses):
         return x

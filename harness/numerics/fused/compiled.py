@@ -1,8 +1,8 @@
-"""Launching a kernel with as little work on the host as there can be."""
+"""Launching a kernel with as little work on the host as there can be, on few dimensions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import Any
 
@@ -57,3 +57,16 @@ def unspecialized(function: Any) -> Any:
     plain = getattr(function, "fn", function)
     names = plain.__code__.co_varnames[: plain.__code__.co_argcount]
     return triton.jit(plain, do_not_specialize=[name for name in names if not name.isupper()])
+
+
+def collapsed(shape: Sequence[int], *strides: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return size and strides of as few dimensions as reach the same elements in the same order."""
+    dimensions: list[tuple[int, ...]] = []
+    for size, *steps in zip(shape, *strides, strict=True):
+        if size == 1:
+            continue
+        if dimensions and all(outer == size * inner for outer, inner in zip(dimensions[-1][1:], steps, strict=True)):
+            dimensions[-1] = dimensions[-1][0] * size, *steps
+        else:
+            dimensions.append((size, *steps))
+    return dimensions

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lastbit.numerics.formats import Format
 from lastbit.numerics.fused import cuda_sums, elements
-from lastbit.numerics.fused.compiled import Start, launcher
+from lastbit.numerics.fused.compiled import Start, collapsed, launcher
 from lastbit.numerics.fused.fp64 import FORMATS
 
 # Four elements for each of 128 threads.
@@ -109,15 +109,15 @@ def layout_of(operands: tuple[Where, ...]) -> OperandLayout | None:
     """Return the layout of operands that broadcast; None if their dimensions do not collapse to three."""
     shape = torch.broadcast_shapes(*(shape[1:] for shape, _ in operands))
     size = math.prod(shape)
-    dimensions = _collapsed(shape, [_spread(where, shape) for where in operands])
+    dimensions = collapsed(shape, *(_spread(where, shape) for where in operands))
     if size > _LARGEST or len(dimensions) > _MOST_DIMENSIONS:
         return None
-    padded = [(1, (0,) * len(operands))] * (_MOST_DIMENSIONS - len(dimensions)) + dimensions
+    padded = [(1, *(0,) * len(operands))] * (_MOST_DIMENSIONS - len(dimensions)) + dimensions
     arguments = [size, padded[-2][0], padded[-1][0]]
     for position, (own_shape, strides) in enumerate(operands):
         contract = strides[0] if own_shape[0] > 1 else 0
         end = strides[0] if own_shape[0] > 2 else 0
-        arguments += [contract, end, *(steps[position] for _, steps in padded)]
+        arguments += [contract, end, *(steps[position] for _, *steps in padded)]
     arguments += [0] * (3 + 5 * _MOST_OPERANDS - len(arguments))
     return OperandLayout(tuple(shape), tuple(arguments), len(dimensions) < 2, max(own[0] for own, _ in operands))
 
@@ -127,16 +127,3 @@ def _spread(where: Where, shape: tuple[int, ...]) -> list[int]:
     own, strides = where[0][1:], where[1][1:]
     ahead = len(shape) - len(own)
     return [0] * ahead + [stride if n == m else 0 for n, m, stride in zip(own, shape[ahead:], strides, strict=True)]
-
-
-def _collapsed(shape: tuple[int, ...], strides: list[list[int]]) -> list[tuple[int, tuple[int, ...]]]:
-    """Return size and strides of as few dimensions as reach the same elements in the same order."""
-    dimensions: list[tuple[int, tuple[int, ...]]] = []
-    for size, *steps in zip(shape, *strides, strict=True):
-        if size == 1:
-            continue
-        if dimensions and all(outer == size * inner for outer, inner in zip(dimensions[-1][1], steps, strict=True)):
-            dimensions[-1] = dimensions[-1][0] * size, tuple(steps)
-        else:
-            dimensions.append((size, tuple(steps)))
-    return dimensions
