@@ -162,8 +162,8 @@ def _near(number: float, dtype: torch.dtype) -> str:
     """Return, in words, the numbers that could be written in place of one; a dtype without infinities has a largest."""
     fmt = format_of(dtype)
     inner = torch.tensor([min(abs(number), fmt.max)], dtype=torch.float64)
-    low = bits_of(cast(inner if fmt is FP64 else round_to(inner, fmt.toward("zero")), dtype))
-    inward, outward = map(str, _words(torch.cat([low, low + 1]).view(dtype)))
+    bits = bits_of(cast(inner if fmt is FP64 else round_to(inner, fmt.toward("zero")), dtype))
+    inward, outward = map(str, _words(torch.cat([bits, bits + 1]).view(dtype)))
     low, high = (inward, outward) if math.copysign(1, number) > 0 else (f"-{outward}", f"-{inward}")
     if high == "nan":
         return f"its largest number is {low}"

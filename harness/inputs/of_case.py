@@ -191,8 +191,8 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _allocated(spec: TensorSpec, device: torch.device, position: int) -> Guarded:
-    laid_out = {"strides": spec.element_strides, "offset": spec.offset, "dtype": spec.torch_dtype}
-    return guard(spec.name, spec.shape, **laid_out, device=device, number=_FIRST_NUMBER + 2 * position)
+    strides, dtype, number = spec.element_strides, spec.torch_dtype, _FIRST_NUMBER + 2 * position
+    return guard(spec.name, spec.shape, strides=strides, offset=spec.offset, dtype=dtype, device=device, number=number)
 
 
 def bare(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:

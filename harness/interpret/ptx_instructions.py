@@ -262,12 +262,11 @@ def _to_one(modifiers: frozenset[str], target: DType, x: Array) -> Array | None:
     if modifiers - known:
         return None
     x = flush(x) if "ftz" in modifiers else x
+    to_whole = next((_TO_INTEGER[m] for m in modifiers if m in _TO_INTEGER), None)
     if not is_float(target):
         if is_float(x.dtype):
-            whole = next((_TO_INTEGER[m] for m in modifiers if m in _TO_INTEGER), np.trunc)
-            x = float_to_int(
-                whole(x.astype(np.float64)).astype(x.dtype), target if target.itemsize > 1 else TYPES["s32"]
-            )
+            whole = (to_whole or np.trunc)(x.astype(np.float64)).astype(x.dtype)
+            x = float_to_int(whole, target if target.itemsize > 1 else TYPES["s32"])
         elif "sat" not in modifiers:
             return x.astype(target)
         limits, own = np.iinfo(target), np.iinfo(x.dtype)
@@ -275,8 +274,8 @@ def _to_one(modifiers: frozenset[str], target: DType, x: Array) -> Array | None:
         return np.clip(x, x.dtype.type(low), x.dtype.type(high)).astype(target)
     if x.dtype.kind in "iu" and x.dtype.itemsize == 8:
         return x.astype(target) if modifiers == {"rn"} else None  # no fp64 number, so rounded here
-    if whole := modifiers & set(_TO_INTEGER):
-        x = _TO_INTEGER[next(iter(whole))](x.astype(np.float64)).astype(x.dtype)
+    if to_whole is not None:
+        x = to_whole(x.astype(np.float64)).astype(x.dtype)
     result = _rounded_to(modifiers, x if is_float(x.dtype) else x.astype(np.float64), target)
     return canonical(limited(modifiers, flush(result) if "ftz" in modifiers else result))
 
