@@ -68,21 +68,18 @@ class Site:
 
 def sites_of(file: str) -> tuple[Site, ...]:
     """Return the sites in functions of a file; none of one that cannot be read any more."""
-    text = _read(file)
-    return text.sites if text else ()
+    return _read(file)[0]
 
 
 def decisions_of_arcs(file: str, arcs: Collection[tuple[int, int]]) -> Iterator[Decision]:
     """Yield the ways that Python went; `arcs` are pairs of lines that it ran one after the other, as of coverage.py."""
-    text = _read(file)
-    if text is None or not arcs:
-        return
-    whole = {(text.first_line(a), text.first_line(b)) for a, b in arcs}
+    sites, firsts = _read(file)
+    whole = {(firsts.get(a, a), firsts.get(b, b)) for a, b in arcs}
     ran = {line for pair in whole for line in pair}
     after: dict[int, set[int]] = {}
     for a, b in whole:
         after.setdefault(a, set()).add(b)
-    for site in text.sites:
+    for site in sites:
         if site.program or not site.body or site.before not in ran:
             continue
         if site.kind in ("case", "except"):
@@ -95,32 +92,22 @@ def decisions_of_arcs(file: str, arcs: Collection[tuple[int, int]]) -> Iterator[
             yield file, site.line, site.column, 0
 
 
-@dataclass(frozen=True)
-class _Text:
-    """The sites of a file, and the first line of the statement, or the head of one, that each line is part of."""
-
-    sites: tuple[Site, ...]
-    firsts: Mapping[int, int]
-
-    def first_line(self, line: int) -> int:
-        return self.firsts.get(line, line)
-
-
 @functools.lru_cache(maxsize=256)
-def _read(file: str) -> _Text | None:
+def _read(file: str) -> tuple[tuple[Site, ...], Mapping[int, int]]:
+    """Return the sites of a file, and of each line the first one of the statement, or head of one, that it is part of.
+
+    Nothing of a file that cannot be read.
+    """
     with suppress(OSError, SyntaxError, ValueError):
         source = Path(file).read_text(encoding="utf-8")
         tree = ast.parse(source, file)
-        firsts = dict(_first_lines(tree))
-        return _Text(tuple(_Finder(source.split("\n"), firsts).of(tree.body)), firsts)
-    return None
-
-
-def _first_lines(tree: ast.Module) -> Iterator[tuple[int, int]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.stmt):
-            start, end = _header(node)
-            yield from ((line, start) for line in range(start, end + 1))
+        firsts: dict[int, int] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.stmt):
+                start, end = _header(node)
+                firsts |= dict.fromkeys(range(start, end + 1), start)
+        return tuple(_Finder(source.split("\n"), firsts).of(tree.body)), firsts
+    return (), {}
 
 
 def _header(node: ast.stmt) -> tuple[int, int]:

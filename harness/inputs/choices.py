@@ -173,23 +173,19 @@ def features_of(case: Case, choices: Choices) -> Iterator[Feature]:
         name, _, what = choice.partition(" ")
         if what == "dtype" or (what and name not in tensors and None not in options):
             continue
-        if what:
-            option = _of_tensor(tensors.get(name), what, options)
-        elif (option := case.params.get(name)) is not None and option not in options and DRAWN in options:
-            option = DRAWN
-        dtype = tensors[name].dtype if name in tensors and _dtype_of(choice) else ""
+        tensor, option = tensors.get(name), case.params.get(name)
+        if not what:
+            option = DRAWN if option is not None and option not in options and DRAWN in options else option
+        elif tensor is None:
+            option = None
+        elif what == "layout":
+            option = layout_of(tensor)
+        elif what == "regime":
+            option = tensor.regime if tensor.regime in options else kind_of_regime(tensor.regime)
+        else:
+            option = tensor.shape[-1] % int(what.rpartition(" ")[2])
+        dtype = tensor.dtype if tensor is not None and _dtype_of(choice) else ""
         yield Feature(choice, option, dtype)
-
-
-def _of_tensor(tensor: TensorSpec | None, what: str, options: Collection[Option]) -> Option:
-    """Return the option of a tensor in the choice `what`; None where there is no such tensor."""
-    if tensor is None:
-        return None
-    if what == "layout":
-        return layout_of(tensor)
-    if what == "regime":
-        return tensor.regime if tensor.regime in options else kind_of_regime(tensor.regime)
-    return tensor.shape[-1] % int(what.rpartition(" ")[2])
 
 
 def kind_of_regime(regime: str) -> str:

@@ -136,17 +136,14 @@ def _canary_ranges(guarded: Guarded) -> Iterator[tuple[int, int]]:
     shape, strides = tuple(guarded.tensor.shape), guarded.tensor.stride()
     end = guarded.start + extent(shape, strides)
     yield 0, guarded.start
-    if separates(shape, strides) and end - guarded.start > _distinct(shape, strides):
+    distinct = 0 if 0 in shape else math.prod(size for _, _, size in moving(shape, strides))
+    if separates(shape, strides) and end - guarded.start > distinct:
         yield guarded.start, end
     yield end, guarded.words.nbytes // guarded.tensor.element_size()
 
 
 def _integers(words: Tensor, guarded: Guarded) -> Tensor:
     return words.view(INTEGER_OF_SIZE[guarded.tensor.element_size()])
-
-
-def _distinct(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    return 0 if 0 in shape else math.prod(size for _, _, size in moving(shape, strides))
 
 
 def _indices(places: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[Tensor], Tensor]:

@@ -119,7 +119,12 @@ class Launch:
     def _run(self, grid_indices: Array) -> None:
         done = 0
         while done < len(grid_indices):
-            batch = grid_indices[done : done + self._batch_size()]
+            together = 1
+            if self._memory.races is None and not self._tape.refused and self._tape.trust is not Trust.NEVER:
+                self._first = self._first or self._replay.begin()
+                if self._first is not None:
+                    together = BATCH_BYTES // max(1, self._first.together.bytes + self._tape.later_bytes)
+            batch = grid_indices[done : done + max(1, together)]
             if len(batch) == 1:
                 self._memory.ids = tuple(batch.reshape(3, 1))
                 self._builder.grid_idx = tuple(batch[0].tolist())
@@ -131,15 +136,6 @@ class Launch:
                 continue
             done += len(batch)
         self._tape.stored |= {tensor.name for tensor in self._memory.tensors if tensor.region in self._memory.stored}
-
-    def _batch_size(self) -> int:
-        """Return how many programs may run together now."""
-        if self._memory.races is not None or self._tape.refused or self._tape.trust is Trust.NEVER:
-            return 1
-        self._first = self._first or self._replay.begin()
-        if self._first is None:
-            return 1
-        return max(1, BATCH_BYTES // max(1, self._first.together.bytes + self._tape.later_bytes))
 
     def _together(self, grid_indices: Array) -> bool:
         """Run programs together; False if nothing has happened, and another attempt is to be made in another way."""

@@ -64,8 +64,12 @@ class Races:
     ) -> None:
         """Record that a program is about to store the bytes `new`, or to update memory if `atomic`; report races."""
         memory, where, number = self._used(program, place, tensor, offset)
-        if atomic:
-            self._synchronise(self._programs[number], memory.start + where)
+        if atomic:  # programs that did one at these addresses before count as earlier
+            before = self._before.setdefault(self._programs[number], set())
+            for address in np.unique((memory.start + where) & ~3).tolist():
+                others = self._atomic.setdefault(address, set())
+                before |= others.union(*(self._before.get(other, set()) for other in others))
+                others.add(self._programs[number])
             return
         changed = where[view(memory.start, len(memory.stored), BYTE)[where] != new]
         for loaded in (memory.loaded_first, memory.loaded_last):
@@ -85,14 +89,6 @@ class Races:
             memory = _Bytes(start, *(np.full(stop - start, NOBODY, np.int32) for _ in range(4)))
             self._regions[tensor.region] = memory
         return memory, offset + (tensor.start - memory.start), len(self._uses) - 1
-
-    def _synchronise(self, program: int, addresses: Array) -> None:
-        """Record an atomic operation: programs that did one at these addresses before count as earlier."""
-        before = self._before.setdefault(program, set())
-        for address in np.unique(addresses & ~3).tolist():
-            others = self._atomic.setdefault(address, set())
-            before |= others.union(*(self._before.get(other, set()) for other in others))
-            others.add(program)
 
     def _check(self, earlier: Array, number: int, where: Array, tensor: Given, did: str, does: str) -> None:
         me = self._programs[number]

@@ -10,7 +10,7 @@ not seen before is run by Python once more, along the steps that it has done, an
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -130,7 +130,12 @@ class Together:
                 return step
             return step._replace(run=advanced, inputs=sums[step.inputs[0]].inputs + step.inputs[1:])
 
-        kept = _needed([*map(advancing, steps)], asked)
+        read, kept = set(asked), list[TapeStep]()
+        for step in reversed([*map(advancing, steps)]):  # what has an effect, or whose result is read or asked for
+            if not step.pure or step.output in read:
+                read.update(step.inputs)
+                kept.append(step)
+        kept.reverse()
         written = {step.output for step in kept}
         left_out = {step.output: step for step in steps if guard and step.output not in written}
         spread = {step.output: step.rank for step in kept if step.spread}
@@ -142,28 +147,12 @@ class Together:
             runnable.append((step.run, step.inputs, step.output, tuple(done)))
         runnable.reverse()
         reads = asked.union(*(step.inputs for step in kept)) - written
-        return Together(runnable, sorted(reads), spread, left_out, _peak(runnable, sizes))
-
-
-def _needed(steps: Sequence[TapeStep], asked: set[int]) -> list[TapeStep]:
-    """Return the steps that have an effect, or whose result is read or asked for."""
-    read = set(asked)
-    kept = []
-    for step in reversed(steps):
-        if not step.pure or step.output in read:
-            read.update(step.inputs)
-            kept.append(step)
-    return kept[::-1]
-
-
-def _peak(runnable: Sequence[tuple[Any, Any, int, tuple[int, ...]]], sizes: Mapping[int, int]) -> int:
-    """Return the most bytes that results of these sizes occupy at once."""
-    held = most = 0
-    for _, _, output, done in runnable:
-        held += sizes.get(output, 0)
-        most = max(most, held)
-        held -= sum(sizes.get(i, 0) for i in done)
-    return most
+        held = most = 0
+        for _, _, output, last in runnable:
+            held += sizes.get(output, 0)
+            most = max(most, held)
+            held -= sum(sizes.get(i, 0) for i in last)
+        return Together(runnable, sorted(reads), spread, left_out, most)
 
 
 class Trust(IntEnum):

@@ -167,7 +167,9 @@ def round_to(x: Tensor, fmt: Format) -> Tensor:
         return x.to(torch.float32).to(torch.float64)  # one correct rounding on every device, and the fastest
     if fmt in _STORED and x.device.type == "cpu":
         narrow = x.to(torch.float32)
-        if torch.equal(narrow.to(torch.float64), x) and (x.numel() == 0 or _most(narrow) <= fmt.max):
+        if torch.equal(narrow.to(torch.float64), x) and (
+            x.numel() == 0 or max(map(abs, map(float, torch.aminmax(narrow)))) <= fmt.max
+        ):
             return narrow.to(fmt.dtype).to(torch.float64)  # from fp32, a cast of torch rounds once
     return round_bits(x, fmt)
 
@@ -204,12 +206,6 @@ def _rounded_integers(x: Tensor, fmt: Format, way: _Way) -> Tensor:
     assert fmt.lowest is not None
     below = torch.where(whole < fmt.lowest, -torch.inf, whole)
     return torch.where(whole > fmt.max, torch.inf, below)
-
-
-def _most(x: Tensor) -> float:
-    """Return the largest magnitude of `x`."""
-    least, most = torch.aminmax(x)
-    return max(-float(least), float(most))
 
 
 def round_bits(x: Tensor, fmt: Format, way: _Way | None = None) -> Tensor:

@@ -283,7 +283,11 @@ class Following(UncompiledMode):
             return func(*args, **kwargs)
         if name == "copy_":
             return self._copied(func, args[0], args[1], kwargs)
-        plain = None if name in _DRAWN or func.namespace != "aten" else _without_writing(func)
+        plain = None  # the operation without effects whose result this one stores
+        if name not in _DRAWN and func.namespace == "aten":
+            stored = any(a.is_out for a in func._schema.arguments)
+            named = getattr(torch.ops.aten, name.rstrip("_"), None) if name.endswith("_") else None
+            plain = func.overloadpacket if stored else named
         if plain is None or not all(isinstance(bound[name], Tensor) for name in names):
             out = func(*args, **kwargs)
             if name not in _DRAWN:
@@ -418,11 +422,3 @@ def _wide(tree: Any) -> Any:
         return torch.float32 if isinstance(x, torch.dtype) and x.is_floating_point and x.itemsize < 4 else x
 
     return tree_map(own, tree)
-
-
-def _without_writing(func: OpOverload) -> Any:
-    """Return the operation without effects that an in-place one, or one with `out=`, stores the result of."""
-    name = func.overloadpacket.__name__
-    if any(a.is_out for a in func._schema.arguments):
-        return func.overloadpacket
-    return getattr(torch.ops.aten, name.rstrip("_"), None) if name.endswith("_") else None

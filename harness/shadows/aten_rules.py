@@ -291,15 +291,11 @@ def _remainder(mode: Mode, out: Tensor, a: Any, b: Any, rounding: Callable[[Tens
 # Sums
 
 
-def _dims(x: Tensor, dim: Dims) -> list[int]:
-    dims = [dim] if isinstance(dim, int) else list(dim or [])
-    return sorted(d % max(x.ndim, 1) for d in dims) or list(range(x.ndim))
-
-
 def _joined(x: Tensor, dim: Dims, *, stacked: bool = False) -> Tensor:
     """Return a tensor with the dimensions given as one, the last; all if none are given."""
     first = int(stacked)
-    dims = [d + first for d in _dims(x[0] if stacked else x, dim)]
+    given, rank = [dim] if isinstance(dim, int) else list(dim or []), x.ndim - first
+    dims = [d + first for d in sorted(d % max(rank, 1) for d in given) or range(rank)]
     kept = [d for d in range(x.ndim) if d not in dims]
     return x.permute(*kept, *dims).reshape(*(x.shape[d] for d in kept), -1) if x.ndim > first else x.unsqueeze(-1)
 

@@ -372,7 +372,11 @@ class Residues:
         zero, low, high = (x.double().abs() <= vanishing for x in (values, *(ends or (values, values))))
         doubt = self.open | (zero != low) | (zero != high)
         rounded = Residues.where(zero, zeros_like(self), rounded).open_where(doubt)
-        result = Residues.where(held, self._known(fmt), rounded)
+        own = self
+        if bool((self.flags & NO_EXPONENT).any()):  # what the format holds is known modulo Q, too
+            restored = Residues._made(self.p, _table(fmt)[1][place], Residues.opening(self))
+            own = Residues.where(known[place] == self.p, restored, self)
+        result = Residues.where(held, own, rounded)
         if direction == "either":
             return result.open_where(~held)
         if ends is None:  # a power of two may be what a number of the binade below was rounded to
@@ -383,13 +387,6 @@ class Residues:
             (least, most), (own_least, own_most) = (round_ends(*ends, f) for f in (fmt, fmt.toward(direction)))
             crossing |= (least <= own_most) & (own_least <= most)
         return result.open_where(crossing & ~held & ~zero)
-
-    def _known(self, fmt: Format) -> Residues:
-        """Restore the residues modulo Q of numbers that the format holds."""
-        if not bool((self.flags & NO_EXPONENT).any()):
-            return self
-        (known, own, _), place = _table(fmt), _place(fmt, self.p)
-        return Residues.where(known[place] == self.p, Residues._made(self.p, own[place], Residues.opening(self)), self)
 
     # Comparison
 
