@@ -105,15 +105,16 @@ def signed(name: str) -> Callable[[DrawnBlock], Tensor] | None:
             f"cannot read regime {name!r}: expected {word}(ROWS,COLUMNS), where either is empty or labels joined by *, "
             f"as in {word}(gate*up,hidden)"
         )
-    labels = [match[part].split("*") if match[part] else [] for part in ("rows", "columns")]
-    return lambda block: _with_signs(POSITIVE[word](block), block, *labels)
+    rows, columns = (match[part].split("*") if match[part] else [] for part in ("rows", "columns"))
 
+    def with_signs(block: DrawnBlock) -> Tensor:
+        values = POSITIVE[word](block)
+        for index, labels in ((block.rows_of_matrix, rows), (block.columns, columns)):
+            for label in labels:
+                values = values * block.shared.signs(index, label)
+        return values
 
-def _with_signs(values: Tensor, block: DrawnBlock, rows: list[str], columns: list[str]) -> Tensor:
-    for index, labels in ((block.rows_of_matrix, rows), (block.columns, columns)):
-        for label in labels:
-            values = values * block.shared.signs(index, label)
-    return values
+    return with_signs
 
 
 Regime = Callable[[DrawnBlock], Tensor]

@@ -55,8 +55,10 @@ def fma(x: Array, y: Array, z: Array) -> Array:
         finite = np.isfinite(x) & np.isfinite(y) & np.isfinite(z)
         for i in zip(*np.nonzero(finite), strict=True):
             exact = Fraction(float(x[i])) * Fraction(float(y[i])) + Fraction(float(z[i]))
-            if exact:
-                result[i] = _nearest_float64(exact)
+            try:
+                result[i] = float(exact) if exact else result[i]  # of which the sign is right
+            except OverflowError:
+                result[i] = np.inf if exact > 0 else -np.inf
         return result
     return round_float(_fma_to_odd(x, y, z), x.dtype)
 
@@ -64,13 +66,6 @@ def fma(x: Array, y: Array, z: Array) -> Array:
 def _fma_to_odd(x: Array, y: Array, z: Array) -> Array:
     product = x.astype(np.float64) * y.astype(np.float64)  # exact: at most 48 significant bits
     return add_to_odd(product, z.astype(np.float64))
-
-
-def _nearest_float64(exact: Fraction) -> float:
-    try:
-        return float(exact)
-    except OverflowError:
-        return float("inf") if exact > 0 else float("-inf")
 
 
 def _round_directed(exact: Array, direction: str) -> Array:

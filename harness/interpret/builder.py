@@ -58,11 +58,6 @@ def _absolute(x: Array) -> Array:
     return (bits & (np.iinfo(bits.dtype).max >> 1)).view(x.dtype)
 
 
-def _erf(x: Array) -> Array:
-    erf: Array = torch.erf(torch.from_numpy(x.astype(np.float64))).numpy()
-    return erf.astype(x.dtype)
-
-
 def _elementwise(function: Callable[..., Array]) -> Callable[..., Any]:
     """Return the method for an operation whose result has the type of the first operand."""
 
@@ -212,7 +207,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
     create_ashr = _elementwise(np.right_shift)
     create_fabs = _elementwise(_absolute)
     create_rsqrt = _elementwise(arithmetic.rsqrt)
-    create_erf = _elementwise(_erf)
+    create_erf = _elementwise(lambda x: torch.erf(torch.from_numpy(x.astype(np.float64))).numpy().astype(x.dtype))
 
     # Measured on an H200: these flush fp32 subnormals, sqrt_rn, exp and log do not.
     create_exp2 = _elementwise(lambda x: flush_subnormals(arithmetic.via_float64(np.exp2)(x)))

@@ -97,19 +97,13 @@ def lanes_of(addresses: OffsetAddresses, mask: Array | None) -> Lanes:
         length = max(addresses.base.shape[-1], addresses.count.shape[-1])  # type: ignore[union-attr]
         if mask is None:
             return Lanes(starts, length, None)
-        if (cut := _cut(mask)) is not None:
-            return Lanes(starts, cut[0], cut[1])
+        # Every row begins with as many unmasked lanes, more than one, or has none.
+        lengths = np.count_nonzero(mask, axis=-1)
+        run = int(lengths.max())
+        live = lengths == run
+        if run > 1 and (live | (lengths == 0)).all() and np.count_nonzero(mask[..., :run]) == lengths.sum():
+            return Lanes(starts, run, None if live.all() else live)
     return Lanes(addresses.all, 1, mask)
-
-
-def _cut(mask: Array) -> tuple[int, Array | None] | None:
-    """Return the number of unmasked lanes, more than one, that every row begins with, and which rows have any."""
-    lengths = np.count_nonzero(mask, axis=-1)
-    run = int(lengths.max())
-    live = lengths == run
-    if run < 2 or not (live | (lengths == 0)).all() or np.count_nonzero(mask[..., :run]) != lengths.sum():
-        return None
-    return run, None if live.all() else live
 
 
 def windows(view: Array, run: int) -> Array:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import Any
 
 from lastbit.interpret.rewrite import Namespace
@@ -95,19 +95,10 @@ def missing(name: str) -> Callable[..., Any]:
 
 def described(error: Exception) -> str:
     """Describe an error: its message, the line of the kernel that raised it, and a remedy if it is not interpreted."""
-    place = _place(error.__traceback__)
-    sentence = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+    sentence = f"{type(error).__name__}: {error}"
+    frames = [(f, line) for f, line in traceback.walk_tb(error.__traceback__) if isinstance(f.f_globals, Namespace)]
+    if frames:  # the last is of the kernel, or of a function that it calls
+        code, line = frames[-1][0].f_code, frames[-1][1]
+        text = linecache.getline(code.co_filename, line).strip()
+        sentence += f" ({code.co_filename}:{line} in {code.co_name}: {text})"
     return f"{sentence}. {REMEDY}" if isinstance(error, NotImplementedError) else sentence
-
-
-def _place(trace: TracebackType | None) -> str | None:
-    """Return the innermost line of a kernel, or of a function that it calls, in a traceback; None if there is none."""
-    lines = [
-        (frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(trace)
-        if isinstance(frame.f_globals, Namespace)
-    ]
-    if not lines:
-        return None
-    file, line, name = lines[-1]
-    return f"{file}:{line} in {name}: {linecache.getline(file, line).strip()}"

@@ -93,8 +93,11 @@ class Speculation:
                 region.readers[where[region.readers[where] != who]] = SEVERAL
             if clash.any():
                 raise Conflict
-        elif region.stored and region.operations > 1 and not _disjoint(region.low, region.high):
-            raise Conflict
+        elif region.stored and region.operations > 1:
+            order = np.argsort(region.low)
+            reached = np.maximum.accumulate(region.high[order])
+            if not (reached[:-1] < region.low[order][1:]).all():  # one program's range overlaps another one's
+                raise Conflict
 
     def save(self, memory: Array, index: Array) -> None:
         """Save the memory at these indices, which is about to be overwritten."""
@@ -108,9 +111,3 @@ class Speculation:
 
 Units = Callable[[], tuple[Array, Array]]
 """Offsets in units from the first one of a tensor, and the program that touches each."""
-
-
-def _disjoint(low: Array, high: Array) -> bool:
-    """Return whether no program's range overlaps another one's."""
-    order = np.argsort(low)
-    return bool((np.maximum.accumulate(high[order])[:-1] < low[order][1:]).all())

@@ -116,16 +116,11 @@ def _of_dots(name: str) -> Iterator[list[Tensor]]:
 def _limits(quantum: float) -> Iterator[Tensor]:
     """Yield limits of left factors, right ones and everything, for sums on a lattice of this quantum and others."""
     for seed, shape in enumerate(((3, 8, 1), (3, 1, 16), ())):
-        yield _limits_of_kinds(shape, 1.0 if seed == 1 else quantum, seed)
-
-
-def _limits_of_kinds(shape: tuple[int, ...], quantum: float, seed: int) -> Tensor:
-    """Draw limits of every kind, most of them of this quantum."""
-    generator = torch.Generator().manual_seed(seed)
-    kind = torch.randint(-1, 2, shape, generator=generator).double()
-    quanta = torch.where(torch.rand(shape, generator=generator) < 0.75, quantum, operand(1, shape, seed)[0].abs())
-    largest = -torch.nan_to_num(operand(1, shape, seed + 1)[0].abs(), nan=0.0, posinf=0.0)
-    return torch.stack([quanta.nan_to_num(1.0), kind, largest, largest])
+        generator, most = torch.Generator().manual_seed(seed), 1.0 if seed == 1 else quantum
+        kind = torch.randint(-1, 2, shape, generator=generator).double()
+        quanta = torch.where(torch.rand(shape, generator=generator) < 0.75, most, operand(1, shape, seed)[0].abs())
+        largest = -torch.nan_to_num(operand(1, shape, seed + 1)[0].abs(), nan=0.0, posinf=0.0)
+        yield torch.stack([quanta.nan_to_num(1.0), kind, largest, largest])
 
 
 def difference(

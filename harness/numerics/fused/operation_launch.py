@@ -109,7 +109,12 @@ def layout_of(operands: tuple[Where, ...]) -> OperandLayout | None:
     """Return the layout of operands that broadcast; None if their dimensions do not collapse to three."""
     shape = torch.broadcast_shapes(*(shape[1:] for shape, _ in operands))
     size = math.prod(shape)
-    dimensions = collapsed(shape, *(_spread(where, shape) for where in operands))
+    spread = []  # the strides of each operand, broadcast to the shape
+    for own, strides in operands:
+        ahead = len(shape) - len(own) + 1
+        pairs = zip(own[1:], shape[ahead:], strides[1:], strict=True)
+        spread.append([0] * ahead + [stride if n == m else 0 for n, m, stride in pairs])
+    dimensions = collapsed(shape, *spread)
     if size > _LARGEST or len(dimensions) > _MOST_DIMENSIONS:
         return None
     padded = [(1, *(0,) * len(operands))] * (_MOST_DIMENSIONS - len(dimensions)) + dimensions
@@ -120,10 +125,3 @@ def layout_of(operands: tuple[Where, ...]) -> OperandLayout | None:
         arguments += [contract, end, *(steps[position] for _, *steps in padded)]
     arguments += [0] * (3 + 5 * _MOST_OPERANDS - len(arguments))
     return OperandLayout(tuple(shape), tuple(arguments), len(dimensions) < 2, max(own[0] for own, _ in operands))
-
-
-def _spread(where: Where, shape: tuple[int, ...]) -> list[int]:
-    """Return the strides of an operand, broadcast to `shape`."""
-    own, strides = where[0][1:], where[1][1:]
-    ahead = len(shape) - len(own)
-    return [0] * ahead + [stride if n == m else 0 for n, m, stride in zip(own, shape[ahead:], strides, strict=True)]
