@@ -6,9 +6,9 @@ Nothing here knows what the results must be: who asks for a call judges it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Protocol
 
@@ -81,7 +81,8 @@ class Performed:
     """The outcome of a call, as far as its process can see.
 
     Attributes:
-        named: what the kernel returned, by name: other objects than its own, which it may hold on to.
+        actual: what the kernel returned, by name: other objects than its own, which it may hold on to; copies of what
+            lies in memory of an input, where a judge asked for the call.
         results: names of the results among these.
         own: the results that lie in no input.
         inside: names of what lies in the allocation of an input, all of which is restored.
@@ -91,13 +92,13 @@ class Performed:
         rebound: what became of the tensors that the kernel was handed.
         checks: what must hold of the memory that it allocated; whoever is given these makes them.
         violations: what was found where they were made already.
-        findings: what it did to the process, and in its programs.
+        findings: what it did to the process, and in its programs; all that it must not do, where a judge asked.
         reused: results that lie in memory of an earlier call.
         descended: several programs of a launch ran in descending order.
-        private: nobody but who is given this can write to `named`.
+        private: nobody but who is given this can write to `actual`.
     """
 
-    named: dict[str, Tensor]
+    actual: dict[str, Tensor]
     results: tuple[str, ...]
     own: dict[str, Tensor] = field(default_factory=dict)
     inside: frozenset[str] = frozenset()
@@ -110,6 +111,12 @@ class Performed:
     reused: tuple[Finding, ...] = ()
     descended: bool = False
     private: bool = False
+
+    def kept(self) -> Performed:
+        """Copy the results, which a later call could change even through an address it kept."""
+        if self.private:
+            return self
+        return replace(self, actual={name: tensor.clone() for name, tensor in self.actual.items()})
 
 
 def perform(
@@ -126,37 +133,43 @@ def perform(
     handed = {guarded.name: twin(guarded, guarded.words) for guarded in guards}
     with descending() if asked.descending else nullcontext() as descent:
         if asked.poison is None:
-            allocations, returned = None, returned_by(call, handed, asked.arguments, device)
+            allocations, (value, findings) = None, returned_by(call, handed, asked.arguments, device)
         else:
             with guarded_allocations(asked.poison) as allocations:
-                returned = returned_by(call, handed, asked.arguments, device, allocations.blank)
-    named = named_results(returned.value, asked.results, asked.may_return)
+                value, findings = returned_by(call, handed, asked.arguments, device, allocations.blank)
+    named = named_results(value, asked.results, asked.may_return)
     results = (*asked.results, *(name for name in named if name in asked.may_return))
-    shared = tuple(_shared(named, guards))
+    memory = {**named, **{f"{INPUT}{guarded.name}": guarded.tensor for guarded in guards}}
+    folded = [(name, name) for name, tensor in named.items() if is_folded(tensor)]
+    shared = (*folded, *((a, b) for a, b in overlaps(memory) if a in named))
     borrowed = {a for a, b in shared if b.startswith(INPUT)}
     plain = {name: tensor.detach() for name, tensor in named.items()}
     own = {name: plain[name] for name in results if name not in borrowed}
+    inputs = {guarded.words.untyped_storage().data_ptr() for guarded in guards}
+    inside = {name for name, tensor in plain.items() if tensor.untyped_storage().data_ptr() in inputs}
+    reused = [
+        Finding(
+            "reused_memory",
+            name,
+            f"result {name} of a second call lies in the memory of the first call's {old}; whoever keeps a result sees it "
+            "change.",
+        )
+        for (name, tensor), (old, kept) in product(own.items(), held.items())
+        if overlaps({"held": kept, "own": tensor})
+    ]
     return Performed(
-        named=plain,
+        actual=plain,
         results=results,
         own=own,
-        inside=frozenset(borrowed | {name for name, tensor in plain.items() if _within(guards, tensor)}),
+        inside=frozenset(borrowed | inside),
         shared=shared,
         poison={} if allocations is None else {name: allocations.poison_of(named[name]) for name in results},
         rebound=tuple(filter(None, (rebound(handed[guarded.name], guarded) for guarded in guards))),
         checks=() if allocations is None else tuple(allocations.checks(named)),
-        findings=tuple(returned.findings),
-        reused=tuple(_reused(held, own)),
+        findings=tuple(findings),
+        reused=tuple(reused),
         descended=descent is not None and descent.seen,
     )
-
-
-@dataclass(frozen=True)
-class Returned:
-    """The return value of a kernel, and its side effects on the process and in its programs."""
-
-    value: object
-    findings: list[Finding]
 
 
 def returned_by(
@@ -165,21 +178,21 @@ def returned_by(
     arguments: Mapping[str, Any],
     device: torch.device,
     blank: Blank = lambda tensor: None,
-) -> Returned:
-    """Call a kernel and wait for the device."""
+) -> tuple[object, list[Finding]]:
+    """Call a kernel and wait for the device; return its value, and findings about the process and its programs."""
     with kept_process_state() as changed, collected(blank) as seen, timed(KERNEL):
         with traced_call():
             value = call(**tensors, **arguments)
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
-    return Returned(value, changed + [_fault(fault, tensors) for fault in seen.faults.values()])
+    return value, changed + [_fault(fault, tensors) for fault in seen.faults.values()]
 
 
 def results_of(
     call: Callable[..., object], asked: CallRequest, device: torch.device, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Call and return the named results, for tensors that may be on any device."""
-    named = named_results(returned_by(call, tensors, asked.arguments, device).value, asked.results, asked.may_return)
+    named = named_results(returned_by(call, tensors, asked.arguments, device)[0], asked.results, asked.may_return)
     return {name: named[name] for name in (*asked.results, *(n for n in named if n in asked.may_return))}
 
 
@@ -194,29 +207,6 @@ def _fault(fault: Fault, handed: Mapping[str, Tensor]) -> Finding:
 def _covers(tensor: Tensor, address: int) -> bool:
     reach = extent(tuple(tensor.shape), tensor.stride()) * tensor.element_size()
     return tensor.device.type == "cpu" and 0 <= address - tensor.data_ptr() < reach
-
-
-def _within(guards: Sequence[Guarded], tensor: Tensor) -> bool:
-    """Check whether a tensor lies in the allocation of an input."""
-    memory = tensor.untyped_storage().data_ptr()
-    return any(memory == guarded.words.untyped_storage().data_ptr() for guarded in guards)
-
-
-def _shared(named: Mapping[str, Tensor], guards: Sequence[Guarded]) -> list[tuple[str, str]]:
-    """List pairs of a returned tensor and another one, an `input NAME` or itself, that share memory."""
-    guarded = {f"{INPUT}{g.name}": g.tensor for g in guards}
-    own = [(name, name) for name, tensor in named.items() if is_folded(tensor)]
-    return [*own, *((a, b) for a, b in overlaps({**named, **guarded}) if a in named)]
-
-
-def _reused(held: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Iterator[Finding]:
-    for (name, tensor), (old, kept) in product(own.items(), held.items()):
-        if overlaps({"held": kept, "own": tensor}):
-            sentence = (
-                f"result {name} of a second call lies in the memory of the first call's {old}; whoever keeps a result "
-                "sees it change."
-            )
-            yield Finding("reused_memory", name, sentence)
 
 
 def in_order(required: Sequence[str], optional: Sequence[str], given: Sequence[Any]) -> dict[str, Any] | None:
@@ -246,20 +236,20 @@ def named_results(returned: object, results: tuple[str, ...], may_return: tuple[
         ordered = [returned] if isinstance(returned, Tensor) else returned
         returned = in_order(results, may_return, ordered) or returned
     if not isinstance(returned, Mapping):
-        raise KernelError(f"the kernel returned {_described(returned)}, but must return {_expected(results)}")
+        kind = type(returned).__name__
+        what = f"{kind} of {len(returned)}" if isinstance(returned, tuple | list) else kind
+        raise KernelError(f"the kernel returned {what}, but must return {_expected(results)}")
     for name, value in returned.items():
         if not isinstance(value, Tensor):
             raise KernelError(f"the kernel returned {type(value).__name__} for {name!r}, but must return a tensor")
-        _check_memory(name, value)
+        # Its storage may have been resized: to read beyond it would be a crash.
+        reach = (value.storage_offset() + extent(tuple(value.shape), value.stride())) * value.element_size()
+        if value.numel() and reach > (size := value.untyped_storage().nbytes()):
+            raise KernelError(f"the kernel returned {name!r} with a storage of {size:,} bytes, but it needs {reach:,}")
     missing = [name for name in results if name not in returned]
     if missing:
         raise KernelError(f"the kernel returned {sorted(returned)}, which lacks the result {missing[0]!r}")
     return dict(returned)
-
-
-def _described(returned: object) -> str:
-    kind = type(returned).__name__
-    return f"{kind} of {len(returned)}" if isinstance(returned, tuple | list) else kind
 
 
 def _expected(results: tuple[str, ...]) -> str:
@@ -273,13 +263,6 @@ def _expected(results: tuple[str, ...]) -> str:
         held = f"mutates={{{inputs}}}"
     out = f"out={{'PARAMETER': {results[0]!r}}}"
     return f"{returned}; if it writes a result into a parameter, write @kernel(…, {out}), into an input, {held}"
-
-
-def _check_memory(name: str, tensor: Tensor) -> None:
-    """Raise unless the tensor lies within its storage, which may have been resized: reading it would be a crash."""
-    reach = (tensor.storage_offset() + extent(tuple(tensor.shape), tensor.stride())) * tensor.element_size()
-    if tensor.numel() and reach > (size := tensor.untyped_storage().nbytes()):
-        raise KernelError(f"the kernel returned {name!r} with a storage of {size:,} bytes, but it needs {reach:,}")
 
 
 Results = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]

@@ -79,7 +79,7 @@ class KernelWork:
         said = _said(performed)
         if not later:
             self._held = performed.own
-        return performed.named, said
+        return performed.actual, said
 
     def follow(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
         """Call a kernel once more on residues; return these by result, and the operations that have none."""

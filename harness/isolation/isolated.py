@@ -253,7 +253,7 @@ def _performed(answer: Mapping[str, Any], named: dict[str, Tensor], inputs: Inpu
     known = {*named, *(f"{INPUT}{guarded.name}" for guarded in inputs.guards)}
     poison = answers.poisons(answer.get("poison", {}))
     return Performed(
-        named=named,
+        actual=named,
         results=results,
         shared=tuple((a, b) for a, b in answers.pairs(answer.get("shared", [])) if a in named and b in known),
         poison={name: poison.get(name, Poison()) for name in results},

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -32,73 +32,21 @@ from lastbit.timing import GUARDS, REST, timed
 from lastbit.verify import placed
 from lastbit.verify.device_memory import LATER
 
-
-@dataclass(frozen=True)
-class Call:
-    """The results of one call of a kernel, and the observations of the guards.
-
-    Attributes:
-        results: names of the results.
-        actual: the tensors that it returned, by stage; copies of those in memory of an input.
-        own: its results themselves, unless those of an earlier call are held; without those in memory of an input.
-        findings: what it did that it must not do.
-        poison: result → what its memory, and other memory of the kernel's, was filled with.
-        descended: several programs of a launch ran in descending order.
-        private: no later call can change what it returned.
-    """
-
-    results: tuple[str, ...]
-    actual: dict[str, Tensor]
-    own: dict[str, Tensor]
-    findings: tuple[Finding, ...]
-    poison: Mapping[str, Poison] = field(default_factory=dict)
-    descended: bool = False
-    private: bool = False
-
-    def kept(self) -> Call:
-        """Copy the results, which a later call could change even through an address it kept."""
-        if self.private:
-            return self
-        return replace(self, actual={name: tensor.clone() for name, tensor in self.actual.items()})
-
-
-class Performer(Protocol):
-    """Performs the calls of a kernel, here or in another process; raises the kernel's exceptions and `KernelError`."""
-
-    @property
-    def parted(self) -> bool:
-        """Return whether calls without guards on allocations run in another process than those with guards."""
-
-    @property
-    def over(self) -> bool:
-        """Return whether no call can be performed any more."""
-
-    def perform(self, inputs: Inputs, asked: CallRequest) -> Performed:
-        """Call the kernel on inputs, whose memory it gets."""
-
-    def attempt(self, inputs: Inputs, asked: CallRequest, device: torch.device | None) -> Attempt:
-        """Call the kernel on inputs on any device, or on copies of all of them on one."""
-
-    def follow(
-        self,
-        inputs: Inputs,
-        params: Mapping[str, Any],
-        results: Mapping[str, tuple[int, ...]],
-        constants: Sequence[float],
-    ) -> Followed:
-        """Call the kernel once more and follow it on residues; `results` maps floating-point results to shapes."""
-
-    def after(self, own: Mapping[str, Tensor]) -> Performer:
-        """Return the performer of later calls of a case; `own` are the results of the first call, made just before."""
+if TYPE_CHECKING:
+    from lastbit.isolation.isolated import Isolated
 
 
 @dataclass(frozen=True)
 class Here:
-    """Performs the calls of a kernel in this process.
+    """Performs the calls of a kernel in this process, as `Isolated` does in processes of its own.
+
+    Both raise the kernel's exceptions and `KernelError`.
 
     Attributes:
         kernel, device: what is called, and where it runs.
         held: results of an earlier call, whose memory is not the kernel's any more.
+        parted: calls without guards on allocations run in another process than those with guards.
+        over: no call can be performed any more.
     """
 
     kernel: Kernel
@@ -107,9 +55,11 @@ class Here:
     parted = over = False
 
     def perform(self, inputs: Inputs, asked: CallRequest) -> Performed:
+        """Call the kernel on inputs, whose memory it gets."""
         return perform(self.kernel.call, inputs.guards, asked, self.device, self.held)
 
     def attempt(self, inputs: Inputs, asked: CallRequest, device: torch.device | None) -> Attempt:
+        """Call the kernel on inputs on any device, or on copies of all of them on one."""
         return placed.in_this_process(partial(results_of, self.kernel.call, asked, self.device))(inputs, device)
 
     def follow(
@@ -119,9 +69,11 @@ class Here:
         results: Mapping[str, tuple[int, ...]],
         constants: Sequence[float],
     ) -> Followed:
+        """Call the kernel once more and follow it on residues; `results` maps floating-point results to shapes."""
         return follow(self.kernel, inputs.hand_out(), params, tuple(results), constants)
 
     def after(self, own: Mapping[str, Tensor]) -> Here:
+        """Return the performer of later calls of a case; `own` are the results of the first call, made just before."""
         return replace(self, held=own)
 
 
@@ -142,15 +94,15 @@ class Caller:
     device: torch.device
     results: tuple[str, ...]
     may_return: tuple[str, ...] = ()
-    performer: Performer | None = None
+    performer: Here | Isolated | None = None
     shapes: Mapping[str, tuple[int, ...]] | None = None
     later: bool = False
 
-    def guarded(self, inputs: Inputs) -> Call:
+    def guarded(self, inputs: Inputs) -> Performed:
         """Call the kernel with guarded allocations, under the first poison."""
         return self._called(inputs, self._asked(inputs, poison=0))
 
-    def unguarded(self, inputs: Inputs, replaced: str = "", threaded: bool = False) -> Call:
+    def unguarded(self, inputs: Inputs, replaced: str = "", threaded: bool = False) -> Performed:
         """Call the kernel with allocations as without lastbit: writes outside may spoil the process.
 
         In a process of its own an operator of torch can be `replaced` meanwhile, and the call `threaded`: made in a
@@ -163,7 +115,7 @@ class Caller:
         """Return whether calls without guards on allocations run in another process than those with guards."""
         return self._performer.parted
 
-    def last(self, inputs: Inputs) -> Call:
+    def last(self, inputs: Inputs) -> Performed:
         """Call the kernel under the second poison, with its stages stored and its programs in descending order."""
         return self._called(inputs, self._asked(inputs, poison=1, stages=self.kernel.stages, descending=True))
 
@@ -171,37 +123,30 @@ class Caller:
         """Call the kernel on inputs on any device, or on copies of them on one: see `lastbit.verify.placed`."""
         return self._performer.attempt(inputs, self._asked(inputs), device)
 
-    def after(self, first: Call) -> Caller:
+    def after(self, first: Performed) -> Caller:
         """Return the caller for later calls of the same case, which must return the same results in other memory."""
         performer = self._performer.after(first.own)
         return replace(self, results=first.results, may_return=(), performer=performer, later=True)
 
     @property
-    def _performer(self) -> Performer:
+    def _performer(self) -> Here | Isolated:
         return Here(self.kernel, self.device) if self.performer is None else self.performer
 
     def _asked(self, inputs: Inputs, **how: Any) -> CallRequest:
         return CallRequest(inputs.case.params, self.results, self.may_return, shapes=self.shapes, **how)
 
-    def _called(self, inputs: Inputs, asked: CallRequest) -> Call:
+    def _called(self, inputs: Inputs, asked: CallRequest) -> Performed:
         performed = self._performer.perform(inputs, asked)
-        named, mutates = performed.named, [guard.name for guard in inputs.guards if guard.name in self.kernel.mutates]
+        mutates = [guard.name for guard in inputs.guards if guard.name in self.kernel.mutates]
         seen = [*performed.rebound, *violations([*inputs.checks(mutates), *performed.checks]), *performed.violations]
-        actual = {n: t.clone() if n in performed.inside else t for n, t in named.items()}
+        actual = {n: t.clone() if n in performed.inside else t for n, t in performed.actual.items()}
         if seen or mutates:
             inputs.restore()
         findings = [*left_by_loading(self.kernel.arithmetic, self.kernel.source)]
         findings += [Finding(s.kind, s.tensor, s.sentence) for s in seen] + list(performed.findings)
         findings += [*_overlaps(performed, mutates), *performed.reused]
-        return Call(
-            performed.results,
-            actual,
-            {} if self.later else performed.own,
-            tuple(findings),
-            performed.poison,
-            performed.descended,
-            performed.private,
-        )
+        own = {} if self.later else performed.own
+        return replace(performed, actual=actual, own=own, checks=(), findings=tuple(findings))
 
 
 def _overlaps(performed: Performed, mutates: list[str]) -> Iterator[Finding]:
@@ -221,7 +166,7 @@ _UNGUARDED = "between two calls on the same values, of which one was not guarded
 
 
 @timed(GUARDS)
-def apart(first: Call, second: Call, names: Iterable[str]) -> list[str]:
+def apart(first: Performed, second: Performed, names: Iterable[str]) -> list[str]:
     """Return which of the named stages differ in kind, device or a bit, where both calls gave them.
 
     Results without memory never differ.
@@ -239,7 +184,7 @@ def another_kind(a: Tensor, b: Tensor) -> bool:
 
 
 def guard_dependent(
-    kernel: Kernel, guarded: Call, unguarded: Call, problem: Callable[[], Problem]
+    kernel: Kernel, guarded: Performed, unguarded: Performed, problem: Callable[[], Problem]
 ) -> Iterator[Finding]:
     """Yield findings for results that differ when torch's allocations are not guarded.
 
@@ -402,6 +347,14 @@ def call_renumbered(caller: Caller, inputs: Inputs, problem_of: ProblemOf) -> tu
     return tuple(dict.fromkeys((*call.findings, *forbidden(problem, call.actual, "other_parameters", where))))
 
 
+def call_unguarded(
+    caller: Caller, inputs: Inputs, first: Performed, problem_of: ProblemOf
+) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """Call the kernel without guards on allocations; return its findings, and how it differs from the first call."""
+    call = caller.unguarded(inputs)
+    return call.findings, tuple(guard_dependent(caller.kernel, first, call, partial(problem_of, inputs)))
+
+
 def is_harmless(findings: Iterable[Finding]) -> bool:
     """Return whether no write outside was found; after one, calls without guards could spoil the process."""
     return all(finding.kind != "wrote_outside" for finding in findings)
@@ -422,43 +375,33 @@ class Calls:
             result that is the same in both is held once.
         apart: results that differ between these two.
         other: a call with other values of the same shapes, between these two.
-        unguarded: one on the values of the case after that, where the other ones lay, without guards on allocations.
+        unguarded: one on the values of the case after that, where the other ones lay, without guards on allocations: its
+            findings, and how its results differ from those of the first call.
         renumbered: what is wrong with one on the values of the case with other numbers for its parameters.
     """
 
     kernel: Kernel
-    first: Call
-    last: Call
+    first: Performed
+    last: Performed
     apart: frozenset[str]
     other: OtherValues | None = None
-    unguarded: Unguarded | None = None
+    unguarded: tuple[tuple[Finding, ...], tuple[Finding, ...]] = ((), ())
     renumbered: tuple[Finding, ...] = ()
 
     def findings(self) -> Iterator[Finding]:
         """Yield the kernel's faults in each call, and contradictions between its calls."""
-        same = [call for call in (self.first, self.unguarded, self.last) if call is not None]
-        known = dict.fromkeys(finding for call in same for finding in call.findings)
+        of_unguarded, unguarded_apart = self.unguarded
+        known = dict.fromkeys([*self.first.findings, *of_unguarded, *self.last.findings])
         yield from known
         if self.other is not None:
             yield from self.other.located([finding for finding in self.other.findings if finding not in known])
             yield from self.other.mixed
         unsteady = list(unstable(self.kernel, self.first, self.last, self.apart))
-        yield from unsteady
-        told = {finding.stage for finding in unsteady}
-        if self.unguarded is not None:
-            own = [finding for finding in self.unguarded.apart if finding.stage not in told]
-            yield from own
-            told.update(finding.stage for finding in own)
+        own = [finding for finding in unguarded_apart if finding.stage not in {found.stage for found in unsteady}]
+        yield from (*unsteady, *own)
         if self.other is not None:
+            told = {finding.stage for finding in (*unsteady, *own)}
             yield from self.other.located([finding for finding in self.other.apart if finding.stage not in told])
-
-
-@dataclass(frozen=True)
-class Unguarded:
-    """A call without guards on allocations: its findings, and how its results differ from a guarded call's."""
-
-    findings: tuple[Finding, ...]
-    apart: tuple[Finding, ...]
 
 
 @timed(GUARDS)
@@ -479,10 +422,11 @@ def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat:
         if other and harmless and not other.forbidden:
             other = call_mixed(caller, inputs.case, other, problem_of, first.findings)
             harmless = is_harmless(other.mixed)
-        unguarded = (
-            _unguarded(caller, _where_others_lay(inputs, other), first, problem_of) if repeat and harmless else None
-        )
+        # Where the others lay anything that a kernel has kept by an input's address is stale.
+        there = refilled(other.guards, inputs.case) if repeat and harmless and other else inputs
+        unguarded = call_unguarded(caller, there, first, problem_of) if repeat and harmless else ((), ())
         other = other and replace(other, guards=())
+        del there
         sound = repeat and harmless and not (other and other.forbidden)
         renumbered = call_renumbered(caller, inputs, problem_of) if renumber and sound else ()
         last = caller.last(inputs)
@@ -490,11 +434,6 @@ def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat:
     once = {n: first.actual[n] if n in first.results and n not in differing else t for n, t in last.actual.items()}
     last = replace(last, actual=once)
     return Calls(caller.kernel, replace(first, own={}), last, frozenset(differing), other, unguarded, renumbered)
-
-
-def _where_others_lay(inputs: Inputs, other: OtherValues | None) -> Inputs:
-    """Put the inputs where others lay, so that anything a kernel has kept by an input's address is stale."""
-    return refilled(other.guards, inputs.case) if other else inputs
 
 
 @contextmanager
@@ -509,13 +448,7 @@ def _later() -> Iterator[None]:
         raise
 
 
-def _unguarded(caller: Caller, inputs: Inputs, first: Call, problem_of: ProblemOf) -> Unguarded:
-    call = caller.unguarded(inputs)
-    found = guard_dependent(caller.kernel, first, call, partial(problem_of, inputs))
-    return Unguarded(call.findings, tuple(found))
-
-
-def unstable(kernel: Kernel, first: Call, last: Call, apart: Iterable[str]) -> Iterator[Finding]:
+def unstable(kernel: Kernel, first: Performed, last: Performed, apart: Iterable[str]) -> Iterator[Finding]:
     """Yield findings for results that were not written, or whose bits differ between the first and the last call.
 
     `apart` names the results that differ. Results that are `unordered` may differ in bits.
@@ -534,16 +467,11 @@ def unstable(kernel: Kernel, first: Call, last: Call, apart: Iterable[str]) -> I
             yield Finding("uninitialised", name, sentence)
         changed = found.changed - found.unwritten - found.uninitialised
         if changed > 0 and name not in kernel.unordered:
+            ways = ["found other bits in uninitialised memory"]
+            ways += ["ran its programs in descending order"] if last.descended else []
+            ways += ["stored the declared stages"] if kernel.stages else []
             sentence = (
                 f"{changed:,} of {a.numel():,} elements of {name} differ between two calls on the same input; the "
-                f"second {_otherwise(kernel, last)}."
+                f"second {' and '.join(filter(None, [', '.join(ways[:-1]), ways[-1]]))}."
             )
             yield Finding("nondeterministic", name, sentence)
-
-
-def _otherwise(kernel: Kernel, last: Call) -> str:
-    """Describe the conditions of the last call that were different."""
-    ways = ["found other bits in uninitialised memory"]
-    ways += ["ran its programs in descending order"] if last.descended else []
-    ways += ["stored the declared stages"] if kernel.stages else []
-    return " and ".join(filter(None, [", ".join(ways[:-1]), ways[-1]]))

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,12 +24,15 @@ from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel
 from lastbit.numerics import Premises, remembering
 from lastbit.ops import Contract, Op, check_arguments
-from lastbit.result import CaseResult, Finding, Judgement, Verdict
+from lastbit.result import CaseResult, Verdict
 from lastbit.takes import beyond
 from lastbit.verify.beside import Beside
-from lastbit.verify.case_calls import ELSEWHERE, Caller, Calls, Performer, make_calls
+from lastbit.verify.case_calls import ELSEWHERE, Caller, Here, make_calls
 from lastbit.verify.device_memory import out_of_memory
 from lastbit.verify.placed import placement_findings
+
+if TYPE_CHECKING:
+    from lastbit.isolation.isolated import Isolated
 
 _REST = "the other cases of its group did not run"
 # 256 MiB of fp32, and what is evaluated of them in fp64 takes many times that.
@@ -52,7 +56,7 @@ class Subject:
     premises: Premises = field(default_factory=Premises)
     strict: bool = False
     races: bool = False
-    performer: Performer | None = None
+    performer: Here | Isolated | None = None
     beside: Beside | None = None
 
     @property
@@ -123,10 +127,9 @@ def verify_case(
     allocations, and with `renumber` other numbers for the parameters. Alternative contracts that are `settled` are not
     ruled out again; None tries none at all, which changes no verdict.
     """
-    examined = _examined(subject, case, repeat, renumber, settled)
-    print(examined.traceback, end="", file=sys.stderr)  # pytest keeps it in the log of the run
-    result = examined.result
-    del examined  # and the tensors with it
+    result, actual, raised = _examined(subject, case, repeat, renumber, settled)
+    del actual  # large, and nobody's any more
+    print(raised, end="", file=sys.stderr)  # pytest keeps it in the log of the run
     if subject.device.type != "cpu" and case.numel > _LARGE:
         torch.accelerator.empty_cache()
     return result
@@ -134,20 +137,14 @@ def verify_case(
 
 def examine(subject: Subject, case: Case) -> tuple[CaseResult, dict[str, Tensor]]:
     """Verify a case as `verify_case` without `repeat`; also return copies of the judged tensors, by stage."""
-    examined = _examined(subject, case, repeat=False, renumber=False, settled=())
-    return examined.result, {name: tensor.clone() for name, tensor in examined.actual.items()}
+    result, actual, _ = _examined(subject, case, repeat=False, renumber=False, settled=())
+    return result, {name: tensor.clone() for name, tensor in actual.items()}
 
 
-@dataclass(frozen=True)
-class _Examined:
-    """A judged case, its tensors, and the traceback of the kernel's exception."""
-
-    result: CaseResult
-    actual: dict[str, Tensor] = field(default_factory=dict)
-    traceback: str = ""
-
-
-def _examined(subject: Subject, case: Case, repeat: bool, renumber: bool, settled: Collection[str] | None) -> _Examined:
+def _examined(
+    subject: Subject, case: Case, repeat: bool, renumber: bool, settled: Collection[str] | None
+) -> tuple[CaseResult, dict[str, Tensor], str]:
+    """Return the result of a case, the tensors that were judged, and the traceback of the kernel's exception."""
     kernel, outcome = subject.kernel, subject.outcome(Verdict.UNSUPPORTED, str(case), case.dtypes)
     actual: dict[str, Tensor] = {}
     raised = ""
@@ -155,26 +152,28 @@ def _examined(subject: Subject, case: Case, repeat: bool, renumber: bool, settle
     try:
         check_arguments(subject.op, [t.name for t in case.tensors], case.params)
         if reason := unsupported(kernel, case):
-            return _Examined(replace(outcome, reason=reason))
+            return replace(outcome, reason=reason), {}, ""
         with made_current(subject.device):  # where Triton launches
             outcome, actual = _judged(subject, case, outcome, repeat, renumber, settled)
     except UnsupportedCase as error:
         outcome = replace(outcome, reason=str(error), declined=True)
     except KeyboardInterrupt:
         raise
-    except (
-        BaseException
-    ) as error:  # the kernel's own code runs here: whatever it raises, SystemExit too, is its outcome
+    except BaseException as error:  # the kernel's own code runs here: whatever it raises is its outcome, SystemExit too
         outcome, raised = after_raising(subject, outcome, error)
-    return _Examined(replace(outcome, seconds=time.perf_counter() - start), actual, raised)
+    return replace(outcome, seconds=time.perf_counter() - start), actual, raised
 
 
 def after_raising(subject: Subject, result: CaseResult, error: BaseException) -> tuple[CaseResult, str]:
     """Return the result and traceback for a case in which the kernel raised, or memory ran out."""
     raised = error.traceback if isinstance(error, Raised) else "".join(traceback.format_exception(error))
     PROBLEMS.forget()  # nobody knows what the kernel did before
+    # In one line, with the call in which it was raised unless that is the first.
+    rest = f"; {_REST}" if isinstance(error, Raised) and error.lost else ""
+    notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(ELSEWHERE))
+    told = " ".join([f"{first_line(error)}{rest}", *notes])
     lacking = out_of_memory(error, subject.kernel, subject.device)
-    verdict, reason = lacking or (Verdict.ERRORED, _reason(error))
+    verdict, reason = lacking or (Verdict.ERRORED, told)
     return replace(result, verdict=verdict, reason=reason), raised
 
 
@@ -205,55 +204,35 @@ def unsupported(kernel: Kernel, case: Case) -> str:
 def _judged(
     subject: Subject, case: Case, outcome: CaseResult, repeat: bool, renumber: bool, settled: Collection[str] | None
 ) -> tuple[CaseResult, dict[str, Tensor]]:
-    caller, problem, calls = _called(subject, case, repeat, renumber)
-    judgement, actual = _judgement(problem, calls, settled)
-    findings = [*calls.findings(), *_placement(caller, case)]
-    if judgement.verdict is not Verdict.FAILED:
-        findings += [*(calls.other.forbidden if calls.other else ()), *calls.renumbered]
-    if any(finding.kind == "wrote_outside" for finding in findings):
-        PROBLEMS.forget()
-    findings = list(dict.fromkeys(findings))
-    verdict = Verdict.worst(judgement.verdict, *[Verdict.FAILED for _ in findings])
-    judged = replace(judgement, verdict=verdict, findings=(*findings, *judgement.findings))
-    result = replace(outcome.judged(judged), fingerprint=fingerprints(problem.tensors))
-    return result.strict if subject.strict else result, actual
-
-
-def _called(subject: Subject, case: Case, repeat: bool, renumber: bool) -> tuple[Caller, Problem, Calls]:
-    """Make all calls of a case but those for placement; its inputs are released on return."""
     inputs = build(case.gathered(), subject.device)
     problem = subject.problem(inputs)
     caller = subject.caller(problem)
     with races() if subject.races else nullcontext():
-        return caller, problem, make_calls(caller, inputs, subject.problem, repeat=repeat, renumber=renumber)
-
-
-def _judgement(problem: Problem, calls: Calls, settled: Collection[str] | None) -> tuple[Judgement, dict[str, Tensor]]:
-    """Judge the first call with the stages of the last, or the last if its results are worse."""
+        calls = make_calls(caller, inputs, subject.problem, repeat=repeat, renumber=renumber)
+    del inputs  # before anything is judged, which takes memory itself
+    # The first call is judged with the stages of the last, or the last if its results are worse.
     first, last = calls.first.actual, calls.last.actual
     candidates = [{**last, **{name: first[name] for name in calls.first.results}}]
     if not calls.apart.isdisjoint(calls.kernel.unordered):
         candidates.append(last)
     tried, done = settled is not None, settled or ()
     judged = ((judge(problem, actual, alternatives=tried, settled=done), actual) for actual in candidates)
-    return max(judged, key=lambda pair: list(Verdict).index(pair[0].verdict))
-
-
-def _placement(caller: Caller, case: Case) -> tuple[Finding, ...]:
-    """Check how the kernel treats tensors on another device, with another device current if there is one."""
-    if not case.displaced:
-        return ()
-    peers = machine().peers(str(caller.device))
-    with made_current(peers[0] if peers else caller.device):
-        return placement_findings(caller.kernel, build(case, caller.device), caller.device, caller.attempt)
-
-
-def _reason(error: BaseException) -> str:
-    """Describe an exception in one line, with the call in which it was raised unless that is the first."""
-    rest = f"; {_REST}" if isinstance(error, Raised) and error.lost else ""
-    return " ".join(
-        [f"{first_line(error)}{rest}", *(n for n in getattr(error, "__notes__", ()) if n.startswith(ELSEWHERE))]
-    )
+    judgement, actual = max(judged, key=lambda pair: list(Verdict).index(pair[0].verdict))
+    findings = [*calls.findings()]
+    if case.displaced:  # with another device current than the kernel's, if there is one
+        peers = machine().peers(str(subject.device))
+        with made_current(peers[0] if peers else subject.device):
+            displaced = build(case, subject.device)
+            findings += placement_findings(subject.kernel, displaced, subject.device, caller.attempt)
+    if judgement.verdict is not Verdict.FAILED:
+        findings += [*(calls.other.forbidden if calls.other else ()), *calls.renumbered]
+    if any(finding.kind == "wrote_outside" for finding in findings):
+        PROBLEMS.forget()
+    findings = list(dict.fromkeys(findings))
+    verdict = Verdict.worst(judgement.verdict, *[Verdict.FAILED for _ in findings])
+    whole = replace(judgement, verdict=verdict, findings=(*findings, *judgement.findings))
+    result = replace(outcome.judged(whole), fingerprint=fingerprints(problem.tensors))
+    return result.strict if subject.strict else result, actual
 
 
 def first_line(error: BaseException) -> str:
