@@ -12,8 +12,7 @@ from rich.text import Text
 
 from lastbit.reports.paper import line, paragraph, print_table
 from lastbit.reports.summary import error, listed, plural, share, signed
-from lastbit.result import Comparison, Verdict, told
-from lastbit.row_check import RowCheck
+from lastbit.result import Comparison, RowCheck, Verdict, told
 
 
 class StageKind(StrEnum):

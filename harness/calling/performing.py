@@ -151,8 +151,8 @@ def perform(
         Finding(
             "reused_memory",
             name,
-            f"result {name} of a second call lies in the memory of the first call's {old}; whoever keeps a result sees it "
-            "change.",
+            f"result {name} of a second call lies in the memory of the first call's {old}; whoever keeps a result sees "
+            "it change.",
         )
         for (name, tensor), (old, kept) in product(own.items(), held.items())
         if overlaps({"held": kept, "own": tensor})

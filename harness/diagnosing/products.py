@@ -11,7 +11,7 @@ from torch import Tensor
 from lastbit.case import Case
 from lastbit.dtypes import DTYPE_NAMES
 from lastbit.inputs import build
-from lastbit.judging.compare import outside_mask
+from lastbit.judging.torch_compare import outside_mask
 from lastbit.numerics import Enclosure, Premises, dot, format_of, using
 from lastbit.shadows.aten import UncompiledMode
 from lastbit.verify.check import Subject

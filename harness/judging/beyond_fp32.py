@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 
 import torch
@@ -54,63 +54,65 @@ class Beyond:
             trace = self.expected(self.rows)
             lost = _outside(self.rows, trace)
             if self.expected is not nearest:
-                lost |= _with_an_element(self.rows, trace, self._left_open)
+                lost |= _with_an_element(self.rows, trace, lambda name, real: _known_no_better(self.rows, name, real))
             return (~lost).nonzero()[:, 0]
         possible = (~_outside(self.rows, self.rows.problem.trace, self.rows.onward)).nonzero()[:, 0]
         return _with_one_latent(self.rows, possible)
 
-    def _left_open(self, name: str, real: Expected) -> Tensor:
-        """Return the elements of a stage that real arithmetic leaves open, and hardly knows better than fp32."""
-        if not isinstance(real, Numbers):
-            return torch.zeros(real.shape, dtype=torch.bool, device=real.value.device)
-        found = left_open(real)
-        if found.any() and isinstance(own := self.rows.expected(self.rows.problem.trace).get(name), Numbers):
-            least, most = real.enclosure.hi - real.enclosure.lo, own.enclosure.hi - own.enclosure.lo
-            found &= ~((least <= _CLOSELY * most) & torch.isfinite(most))
-        return found
 
-    def only(self, numbers: Tensor) -> Beyond:
-        """Keep only the rows with these indices."""
-        return replace(self, rows=self.rows.only(numbers))
+def _known_no_better(rows: Observation, name: str, real: Expected) -> Tensor:
+    """Return the elements of a stage that real arithmetic leaves open, and hardly knows better than fp32."""
+    if not isinstance(real, Numbers):
+        return torch.zeros(real.shape, dtype=torch.bool, device=real.value.device)
+    found = left_open(real)
+    if found.any() and isinstance(own := rows.expected(rows.problem.trace).get(name), Numbers):
+        least, most = real.enclosure.hi - real.enclosure.lo, own.enclosure.hi - own.enclosure.lo
+        found &= ~((least <= _CLOSELY * most) & torch.isfinite(most))
+    return found
 
 
 def explained_beyond_fp32(seen: Observation) -> list[Beyond]:
-    """Find the rows that fail in fp32, by an element or by the row check, and that something beyond it explains."""
+    """Find the rows that fail in fp32, by an element or by the row check, and that something beyond it explains.
+
+    What may explain them is tried one after the other, the strictest first.
+    """
     if not seen.count or not seen.problem.op.rows or not seen.has_rows:
         return []
-    outside, found = _outside(seen, seen.problem.trace, seen.onward), list[Beyond]()
+    problem, outside = seen.problem, _outside(seen, seen.problem.trace, seen.onward)
     failed = outside.clone()
     if seen.has_latent:
-        failed[explain_rows(seen, seen.problem.trace).unexplained] = True
-    left, rows = failed.nonzero()[:, 0], seen
-    for attempt in _attempts(seen.problem):
-        if attempt is _with_more_range:
+        failed[explain_rows(seen, problem.trace).unexplained] = True
+    left, rows, found = failed.nonzero()[:, 0], seen, list[Beyond]()
+
+    def attempts() -> Iterator[Callable[[Observation], Trace] | str]:
+        """Yield what gives the values that rows may have, or the stage up to which they have more range, "" for all."""
+        real = not gives_codes(problem)
+        floats = [number for number in problem.params.values() if isinstance(number, float)]
+        if real:
+            yield in_real_arithmetic
+        if real and any(float(torch.tensor(number)) != number for number in floats):
+            yield as_written
+        yield ""
+        if real and problem.op.latent is None:
+            yield nearest
+        enclosures = [(n, e.enclosure) for n, e in problem.trace.stages.items() if isinstance(e, Numbers)]
+        if any(bool((torch.isfinite(e.exact) & ~torch.isfinite(e.full).all(0)).any()) for _, e in enclosures):
+            yield from (name for name, _ in enclosures[:-1])
+
+    for attempt in attempts():
+        if attempt == "":
             left = left[outside[left]]  # of rows whose elements all are possible in fp32, more range explains no more
         if not len(left):
             break
         rows = rows if rows.count == len(left) else seen.only(left)
-        tried = attempt(rows)
+        if isinstance(attempt, str):
+            tried = Beyond(replace(rows, problem=rows.problem.with_more_range(attempt)))
+        else:
+            tried = Beyond(rows, attempt)
         if len(explained := tried.explained):
-            found.append(tried.only(explained))
+            found.append(replace(tried, rows=tried.rows.only(explained)))
             left = left[~torch.isin(torch.arange(len(left), device=left.device), explained)]
     return found
-
-
-def _attempts(problem: Problem) -> Iterator[Callable[[Observation], Beyond]]:
-    """Yield functions that try to explain rows by arithmetic beyond fp32, the strictest first."""
-    real = not gives_codes(problem)
-    if real:
-        yield partial(Beyond, expected=in_real_arithmetic)
-        if any(
-            isinstance(number, float) and float(torch.tensor(number)) != number for number in problem.params.values()
-        ):
-            yield partial(Beyond, expected=as_written)
-    yield _with_more_range
-    if real and problem.op.latent is None:
-        yield partial(Beyond, expected=nearest)
-    enclosures = [(n, e.enclosure) for n, e in problem.trace.stages.items() if isinstance(e, Numbers)]
-    if any(bool((torch.isfinite(e.exact) & ~torch.isfinite(e.full).all(0)).any()) for _, e in enclosures):
-        yield from (partial(_with_more_range, until=name) for name, _ in enclosures[:-1])
 
 
 def gives_codes(problem: Problem) -> bool:
@@ -118,22 +120,15 @@ def gives_codes(problem: Problem) -> bool:
     return any(problem.trace.formats[name].dtype.itemsize == 1 for name in problem.trace.results)
 
 
-def _with_more_range(rows: Observation, until: str = "") -> Beyond:
-    return Beyond(replace(rows, problem=rows.problem.with_more_range(until)))
-
-
-def in_real_arithmetic(seen: Observation) -> Trace:
+def in_real_arithmetic(seen: Observation, *, written: bool = False) -> Trace:
     """Return the stages that the kernel gave in real arithmetic, each rounded to its own format."""
-    return _stored(seen, seen.real)
+    real = seen.real_as_written if written else seen.real
+    return replace(real, stages={name: _rounded(e) if seen.says(name, e) else e for name, e in real.stages.items()})
 
 
 def as_written(seen: Observation) -> Trace:
     """Return those stages of a kernel that computes with 1e-05 as fp64 has it, where the contract's is of fp32."""
-    return _stored(seen, seen.real_as_written)
-
-
-def _stored(seen: Observation, real: Trace) -> Trace:
-    return replace(real, stages={name: _rounded(e) if seen.says(name, e) else e for name, e in real.stages.items()})
+    return in_real_arithmetic(seen, written=True)
 
 
 def nearest(seen: Observation) -> Trace:
@@ -154,11 +149,9 @@ def sums_in_real_arithmetic(whole: Observation, most: int) -> dict[str, RowSum]:
 
 def _rounded(expected: Expected) -> Expected:
     expected = expected.finished
-    return (
-        replace(expected, enclosure=expected.enclosure.rounded(expected.format))
-        if isinstance(expected, Numbers)
-        else expected
-    )
+    if not isinstance(expected, Numbers):
+        return expected
+    return replace(expected, enclosure=expected.enclosure.rounded(expected.format))
 
 
 def nearer(own: Expected, real: Expected) -> Expected:

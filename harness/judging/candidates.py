@@ -141,20 +141,11 @@ class Searched:
         """Return the state before anything was searched."""
         return cls(~rows.tried, rows.low.clone(), torch.zeros_like(rows.tried))
 
-    @classmethod
-    def joined(cls, parts: Sequence[Searched]) -> Searched:
-        """Join the answers of consecutive parts of the rows."""
-        return cls(*(torch.cat([getattr(p, name) for p in parts]) for name in ("explained", "found", "open")))
-
     def add(self, rows: Tensor, fits: Tensor, at: Tensor) -> None:
         """Take note of groups that these ordinals explain, in the rows of these indices."""
         new = fits & ~self.explained[rows]
         self.found[rows] = torch.where(new, at, self.found[rows])
         self.explained[rows] |= new
-
-    def replace(self, rows: Tensor, other: Searched) -> None:
-        """Take the answers of another search in the rows of these indices."""
-        self.explained[rows], self.found[rows], self.open[rows] = other.explained, other.found, other.open
 
 
 # A bound on time: a box that does not get to a point by then is cut.
@@ -179,11 +170,6 @@ class _Boxes:
         """Put the boxes of each row beside each other, in a new first dimension."""
         return cls(torch.stack([b.low for b in boxes]), torch.stack([b.high for b in boxes]))
 
-    @classmethod
-    def joined(cls, parts: Sequence[_Boxes]) -> _Boxes:
-        """Join the boxes of consecutive parts of the rows."""
-        return cls(torch.cat([b.low for b in parts], -2), torch.cat([b.high for b in parts], -2))
-
     def cut(self, axis: Tensor, low: Tensor, high: Tensor) -> _Boxes:
         """Replace the interval of one latent value, whose index is `axis` [rows, groups], by low to high."""
         here = torch.arange(len(self.low), device=axis.device).reshape(-1, 1, 1) == axis
@@ -198,10 +184,6 @@ class _Boxes:
         """Keep only the boxes of the rows of these indices."""
         return _Boxes(self.low[..., rows, :], self.high[..., rows, :])
 
-    def put(self, rows: Tensor, other: _Boxes) -> _Boxes:
-        """Replace the boxes in the rows of these indices by others."""
-        return _Boxes(self.low.index_copy(-2, rows, other.low), self.high.index_copy(-2, rows, other.high))
-
     def along(self, axis: Tensor) -> Range:
         """Return the lowest and highest ordinal of the value `axis`."""
         return self.low.gather(0, axis[None])[0], self.high.gather(0, axis[None])[0]
@@ -212,11 +194,6 @@ class _Boxes:
         middle = _between(self.low, self.high)
         return _Boxes(middle, middle)
 
-    @property
-    def single(self) -> Tensor:
-        """Return whether a box is one point, [..., rows, groups]."""
-        return (self.low == self.high).all(-3)
-
 
 def explained_together(rows: Rows) -> Searched:
     """Search each group for values of all latent stages that explain it together.
@@ -224,18 +201,20 @@ def explained_together(rows: Rows) -> Searched:
     Every row is tried at likely points. Of those that no such point explains, as many as are evaluated at once are
     searched to the end, spread evenly; the others stay open.
     """
-    count = len(rows.low)
+    count, found, near = len(rows.low), Searched.of(rows), _whole(rows)
     if not count:
-        return Searched.of(rows)
+        return found
     together = max(1, rows.at_once * count // rows.elements)
-    parts = [_descended(rows.only(at)) for at in torch.arange(count, device=rows.low.device).split(together)]
-    found, near = Searched.joined([part for part, _ in parts]), _Boxes.joined([box for _, box in parts])
+    for at in torch.arange(count, device=rows.low.device).split(together):
+        part, box = _descended(rows.only(at))
+        found.explained[at], found.found[at] = part.explained, part.found
+        near.low[:, at], near.high[:, at] = box.low, box.high
     left = (~found.explained).any(-1).nonzero().reshape(-1)
     some = left[:: max(1, -(-len(left) // together))]
     found.open[left] |= ~found.explained[left]
-    for part in some.split(together) if len(some) else ():
-        searched = replace(rows.only(part), tried=~found.explained[part])
-        found.replace(part, _searched(searched, near.only(part)))
+    for at in some.split(together) if len(some) else ():
+        part = _searched(replace(rows.only(at), tried=~found.explained[at]), near.only(at))
+        found.explained[at], found.found[at], found.open[at] = part.explained, part.found, part.open
     found.explained.logical_or_(found.open)
     return found
 
@@ -247,7 +226,11 @@ def _descended(rows: Rows) -> tuple[Searched, _Boxes]:
     """
     answer, box = Searched.of(rows), _whole(rows)
     left = torch.arange(len(rows.low), device=rows.low.device)
-    for point in _likely(rows, box):
+    points = [box.middle]
+    if rows.likely:
+        shown = torch.maximum(torch.minimum(torch.stack(list(rows.likely)), box.high), box.low)
+        points.insert(0, _Boxes(shown, shown))
+    for point in points:
         if not bool(answer.explained.all()):
             answer.add(left, _fits(rows, point), point.low[0])
     end, stalls = box, torch.zeros_like(rows.low)
@@ -263,7 +246,7 @@ def _descended(rows: Rows) -> tuple[Searched, _Boxes]:
         stalled = _distance(first, last) > _STALLED * _distance(low, high)
         stalls = torch.where(stalled, stalls + 1, 0)
         box = box.cut(axis, first, last)
-        end = end.put(left, box)
+        end = _Boxes(end.low.index_copy(-2, left, box.low), end.high.index_copy(-2, left, box.high))
         answer.add(left, _fits(rows, box.middle), box.middle.low[0])
     return answer, end
 
@@ -279,7 +262,9 @@ def _searched(rows: Rows, near: _Boxes) -> Searched:
             return answer
         if len(rest) < len(left):
             rows, left, depth, stack = rows.only(rest), left[rest], depth[rest], stack.only(rest)
-        fits, at, first, second, kept, halved = _round(rows, _top(stack, depth), number)
+        top = (depth - 1).clamp(min=0).expand(1, stack.low.shape[1], -1, -1)  # of each group; any where there is none
+        box = _Boxes(stack.low.gather(0, top)[0], stack.high.gather(0, top)[0])
+        fits, at, first, second, kept, halved = _round(rows, box, number)
         answer.add(left, fits & (depth > 0), at)
         stack = _pushed(_pushed(stack, depth - 1, first), depth, second)
         depth = (depth - 1 + kept.to(torch.int64) + halved.to(torch.int64)).clamp(min=0)
@@ -321,7 +306,7 @@ def _round(rows: Rows, box: _Boxes, number: int) -> tuple[Tensor, Tensor, _Boxes
     center = _between(least, most).clamp(max=most - 1)
     shrunk = box.cut(axis, least, torch.where(halved, center, most))
     other = box.cut(axis, torch.where(halved, center + 1, most), most)
-    single = kept & ~halved & shrunk.single
+    single = kept & ~halved & (shrunk.low == shrunk.high).all(0)
     at = torch.where(single, shrunk.low[0], inner.middle.low[0])
     return ~out[0] | single, at, shrunk, other, kept & ~single, halved
 
@@ -388,20 +373,6 @@ def _whole(rows: Rows) -> _Boxes:
     return _Boxes(torch.stack(lows), torch.stack(highs))
 
 
-def _likely(rows: Rows, box: _Boxes) -> list[_Boxes]:
-    """Return the points to try before all others: the values that the kernel shows, and the middle."""
-    if not rows.likely:
-        return [box.middle]
-    shown = torch.maximum(torch.minimum(torch.stack(list(rows.likely)), box.high), box.low)
-    return [_Boxes(shown, shown), box.middle]
-
-
-def _top(stack: _Boxes, depth: Tensor) -> _Boxes:
-    """Return the last box of each group; any where there is none."""
-    at = (depth - 1).clamp(min=0).expand(1, stack.low.shape[1], -1, -1)
-    return _Boxes(stack.low.gather(0, at)[0], stack.high.gather(0, at)[0])
-
-
 def _pushed(stack: _Boxes, depth: Tensor, box: _Boxes) -> _Boxes:
     """Put a box at `depth` of each group's stack, over whatever was there."""
     if len(stack.low) <= int(depth.max()):
@@ -432,16 +403,42 @@ def explained_groups(rows: Rows) -> Searched:
     """Search each group for a candidate that explains it, or for several where there are several latent stages."""
     if rows.also is not None:
         return explained_together(rows)
-    found, fits = _tried_first(rows)
-    explained = fits | ~rows.tried
+
+    def forward(positions: Tensor) -> dict[str, Range]:
+        return rows.forward({rows.stage: from_ordinals(positions, FP32)})
+
+    # The value that a kernel shows, or the middle one, explains most groups of rounded results.
+    found = rows.low + (rows.high - rows.low) // 2
+    if rows.likely:
+        found = torch.maximum(torch.minimum(rows.likely[0], rows.high), rows.low)
+    explained = torch.ones_like(rows.tried)
+    for name, (lo, hi) in forward(found[None]).items() if len(found) else ():
+        wrong = (rows.seen[name] < lo[0]) | (rows.seen[name] > hi[0])
+        explained &= ~(wrong if rows.counted is None else wrong & rows.counted).any(-1)
+    explained |= ~rows.tried
     left = (~explained).any(-1).nonzero().reshape(-1)
     rows = replace(rows, tried=~explained).only(left)
-    slopes = _slopes(rows) if len(left) else {}
+    slopes: dict[str, list[Tensor]] = {}
+    if len(left):
+        # The sign of the change of both ends of each element as the value grows, 0 where nothing changes; an end that
+        # depends on no value is one tensor for both.
+        ends = forward(torch.stack([rows.low, rows.high]))
+        for name, pair in ends.items():
+            slopes[name] = [(end[-1] > end[0]).to(torch.int8) - (end[-1] < end[0]).to(torch.int8) for end in pair]
     while len(left):
         low, high = rows.low, rows.high
         count = max(1, min(_MOST_CANDIDATES, rows.at_once // rows.elements))
-        at = _spread(low, high, count)
-        up, down = _asked(rows, at, slopes)
+        steps = torch.arange(1, count + 1, device=low.device).reshape(-1, 1, 1)
+        at = low + ((high - low) * steps) // (count + 1)
+        # Which candidates, [candidates, rows, groups], some element asks to be larger, and smaller.
+        up, down = torch.zeros_like(at, dtype=torch.bool), torch.zeros_like(at, dtype=torch.bool)
+        for name, (lo, hi) in forward(at).items():
+            y, (lo_slope, hi_slope) = rows.seen[name], slopes[name]
+            # Where the end does not move, no candidate changes it: no group with such an element is explained.
+            wrongs = (wrong if rows.counted is None else wrong & rows.counted for wrong in (y < lo, y > hi))
+            too_low, too_high = wrongs
+            up |= ((too_high & (hi_slope >= 0)) | (too_low & (lo_slope <= 0))).any(-1)
+            down |= ((too_high & (hi_slope <= 0)) | (too_low & (lo_slope >= 0))).any(-1)
         fits = ~up & ~down
         fit = fits.any(0) & rows.tried
         explained[left] |= fit
@@ -453,60 +450,5 @@ def explained_groups(rows: Rows) -> Searched:
         rest = unsure.any(-1).nonzero().reshape(-1)
         low, high = torch.where(unsure, higher, low), torch.where(unsure, lower, high)
         rows, left = replace(rows, low=low, high=high, tried=unsure).only(rest), left[rest]
-        slopes = {name: (below[rest], above[rest]) for name, (below, above) in slopes.items()}
+        slopes = {name: [end[rest] for end in pair] for name, pair in slopes.items()}
     return Searched(explained, found, torch.zeros_like(explained))
-
-
-def _tried_first(rows: Rows) -> tuple[Tensor, Tensor]:
-    """Try the value that a kernel shows, or the middle one: it explains most groups of rounded results.
-
-    Return its ordinals and a mask of the groups that it explains.
-    """
-    at = torch.maximum(torch.minimum(rows.likely[0], rows.high), rows.low) if rows.likely else _middle(rows)
-    fits = rows.tried.clone()
-    for name, (lo, hi) in _forward(rows, at[None]).items() if len(at) else ():
-        wrong = (rows.seen[name] < lo[0]) | (rows.seen[name] > hi[0])
-        fits &= ~(wrong if rows.counted is None else wrong & rows.counted).any(-1)
-    return at, fits
-
-
-def _middle(rows: Rows) -> Tensor:
-    return rows.low + (rows.high - rows.low) // 2
-
-
-def _slopes(rows: Rows) -> dict[str, Range]:
-    """Return the sign of the change of both ends of each element as the value grows; 0 if nothing changes."""
-    ends = _forward(rows, torch.stack([rows.low, rows.high]))
-    return {name: (_slope(below), _slope(above)) for name, (below, above) in ends.items()}
-
-
-def _asked(rows: Rows, positions: Tensor, slopes: Mapping[str, Range]) -> Range:
-    """Return masks [candidates, rows, groups]: some element asks for a larger value, and for a smaller one."""
-    up = torch.zeros_like(positions, dtype=torch.bool)
-    down = torch.zeros_like(up)
-    for name, (lo, hi) in _forward(rows, positions).items():
-        y = rows.seen[name]
-        lo_slope, hi_slope = slopes[name]
-        # Where the end does not move, no candidate changes it: no group with such an element is explained.
-        too_low, too_high = (wrong if rows.counted is None else wrong & rows.counted for wrong in (y < lo, y > hi))
-        up |= ((too_high & (hi_slope >= 0)) | (too_low & (lo_slope <= 0))).any(-1)
-        down |= ((too_high & (hi_slope <= 0)) | (too_low & (lo_slope >= 0))).any(-1)
-    return up, down
-
-
-def _forward(rows: Rows, positions: Tensor) -> dict[str, Range]:
-    return rows.forward({rows.stage: from_ordinals(positions, FP32)})
-
-
-def _spread(low: Tensor, high: Tensor, count: int) -> Tensor:
-    """Return `count` ordinals spread between low and high, in a new first dimension."""
-    steps = torch.arange(1, count + 1, device=low.device).reshape(-1, 1, 1)
-    return low + ((high - low) * steps) // (count + 1)
-
-
-def _slope(ends: Tensor) -> Tensor:
-    """Return 1 where the last of two stacked tensors is the larger, -1 where the first is, else 0.
-
-    There is one tensor for both values where nothing depends on these.
-    """
-    return (ends[-1] > ends[0]).to(torch.int8) - (ends[-1] < ends[0]).to(torch.int8)

@@ -82,16 +82,6 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
     return finished([begin(actual, expected, fmt)])[0]
 
 
-def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
-    """Compare and wait for the statistics; see `begin_integers`."""
-    return finished([begin_integers(actual, expected)])[0]
-
-
-def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
-    """Return a mask of the elements outside `expected`; NaN is inside only if required, or where nothing is known."""
-    return torch_compare.outside_mask(actual, expected)
-
-
 def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
     """Count the elements of `actual` outside `expected`, which broadcasts to its shape: int64, on their device."""
     if actual.numel() == 0 or (pair := _pair(actual, expected)) is None:

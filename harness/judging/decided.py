@@ -12,7 +12,7 @@ from lastbit.judging.expected import Numbers
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
 from lastbit.numerics.formats import ordinals
-from lastbit.result import Judgement, StageResult
+from lastbit.result import Judgement
 
 # Arbitrary: of a million elements a share is known well enough; more is time.
 _MOST = 1 << 20  # elements of the main input of which the rows are asked how well their latent value is known
@@ -79,17 +79,16 @@ def shares(problem: Problem, judgement: Judgement) -> dict[str, float]:
     rows = judgement.rows
     explained = rows is not None and rows.rows > 0 and not rows.unexplained
     known = _known(problem) if explained else 0.0
-    empty = not problem.main.numel()
-    return {s.name: _share(s, known if s.in_rows else 0.0, empty) for s in judgement.stages if s.result}
-
-
-def _share(stage: StageResult, known: float, empty: bool) -> float:
-    numel = stage.cumulative.numel - stage.constant
-    if not numel:
-        return float(empty or not stage.constant)
-    decided = max(stage.cumulative.decided, stage.isolated.decided, stage.equal)
-    exact = max(decided - stage.constant, 0) / numel
-    return exact + (1 - exact) * known
+    found = {}
+    for stage in judgement.stages:
+        numel = stage.cumulative.numel - stage.constant
+        if stage.result and not numel:
+            found[stage.name] = float(not problem.main.numel() or not stage.constant)
+        elif stage.result:
+            decided = max(stage.cumulative.decided, stage.isolated.decided, stage.equal)
+            exact = max(decided - stage.constant, 0) / numel
+            found[stage.name] = exact + (1 - exact) * (known if stage.in_rows else 0.0)
+    return found
 
 
 def _known(problem: Problem) -> float:

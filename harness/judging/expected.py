@@ -10,8 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lastbit.judging.compare import Begun, begin, begin_choices, begin_integers, finished, outside_count, outside_mask
-from lastbit.judging.torch_compare import are_decided
+from lastbit.judging.compare import Begun, begin, begin_choices, begin_integers, finished, outside_count
+from lastbit.judging.torch_compare import are_decided, outside_mask
 from lastbit.numerics import AfterSums, Enclosure, Format, Indices, Premises, Sum, format_of, using
 from lastbit.numerics.formats import Integers
 from lastbit.result import Comparison

@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lastbit.judging.candidates import Range, Rows, explained_groups
+from lastbit.judging.candidates import Rows, explained_groups
 from lastbit.judging.expected import Numbers, Trace
 from lastbit.judging.observation import Observation
-from lastbit.judging.problem import Tensors
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import FP32, from_ordinals, ordinals
 from lastbit.ops import Latent
-from lastbit.row_check import Need, Needs, RowCheck
+from lastbit.result import Need, Needs, RowCheck
 from lastbit.timing import ROWS, timed
 
 MOST_COLUMNS = 32
@@ -62,21 +61,20 @@ def split_rows(rows: Rows, shown: Shown | None) -> tuple[Tensor, Tensor]:
     split, unsure = torch.zeros_like(rows.tried[:, 0]), torch.zeros_like(rows.tried[:, 0])
     if len(sizes) > 1 or not 2 <= max(sizes) <= MOST_COLUMNS:
         return split, unsure
-    halves = _halves(max(sizes), split.device)
+    device, size = split.device, max(sizes)
+    bits = torch.arange((size - 1).bit_length(), device=device).reshape(-1, 1)
+    has = (torch.arange(size, device=device) >> bits) & 1 == 1
+    halves = torch.stack([~has, has], dim=1)  # of the columns, by each bit of their index: [bits, 2, size]
     together = max(1, rows.at_once * len(split) // (rows.elements * len(halves) * 2))
-    for at in torch.arange(len(split), device=split.device).split(together):
-        split[at], unsure[at] = _split(rows.only(at), None if shown is None else shown.only(at), halves)
+    for at in torch.arange(len(split), device=device).split(together):
+        known, possible = _split(rows.only(at), None if shown is None else shown.only(at), halves)
+        split[at], maybe = (groups.all(-1).any(0) for groups in (known, possible))
+        unsure[at] = maybe & ~split[at]
     return split, unsure
 
 
-def _halves(size: int, device: torch.device) -> Tensor:
-    """Return masks of the columns that lack, and that have, each bit of their index: [bits, 2, size]."""
-    bits = torch.arange((size - 1).bit_length(), device=device).reshape(-1, 1)
-    has = (torch.arange(size, device=device) >> bits) & 1 == 1
-    return torch.stack([~has, has], dim=1)
-
-
 def _split(rows: Rows, shown: Shown | None, halves: Tensor) -> tuple[Tensor, Tensor]:
+    """Return masks of the groups that are split by each bit, and that may be, [bits, rows, groups]."""
     bits, _, size = halves.shape
     count = len(rows.low)
     each = torch.arange(count, device=halves.device).repeat(2 * bits)  # every row once for each half by each bit
@@ -84,26 +82,12 @@ def _split(rows: Rows, shown: Shown | None, halves: Tensor) -> tuple[Tensor, Ten
     half_rows = replace(rows.only(each), counted=counted)
     searched = explained_groups(half_rows)
     explained, unsure = searched.explained, searched.open
-    if shown is None:
-        return _answers(*(t.unflatten(0, (bits, 2, count)).all(1) for t in (explained & ~unsure, explained)))
-    follows = ~(shown.stray & halves[:, :, None, None]).any(-1)  # [bits, 2, rows, groups]
-    tried = ~explained & follows.flip(1).flatten(0, 2)
-    explained |= _with_other_statistics(replace(half_rows, tried=tried), shown.only(each))
-    return _answers(
-        *(t.unflatten(0, (bits, 2, count)).all(1) & follows.any(1) for t in (explained & ~unsure, explained))
-    )
-
-
-def _answers(known: Tensor, possible: Tensor) -> tuple[Tensor, Tensor]:
-    """Return masks of the rows that are split, and that may be, from groups by bit: [bits, rows, groups] → [rows]."""
-    split = _by_one_bit(known)
-    return split, _by_one_bit(possible) & ~split
-
-
-def _by_one_bit(groups: Tensor) -> Tensor:
-    """Return a mask of the rows all of whose groups are split by one bit: [bits, rows, groups] → [rows]."""
-    split: Tensor = groups.all(-1).any(0)
-    return split
+    if shown is not None:
+        follows = ~(shown.stray & halves[:, :, None, None]).any(-1)  # [bits, 2, rows, groups]
+        tried = ~explained & follows.flip(1).flatten(0, 2)
+        explained |= _with_other_statistics(replace(half_rows, tried=tried), shown.only(each))
+    known, possible = (t.unflatten(0, (bits, 2, count)).all(1) for t in (explained & ~unsure, explained))
+    return (known, possible) if shown is None else (known & follows.any(1), possible & follows.any(1))
 
 
 def _with_other_statistics(rows: Rows, shown: Shown) -> Tensor:
@@ -138,18 +122,15 @@ def forgiven(local: Trace, trace: Trace, latent: Latent, split: Tensor) -> Trace
 
     There a statistic that the kernel shows is one of two. `split` has one entry per row.
     """
-    stages = (latent.stage, *latent.instead.values(), *latent.also, *latent.through)
-    mixed = {name: _mixed(local, trace, name, split) for name in stages if name in local.stages}
+    mixed = {}
+    for name in (latent.stage, *latent.instead.values(), *latent.also, *latent.through):
+        if name in local.stages:
+            own, everything = local.numbers(name), trace.enclosure(name)
+            mask = split.reshape(*everything.shape[:-1], 1)
+            mixed[name] = Numbers(Enclosure(torch.where(mask, everything.full, own.enclosure.full)), own.format)
     return replace(local, stages={**local.stages, **mixed})
 
 
-def _mixed(local: Trace, trace: Trace, name: str, split: Tensor) -> Numbers:
-    own, everything = local.numbers(name), trace.enclosure(name)
-    mask = split.reshape(*everything.shape[:-1], 1)
-    return Numbers(Enclosure(torch.where(mask, everything.full, own.enclosure.full)), own.format)
-
-
-_NO_NEEDS = Needs()
 # Arbitrary: spread over the block, they stand for all in a sentence.
 _MOST_NEEDS = 64  # rows of a block that are searched for a value beyond the enclosure
 _LARGEST = int(ordinals(torch.tensor(FP32.max, dtype=torch.float64), FP32))
@@ -180,12 +161,28 @@ def explain_rows(seen: Observation, trace: Trace, own: Trace | None = None) -> E
     although one value explains the row, because other statistics differ.
     """
     every = _rows(seen, trace)
-    shown = _shown(every, seen, own)
-    at, whole = _explained(every, _undecided(every, trace))
+    undecided = every.tried  # without groups of one legal value per element, which every value explains
+    if all(name in trace.stages for name in every.seen):
+        open_ = torch.zeros_like(every.tried)
+        for name, values in every.seen.items():
+            enclosure = trace.enclosure(name)
+            lo, hi = (end.reshape(values.shape) for end in (enclosure.lo, enclosure.hi))
+            open_ |= ((lo != values) | (hi != values)).any(-1)
+        undecided = every.tried & open_
+    at = every.tried.any(-1).nonzero().reshape(-1)
+    whole, answered = (torch.ones_like(at, dtype=torch.bool) for _ in range(2))
+    asked = undecided[at].any(-1).nonzero().reshape(-1)
+    if len(asked):
+        searched = explained_groups(replace(every, tried=undecided).only(at[asked]))
+        whole[asked] = searched.explained.all(-1)
+        answered[asked] = ~(searched.open.any(-1) & whole[asked])
+    at, whole = at[answered], whole[answered]
+
+    shown, also = _shown(every, seen, own), tuple(every.also or ())
     doubtful = at[~whole] if shown is None else at[~whole | shown.stray[at].flatten(1).any(-1)]
     split = torch.zeros_like(every.tried[:, 0])
     if not len(doubtful):
-        return ExplainedRows(_check(every, len(at), len(at)), split, at[:0])
+        return ExplainedRows(RowCheck(every.stage, len(at), len(at), also=also), split, at[:0])
     given = {} if shown is None else {n: _as_rows(seen.actual[n]) for n in _earlier(seen, every.stage)}
     part = None if shown is None else shown.only(doubtful)
     split[doubtful], unsure = split_rows(replace(every, given=given).only(doubtful), part)
@@ -195,78 +192,21 @@ def explain_rows(seen: Observation, trace: Trace, own: Trace | None = None) -> E
     needs = Needs()
     if len(unexplained) and every.also is None:
         needs = _needs(every, unexplained, _as_rows(trace.enclosure(every.stage).value))
-    check = _check(every, len(at), int((whole & ~split[at]).sum()), int(split.sum()), needs)
-    return ExplainedRows(check, split, unexplained)
-
-
-def _explained(every: Rows, undecided: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the indices of the rows tried and a mask of those explained; rows without an answer are left out."""
-    at = every.tried.any(-1).nonzero().reshape(-1)
-    whole, answered = (torch.ones_like(at, dtype=torch.bool) for _ in range(2))
-    asked = undecided[at].any(-1).nonzero().reshape(-1)
-    if len(asked):
-        searched = explained_groups(replace(every, tried=undecided).only(at[asked]))
-        whole[asked] = searched.explained.all(-1)
-        answered[asked] = ~(searched.open.any(-1) & whole[asked])
-    return at[answered], whole[answered]
-
-
-def _undecided(every: Rows, trace: Trace) -> Tensor:
-    """Return a mask of the groups to try, without those of one legal value per element, which every value explains."""
-    undecided = torch.zeros_like(every.tried)
-    for name, seen in every.seen.items():
-        if name not in trace.stages:
-            return every.tried
-        enclosure = trace.enclosure(name)
-        lo, hi = (end.reshape(seen.shape) for end in (enclosure.lo, enclosure.hi))
-        undecided |= ((lo != seen) | (hi != seen)).any(-1)
-    return every.tried & undecided
-
-
-def _check(rows: Rows, count: int, explained: int, split: int = 0, needs: Needs = _NO_NEEDS) -> RowCheck:
-    return RowCheck(rows.stage, count, explained, split, needs, tuple(rows.also or ()))
-
-
-def any_value_explains(seen: Observation) -> bool:
-    """Check whether each row comes from some value of the latent stage, within its enclosure or not.
-
-    Of an op in which several values may explain a row together, nobody looks beyond their enclosures: the answer is no.
-    """
-    every = _rows(seen, seen.problem.trace)
-    tried = torch.full_like(every.tried, _several(every.seen, 1))
-    if every.also is not None:
-        return False
-    return bool(tried.any() and explained_groups(_without_bounds(replace(every, tried=tried))).explained.all())
-
-
-def explaining_values(seen: Observation) -> tuple[Tensor, Tensor]:
-    """Find wrong rows that another value of the latent stage explains, beyond its enclosure, and the values in fp64.
-
-    Up to 64 rows are searched. Return the indices of those found, and the values, [rows, groups]; none for an op in
-    which several values may explain a row together.
-    """
-    if not seen.has_latent:
-        none = torch.zeros(0, dtype=torch.int64, device=seen.problem.main.device)
-        return none, none.reshape(0, 1).to(torch.float64)
-    every = _rows(seen, seen.problem.trace)
-    tried = every.tried.all(-1)
-    if every.also is None:
-        stray = [mask.reshape(len(tried), -1).any(-1) for mask in seen.outside(seen.problem.trace).values()]
-        tried = tried & torch.stack(stray).any(0)
-    at = tried.nonzero().reshape(-1)
-    at = at[:: -(-max(1, len(at)) // _MOST_NEEDS)] if every.also is None else at[:0]
-    if not len(at):
-        return at, torch.zeros(0, every.low.shape[-1], dtype=torch.float64, device=at.device)
-    searched = explained_groups(_without_bounds(every.only(at)))
-    whole = searched.explained.all(-1)
-    return at[whole], from_ordinals(searched.found[whole], FP32)
+    explained = int((whole & ~split[at]).sum())
+    return ExplainedRows(RowCheck(every.stage, len(at), explained, int(split.sum()), needs, also), split, unexplained)
 
 
 def _needs(every: Rows, wrong: Tensor, expected: Tensor) -> Needs:
-    """Search some of the rows `wrong` for the latent values they need in place of `expected`, beyond the enclosure."""
+    """Search some of the rows `wrong` for the latent values they need in place of `expected`, beyond the enclosure.
+
+    Every finite number is a candidate, or every normal one of the sign that both ends have: of a quotient by a
+    subnormal number nothing is known, so that it would explain everything.
+    """
     at = wrong[:: -(-len(wrong) // _MOST_NEEDS)]
     rows = every.only(at)
-    searched = explained_groups(_without_bounds(rows))
+    above, below = torch.where(rows.low >= _NORMAL, _NORMAL, 1), torch.where(rows.high <= -_NORMAL, -_NORMAL, -1)
+    low, high = torch.where(rows.low > 0, above, -_LARGEST), torch.where(rows.high < 0, below, _LARGEST)
+    searched = explained_groups(replace(rows, low=low, high=high))
     explained, found = searched.explained, searched.found
     beyond = rows.tried & ((found < rows.low) | (found > rows.high))
     other = beyond & explained.all(-1, keepdim=True)
@@ -275,33 +215,24 @@ def _needs(every: Rows, wrong: Tensor, expected: Tensor) -> Needs:
     return functools.reduce(operator.add, needed, Needs(len(at), int(other.any(-1).sum())))
 
 
-def _without_bounds(rows: Rows) -> Rows:
-    """Make every finite number a candidate, or every normal one of the sign that both ends have.
-
-    Of a quotient by a subnormal number nothing is known, so that it would explain everything.
-    """
-    above, below = torch.where(rows.low >= _NORMAL, _NORMAL, 1), torch.where(rows.high <= -_NORMAL, -_NORMAL, -1)
-    return replace(
-        rows,
-        low=torch.where(rows.low > 0, above, -_LARGEST),
-        high=torch.where(rows.high < 0, below, _LARGEST),
-    )
-
-
 def _rows(seen: Observation, trace: Trace) -> Rows:
     """Return all rows of a block, with the values of the latent stages within their enclosures as candidates."""
     problem, latent = seen.problem, seen.problem.op.latent
     assert latent is not None
     stage, also = latent.under(problem.contract), [name for name in latent.also if name in trace.formats]
-    ends = [_ends(trace, name) for name in (stage, *also)]
+    enclosures = [trace.enclosure(name) for name in (stage, *also)]
+    ends = [(_as_rows(e.lo), _as_rows(e.hi)) for e in enclosures]  # [rows, groups]
     groups = ends[0][0].shape[-1]
     through = {
         s: _as_rows(seen.actual[s]).to(torch.float64).unflatten(-1, (groups, -1)) for s in seen.through_latent(trace)
     }
     own = {name: _as_rows(t) if name in problem.op.rows else t for name, t in problem.tensors.items()}
     known = torch.stack([end.abs() <= FP32.max for pair in ends for end in pair]).all(0)
-    tried = known & _several(through, len(ends))
-    (low, high), *others = ((_position_where(tried, lo), _position_where(tried, hi)) for lo, hi in ends)
+    # As many elements as there are values to explain them tell nothing.
+    tried = known & (min(t.shape[-1] for t in through.values()) > len(ends))
+    (low, high), *others = [
+        (ordinals(torch.where(tried, lo, 1.0), FP32), ordinals(torch.where(tried, hi, 1.0), FP32)) for lo, hi in ends
+    ]
     shown = [_position(seen.actual[name], low) for name in (stage, *also) if name in seen.actual]
     return Rows(
         problem.on(own),
@@ -313,21 +244,6 @@ def _rows(seen: Observation, trace: Trace) -> Rows:
         also=dict(zip(also, others, strict=True)) if latent.also else None,
         likely=shown if len(shown) == len(ends) else (),
     )
-
-
-def _ends(trace: Trace, stage: str) -> Range:
-    """Return the ends of the enclosure of a latent stage, [rows, groups]."""
-    enclosure = trace.enclosure(stage)
-    return _as_rows(enclosure.lo), _as_rows(enclosure.hi)
-
-
-def _position_where(tried: Tensor, values: Tensor) -> Tensor:
-    return ordinals(torch.where(tried, values, 1.0), FP32)
-
-
-def _several(seen: Tensors, values: int) -> bool:
-    """Check whether groups have more elements than there are values to explain them: as many tell nothing."""
-    return min(t.shape[-1] for t in seen.values()) > values
 
 
 def _earlier(seen: Observation, stage: str) -> list[str]:

@@ -14,10 +14,10 @@ from lastbit.judging.compare import finished
 from lastbit.judging.expected import Expected, Trace, known_exactly
 from lastbit.judging.problem import Problem, Tensors
 from lastbit.judging.torch_compare import unravel
-from lastbit.numerics.premises import AS_WRITTEN
+from lastbit.numerics import Premises
+from lastbit.numerics.premises import AS_WRITTEN, REAL
 from lastbit.ops import Contract
-from lastbit.result import Comparison
-from lastbit.row_check import RowCheck
+from lastbit.result import Comparison, RowCheck
 
 # Arbitrary: the search is for each sum by itself, and takes longer with every row.
 _MOST = 1 << 17  # elements of the main input in which the exact value of a sum over all rows is sought
@@ -93,15 +93,15 @@ class Observation:
     @cached_property
     def real(self) -> Trace:
         """The trace in real arithmetic from the inputs, and from values that the kernel rounded to 16 bits or chose."""
-        return self._follow(self.problem.in_real_arithmetic)
+        return self._in_real_arithmetic(REAL)
 
     @cached_property
     def real_as_written(self) -> Trace:
         """The trace in real arithmetic as `real`, but with parameters as they are written, which fp32 may not hold."""
-        return self._follow(replace(self.problem.in_real_arithmetic, premises=AS_WRITTEN))
+        return self._in_real_arithmetic(AS_WRITTEN)
 
-    def _follow(self, real: Problem) -> Trace:
-        rounds = self.problem.contract.rounds
+    def _in_real_arithmetic(self, premises: Premises) -> Trace:
+        real, rounds = replace(self.problem.in_real_arithmetic, premises=premises), self.problem.contract.rounds
         given = {name: t for name, t in self.actual.items() if name in rounds or not t.is_floating_point()}
         return real.evaluate(given) if given else real.trace
 
@@ -184,17 +184,13 @@ class Observation:
         width, count = max(1, self.problem.main.shape[-1]), self.count
         wanted = min(count, max(2, most // width))
         numbers = torch.linspace(0, count - 1, wanted, dtype=torch.float64).round().to(torch.int64)
-        parts = -(-wanted * width // together)
+        parts, rows = -(-wanted * width // together), self.problem.op.rows
         for part in range(parts):
-            yield self._picked(numbers[part::parts].to(self.problem.main.device), sums)
-
-    def _picked(self, numbers: Tensor, sums: Collection[str]) -> Observation:
-        """Return the rows with these indices among all rows; `sums` are the stages that are sums over rows."""
-        index = torch.unravel_index(numbers, self.leading)
-        rows = self.problem.op.rows
-        problem = self.problem.on({n: t[index] if n in rows else t for n, t in self.problem.tensors.items()})
-        actual = {n: t if n in sums else t[index] for n, t in self.actual.items()}
-        return Observation(problem, actual, leading=self.leading, numbers=numbers)
+            some = numbers[part::parts].to(self.problem.main.device)
+            index = torch.unravel_index(some, self.leading)
+            problem = self.problem.on({n: t[index] if n in rows else t for n, t in self.problem.tensors.items()})
+            actual = {n: t if n in sums else t[index] for n, t in self.actual.items()}
+            yield Observation(problem, actual, leading=self.leading, numbers=some)
 
     def in_rows(self, check: RowCheck | None, through: Iterable[str]) -> dict[str, int]:
         """Count the elements in the rows that were tried, for each stage that latent values must explain."""
@@ -202,16 +198,17 @@ class Observation:
 
     def only(self, rows: Tensor) -> Observation:
         """Keep only the rows with these indices, in one dimension."""
-        tensors = {n: self._taken(t, rows) if n in self.problem.op.rows else t for n, t in self.problem.tensors.items()}
+
+        def taken(tensor: Tensor) -> Tensor:
+            if self.numbers is not None:
+                return tensor[rows]
+            return tensor.reshape(self.count, *tensor.shape[len(self.leading) :])[rows]
+
+        tensors = {n: taken(t) if n in self.problem.op.rows else t for n, t in self.problem.tensors.items()}
         sums = self.problem.steps.sums
-        actual = {n: t if n in sums else self._taken(t, rows) for n, t in self.actual.items()}
+        actual = {n: t if n in sums else taken(t) for n, t in self.actual.items()}
         numbers = rows if self.numbers is None else self.numbers[rows]
         return replace(self, problem=self.problem.on(tensors), actual=actual, numbers=numbers)
-
-    def _taken(self, tensor: Tensor, rows: Tensor) -> Tensor:
-        if self.numbers is not None:
-            return tensor[rows]
-        return tensor.reshape(self.count, *tensor.shape[len(self.leading) :])[rows]
 
     def with_exact(self, name: str, comparison: Comparison, *, isolated: bool) -> Comparison:
         """Set the exact value of the worst element, which is known to 2^-40 of itself, or else NaN.

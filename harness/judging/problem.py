@@ -149,12 +149,11 @@ class Problem:
 
     @property
     def _is_small(self) -> bool:
-        """Return whether all rows are evaluated as fast as the first one."""
         return not self.op.rows or self.main.numel() <= _FEW
 
     @cached_property
     def _first(self) -> Trace:
-        """The trace of the first row, or of all rows of a small problem."""
+        """The trace of the first row, or of all rows where these are evaluated as fast."""
         if self._is_small:
             return self.trace
         rows = self.op.rows
@@ -169,9 +168,7 @@ class Problem:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Stage → its shape, as the reference says."""
-        stages, leading = self._first.stages, self.leading
-        if self._is_small:
-            return {name: tuple(stage.shape) for name, stage in stages.items()}
+        stages, leading = self._first.stages, () if self._is_small else self.leading
         return {n: tuple(s.shape if s.of_all_rows else (*leading, *s.shape[len(leading) :])) for n, s in stages.items()}
 
     @property
@@ -211,8 +208,19 @@ class Problem:
             except ValueError as error:
                 raise UsageError(f"{op.name} under {self.contract}: {error}") from error
             except _MISTAKES as error:
-                raise OpError(f"{op.where}: the reference raised {_told(error)}") from error
-        self._check_recorded(recorder.trace)
+                frames = traceback.extract_tb(error.__traceback__)
+                own = [f for f in frames if f.filename.startswith(_REFERENCES) or not f.filename.startswith(_OWN)]
+                place = f" in {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
+                raise OpError(f"{op.where}: the reference raised {type(error).__name__}{place}: {error}") from error
+        formats = recorder.trace.formats
+        if not recorder.trace.results:
+            raise OpError(f"{op.where}: the reference records no stage with result=True here")
+        if op.latent is not None and (latent := op.latent.under(self.contract)) not in formats:
+            for stage in op.latent.through:
+                if stage in formats:
+                    raise OpError(
+                        f"{op.where}: {stage!r} is through the latent stage {latent!r}, which is not recorded"
+                    )
         return recorder.trace
 
     @property
@@ -271,46 +279,21 @@ class Problem:
         if (tensor := self.tensors.get(name)) is None:
             return None
         if name in op.plain:
-            return _other_numbers(tensor) if self.any_numbers and tensor.is_floating_point() else tensor
-        if name not in op.integers:
-            format_of(tensor.dtype)  # raises for what is no floating-point number
-            return _any_numbers(tensor) if self.any_numbers else Enclosure.point(tensor)
-        if tensor.is_floating_point() or tensor.is_complex():
-            raise UsageError(f"{name} of {op.name} is {tensor.dtype}, but must be of integers or bool")
-        return tensor
-
-    def _check_recorded(self, trace: Trace) -> None:
-        op = self.op
-        if not trace.results:
-            raise OpError(f"{op.where}: the reference records no stage with result=True here")
-        if op.latent is None or (latent := op.latent.under(self.contract)) in trace.formats:
-            return
-        for stage in op.latent.through:
-            if stage in trace.formats:
-                raise OpError(f"{op.where}: {stage!r} is through the latent stage {latent!r}, which is not recorded")
-
-
-def _any_numbers(tensor: Tensor) -> Enclosure:
-    """Return the enclosure of all tensors of numbers between those of this one; see `Problem.with_any_numbers`."""
-    x = tensor.to(torch.float64)
-    finite = torch.isfinite(x)
-    inside = torch.where(finite, x, 0.0).reshape(-1)
-    ends = torch.cat([inside, inside.new_tensor([-1.0, 1.0])]).aminmax()
-    return Enclosure(
-        torch.stack([x, x, torch.where(finite, ends.min, -torch.inf), torch.where(finite, ends.max, torch.inf)])
-    )
-
-
-def _other_numbers(tensor: Tensor) -> Tensor:
-    return (tensor.float() * 1.5 + 1.0).to(tensor.dtype)
-
-
-def _told(error: Exception) -> str:
-    """Describe an error, with the last line of the project that led to it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if f.filename.startswith(_REFERENCES) or not f.filename.startswith(_OWN)]
-    place = f" in {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
-    return f"{type(error).__name__}{place}: {error}"
+            other = self.any_numbers and tensor.is_floating_point()
+            return (tensor.float() * 1.5 + 1.0).to(tensor.dtype) if other else tensor
+        if name in op.integers:
+            if tensor.is_floating_point() or tensor.is_complex():
+                raise UsageError(f"{name} of {op.name} is {tensor.dtype}, but must be of integers or bool")
+            return tensor
+        format_of(tensor.dtype)  # raises for what is no floating-point number
+        if not self.any_numbers:
+            return Enclosure.point(tensor)
+        x = tensor.to(torch.float64)
+        finite = torch.isfinite(x)
+        inside = torch.where(finite, x, 0.0).reshape(-1)
+        ends = torch.cat([inside, inside.new_tensor([-1.0, 1.0])]).aminmax()
+        lo, hi = torch.where(finite, ends.min, -torch.inf), torch.where(finite, ends.max, torch.inf)
+        return Enclosure(torch.stack([x, x, lo, hi]))
 
 
 @dataclass(frozen=True)
@@ -328,8 +311,8 @@ class _Recorder:
             self.trace.results.append(name)
         if isinstance(value, Tensor):
             self.trace.record(name, Exact(value, Integers(DTYPE_NAMES[value.dtype], value.dtype)))
-            own = self.given.get(name, value)
-            return own if own is value or not isinstance(own, Tensor) else own.clone()  # as in `_values`
+            given = self.given.get(name, value)
+            return given if given is value or not isinstance(given, Tensor) else given.clone()  # as in `_values`
         if isinstance(value, Indices):
             self.trace.record(name, ChosenIndices(value, Integers(DTYPE_NAMES[value.dtype], value.dtype)))
             chosen = self.given.get(name)
@@ -337,7 +320,10 @@ class _Recorder:
         fmt, rounds = self.problem.format(name), name in self.problem.contract.rounds
         if isinstance(value, Sum | AfterSums):
             rounds = rounds and current().arithmetic is not PRECISE
-            self.trace.record(name, RowSum(value, fmt, rounds, self._premises_of_sum(name)))
+            own = self.problem.premises  # in the end fp32, whatever the range of the terms; atomic additions flush
+            flushes, precise = own.flushes_subnormals or name in own.atomic, own.arithmetic is PRECISE
+            own = replace(own, flushes_subnormals=flushes, arithmetic=PRECISE if precise else FP32)
+            self.trace.record(name, RowSum(value, fmt, rounds, own))
             return value
         enclosure = value.rounded(fmt) if rounds else value
         arithmetic = current().arithmetic
@@ -353,12 +339,6 @@ class _Recorder:
 
     def format_of(self, name: str) -> Format:
         return format_of(self.problem.tensors[name].dtype)
-
-    def _premises_of_sum(self, stage: str) -> Premises:
-        """Return the premises of a sum over rows: fp32 in the end, whatever the range of its terms; atomics flush."""
-        own = self.problem.premises
-        flushes, precise = own.flushes_subnormals or stage in own.atomic, own.arithmetic is PRECISE
-        return replace(own, flushes_subnormals=flushes, arithmetic=PRECISE if precise else FP32)
 
 
 def _values(own: Tensor, enclosure: Enclosure, wide: bool) -> Enclosure:
@@ -413,12 +393,6 @@ class _Family:
     problems: dict[Hashable, Problem] = field(default_factory=dict)
     nbytes: int = 0
 
-    def weigh(self) -> int:
-        """Count the bytes; return by how many they have grown since."""
-        problems, before = self.problems.values(), self.nbytes
-        self.nbytes = sum(p.nbytes for p in problems) + _nbytes(*(p.tensors for p in problems))
-        return self.nbytes - before
-
 
 @dataclass(eq=False)
 class Problems:
@@ -439,15 +413,23 @@ class Problems:
         if sum(t.numel() for t in tensors.values()) > _LARGE or rows > _LARGE_ROWS or _nbytes(tensors) > _MOST_BYTES:
             return Problem(op, contract, tensors, params, premises)
         key = id(op), str(inputs.case), main.device, premises  # an op that is kept keeps its id
-        self._make_room()
+        for family in self._recent:  # only these have grown since they were weighed
+            problems, before = family.problems.values(), family.nbytes
+            family.nbytes = sum(p.nbytes for p in problems) + _nbytes(*(p.tensors for p in problems))
+            self._nbytes += family.nbytes - before
+        while self._families and (self._nbytes > _MOST_BYTES or len(self._families) > _MOST_CASES):
+            self._nbytes -= self._families.popitem(last=False)[1].nbytes
+        if not self._families:
+            self.forget()
         self._recent.append(self._families.setdefault(key, _Family()))
         self._families.move_to_end(key)
-        family = self._recent[-1].problems
-        known = next(iter(family.values()), None)
-        if known is not None and not _same_bits(known.tensors, tensors):
-            family.clear()
+        own = self._recent[-1].problems
+        known = next(iter(own.values()), None)
+        # Not the same if an input was overwritten, or the file of captured values.
+        if known is not None and any(unequal([(known.tensors[name], tensor) for name, tensor in tensors.items()])):
+            own.clear()
             known = None
-        return (known or Problem(op, contract, tensors, params, premises, family)).under(contract)
+        return (known or Problem(op, contract, tensors, params, premises, own)).under(contract)
 
     def forget(self) -> None:
         """Forget all of them: their inputs may not be what they were."""
@@ -455,24 +437,11 @@ class Problems:
         self._recent.clear()
         self._nbytes = 0
 
-    def _make_room(self) -> None:
-        """Evict the least recently used; only the recent ones have grown since they were weighed."""
-        self._nbytes += sum(family.weigh() for family in self._recent)
-        while self._families and (self._nbytes > _MOST_BYTES or len(self._families) > _MOST_CASES):
-            self._nbytes -= self._families.popitem(last=False)[1].nbytes
-        if not self._families:
-            self.forget()
-
 
 def _nbytes(*problems: Tensors) -> int:
     """Count the bytes of the storages of tensors, which may be far more than their elements."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for tensors in problems for t in tensors.values()}
     return sum(storage.nbytes() for storage in storages.values())
-
-
-def _same_bits(one: Tensors, other: Tensors) -> bool:
-    """Check whether tensors of one case have equal bits: not if one was overwritten, or the file of captured values."""
-    return not any(unequal([(one[name], tensor) for name, tensor in other.items()]))
 
 
 PROBLEMS = Problems()

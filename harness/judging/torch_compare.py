@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,26 +21,6 @@ FARTHEST = 2.0**40
 """More than any distance in ulp of a format of 32 bits; an infinite distance counts as this."""
 
 _EXPONENT = 0x7FF << 52
-
-
-class _Errors(NamedTuple):
-    """Errors against the exact part, over elements of which it, the actual and the contract's value are finite."""
-
-    squared_error: float
-    squared_exact: float
-    squared_contract: float
-    bias_sum: float
-    bias_count: int
-    max_error: float
-
-
-class _Squares(NamedTuple):
-    """The largest error and the sums of squares."""
-
-    max_error: float
-    squared_error: float = 0.0
-    squared_exact: float = 0.0
-    squared_contract: float = 0.0
 
 
 class _Strays(NamedTuple):
@@ -60,7 +40,16 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
     a = actual.to(torch.float64)
     e = expected[(None,) * (a.ndim - len(expected.shape))]
     e = Enclosure(e.parts.expand(len(e.parts), *a.shape))
-    decided, budget_ratio = _freedom(a, e, fmt) if len(e.parts) == 4 else (a.numel(), 0.0)
+    decided, budget_ratio = a.numel(), 0.0
+    if len(e.parts) == 4:  # how far the others use what they are free in: the largest |actual - middle| / radius
+        free = (~are_decided(e.lo, e.hi, fmt)).reshape(-1).nonzero().squeeze(-1)
+        decided -= len(free)
+        if len(free):
+            x, exact, _, lo, hi = (part.reshape(-1)[free] for part in (a, *e.parts))
+            radius = (hi - lo) / 2
+            bounded = torch.isfinite(radius) & (radius > 0) & torch.isfinite(x) & torch.isfinite(exact)
+            ratio = torch.where(bounded, (x - (lo + radius)).abs() / radius, 0.0)
+            budget_ratio = float(ratio.max())
     strays = _strays(a, e, fmt)
     index = unravel(strays.worst, a.shape)
     known = e[index].parts.tolist()
@@ -71,7 +60,7 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
         mismatched=strays.mismatched,
         outside=strays.outside,
         special=strays.special,
-        **_errors(a, e, fmt, strays.mismatched)._asdict(),
+        **_errors(a, e, fmt, strays.mismatched),
         max_ulp=strays.max_ulp,
         ulp_histogram=(a.numel() - sum(strays.histogram[1:]), *strays.histogram[1:]),
         budget_ratio=budget_ratio,
@@ -80,7 +69,7 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
 
 
 def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
-    """Compare `actual`, which is not empty, with integers; see `lastbit.judging.compare.compare_integers`."""
+    """Compare `actual`, which is not empty, with integers; see `lastbit.judging.compare.begin_integers`."""
     return _of_integers(actual, expected, actual != expected, actual.numel())  # fp64 does not hold all of int64
 
 
@@ -116,7 +105,7 @@ def _of_integers(actual: Tensor, expected: Tensor, wrong: Tensor, decided: int) 
 
 
 def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
-    """Return a mask of the elements outside `expected`; see `lastbit.judging.compare.outside_mask`."""
+    """Return a mask of the elements outside `expected`; NaN is inside only if required, or where nothing is known."""
     if isinstance(expected, Tensor):
         return actual != expected
     actual = actual.to(torch.float64)
@@ -142,32 +131,41 @@ def unravel(position: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-def _errors(a: Tensor, e: Enclosure, fmt: Format, mismatched: int) -> _Errors:
-    finite, sums, exact = None, _Squares(math.inf), e.exact
+def _errors(a: Tensor, e: Enclosure, fmt: Format, mismatched: int) -> dict[str, Any]:
+    """Return errors against the exact part where it, the actual and the contract's value are finite."""
+    finite, exact, sums = None, e.exact, {"max_error": math.inf}
     value = e.value if mismatched else None  # otherwise the kernel's values are the contract's
     if a.is_contiguous() and exact.is_contiguous():
         sums = _squares(a, exact, value, None)
-    if not math.isfinite(sum(sums)):
+    if not math.isfinite(sum(sums.values())):
         finite = torch.isfinite(a) & torch.isfinite(exact) & torch.isfinite(e.value)
         sums = _squares(a, exact, value, finite)
-    inward = a.abs().sub_(exact.abs()).div_(_spacing(_where(finite, exact), fmt))
+    center = _where(finite, exact)
+    power = (center.view(torch.int64) & _EXPONENT).view(torch.float64).clamp(min=2.0**fmt.min_exponent)
+    inward = a.abs().sub_(exact.abs()).div_(power * fmt.epsilon)  # in distances between neighbours of `fmt` around it
     inward = _where(finite, inward)
     bias_count = a.numel()
     if finite is not None or not _largest(inward) <= NEAR:
         near = inward.abs() <= NEAR
         near = near if finite is None else finite & near
         inward, bias_count = inward.mul_(near), int(near.count_nonzero())
-    return _Errors(*sums[1:], float(inward.sum()), bias_count, sums.max_error)
+    return {**sums, "bias_sum": float(inward.sum()), "bias_count": bias_count}
 
 
-def _squares(a: Tensor, exact: Tensor, value: Tensor | None, finite: Tensor | None) -> _Squares:
+def _squares(a: Tensor, exact: Tensor, value: Tensor | None, finite: Tensor | None) -> dict[str, float]:
     """Sum squares over the elements that are `finite`, or all of them; in one piece of memory, which is faster."""
     error, reference = _where(finite, a - exact), _where(finite, exact)
     largest = _largest(error)
     squared_error = squared_contract = float(error.square_().sum())
     if value is not None:
         squared_contract = float(torch.sub(_where(finite, value), reference, out=error).square_().sum())
-    return _Squares(largest, squared_error, float(torch.mul(reference, reference, out=error).sum()), squared_contract)
+    squared_exact = float(torch.mul(reference, reference, out=error).sum())
+    return {
+        "max_error": largest,
+        "squared_error": squared_error,
+        "squared_exact": squared_exact,
+        "squared_contract": squared_contract,
+    }
 
 
 def _where(finite: Tensor | None, x: Tensor) -> Tensor:
@@ -186,18 +184,6 @@ def are_decided(lo: Tensor, hi: Tensor, fmt: Format) -> Tensor:
     return one | (known & (high - low <= 1))
 
 
-def _freedom(a: Tensor, e: Enclosure, fmt: Format) -> tuple[int, float]:
-    """Count the decided elements, and find the largest |actual - middle| / radius of the others."""
-    free = (~are_decided(e.lo, e.hi, fmt)).reshape(-1).nonzero().squeeze(-1)
-    if not len(free):
-        return a.numel(), 0.0
-    x, (exact, _, lo, hi) = _at(free, a), (_at(free, part) for part in e.parts)
-    radius = (hi - lo) / 2
-    bounded = torch.isfinite(radius) & (radius > 0) & torch.isfinite(x) & torch.isfinite(exact)
-    ratio = torch.where(bounded, (x - (lo + radius)).abs() / radius, 0.0)
-    return a.numel() - len(free), float(ratio.max())
-
-
 def _strays(a: Tensor, e: Enclosure, fmt: Format) -> _Strays:
     stray = a != e.value
     if len(e.parts) == 4:
@@ -205,17 +191,22 @@ def _strays(a: Tensor, e: Enclosure, fmt: Format) -> _Strays:
     position = stray.reshape(-1).nonzero().squeeze(-1)
     if not len(position):
         return _Strays()
-    x, parts = _at(position, a), [_at(position, part) for part in e.parts]
+    x, *parts = (part.reshape(-1)[position] for part in (a, *e.parts))
     at = Enclosure(torch.stack(parts))
     outside = outside_mask(x, at)
     distance = _ulp_distance(x, at.value, fmt)
     severity = distance.clamp(max=FARTHEST) + outside * 2 * FARTHEST
     worst = int(severity.argmax())
     first = float(severity[worst]) == 0  # as severe as the elements that are no strays
+    special = 0  # of those outside, elements of a wrong class: 0 finite, 1 and -1 the infinities, 2 NaN
+    if bool(outside.any()):
+        values = torch.stack((x[outside], at.lo[outside], at.hi[outside]))
+        classes = torch.where(torch.isnan(values), 2.0, torch.nan_to_num(torch.isinf(values) * values.sign()))
+        special = int(((classes[0] != classes[1]) & (classes[1] == classes[2])).count_nonzero())
     return _Strays(
         mismatched=int(((x != at.value) & ~(torch.isnan(x) & torch.isnan(at.value))).count_nonzero()),
         outside=int(outside.count_nonzero()),
-        special=_special(x[outside], at.lo[outside], at.hi[outside]),
+        special=special,
         max_ulp=float(distance.max()),
         histogram=_histogram(distance),
         worst=0 if first else int(position[worst]),
@@ -223,39 +214,15 @@ def _strays(a: Tensor, e: Enclosure, fmt: Format) -> _Strays:
     )
 
 
-def _special(a: Tensor, lo: Tensor, hi: Tensor) -> int:
-    """Count the elements, all of which are outside, that are of a wrong class: finite, infinite or NaN."""
-    if not len(a):
-        return 0
-    own, low, high = _class_of(torch.stack((a, lo, hi)))
-    return int(((own != low) & (low == high)).count_nonzero())
-
-
 def _histogram(distance: Tensor) -> tuple[int, ...]:
     edges = torch.tensor(ULP_BINS, dtype=torch.float64, device=distance.device)
     return tuple(torch.bucketize(distance.reshape(-1), edges).bincount(minlength=len(ULP_BINS) + 1).tolist())
-
-
-def _at(position: Tensor, t: Tensor) -> Tensor:
-    return t.reshape(-1)[position]
 
 
 def _largest(x: Tensor) -> float:
     """Return the largest |element|; NaN if any is."""
     low, high = torch.aminmax(x)
     return abs(max(float(high), -float(low)))
-
-
-def _class_of(x: Tensor) -> Tensor:
-    """Return the class of each element: 0 finite, 1 and -1 the infinities, 2 NaN."""
-    infinite = torch.isinf(x) * x.sign()
-    return torch.where(torch.isnan(x), 2.0, torch.nan_to_num(infinite))
-
-
-def _spacing(x: Tensor, fmt: Format) -> Tensor:
-    """Return the distance between neighbours of `fmt` around `x`, which is finite."""
-    power = (x.view(torch.int64) & _EXPONENT).view(torch.float64).clamp(min=2.0**fmt.min_exponent)
-    return power * fmt.epsilon
 
 
 def _ulp_distance(a: Tensor, value: Tensor, fmt: Format) -> Tensor:

@@ -3,21 +3,29 @@
 A kernel fails if an element lies outside the enclosure of its contract, seen from the inputs of the case or from the
 kernel's own values of earlier stages, or if no single latent value explains a row. A case that decides no element and
 explains no row is inconclusive.
+
+Rows are judged in blocks. In most blocks of a large case all numbers lie within their enclosures, as is expected. There
+each stage is compared as soon as the reference records it, and nothing of it is kept. The figures are asked for later,
+so that the device compares one block while the host begins the next. A block with an element outside is judged in full.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from lastbit.errors import KernelError, UsageError, no_stage, wrong_kind
 from lastbit.floating_point import default_floating_point
 from lastbit.inputs import fingerprints_of
+from lastbit.inputs.bits import numbers
 from lastbit.judging.beyond_fp32 import (
     Beyond,
     explained_beyond_fp32,
@@ -28,30 +36,441 @@ from lastbit.judging.beyond_fp32 import (
     nearest,
     sums_in_real_arithmetic,
 )
+from lastbit.judging.compare import Begun, finished
 from lastbit.judging.decided import constants
-from lastbit.judging.expected import Numbers, Steps, Trace
-from lastbit.judging.latent import MOST_COLUMNS, explain_rows, forgiven
+from lastbit.judging.expected import Expected, Numbers, RowSum, Steps, Trace
+from lastbit.judging.latent import MOST_COLUMNS, check_rows, explain_rows, forgiven
 from lastbit.judging.observation import Observation
-from lastbit.judging.other_contracts import OtherContracts
 from lastbit.judging.problem import Problem, Tensors
-from lastbit.judging.screen import Screened, Tally
-from lastbit.result import Comparison, Finding, Judgement, StageResult, Verdict, told
-from lastbit.row_check import Need, Needs, RowCheck
+from lastbit.ops import Contract
+from lastbit.result import Comparison, Finding, Judgement, Need, Needs, RowCheck, StageResult, Verdict, told
+from lastbit.timing import OTHERS, timed
+
+# Blocks of rows that fit a cache: four fp64 tensors are 4 MiB. Smaller ones spend more on the start of operations.
+_BLOCK = {"cpu": 1 << 17}  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of them
+_BLOCK_ELSEWHERE = 1 << 22  # with fewer, a GPU takes less long for an operation than the host takes to start it
+# Arbitrary: more rules out more alternatives, each of which takes an evaluation of the reference.
+_OTHERS = 1 << 22  # elements in which the alternatives are tried
+
+
+@default_floating_point()
+def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settled: Collection[str] = ()) -> Judgement:
+    """Judge `actual`, a mapping from stages to tensors that holds at least every result that the op requires.
+
+    Other contracts are tried only with `alternatives`, those that are `settled` only if the case fails. Without, all
+    that is asked is whether it fails: constants are not counted, so that a case of these alone passes.
+
+    Raises:
+        UsageError: inputs of which each row belongs to a row of the others have different rows.
+        KernelError: a result is missing or has the wrong shape, dtype or device.
+    """
+    for name in problem.op.rows & problem.tensors.keys():
+        shape = tuple(problem.tensors[name].shape)
+        if (own := shape if len(shape) == len(problem.leading) else shape[:-1]) != problem.leading:  # or one per row
+            first = problem.op.inputs[0]
+            raise UsageError(f"{name} has rows {own}, but {first} has {problem.leading}; they must agree")
+    whole, others = Observation.of(problem, actual), OtherContracts(settled) if alternatives else None
+    tally, steps, results = Tally(), Steps(), list[str]()
+    most = _BLOCK.get(problem.main.device.type, _BLOCK_ELSEWHERE)
+    under_way: Screened | None = None
+    for number, (index, part) in enumerate(problem.blocks(most)):
+        if not number:
+            _check_actual(problem, part.trace, index, actual)
+            steps, results = part.steps, part.trace.results
+        seen = whole.block(index, part, steps.sums)
+        begun = Screened.begin(seen) if number and not tally.failed else None
+        if under_way is not None:
+            tally += _screened(under_way, others)
+        if begun is None:
+            tally += _judged(seen, others)
+        under_way = begun
+    if under_way is not None:
+        tally += _screened(under_way, others)
+    if others is not None:
+        for sample in whole.samples(_OTHERS, most, steps.sums):
+            others.rule_out(_without(sample, explained_beyond_fp32(sample)) if tally.beyond else sample)
+    if tally.sums:  # over rows, all of which have been seen now; single blocks explain nothing of them
+        pairs = tally.sums, tally.isolated_sums
+        cumulative, isolated = ({n: total.compare(whole.actual[n]) for n, total in each.items()} for each in pairs)
+        sums = Tally(cumulative, isolated)
+        if sums.failed:
+            real = sums_in_real_arithmetic(whole, most)
+            cumulative, isolated = (
+                {n: nearer(total, real[n]).compare(whole.actual[n]) for n, total in each.items()} for each in pairs
+            )
+            again = Tally(cumulative, isolated)
+            sums = sums if again.failed else again
+        if others is not None and sums.failed:
+            others.explain_nothing()
+        tally += sums
+    return _judgement(whole, steps, results, tally, others, most)
+
+
+def _judgement(
+    whole: Observation, steps: Steps, results: list[str], tally: Tally, asked: OtherContracts | None, most: int
+) -> Judgement:
+    """Return the verdict on everything that was counted."""
+    others = asked or OtherContracts(())
+    contract, rows = told(str(whole.problem.contract), steps.idle), tally.rows
+    names = [name for name in steps.formats if name in tally.cumulative]
+    fingerprints = fingerprints_of([whole.actual[name] for name in names], values=True)
+    stages = tuple(
+        StageResult(
+            name,
+            steps.formats[name].name,
+            name in results,
+            _with_exact(whole, name, tally.cumulative[name], isolated=False),
+            _with_exact(whole, name, tally.isolated[name], isolated=True),
+            fingerprint,
+            tally.in_rows.get(name, 0),
+            steps.roundoff(name),
+        )
+        for name, fingerprint in zip(names, fingerprints, strict=True)
+    )
+    findings = [describe_stage(s, contract) for s in stages if s.cumulative.outside or s.isolated.outside]
+    if rows is not None and rows.unexplained:
+        findings.append(describe_rows(rows, contract))
+    notices = (describe_split(rows, contract),) if rows is not None and rows.split else ()
+    if findings:
+        findings += notices
+        known = others.ruled_out, others.explained
+        return Judgement(Verdict.FAILED, stages, tuple(findings), rows, *known, idle=steps.idle)
+    if asked is not None and any(s.decided for s in stages):
+        counts = constants(whole, most, steps.sums)
+        stages = tuple(replace(s, constant=counts.get(s.name, 0)) for s in stages)
+    if any(s.decided for s in stages) or not any(s.cumulative.numel for s in stages):
+        return Judgement(Verdict.PASSED, stages, notices, rows, others.ruled_out, idle=steps.idle)
+    if all(s.constant == s.cumulative.numel for s in stages):
+        reason = "every element is a constant, in which no number of the inputs has a part"
+    else:
+        but = " but constants" if any(s.constant for s in stages) else ""
+        reason = f"no element{but} has a single legal value and no row could be checked"
+    return Judgement(Verdict.INCONCLUSIVE, stages, notices, rows, others.ruled_out, reason=reason, idle=steps.idle)
+
+
+def _with_exact(whole: Observation, name: str, found: Comparison, *, isolated: bool) -> Comparison:
+    """Keep the exact value of the worst element only where that is known; it is sought only if elements are outside."""
+    if found.outside:
+        return whole.with_exact(name, found, isolated=isolated)
+    if found.worst is None or not whole.actual[name].is_floating_point():
+        return found
+    return replace(found, worst=replace(found.worst, exact=math.nan))
+
+
+def _check_actual(problem: Problem, trace: Trace, index: tuple[slice, ...], actual: Tensors) -> None:
+    """Raise `KernelError` unless `actual` holds all results that it must, and nothing but stages of the right shape.
+
+    `trace` is that of the rows at `index`.
+    """
+    required = (name for name in trace.results if name not in problem.op.optional_results)
+    given = ", ".join(map(repr, actual)) or "nothing"
+    if missing := [name for name in required if name not in actual]:
+        raise KernelError(f"the kernel returned {given}, but not the result {missing[0]!r}")
+    if not any(name in actual for name in trace.results):
+        results = ", ".join(map(repr, trace.results))
+        raise KernelError(f"the kernel returned {given}, but none of the results {results}")
+    for name, tensor in actual.items():
+        if name not in trace.stages:
+            raise no_stage(name, trace.stages)
+        expected = trace.stages[name]
+        shape = tuple(expected.shape)
+        if not expected.of_all_rows:
+            shape = (*problem.leading[: len(index)], *shape[len(index) :])
+        wanted = {"shape": (tuple(tensor.shape), shape), "device": (tensor.device, problem.main.device)}
+        if name in trace.results:
+            wanted["dtype"] = (tensor.dtype, expected.format.dtype)
+        for what, (own, right) in wanted.items():
+            if own != right:
+                raise wrong_kind(name, what, own, right)
+
+
+def _screened(block: Screened, others: OtherContracts | None) -> Tally:
+    """Finish a block whose comparisons are under way, and judge it in full if it fails."""
+    tally = block.tally
+    return _judged(block.seen, others) if tally.failed else tally
+
+
+def _judged(seen: Observation, others: OtherContracts | None) -> Tally:
+    """Judge a block and return its tally; if it fails, other contracts are asked whether they explain it.
+
+    Rows that fail in fp32 may be explained beyond it.
+    """
+    found = _tallied(seen)
+    if not found.failed:
+        return found
+    if explained := explained_beyond_fp32(seen):
+        seen = _without(seen, explained)  # the rows that fp32 must explain
+        tallies = [_tallied_beyond(part) for part in explained]
+        found = reduce(add, [_tallied(seen), *tallies] if seen.count else tallies)
+    elif seen.whole and not seen.has_latent and not gives_codes(seen.problem):  # sums over rows, if not the rows
+        real = seen.expected(in_real_arithmetic(seen)).values()
+        sharp = not any(bool(left_open(expected).any()) for expected in real if isinstance(expected, Numbers))
+        ways = (in_real_arithmetic, nearest) if sharp else (nearest,)
+        found = next((tally for way in ways if not (tally := _tallied_beyond(Beyond(seen, way))).failed), found)
+    if others is not None and found.failed:
+        others.identify(seen)
+    return found
+
+
+def _tallied(seen: Observation) -> Tally:
+    """Compare every stage, check the rows, and count."""
+    trace, onward, latent = seen.problem.trace, seen.onward, seen.problem.op.latent
+    cumulative, isolated = seen.compare(trace) * 2 if onward is trace else seen.compare(trace, onward)
+    stray = onward is not trace and any(isolated[name].outside for name in seen.through)
+    rows = explain_rows(seen, trace, onward if stray else None) if seen.has_latent else None
+    if latent is not None and stray and rows is not None and rows.check.split:
+        [isolated] = seen.compare(forgiven(onward, trace, latent, rows.split))
+    check = None if rows is None else rows.check
+    return Tally(
+        cumulative=cumulative,
+        isolated=isolated,
+        sums={} if seen.whole else trace.sums,
+        isolated_sums={} if seen.whole else onward.sums,
+        rows=check,
+        in_rows=seen.in_rows(check, seen.through),
+    )
+
+
+def _tallied_beyond(part: Beyond) -> Tally:
+    """Count in rows all of which arithmetic beyond fp32 explains, so that the row check is not repeated."""
+    rows = part.rows
+    if part.expected is None:
+        return replace(_tallied(rows), beyond=rows.count)
+    [found] = rows.compare(part.expected(rows))
+    check = RowCheck(rows.latent_stages[0], rows.count, rows.count) if rows.has_latent else None
+    sums = {} if rows.whole else rows.problem.trace.sums
+    return Tally(found, found, sums, sums, check, rows.in_rows(check, rows.through), beyond=rows.count)
+
+
+def _without(seen: Observation, explained: Iterable[Beyond]) -> Observation:
+    """Return the rows of `seen` that are in none of the parts `explained`, which were taken from it."""
+    numbers = torch.arange(seen.count, device=seen.problem.main.device) if seen.numbers is None else seen.numbers
+    taken = [part.rows.numbers for part in explained if part.rows.numbers is not None]
+    return seen.only((~torch.isin(numbers, torch.cat(taken))).nonzero()[:, 0]) if taken else seen
+
+
+_Addend = TypeVar("_Addend", Comparison, RowSum, int)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The counts over some rows; `+` adds those over other rows.
+
+    Attributes:
+        cumulative, isolated: stage → statistics, from the inputs and from the kernel's own earlier stages.
+        sums, isolated_sums: stage → its sum over these rows, unless these are all rows.
+        rows: the row check, None where there is none.
+        in_rows: stage → elements in the rows that it tried.
+        beyond: rows that count as explained by arithmetic beyond fp32.
+    """
+
+    cumulative: Mapping[str, Comparison] = field(default_factory=dict)
+    isolated: Mapping[str, Comparison] = field(default_factory=dict)
+    sums: Mapping[str, RowSum] = field(default_factory=dict)
+    isolated_sums: Mapping[str, RowSum] = field(default_factory=dict)
+    rows: RowCheck | None = None
+    in_rows: Mapping[str, int] = field(default_factory=dict)
+    beyond: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Return whether an element lies outside, or a row is not explained."""
+        outside = any(c.outside for c in (*self.cumulative.values(), *self.isolated.values()))
+        return outside or (self.rows is not None and self.rows.unexplained > 0)
+
+    def __add__(self, other: Tally) -> Tally:
+        rows = [r for r in (self.rows, other.rows) if r is not None]
+        return Tally(
+            cumulative=_joined(self.cumulative, other.cumulative),
+            isolated=_joined(self.isolated, other.isolated),
+            sums=_joined(self.sums, other.sums),
+            isolated_sums=_joined(self.isolated_sums, other.isolated_sums),
+            rows=rows[0] + rows[1] if len(rows) == 2 else next(iter(rows), None),
+            in_rows=_joined(self.in_rows, other.in_rows),
+            beyond=self.beyond + other.beyond,
+        )
+
+
+def _joined(first: Mapping[str, _Addend], second: Mapping[str, _Addend]) -> dict[str, _Addend]:
+    joined = dict(first)
+    for name, value in second.items():
+        joined[name] = joined[name] + value if name in joined else value
+    return joined
+
+
+@dataclass
+class _Compared(Trace):
+    """A trace that compares each recorded stage with the kernel's values.
+
+    It keeps only sums over rows and the latent stages.
+    """
+
+    seen: Observation = field(kw_only=True)
+    begun: dict[str, Begun | Comparison] = field(default_factory=dict)
+
+    def record(self, name: str, expected: Expected) -> None:
+        self.formats[name] = expected.format
+        if isinstance(expected, RowSum) or name in self.seen.latent_stages:
+            self.stages[name] = expected
+        if not isinstance(expected, RowSum) and self.seen.says(name, expected):
+            allowed = self.seen.as_given(name, expected, result=name in self.results)
+            self.begun[name] = allowed.begin(self.seen.actual[name])
+
+
+@dataclass(frozen=True, eq=False)
+class Screened:
+    """Some rows, but not all, that are being compared: from the inputs, and from the kernel's own earlier stages."""
+
+    seen: Observation
+    cumulative: _Compared
+    isolated: _Compared
+
+    @classmethod
+    def begin(cls, seen: Observation) -> Screened:
+        """Begin to compare; errors as of `Problem.evaluate`."""
+        cumulative = isolated = _Compared(seen=seen)
+        seen.problem.evaluate(trace=cumulative)
+        if len(seen.actual) > 1:
+            isolated = _Compared(seen=seen)
+            seen.problem.evaluate(seen.actual, isolated)
+        return cls(seen, cumulative, isolated)
+
+    @property
+    def tally(self) -> Tally:
+        """The tally of these rows; the device is waited for. Rows are checked if no element lies outside."""
+        traces = [self.cumulative, self.isolated]
+        found = iter(finished([begun for trace in traces for begun in trace.begun.values()]))
+        cumulative, isolated = ({name: self.seen.located(next(found)) for name in trace.begun} for trace in traces)
+        tally = Tally(cumulative, isolated, self.cumulative.sums, self.isolated.sums)
+        through = self.seen.through_latent(self.cumulative)
+        if tally.failed or not any(self.seen.actual[name].numel() for name in through):
+            return tally
+        check = explain_rows(self.seen, self.cumulative).check
+        return replace(tally, rows=check, in_rows=self.seen.in_rows(check, through))
+
+
+class OtherContracts:
+    """The findings about the other contracts of an op, block by block: some are ruled out, some explain a failure.
+
+    Attributes:
+        ruled_out: alternative that is not `settled` → elements outside: of the results, or where there are none, of
+            any stage given the kernel's own earlier ones.
+    """
+
+    def __init__(self, settled: Collection[str]) -> None:
+        self._settled = settled
+        self.ruled_out: dict[str, int] = {}
+        self._explaining: list[Contract] | None = None
+        self._with_stages: list[Contract] | None = None
+
+    @property
+    def explained(self) -> tuple[str, ...]:
+        """The contracts that allow every bit of the blocks that failed, the stages included if one of them does."""
+        return tuple(map(str, self._with_stages or self._explaining or ()))
+
+    def explain_nothing(self) -> None:
+        """Take back every explanation."""
+        self._explaining = self._with_stages = []
+
+    @timed(OTHERS)
+    def rule_out(self, seen: Observation) -> None:
+        """Count the elements outside each alternative of another computation that no earlier block ruled out."""
+        problem = seen.problem
+        unknown = {
+            name: other
+            for other in problem.op.alternatives(problem.contract)
+            if (name := str(other)) not in self._settled and not self.ruled_out.get(name)
+        }
+        if not unknown or not seen.count:
+            return
+
+        def outside_stages(other: Contract) -> Tensor:
+            """Count the elements of all stages outside, given the earlier ones, and not outside the claimed contract.
+
+            That excludes elements of a right kernel where lanes disagree: a saved statistic is that of one half.
+            """
+            none = torch.zeros((), dtype=torch.int64, device=problem.main.device)
+            if len(seen.actual) == 1:
+                return none  # there is no earlier stage
+            own, theirs = seen.astray, seen.under(other).astray
+            counts = [(mask & ~own[name] if name in own else mask).sum() for name, mask in theirs.items()]
+            return torch.stack([none, *counts]).sum()
+
+        results = _results(seen)
+        asked = {name: other for name, other in unknown.items() if not _is_same(seen, other)}
+        found = _counted(asked, lambda other: results.count_outside(problem.under(other).trace))
+        left = {name: asked[name] for name, count in found.items() if not count}
+        of_stages = _counted(left, outside_stages)
+        for name, count in found.items():
+            if count or name in of_stages:
+                self.ruled_out[name] = count or of_stages[name]
+
+    @timed(OTHERS)
+    def identify(self, seen: Observation) -> None:
+        """Keep the contracts that allow every bit of the results of this block too, and of its stages."""
+
+        def explains(contract: Contract) -> bool:
+            results = _results(seen).under(contract)
+            with suppress(UsageError):  # it is not defined for these arguments
+                trace = results.problem.trace
+                if seen.actual.keys() <= trace.stages.keys() and not results.count_outside(trace):
+                    return not results.has_latent or not check_rows(results).unexplained
+            return False
+
+        def allows_stages(contract: Contract) -> bool:
+            with suppress(UsageError):  # it is not defined for what the kernel shows
+                other = seen.under(contract)
+                return not other.count_outside(other.onward)
+            return False
+
+        candidates = seen.problem.op.candidates(seen.problem.contract)
+        pool = candidates if self._explaining is None else self._explaining
+        self._explaining = [c for c in pool if not _is_same(seen, c) and explains(c)]
+        pool = self._explaining if self._with_stages is None else self._with_stages
+        self._with_stages = [c for c in pool if c in self._explaining and allows_stages(c)]
+
+
+def _counted(contracts: Mapping[str, Contract], count: Callable[[Contract], Tensor]) -> dict[str, int]:
+    """Count for each contract that is defined for these arguments; the device is waited for once."""
+    found = {}
+    for name, contract in contracts.items():
+        with suppress(UsageError):
+            found[name] = count(contract)
+    return dict(zip(found, numbers(list(found.values())), strict=True))
+
+
+def _is_same(seen: Observation, other: Contract) -> bool:
+    return seen.problem.under(other).takes(seen.problem.steps)
+
+
+def _results(seen: Observation) -> Observation:
+    return seen.of_stages(name for name in seen.problem.trace.results if name in seen.actual)
 
 
 def describe_stage(stage: StageResult, contract: str) -> Finding:
     """Return the finding for a stage that has elements outside its enclosure."""
     local = stage.isolated.outside > 0
     comparison = stage.isolated if local else stage.cumulative
-    view = "" if local and stage.cumulative.outside else _VIEWS[local]
-    sentence = f"{_share(comparison)} {_cannot(comparison)} under {contract}{view}; {_worst(comparison)}."
-    return Finding("special" if comparison.special == comparison.outside else "outside", stage.name, sentence)
-
-
-_VIEWS = {
-    True: " given the kernel's own earlier stages",
-    False: " given the inputs, although each stage follows from the one before: a stage is missing or out of order",
-}
+    view = ""
+    if local and not stage.cumulative.outside:
+        view = " given the kernel's own earlier stages"
+    elif not local:
+        follows = "although each stage follows from the one before: a stage is missing or out of order"
+        view = f" given the inputs, {follows}"
+    special, worst = comparison.special == comparison.outside, comparison.worst
+    percent = 100 * comparison.outside / comparison.numel
+    cannot = "have a value that is not possible"
+    if special:
+        cannot = "are NaN or infinite where they must not be, or the reverse,"
+    shown = "no element to show"
+    if worst is not None:
+        allowed = f"{worst.lo!r}" if worst.lo == worst.hi else f"from {worst.lo!r} to {worst.hi!r}"
+        distance = f", {worst.ulp:g} ulp from the contract's value" if worst.ulp < float("inf") else ""
+        exact = "" if math.isnan(worst.exact) else f", exact {worst.exact:.9g}"
+        shown = f"worst at {list(worst.index)}: {worst.actual!r}, allowed {allowed}{exact}{distance}"
+    share = f"{comparison.outside:,} of {comparison.numel:,} elements ({percent:.3g} %)"
+    sentence = f"{share} {cannot} under {contract}{view}; {shown}."
+    return Finding("special" if special else "outside", stage.name, sentence)
 
 
 def describe_rows(rows: RowCheck, contract: str) -> Finding:
@@ -106,243 +525,3 @@ def describe_split(rows: RowCheck, contract: str) -> Finding:
         f"them in rows of at most {MOST_COLUMNS} columns; a statistic that is saved is that of one half."
     )
     return Finding("lanes", rows.stage, sentence, notice=True)
-
-
-def _share(comparison: Comparison) -> str:
-    percent = 100 * comparison.outside / comparison.numel
-    return f"{comparison.outside:,} of {comparison.numel:,} elements ({percent:.3g} %)"
-
-
-def _cannot(comparison: Comparison) -> str:
-    if comparison.special == comparison.outside:
-        return "are NaN or infinite where they must not be, or the reverse,"
-    return "have a value that is not possible"
-
-
-def _worst(comparison: Comparison) -> str:
-    worst = comparison.worst
-    if worst is None:
-        return "no element to show"
-    allowed = f"{worst.lo!r}" if worst.lo == worst.hi else f"from {worst.lo!r} to {worst.hi!r}"
-    distance = f", {worst.ulp:g} ulp from the contract's value" if worst.ulp < float("inf") else ""
-    exact = "" if math.isnan(worst.exact) else f", exact {worst.exact:.9g}"
-    return f"worst at {list(worst.index)}: {worst.actual!r}, allowed {allowed}{exact}{distance}"
-
-
-# Blocks of rows that fit a cache: four fp64 tensors are 4 MiB. Smaller ones spend more on the start of operations.
-_BLOCK = {"cpu": 1 << 17}  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of them
-_BLOCK_ELSEWHERE = 1 << 22  # with fewer, a GPU takes less long for an operation than the host takes to start it
-# Arbitrary: more rules out more alternatives, each of which takes an evaluation of the reference.
-_OTHERS = 1 << 22  # elements in which the alternatives are tried
-
-
-@default_floating_point()
-def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settled: Collection[str] = ()) -> Judgement:
-    """Judge `actual`, a mapping from stages to tensors that holds at least every result that the op requires.
-
-    Other contracts are tried only with `alternatives`, those that are `settled` only if the case fails. Without, all
-    that is asked is whether it fails: constants are not counted, so that a case of these alone passes.
-
-    Raises:
-        UsageError: inputs of which each row belongs to a row of the others have different rows.
-        KernelError: a result is missing or has the wrong shape, dtype or device.
-    """
-    _check_rows_agree(problem)
-    whole, others = Observation.of(problem, actual), OtherContracts(settled) if alternatives else None
-    tally, steps, results = Tally(), Steps(), list[str]()
-    most = _BLOCK.get(problem.main.device.type, _BLOCK_ELSEWHERE)
-    under_way: Screened | None = None
-    for number, (index, part) in enumerate(problem.blocks(most)):
-        if not number:
-            _check_actual(problem, part.trace, index, actual)
-            steps, results = part.steps, part.trace.results
-        seen = whole.block(index, part, steps.sums)
-        begun = Screened.begin(seen) if number and not tally.failed else None
-        if under_way is not None:
-            tally += _screened(under_way, others)
-        if begun is None:
-            tally += _judged(seen, others)
-        under_way = begun
-    if under_way is not None:
-        tally += _screened(under_way, others)
-    if others is not None:
-        for sample in whole.samples(_OTHERS, most, steps.sums):
-            others.rule_out(_without(sample, explained_beyond_fp32(sample)) if tally.beyond else sample)
-    if tally.sums:
-        tally = _finished(tally, whole, most, others)
-    return _judgement(whole, steps, results, tally, others, most)
-
-
-def _judged(seen: Observation, others: OtherContracts | None) -> Tally:
-    """Judge a block and return its tally; if it fails, other contracts are asked whether they explain it."""
-    found = _tallied(seen)
-    if found.failed:
-        seen, found = _beyond_fp32(seen, found)
-    if others is not None and found.failed:
-        others.identify(seen)
-    return found
-
-
-def _screened(block: Screened, others: OtherContracts | None) -> Tally:
-    """Finish a block whose comparisons are under way, and judge it in full if it fails."""
-    tally = block.tally
-    return _judged(block.seen, others) if tally.failed else tally
-
-
-def _tallied(seen: Observation) -> Tally:
-    """Compare every stage, check the rows, and count."""
-    trace, onward, latent = seen.problem.trace, seen.onward, seen.problem.op.latent
-    cumulative, isolated = seen.compare(trace) * 2 if onward is trace else seen.compare(trace, onward)
-    stray = onward is not trace and any(isolated[name].outside for name in seen.through)
-    rows = explain_rows(seen, trace, onward if stray else None) if seen.has_latent else None
-    if latent is not None and stray and rows is not None and rows.check.split:
-        [isolated] = seen.compare(forgiven(onward, trace, latent, rows.split))
-    check = None if rows is None else rows.check
-    return Tally(
-        cumulative=cumulative,
-        isolated=isolated,
-        sums={} if seen.whole else trace.sums,
-        isolated_sums={} if seen.whole else onward.sums,
-        rows=check,
-        in_rows=seen.in_rows(check, seen.through),
-    )
-
-
-def _beyond_fp32(seen: Observation, found: Tally) -> tuple[Observation, Tally]:
-    """Return the rows that fp32 must explain, and the tally of all, with the others explained beyond fp32."""
-    if explained := explained_beyond_fp32(seen):
-        rest = _without(seen, explained)
-        tallies = [_tallied_beyond(part) for part in explained]
-        return rest, reduce(add, [_tallied(rest), *tallies] if rest.count else tallies)
-    if not seen.whole or seen.has_latent or gives_codes(seen.problem):
-        return seen, found
-    real = seen.expected(in_real_arithmetic(seen)).values()
-    sharp = not any(bool(left_open(expected).any()) for expected in real if isinstance(expected, Numbers))
-    whole = (_tallied_beyond(Beyond(seen, e)) for e in ((in_real_arithmetic, nearest) if sharp else (nearest,)))
-    return seen, next((tally for tally in whole if not tally.failed), found)  # sums over rows, if not the rows
-
-
-def _tallied_beyond(part: Beyond) -> Tally:
-    """Count in rows all of which arithmetic beyond fp32 explains, so that the row check is not repeated."""
-    rows = part.rows
-    if part.expected is None:
-        return replace(_tallied(rows), beyond=rows.count)
-    [found] = rows.compare(part.expected(rows))
-    check = RowCheck(rows.latent_stages[0], rows.count, rows.count) if rows.has_latent else None
-    sums = {} if rows.whole else rows.problem.trace.sums
-    return Tally(found, found, sums, sums, check, rows.in_rows(check, rows.through), beyond=rows.count)
-
-
-def _without(seen: Observation, explained: Iterable[Beyond]) -> Observation:
-    """Return the rows of `seen` that are in none of the parts `explained`, which were taken from it."""
-    numbers = torch.arange(seen.count, device=seen.problem.main.device) if seen.numbers is None else seen.numbers
-    taken = [part.rows.numbers for part in explained if part.rows.numbers is not None]
-    return seen.only((~torch.isin(numbers, torch.cat(taken))).nonzero()[:, 0]) if taken else seen
-
-
-def _finished(tally: Tally, whole: Observation, most: int, others: OtherContracts | None) -> Tally:
-    """Add the sums over rows to the tally when all rows have been seen; single blocks explain nothing of them."""
-    actual, pairs = whole.actual, (tally.sums, tally.isolated_sums)
-    cumulative, isolated = ({name: total.compare(actual[name]) for name, total in sums.items()} for sums in pairs)
-    finished = Tally(cumulative, isolated)
-    if finished.failed:
-        real = sums_in_real_arithmetic(whole, most)
-        cumulative, isolated = (
-            {n: nearer(total, real[n]).compare(actual[n]) for n, total in sums.items()} for sums in pairs
-        )
-        again = Tally(cumulative, isolated)
-        finished = finished if again.failed else again
-    if others is not None and finished.failed:
-        others.explain_nothing()
-    return tally + finished
-
-
-def _judgement(
-    whole: Observation, steps: Steps, results: list[str], tally: Tally, asked: OtherContracts | None, most: int
-) -> Judgement:
-    """Return the verdict on everything that was counted."""
-    others = asked or OtherContracts(())
-    contract, rows = told(str(whole.problem.contract), steps.idle), tally.rows
-    names = [name for name in steps.formats if name in tally.cumulative]
-    fingerprints = fingerprints_of([whole.actual[name] for name in names], values=True)
-    stages = tuple(
-        StageResult(
-            name,
-            steps.formats[name].name,
-            name in results,
-            _with_exact(whole, name, tally.cumulative[name], isolated=False),
-            _with_exact(whole, name, tally.isolated[name], isolated=True),
-            fingerprint,
-            tally.in_rows.get(name, 0),
-            steps.roundoff(name),
-        )
-        for name, fingerprint in zip(names, fingerprints, strict=True)
-    )
-    findings = [describe_stage(s, contract) for s in stages if s.cumulative.outside or s.isolated.outside]
-    if rows is not None and rows.unexplained:
-        findings.append(describe_rows(rows, contract))
-    notices = (describe_split(rows, contract),) if rows is not None and rows.split else ()
-    if findings:
-        findings += notices
-        known = others.ruled_out, others.explained
-        return Judgement(Verdict.FAILED, stages, tuple(findings), rows, *known, idle=steps.idle)
-    if asked is not None and any(s.decided for s in stages):
-        counts = constants(whole, most, steps.sums)
-        stages = tuple(replace(s, constant=counts.get(s.name, 0)) for s in stages)
-    if any(s.decided for s in stages) or not any(s.cumulative.numel for s in stages):
-        return Judgement(Verdict.PASSED, stages, notices, rows, others.ruled_out, idle=steps.idle)
-    if all(s.constant == s.cumulative.numel for s in stages):
-        reason = "every element is a constant, in which no number of the inputs has a part"
-    else:
-        but = " but constants" if any(s.constant for s in stages) else ""
-        reason = f"no element{but} has a single legal value and no row could be checked"
-    return Judgement(Verdict.INCONCLUSIVE, stages, notices, rows, others.ruled_out, reason=reason, idle=steps.idle)
-
-
-def _with_exact(whole: Observation, name: str, found: Comparison, *, isolated: bool) -> Comparison:
-    """Keep the exact value of the worst element only where that is known; it is sought only if elements are outside."""
-    if found.outside:
-        return whole.with_exact(name, found, isolated=isolated)
-    if found.worst is None or not whole.actual[name].is_floating_point():
-        return found
-    return replace(found, worst=replace(found.worst, exact=math.nan))
-
-
-def _check_rows_agree(problem: Problem) -> None:
-    for name in problem.op.rows & problem.tensors.keys():
-        shape = tuple(problem.tensors[name].shape)
-        if (own := shape if len(shape) == len(problem.leading) else shape[:-1]) != problem.leading:  # or one per row
-            first = problem.op.inputs[0]
-            raise UsageError(f"{name} has rows {own}, but {first} has {problem.leading}; they must agree")
-
-
-def _check_actual(problem: Problem, trace: Trace, index: tuple[slice, ...], actual: Tensors) -> None:
-    """Raise `KernelError` unless `actual` holds all results that it must, and nothing but stages of the right shape.
-
-    `trace` is that of the rows at `index`.
-    """
-    required = (name for name in trace.results if name not in problem.op.optional_results)
-    if missing := [name for name in required if name not in actual]:
-        raise KernelError(f"the kernel returned {_listed(actual)}, but not the result {missing[0]!r}")
-    if not any(name in actual for name in trace.results):
-        raise KernelError(f"the kernel returned {_listed(actual)}, but none of the results {_listed(trace.results)}")
-    for name, tensor in actual.items():
-        if name not in trace.stages:
-            raise no_stage(name, trace.stages)
-        expected = trace.stages[name]
-        shape = tuple(expected.shape)
-        if not expected.of_all_rows:
-            shape = (*problem.leading[: len(index)], *shape[len(index) :])
-        _require(name, "shape", tuple(tensor.shape), shape)
-        _require(name, "device", tensor.device, problem.main.device)
-        if name in trace.results:
-            _require(name, "dtype", tensor.dtype, expected.format.dtype)
-
-
-def _require(name: str, what: str, actual: object, expected: object) -> None:
-    if actual != expected:
-        raise wrong_kind(name, what, actual, expected)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names)) or "nothing"

@@ -375,8 +375,8 @@ class Calls:
             result that is the same in both is held once.
         apart: results that differ between these two.
         other: a call with other values of the same shapes, between these two.
-        unguarded: one on the values of the case after that, where the other ones lay, without guards on allocations: its
-            findings, and how its results differ from those of the first call.
+        unguarded: findings of a call on the values of the case after that, where the other ones lay, without guards on
+            allocations, and how its results differ from those of the first call.
         renumbered: what is wrong with one on the values of the case with other numbers for its parameters.
     """
 

@@ -13,6 +13,9 @@ from lastbit.result import (
     Comparison,
     Finding,
     Judgement,
+    Need,
+    Needs,
+    RowCheck,
     StageResult,
     Verdict,
     Worst,
@@ -20,7 +23,6 @@ from lastbit.result import (
     simplest,
     told,
 )
-from lastbit.row_check import Need, Needs, RowCheck
 
 INF, NAN = math.inf, math.nan
 

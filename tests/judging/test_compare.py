@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lastbit.judging import compare as comparing
-from lastbit.judging.compare import Begun, compare, finished, outside_count, outside_mask
+from lastbit.judging.compare import Begun, compare, finished, outside_count
+from lastbit.judging.torch_compare import outside_mask
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import BF16, E4M3, FORMATS, FP16, FP32, FP64, Format
 from lastbit.result import ULP_BINS, Comparison

@@ -15,8 +15,7 @@ from lastbit.judging.problem import Problem
 from lastbit.numerics import Enclosure, exp, total, where
 from lastbit.numerics.formats import BF16, FP32
 from lastbit.ops import Latent, op
-from lastbit.result import Comparison, Judgement, StageResult, Verdict
-from lastbit.row_check import RowCheck
+from lastbit.result import Comparison, Judgement, RowCheck, StageResult, Verdict
 
 NAN, INF = math.nan, math.inf
 

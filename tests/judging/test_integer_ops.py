@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import KernelError, UsageError
-from lastbit.judging.compare import compare_integers, outside_mask
+from lastbit.judging.compare import begin_integers, finished
 from lastbit.judging.problem import Problem
+from lastbit.judging.torch_compare import outside_mask
 from lastbit.judging.verdict import judge
 from lastbit.ops import op
 from lastbit.result import Judgement, Verdict
@@ -86,7 +87,7 @@ def test_an_input_of_integers_takes_no_numbers() -> None:
 
 
 def test_statistics_count_in_integers() -> None:
-    comparison = compare_integers(ids(3, 9, 4), ids(3, 4, 6))
+    [comparison] = finished([begin_integers(ids(3, 9, 4), ids(3, 4, 6))])
     assert (comparison.numel, comparison.decided, comparison.mismatched, comparison.outside) == (3, 3, 2, 2)
     assert (comparison.max_ulp, comparison.max_error) == (5.0, 5.0)
     assert comparison.ulp_histogram == (1, 0, 1, 0, 1, 0)

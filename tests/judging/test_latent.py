@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.judging.latent import any_value_explains, check_rows, explaining_values
+from lastbit.judging.latent import check_rows
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
 from lastbit.judging.verdict import describe_rows
@@ -14,7 +14,7 @@ from lastbit.numerics import Premises, total, using
 from lastbit.ops import Latent, op
 from lastbit.references.layer_norm_gated import layer_norm_gated
 from lastbit.references.rms_norm import rms_norm
-from lastbit.row_check import RowCheck
+from lastbit.result import RowCheck
 
 EPS = 1e-6
 WIDTH = 1024
@@ -230,20 +230,6 @@ def test_many_rows_are_searched_in_part() -> None:
     assert (needs + needs).rows == 100 and (needs + needs).most == needs.most
 
 
-def test_the_search_through_stages_says_the_same() -> None:
-    """`lastbit explain --stages` names the latent stage where, and only where, every row needs another value."""
-    x = normals(4, 64)
-    other = normalized(x, inv_rms=inverse_rms(x) * 1.5)
-    for y, whole in ((other, True), (step(normalized(x), (2, 5)), False)):
-        assert (
-            any_value_explains(
-                Observation.of(Problem(rms_norm, rms_norm.contract(), {"x": x}, {"eps": EPS}), {"output": y})
-            )
-            is whole
-        )
-        assert (explained(y, x).needs.found > 0) is whole
-
-
 # Rows that cannot be tried
 
 
@@ -356,38 +342,8 @@ def test_a_group_without_a_finite_latent_value_does_not_hide_the_others() -> Non
     assert counted(explained_in_groups(step(y, (1, 3 * SIZE), 2), x)) == (3, 2)
 
 
-# Values beyond the enclosure
-
-
-def of_rows(scale: Tensor, x: Tensor) -> Observation:
-    weight = normals(x.shape[-1], seed=1)
-    point = rms_norm.contract("native_multiply")
-    problem = Problem(rms_norm, point, {"x": x, "weight": weight}, {"eps": EPS})
-    return Observation.of(problem, {"output": normalized(x, weight, inverse_rms(x) * scale)})
-
-
-def test_values_that_explain_wrong_rows() -> None:
-    """Every second row has twice its inverse rms; the values of these are found, and of the right rows none."""
-    x = normals(8, 64)
-    scale = torch.tensor([1.0, 2.0] * 4)[:, None]
-    at, found = explaining_values(of_rows(scale, x))
-    assert at.tolist() == [1, 3, 5, 7]
-    expected = (inverse_rms(x) * 2)[at].double()
-    assert torch.allclose(found, expected, rtol=2.0**-20, atol=0)
-    none, nothing = explaining_values(of_rows(torch.ones(8, 1), x))
-    assert none.tolist() == [] and nothing.shape == (0, 1)
-
-
 @pytest.mark.parametrize(("rows", "step"), [(64, 1), (65, 2), (128, 2), (129, 3)])
 def test_at_most_64_rows_are_searched_at_equal_distances(rows: int, step: int) -> None:
-    at, _ = explaining_values(of_rows(torch.full((rows, 1), 2.0), normals(rows, 16)))
-    assert at.tolist() == list(range(0, rows, step))
-
-
-def test_rows_that_no_value_explains_have_none() -> None:
-    x = normals(2, 64)
-    seen = of_rows(torch.full((2, 1), 2.0), x)
-    seen.actual["output"][0, 5] *= 1.5
-    at, _ = explaining_values(seen)
-    assert at.tolist() == [1]
-    assert not any_value_explains(seen) and any_value_explains(of_rows(torch.full((2, 1), 2.0), x))
+    x = normals(rows, 16)
+    needs = explained(normalized(x, inv_rms=inverse_rms(x) * 2), x).needs
+    assert needs.rows == needs.found == len(range(0, rows, step))

@@ -18,8 +18,7 @@ from lastbit.numerics import Enclosure, product_in_any_order, total
 from lastbit.numerics.formats import sum_to_odd
 from lastbit.ops import Latent, op
 from lastbit.references.layer_norm_gated_backward import layer_norm_gated_backward
-from lastbit.result import Verdict
-from lastbit.row_check import RowCheck
+from lastbit.result import RowCheck, Verdict
 
 ROWS = 4
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -11,8 +11,7 @@ from torch import Tensor
 import lastbit.judging.verdict as judging
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
-from lastbit.judging.screen import Screened
-from lastbit.judging.verdict import judge
+from lastbit.judging.verdict import Screened, judge
 from lastbit.references.rms_norm import rms_norm
 from lastbit.result import Judgement, Verdict
 from tests.judging.test_verdict import EPS, eager

@@ -19,8 +19,7 @@ from lastbit.judging.verdict import describe_rows, describe_split, describe_stag
 from lastbit.numerics import Enclosure, total
 from lastbit.ops import op
 from lastbit.references.rms_norm import rms_norm
-from lastbit.result import Comparison, Finding, Judgement, StageResult, Verdict, Worst, simplest
-from lastbit.row_check import Need, Needs, RowCheck
+from lastbit.result import Comparison, Finding, Judgement, Need, Needs, RowCheck, StageResult, Verdict, Worst, simplest
 
 EPS = 1e-6
 ROWS, WIDTH = 8, 256

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.judging.compare import outside_mask
 from lastbit.judging.expected import Trace
 from lastbit.judging.problem import Problem
+from lastbit.judging.torch_compare import outside_mask
 from lastbit.kernel import load_kernels
 from lastbit.numerics import Enclosure, Premises, dot, using
 from lastbit.ops import Op

@@ -14,8 +14,7 @@ from rich.console import Console
 from lastbit.errors import LastbitError
 from lastbit.reports import markdown, records, stage_summary, summary, wording
 from lastbit.reports.terminal import RunProgress, print_run
-from lastbit.result import ULP_BINS, CaseResult, Comparison, Finding, StageResult, Verdict, Worst
-from lastbit.row_check import RowCheck
+from lastbit.result import ULP_BINS, CaseResult, Comparison, Finding, RowCheck, StageResult, Verdict, Worst
 from lastbit.run import COMBINATIONS, Coverage, DeviceAgreement, NotRun, Power, Run
 
 CASE = "rms_norm x=bf16[4,128]@256,1:rows weight=bf16[128] eps=1e-06 seed=17"

@@ -21,8 +21,7 @@ from lastbit.reports import alerts, annotations, html, junit, markdown, records,
 from lastbit.reports.stage_summary import stage_order, stage_summaries
 from lastbit.reports.stages import StageKind, sentences
 from lastbit.reports.summary import problems
-from lastbit.result import CaseResult, Finding, Verdict
-from lastbit.row_check import RowCheck
+from lastbit.result import CaseResult, Finding, RowCheck, Verdict
 from lastbit.run import Run
 from lastbit.verify.check import Subject, verify_case
 from lastbit.verify.processes import options_of

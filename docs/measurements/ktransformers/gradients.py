@@ -23,7 +23,7 @@ from lastbit.config import Config
 from lastbit.errors import UnsupportedCase
 from lastbit.inputs import build
 from lastbit.judging import problem as verified
-from lastbit.judging.compare import outside_mask
+from lastbit.judging.torch_compare import outside_mask
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.references.moe_lora_backward import moe_lora_backward
 from lastbit.verify.drawing import draw

@@ -17,7 +17,7 @@ from problem import ROOT, KtProblem, both, errors, expected, problem
 from torch import Tensor
 
 from lastbit.judging import problem as verified
-from lastbit.judging.compare import outside_mask
+from lastbit.judging.torch_compare import outside_mask
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.ops import Contract, Op
 from lastbit.references.moe_lora import moe_lora
