@@ -262,7 +262,7 @@ class _Cutting:
 
 def _without_much(draft: Draft, trial: _Trial) -> Draft:
     """Leave out inputs and parameters that the failure does not need, and strides and offsets."""
-    return draft.without(shrink(draft.case, trial.op, (), trial, most=_LEAVING_OUT))
+    return draft.without(shrink(draft.case, trial.op, (), trial.takes, trial.fails, most=_LEAVING_OUT))
 
 
 def _plainer(draft: Draft, trial: _Trial) -> Draft:

@@ -93,16 +93,38 @@ def run_item(item: Item, records: CaseRecorder, probe: Probe = lambda subject: "
     if item.refused:
         raise UsageError(item.refused)
     explorer = Explorer(item, records.record, records.started, records.verify_on(item.subject.device), probe=probe)
-    if not item.asked and _has_failed(item, records):
-        records.tell("left", item.planned(records.cases).cases)
-        raise Stopped(HAS_FAILED)
+    key = item.subject.kernel.name, str(item.subject.device)
+
+    def stop_if_failed(left: int) -> None:
+        if records.failures is not None and key in records.failures:
+            records.tell("left", left)
+            raise Stopped(HAS_FAILED)
+
+    def run(cases: Sequence[Case]) -> None:
+        all_the_same, failed = records.failures is None or item.asked, list[tuple[Case, CaseResult]]()
+        for place, case in enumerate(cases):
+            if not all_the_same:
+                stop_if_failed(len(cases) - place)
+            result = explorer.run(case)
+            if result.verdict in BAD:
+                failed.append((case, result))
+            if all_the_same and explorer.is_lost:
+                raise CaseFailed(result)
+            if failed and not all_the_same:
+                records.learn([key])
+                if rest := len(cases) - place - 1:
+                    records.tell("left", rest)
+                break
+        if failed:
+            raise CaseFailed(failed[0][1] if item.asked else explorer.shrunk(*failed[0], cases))
+
+    if not item.asked:
+        stop_if_failed(item.planned(records.cases).cases)
     drawn = draw(item.group, records.cases, records.seed)
     if not drawn and item.planned(records.cases).cases:
         taken = item.subject.kernel.takes
         allowed = f"{told(taken)} allows" if taken else "the kernel's signature allows"
         raise NoCase(f"lastbit found no case of group {item.group.name} that {allowed}")
-    every = records.failures is None or item.asked
-    run = partial(_run_all, explorer) if every else partial(_run_until_failure, explorer, records)
     run([reseeded(case) if records.random and not item.asked else case for case in item.own(drawn)])
     for _ in range(0 if item.asked else _MOST_TELLING):
         if not (telling := untold(explorer.results, item.subject.op, records.separable, explorer.takes)):
@@ -112,43 +134,10 @@ def run_item(item: Item, records: CaseRecorder, probe: Probe = lambda subject: "
     return explorer.results
 
 
-def _key(item: Item) -> tuple[str, str]:
-    return item.subject.kernel.name, str(item.subject.device)
-
-
-def _has_failed(item: Item, records: CaseRecorder) -> bool:
-    return records.failures is not None and _key(item) in records.failures
-
-
 def reseeded(case: Case, seed: int | None = None) -> Case:
     """Replace a case's seed, by default by one that nobody could know before, unless the line lists its values."""
     given = any(is_given(tensor.regime) for tensor in case.tensors)
     return case if given else replace(case, seed=secrets.randbits(SEED_BITS) if seed is None else seed)
-
-
-def _run_all(explorer: Explorer, drawn: Sequence[Case]) -> None:
-    results = []
-    for case in drawn:
-        results.append(explorer.run(case))
-        if explorer.is_lost:
-            raise CaseFailed(results[-1])
-    for case, result in zip(drawn, results, strict=True):
-        if result.verdict in BAD:
-            raise CaseFailed(result if explorer.item.asked else explorer.shrunk(case, result, drawn))
-
-
-def _run_until_failure(explorer: Explorer, records: CaseRecorder, drawn: Sequence[Case]) -> None:
-    item = explorer.item
-    for place, case in enumerate(drawn):
-        if _has_failed(item, records):
-            records.tell("left", len(drawn) - place)
-            raise Stopped(HAS_FAILED)
-        result = explorer.run(case)
-        if result.verdict in BAD:
-            records.learn([_key(item)])
-            if rest := len(drawn) - place - 1:
-                records.tell("left", rest)
-            raise CaseFailed(explorer.shrunk(case, result, drawn))
 
 
 def unfinished(item: Item, reason: str, verdict: Verdict = Verdict.ERRORED) -> CaseResult:
@@ -232,27 +221,39 @@ class Explorer:
         """
         if failed.faults and all(finding.kind in OF_DECLARATIONS for finding in failed.faults):
             return failed
-        trial = _Alike(self, failed)
-        shrink(case, self.item.subject.op, alike, trial)
-        return self._advised(trial.smallest)
+        smallest = failed
 
-    def _advised(self, failed: CaseResult) -> CaseResult:
-        """Add advice on declarations to a result and record it again, if the advice is sure; else return the result."""
-        errored = failed.verdict is Verdict.ERRORED
-        advice = advice_for(parse_case(failed.case), self._passes, raised=errored)
-        if not advice:
-            return failed
-        if errored:
-            advised = replace(failed, reason=f"{failed.reason.removesuffix('.')}. {advice}", counted=False)
-        else:
-            first, *others = failed.findings
-            advised = replace(failed, findings=(replace(first, sentence=f"{first.sentence} {advice}"), *others))
-        advised = replace(advised, counted=False)
-        self._record(advised)
-        return advised
+        def fails(case: Case) -> bool:
+            """Run a case outside of the item, with all calls; record a failure in another way as skipped.
 
-    def _passes(self, case: Case) -> bool:
-        return self.takes(case) and self._verified(case, repeat=True, counted=False).verdict is Verdict.PASSED
+            Nobody has said that the kernel is meant for it.
+            """
+            nonlocal smallest
+            result = replace(self._verified(case, repeat=True, counted=False), counted=False)
+            alike = result.way == smallest.way
+            if alike:
+                smallest = result
+            elif result.verdict in BAD:
+                reason = f"fails, but not as the case that is made smaller: {': '.join(result.way)}"
+                result = replace(result, verdict=Verdict.SKIPPED, stages=(), findings=(), reason=reason)
+            self._record(result)
+            return alike
+
+        def passes(case: Case) -> bool:
+            return self.takes(case) and self._verified(case, repeat=True, counted=False).verdict is Verdict.PASSED
+
+        shrink(case, self.item.subject.op, alike, self.takes, fails)
+        errored = smallest.verdict is Verdict.ERRORED
+        if advice := advice_for(parse_case(smallest.case), passes, raised=errored):
+            if errored:
+                smallest = replace(smallest, reason=f"{smallest.reason.removesuffix('.')}. {advice}")
+            else:
+                first, *others = smallest.findings
+                findings = (replace(first, sentence=f"{first.sentence} {advice}"), *others)
+                smallest = replace(smallest, findings=findings)
+            smallest = replace(smallest, counted=False)
+            self._record(smallest)
+        return smallest
 
     @property
     def is_lost(self) -> bool:
@@ -262,21 +263,6 @@ class Explorer:
     def takes(self, case: Case) -> bool:
         """Return whether the kernel's signature and the reference take a case, and it can still be run."""
         return not self.is_lost and takes(self.item.subject, case)
-
-    def fails_like(self, failed: CaseResult, case: Case) -> CaseResult | None:
-        """Run a case outside of the item, with all calls; return its result if it fails as `failed` did, else None.
-
-        A failure in another way is recorded as skipped: nobody has said that the kernel is meant for the case.
-        """
-        result = replace(self._verified(case, repeat=True, counted=False), counted=False)
-        if result.way == failed.way:
-            self._record(result)
-            return result
-        if result.verdict in BAD:
-            reason = f"fails, but not as the case that is made smaller: {': '.join(result.way)}"
-            result = replace(result, verdict=Verdict.SKIPPED, stages=(), findings=(), reason=reason)
-        self._record(result)
-        return None
 
     def _verified(self, case: Case, *, repeat: bool, renumber: bool = True, counted: bool = True) -> CaseResult:
         settled = self._settled.setdefault(case.dtypes, set())
@@ -290,7 +276,10 @@ class Explorer:
                     result = with_formula(self.item.subject, case, result, begins)
             if counted and self._probe and result.verdict in (Verdict.PASSED, Verdict.INCONCLUSIVE):
                 begins()
-                result, self._probe = _with_depth(result, self._probe(self.item.subject)), None
+                wrong, self._probe = self._probe(self.item.subject), None
+                if wrong:
+                    findings = (Finding(DEPTH, "", wrong), *result.findings)
+                    result = replace(result, verdict=Verdict.FAILED, findings=findings)
             asks = self.item.group.properties and counted
             return with_properties(self.item.subject, case, result, self.item.properties, begins) if asks else result
 
@@ -318,31 +307,6 @@ class Explorer:
             return False
         self._followed |= features
         return True
-
-
-def _with_depth(result: CaseResult, wrong: str) -> CaseResult:
-    """Fail a result for what a probe found wrong; the same result if that is nothing."""
-    found = (Finding(DEPTH, "", wrong), *result.findings) if wrong else result.findings
-    return replace(result, verdict=Verdict.FAILED, findings=found) if wrong else result
-
-
-class _Alike:
-    """Tries smaller cases than a failed one.
-
-    Attributes:
-        smallest: the result of the last one that failed like it.
-    """
-
-    def __init__(self, explorer: Explorer, failed: CaseResult) -> None:
-        self._explorer, self.smallest = explorer, failed
-
-    def takes(self, case: Case) -> bool:
-        return self._explorer.takes(case)
-
-    def fails(self, case: Case) -> bool:
-        result = self._explorer.fails_like(self.smallest, case)
-        self.smallest = result or self.smallest
-        return result is not None
 
 
 _MUCH = 1 << 30  # bytes that a worker may hold between items: to look for what can be given back takes 0.1 s

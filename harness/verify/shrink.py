@@ -1,6 +1,6 @@
 """Shrinking of a failing case: fewer rows and columns, ordinary memory and values, nothing that can be left out.
 
-The smaller cases are guesses, made without knowledge of the op. A `Trial` says of each whether the op takes it, and
+The smaller cases are guesses, made without knowledge of the op: the caller says of each whether the op takes it, and
 whether it fails as the case did. Sizes that are equal in all cases of a group change together; so do sizes of which
 one divides the other (codes that share an element, columns that share a scale), where the op takes no other change. A
 tensor whose values the line lists keeps them, and its size. Hypothesis shrinks nothing: it cannot leave the strategy of
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations
-from typing import Any, Protocol
+from typing import Any
 
 from lastbit.case import Case, TensorSpec
 from lastbit.inputs.given import is_given
@@ -37,27 +37,29 @@ _NUMBER = re.compile(r"_(\d+)$")
 Place = tuple[str, int]
 """Where a size is: a tensor and a dimension, -1 for the last, or 1 for the number in its regime; a parameter and 0."""
 
+_REGIME = 1  # of a place: the number in a regime, which follows a size or stays unchanged
+
 Places = frozenset[Place]
 Change = Callable[[Case], Case]
 
 
-class ShrinkTrial(Protocol):
-    """The kernel and the failure on which smaller cases are tried."""
-
-    def takes(self, case: Case) -> bool:
-        """Return whether the op and kernel take a case; asked first, since it costs less than a run."""
-
-    def fails(self, case: Case) -> bool:
-        """Return whether a case fails in the same way."""
-
-
-def shrink(case: Case, op: Op, alike: Iterable[Case], trial: ShrinkTrial, *, most: int = MOST_TRIES) -> Case:
+def shrink(
+    case: Case,
+    op: Op,
+    alike: Iterable[Case],
+    takes: Callable[[Case], bool],
+    fails: Callable[[Case], bool],
+    *,
+    most: int = MOST_TRIES,
+) -> Case:
     """Search for the smallest case, in at most `most` tries, by steps that each fail alike; return `case` if none does.
 
     `alike` are cases of the same group, by which sizes that are equal by chance are told from those that must be.
+    `takes` tells whether the op and kernel take a case, and is asked first, since it costs less than a run; `fails`
+    tells whether a case fails in the same way.
     """
     samples = [sizes_of(other) for other in (case, *alike)]
-    tries = _Tries(trial, most)
+    tries = _Tries(takes, fails, most)
     smaller = _simpler(_with_smaller_sizes(case, samples, tries, known=False), op, tries)
     while smaller != case:
         case = smaller
@@ -66,10 +68,10 @@ def shrink(case: Case, op: Op, alike: Iterable[Case], trial: ShrinkTrial, *, mos
 
 
 class _Tries:
-    """A trial that answers each question once, and says no after so many tries."""
+    """Answers each question once, and says no after so many tries."""
 
-    def __init__(self, trial: ShrinkTrial, most: int) -> None:
-        self._trial, self._most = trial, most
+    def __init__(self, takes: Callable[[Case], bool], fails: Callable[[Case], bool], most: int) -> None:
+        self._takes, self._fails, self._most = takes, fails, most
         self._taken: dict[Case, bool] = {}
         self._tried: set[Case] = set()
 
@@ -77,7 +79,7 @@ class _Tries:
         if len(self._tried) >= self._most or len(self._taken) >= _MOST_ASKED:
             return self._taken.get(case, False)
         if case not in self._taken:
-            self._taken[case] = self._trial.takes(case)
+            self._taken[case] = self._takes(case)
         return self._taken[case]
 
     def fails(self, case: Case) -> bool:
@@ -85,7 +87,7 @@ class _Tries:
         if case in self._tried or len(self._tried) >= self._most:
             return False
         self._tried.add(case)
-        return self._trial.fails(case)
+        return self._fails(case)
 
 
 # Sizes
@@ -100,14 +102,14 @@ def sizes_of(case: Case) -> dict[Place, int]:
     return dims | regimes | {(name, 0): value for name, value in case.params.items() if type(value) is int}
 
 
-def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: ShrinkTrial, *, known: bool) -> Case:
+def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: _Tries, *, known: bool) -> Case:
     """Minimise every size, the largest first; with `known`, the sizes were minimised before, and one less is tried."""
     seen: set[Place] = set()
     for place, size in sorted(sizes_of(case).items(), key=lambda item: -item[1]):
-        if size < 2 or place in seen or _is_regime(place):
+        if size < 2 or place in seen or place[1] == _REGIME:
             continue
-        seen |= _equal(place, samples)
-        for places in together(place, sizes_of(case), samples):
+        for number, places in enumerate(together(place, sizes_of(case), samples)):
+            seen |= places if not number else set()
             if any(is_given(case[name].regime) for name, kind in places if kind):
                 continue
             case, taken = _least(case, places, trial, known=known)
@@ -116,13 +118,13 @@ def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: ShrinkTrial
     return case
 
 
-def _least(case: Case, places: Places, trial: ShrinkTrial, *, known: bool) -> tuple[Case, bool]:
+def _least(case: Case, places: Places, trial: _Tries, *, known: bool) -> tuple[Case, bool]:
     """Minimise the sizes at `places` in proportion, by bisection; also return whether the op took any such case."""
     sizes = sizes_of(case)
     high = unit = math.gcd(*(sizes[place] for place in places))
     low, guess, found, taken = 0, high - 1 if known else 1, case, False
     while high - low > 1:
-        smaller = _resized(case, {place: sizes[place] // unit * guess for place in places})
+        smaller = _in_sizes(case, {place: sizes[place] // unit * guess for place in places})
         takes = trial.takes(smaller)
         taken |= takes
         if takes and trial.fails(smaller):
@@ -133,47 +135,39 @@ def _least(case: Case, places: Places, trial: ShrinkTrial, *, known: bool) -> tu
     return found, taken
 
 
+def _in_sizes(case: Case, sizes: Sizes) -> Case:
+    """Change the sizes at some places; layouts stay."""
+    tensors = []
+    for tensor in case.tensors:
+        rank, number = len(tensor.shape), sizes.get((tensor.name, _REGIME))
+        regime = tensor.regime if number is None else _NUMBER.sub(f"_{number}", tensor.regime)
+        shape = tuple(sizes.get((tensor.name, dim - rank), size) for dim, size in enumerate(tensor.shape))
+        tensors.append(in_shape(replace(tensor, regime=regime), shape))
+    params = {name: sizes.get((name, 0), value) for name, value in case.params.items()}
+    return replace(case, tensors=tuple(tensors), params=params)
+
+
 def together(place: Place, sizes: Sizes, samples: Sequence[Sizes]) -> Iterator[Places]:
     """Yield sets of places to change with one: those of equal sizes, then with others whose sizes divide it."""
-    own = _equal(place, samples).intersection(sizes)
+
+    def equal(one: Place) -> Places:
+        """Return the places whose sizes are equal in every sample that has both."""
+        known = [other for other in samples[0] if other in sizes]
+        return frozenset(o for o in known if all(s[o] == s[one] for s in samples if o in s and one in s))
+
+    def divides(other: Place) -> bool:
+        return all(s[other] and s[place] % s[other] == 0 for s in samples if other in s and place in s)
+
+    own = equal(place)
     yield own
     linked = dict.fromkeys(
-        _equal(other, samples).intersection(sizes)
+        equal(other)
         for other, size in sizes.items()
-        if size > 1 and other not in own and not _is_regime(other) and _divides(other, place, samples)
+        if size > 1 and other not in own and other[1] != _REGIME and divides(other)
     )
     for count in range(1, _MOST_LINKED + 1):
         for chosen in combinations(linked, count):
             yield own.union(*chosen)
-
-
-def _equal(place: Place, samples: Sequence[Sizes]) -> Places:
-    """Return the places whose sizes are equal in every sample that has both."""
-    return frozenset(
-        other for other in samples[0] if all(s[other] == s[place] for s in samples if other in s and place in s)
-    )
-
-
-def _divides(other: Place, place: Place, samples: Sequence[Sizes]) -> bool:
-    return all(s[other] and s[place] % s[other] == 0 for s in samples if other in s and place in s)
-
-
-def _is_regime(place: Place) -> bool:
-    """Return whether a place is the number in a regime, which follows a size or stays unchanged."""
-    return place[1] == 1
-
-
-def _resized(case: Case, sizes: Sizes) -> Case:
-    """Change the sizes at some places; layouts stay."""
-    params = {name: sizes.get((name, 0), value) for name, value in case.params.items()}
-    return replace(case, tensors=tuple(_tensor_resized(t, sizes) for t in case.tensors), params=params)
-
-
-def _tensor_resized(tensor: TensorSpec, sizes: Sizes) -> TensorSpec:
-    name, rank, number = tensor.name, len(tensor.shape), sizes.get((tensor.name, 1))
-    regime = tensor.regime if number is None else _NUMBER.sub(f"_{number}", tensor.regime)
-    shape = tuple(sizes.get((name, dim - rank), size) for dim, size in enumerate(tensor.shape))
-    return in_shape(replace(tensor, regime=regime), shape)
 
 
 def in_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
@@ -189,7 +183,7 @@ def in_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
 # Everything else
 
 
-def _simpler(case: Case, op: Op, trial: ShrinkTrial) -> Case:
+def _simpler(case: Case, op: Op, trial: _Tries) -> Case:
     """Leave out as much as possible, and make the rest ordinary: all at once, by kind, or one by one."""
     left_out, *ordinary = _changes(case, op)
     kinds = [left_out, *ordinary]
@@ -205,28 +199,26 @@ def _simpler(case: Case, op: Op, trial: ShrinkTrial) -> Case:
 
 def _changes(case: Case, op: Op) -> Iterator[list[Change]]:
     """Yield simplifications by kind: inputs and parameters to leave out, contiguity, padding, devices, values."""
+
+    def without(case: Case, name: str) -> Case:
+        tensors = tuple(t for t in case.tensors if t.name != name)
+        return replace(case, tensors=tensors, params={n: v for n, v in case.params.items() if n != name})
+
+    def changed(case: Case, name: str, **fields: Any) -> Case:
+        return replace(case, tensors=tuple(replace(t, **fields) if t.name == name else t for t in case.tensors))
+
+    def with_simplest_strides(case: Case, name: str) -> Case:
+        """Give a strided tensor the simplest strides that are not contiguous."""
+        tensor = next((t for t in case.tensors if t.name == name and t.strides is not None), None)
+        layout = None if tensor is None else padded(tensor.shape, tensor.dtype)
+        return case if layout is None else changed(case, name, strides=layout.strides, offset=layout.offset)
+
     optional = [t.name for t in case.tensors if t.name in op.optional]
     usual = [name for name in case.params if op.params.get(name, REQUIRED) is not REQUIRED]
-    yield [partial(_without, name=name) for name in (*optional, *usual)]
+    yield [partial(without, name=name) for name in (*optional, *usual)]
     names = [t.name for t in case.tensors]
-    yield [partial(_with, name=name, strides=None, offset=0) for name in names]
-    yield [partial(_padded, name=name) for name in names if case[name].strides is not None]
-    yield [partial(_with, name=name, device="") for name in names]
+    yield [partial(changed, name=name, strides=None, offset=0) for name in names]
+    yield [partial(with_simplest_strides, name=name) for name in names if case[name].strides is not None]
+    yield [partial(changed, name=name, device="") for name in names]
     drawn = [t.name for t in case.tensors if t.torch_dtype.is_floating_point and not is_given(t.regime)]
-    yield [partial(_with, name=name, regime="normal") for name in drawn]
-
-
-def _padded(case: Case, *, name: str) -> Case:
-    """Give a strided tensor the simplest strides that are not contiguous."""
-    found = {t.name: padded(t.shape, t.dtype) for t in case.tensors if t.strides is not None}
-    layout = found.get(name)
-    return case if layout is None else _with(case, name=name, strides=layout.strides, offset=layout.offset)
-
-
-def _without(case: Case, *, name: str) -> Case:
-    tensors = tuple(t for t in case.tensors if t.name != name)
-    return replace(case, tensors=tensors, params={n: v for n, v in case.params.items() if n != name})
-
-
-def _with(case: Case, *, name: str, **fields: Any) -> Case:
-    return replace(case, tensors=tuple(replace(t, **fields) if t.name == name else t for t in case.tensors))
+    yield [partial(changed, name=name, regime="normal") for name in drawn]

@@ -45,7 +45,7 @@ def smallest(
     """Shrink from a line on, in at most so many tries; return the case without its op and seed."""
     case = parse_case(line)
     trial = Imagined(wrong, fits)
-    found = str(shrink(case, PROJECT.op(case.op), map(parse_case, alike), trial))
+    found = str(shrink(case, PROJECT.op(case.op), map(parse_case, alike), trial.takes, trial.fails))
     assert trial.tries <= most, trial.tries
     return found.partition(" ")[2].rpartition(" ")[0]
 
