@@ -42,12 +42,11 @@ def _text(path: Path) -> str:
 
 
 def _cases(text: str, path: Path) -> list[Case]:
-    lines = enumerate(map(str.strip, text.splitlines()), 1)
-    return [_case(line, f"{path}, line {number}") for number, line in lines if line and not line.startswith("#")]
-
-
-def _case(line: str, where: str) -> Case:
-    try:
-        return parse_case(line)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
+    found = []
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if line and not line.startswith("#"):
+            try:
+                found.append(parse_case(line))
+            except UsageError as error:
+                raise UsageError(f"{path}, line {number}: {error}") from error
+    return found

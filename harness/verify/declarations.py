@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from difflib import get_close_matches
 
 import torch
@@ -23,7 +23,9 @@ _ALIKE = 0.8  # of difflib: a letter more, less or in another place, in names of
 def check_op(op: Op) -> None:
     """Raise `OpError` if the op names a stage that its reference cannot record."""
     known = stage_names(op.reference)
-    named = {f"the stage {stage!r}, which is rounded": stage for stage in _rounded(op)}
+    of_options = [rounds for choices in op.axes.values() for rounds in choices.values()]
+    rounded = [stage for rounds in (op.rounds, *of_options) for stage in rounds]
+    named = {f"the stage {stage!r}, which is rounded": stage for stage in rounded}
     if op.latent is not None:
         latent = (op.latent.stage, *op.latent.instead.values(), *op.latent.also)
         named |= {f"the stage {stage!r} of its Latent": stage for stage in latent}
@@ -34,13 +36,6 @@ def check_op(op: Op) -> None:
     for what, stage in named.items():
         if known is not None and stage not in known:
             raise OpError(f"{op.where}: {what}, is recorded nowhere in the reference{_hint(stage, known)}")
-
-
-def _rounded(op: Op) -> Iterator[str]:
-    yield from op.rounds
-    for choices in op.axes.values():
-        for rounds in choices.values():
-            yield from rounds
 
 
 def _hint(stage: str, known: StageNames) -> str:
@@ -57,7 +52,11 @@ def check_kernel(kernel: Kernel, op: Op) -> None:
     except (TypeError, ValueError) as error:
         raise UsageError(f"{kernel.where} has no signature that can be read ({error})") from error
     for device in kernel.devices:
-        if not _is_device_type(device):
+        try:
+            known_type = torch.device(device).type == device
+        except RuntimeError:
+            known_type = False
+        if not known_type:
             raise unknown(f"device type of {kernel.where}:", device, _DEVICE_TYPES)
     for name in kernel.mutates:
         if name not in op.inputs:
@@ -66,13 +65,6 @@ def check_kernel(kernel: Kernel, op: Op) -> None:
             raise UsageError(f"{kernel.where} mutates {name!r}, but its signature does not take it")
     check_declared(kernel, op)
     check_takes(kernel.takes, kernel.where, op.inputs, tuple(op.params), op.rows)
-    _check_held(kernel, op)
-    _check_stages(kernel, op)
-    _check_parameters(kernel, op, parameters.values())
-
-
-def _check_held(kernel: Kernel, op: Op) -> None:
-    """Check that parameters hold stages that the reference records, and that `out` names no input."""
     known = stage_names(op.reference)
     for name, result in kernel.held.items():
         if known is not None and result not in known:
@@ -81,32 +73,17 @@ def _check_held(kernel: Kernel, op: Op) -> None:
             )
         if name not in kernel.mutates and name in (*op.inputs, *op.params):
             raise UsageError(f"{kernel.where} declares out of {name!r}, which {op.name} gives it; declare mutates")
-
-
-def _is_device_type(name: str) -> bool:
-    try:
-        return torch.device(name).type == name
-    except RuntimeError:
-        return False
-
-
-def _check_stages(kernel: Kernel, op: Op) -> None:
-    known = stage_names(op.reference)
     for what in ("stages", "unordered"):
         for stage in getattr(kernel, what):
             if known is not None and stage not in known:
                 raise UsageError(
                     f"unknown stage of {op.name} {stage!r} in {what} of {kernel.where}{_hint(stage, known)}"
                 )
-
-
-def _check_parameters(kernel: Kernel, op: Op, parameters: Iterable[inspect.Parameter]) -> None:
-    """Check that the kernel requires only parameters of the op, and takes those that every case has."""
-    names = (*op.inputs, *op.params)
-    by_name = {p.name: p for p in parameters}
-    for name, parameter in by_name.items():
+    # Of the parameters the kernel must require only those of the op, and take those that every case has.
+    for name, parameter in parameters.items():
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
             raise UsageError(f"{kernel.where} takes {name!r} by position only; a kernel is called by name")
+    names = (*op.inputs, *op.params)
     needed = [n for n in op.inputs if n not in op.optional] + [n for n, v in op.params.items() if v is REQUIRED]
     lacking = [name for name in needed if name not in kernel.accepts]
     for name in sorted(kernel.requires):
@@ -115,25 +92,20 @@ def _check_parameters(kernel: Kernel, op: Op, parameters: Iterable[inspect.Param
             inputs = ", ".join(f"{n} (optional)" if n in op.optional else n for n in op.inputs)
             advice = f"The inputs of {op.name} are {inputs}: rename the parameter, or wrap the function."
             if not lacking:
-                advice += f" If it receives a result, declare out={{{name!r}: {_a_result(op)!r}}}."
+                stages = list(known.known) if known else []
+                example = "output" if "output" in stages or not stages else stages[-1]
+                advice += f" If it receives a result, declare out={{{name!r}: {example!r}}}."
             raise UsageError(f"{required} {advice}")
-    stored = by_name.get("stages")
+    stored = parameters.get("stages")
     if stored is not None and stored.default is stored.empty:
         raise UsageError(f"{kernel.where}: its parameter `stages` needs a default, such as stages=()")
-    if kernel.stages and stored is None and not any(p.kind is p.VAR_KEYWORD for p in by_name.values()):
+    if kernel.stages and stored is None and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise UsageError(f"{kernel.where} declares stages={kernel.stages!r}, but its signature has no `stages`")
     if lacking:
-        taken = ", ".join(map(str, by_name.values()))
+        taken = ", ".join(map(str, parameters.values()))
         raise UsageError(
             f"{kernel.where} takes ({taken}), but every case of {op.name} has {', '.join(lacking)}: name it"
         )
-
-
-def _a_result(op: Op) -> str:
-    """Return a stage of the op as an example: `output` if there is one, else the last that its reference names."""
-    known = stage_names(op.reference)
-    names = list(known.known) if known else []
-    return "output" if "output" in names or not names else names[-1]
 
 
 def likely_slips(kernel: Kernel, op: Op) -> Iterator[NotRun]:

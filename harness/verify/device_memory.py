@@ -45,9 +45,14 @@ def out_of_memory(error: BaseException, kernel: Kernel, device: torch.device) ->
     In later calls lastbit holds inputs and results of the earlier ones, unless the kernel has memory of its own.
     Return None for any other error.
     """
+    elsewhere = isinstance(error, Raised)  # in a process of the kernel's own
     if not is_out_of_memory(error, error.kinds if isinstance(error, Raised) else ()):
         return None
-    if _raised_in(kernel, error) and not (_shares(error, device) and LATER in getattr(error, "__notes__", ())):
+    code, file = getattr(inspect.unwrap(kernel.call), "__code__", None), kernel.source.rpartition(":")[0]
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    its = elsewhere or any(frame.f_code is code or frame.f_code.co_filename == file for frame in frames)
+    shares = not (elsewhere and device.type == "cpu")  # the kernel takes memory from where lastbit does
+    if its and not (shares and LATER in getattr(error, "__notes__", ())):
         return Verdict.ERRORED, f"{_OUT}{device}: the kernel {_asked(error)}"
     need = f"the inputs and the reference of lastbit need more than there is ({_asked(error)})"
     return Verdict.SKIPPED, f"{_OUT}{device}: {need}; verify the case on another device, or one with fewer rows"
@@ -76,20 +81,6 @@ def is_lost(device: torch.device) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-def _shares(error: BaseException, device: torch.device) -> bool:
-    """Return whether the kernel takes memory from where lastbit does: not in a process of its own on the CPU."""
-    return not (isinstance(error, Raised) and device.type == "cpu")
-
-
-def _raised_in(kernel: Kernel, error: BaseException) -> bool:
-    """Return whether an error passed through the kernel's function or file, or came from a process of its own."""
-    if isinstance(error, Raised):
-        return True
-    code, file = getattr(inspect.unwrap(kernel.call), "__code__", None), kernel.source.rpartition(":")[0]
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(frame.f_code is code or frame.f_code.co_filename == file for frame in frames)
 
 
 def _asked(error: BaseException) -> str:

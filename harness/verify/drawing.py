@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -43,7 +43,15 @@ def designed(
 
     A `brief` one has a case for each of the fewest combinations that have every dtype and option, and none of others.
     """
-    spared = _spared(groups) if brief else frozenset[int]()
+    spared: Collection[int] = ()  # combinations that have no dtype and no option which the others do not have
+    if brief:
+        rest, met = {n: {*g.combination.items()} for n, g in enumerate(groups) if g.combination and _chooses(g)}, set()
+        while rest:
+            best = max(rest, key=lambda n: len(rest[n] - met))
+            if rest[best] <= met:
+                break
+            met |= rest.pop(best)
+        spared = rest
     groups = [replace(group, drawn=0) if n in spared else group for n, group in enumerate(groups)]
     choosing = [n for n, group in enumerate(groups) if _chooses(group) and n not in spared]
     if not choosing or not cases:
@@ -57,37 +65,21 @@ def designed(
             row = design.best(groups[number])
             if not turn or design.worth(row) < _NOTHING:
                 rows[number].append(design.added(row))
-    left = round(times * (cases - _quarter(cases))) - sum(map(len, rows.values()))
-    drawn = round(times * _quarter(cases)) + min(left, 0)
+    quarter = max(1, cases // 4)  # is left for Hypothesis
+    left = round(times * (cases - quarter)) - sum(map(len, rows.values()))
+    drawn = round(times * quarter) + min(left, 0)
     for number, row in () if brief else design.further(groups):
         if left <= 0 and not (whole and design.worth(row)[0] < 0):
             break
         rows[number].append(design.added(row))
         left -= 1
-    parts = _parts(max(drawn, 0) + max(left, 0), len(choosing))
+    total, count = max(drawn, 0) + max(left, 0), len(choosing)
+    ends = [total * place // count for place in range(count + 1)]  # of parts as even as can be
     made = {
-        number: replace(groups[number], designed=tuple(rows[number]), drawn=own)
-        for number, own in zip(choosing, parts, strict=True)
+        number: replace(groups[number], designed=tuple(rows[number]), drawn=end - start)
+        for number, (start, end) in zip(choosing, itertools.pairwise(ends), strict=True)
     }
     return [made.get(number, group) for number, group in enumerate(groups)]
-
-
-def _spared(groups: Sequence[Group]) -> frozenset[int]:
-    """Return the numbers of combinations that have no dtype and no option which the others do not have."""
-    left = {n: {*group.combination.items()} for n, group in enumerate(groups) if group.combination and _chooses(group)}
-    met = set[tuple[str, Option]]()
-    while left:
-        best = max(left, key=lambda n: len(left[n] - met))
-        if left[best] <= met:
-            break
-        met |= left.pop(best)
-    return frozenset(left)
-
-
-def _parts(total: int, count: int) -> list[int]:
-    """Divide a total into that many parts, as evenly as can be."""
-    ends = [total * place // count for place in range(count + 1)]
-    return [end - start for start, end in itertools.pairwise(ends)]
 
 
 def multiple(groups: Sequence[Group]) -> float:
@@ -110,12 +102,7 @@ def multiple(groups: Sequence[Group]) -> float:
         design.added(row)
         needed += 1
     ci = PROFILES["ci"]
-    return len(alone) + min(len(together), needed / (ci - _quarter(ci)))
-
-
-def _quarter(cases: int) -> int:
-    """Return how many of these cases are left for Hypothesis."""
-    return max(1, cases // 4)
+    return len(alone) + min(len(together), needed / (ci - ci // 4))
 
 
 def _chooses(group: Group) -> bool:
@@ -134,17 +121,16 @@ class _Design:
         """Choose an option for each choice in turn: a new one, then the one with most new pairs, then the rarest."""
         row: dict[str, Option] = {}
         before: set[Selection] = set()
-        for choice, options in group.choices.items():
-            row[choice] = max(options, key=lambda option: self._preference(row, before, choice, option))
-            before.add((choice, row[choice]))
-        return row
 
-    def _preference(
-        self, row: dict[str, Option], before: set[Selection], choice: str, option: Option
-    ) -> tuple[bool, int, int]:
-        row[choice] = option
-        own = choice, option
-        return feature(choice, option, row) not in self.covered, len(before - self.paired[own]), -self.uses[own]
+        def preference(own: Selection) -> tuple[bool, int, int]:
+            row[own[0]] = own[1]
+            return feature(*own, row) not in self.covered, len(before - self.paired[own]), -self.uses[own]
+
+        for choice, options in group.choices.items():
+            best = max(((choice, option) for option in options), key=preference)
+            row[choice] = best[1]
+            before.add(best)
+        return row
 
     def worth(self, row: Chosen) -> tuple[int, int]:
         """Count the features, and pairs of options, that a case would add; negated, for a heap."""
@@ -200,13 +186,11 @@ def designed_cases(group: Group, seed_: int) -> tuple[Case, ...]:
     try:
         return tuple(_second(st.tuples(*map(group.strategy, group.designed)), seed_))
     except Unsatisfiable:  # of strategies that reject much, hardly any draw is one for all of them
-        return tuple(_each_designed(group, seed_))
-
-
-def _each_designed(group: Group, seed_: int) -> Iterator[Case]:
-    for place, chosen in enumerate(group.designed):
-        with suppress(Unsatisfiable):
-            yield _second(group.strategy(chosen), seed_ + place)
+        found = []
+        for place, chosen in enumerate(group.designed):
+            with suppress(Unsatisfiable):
+                found.append(_second(group.strategy(chosen), seed_ + place))
+        return tuple(found)
 
 
 def _second(strategy: Any, seed_: int) -> Any:

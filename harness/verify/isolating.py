@@ -33,14 +33,9 @@ def _on_the_path() -> Iterator[Path]:
     named = (Path(name) for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(name))
     for folder in dict.fromkeys([Path.cwd(), *(folder for folder in named if folder != IMPORTED_FROM)]):
         if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK):
-            yield from _importable(folder)
-
-
-def _importable(folder: Path) -> Iterator[Path]:
-    """Yield the modules and packages of a folder, and nothing else in it, such as records of runs."""
-    for path in folder.iterdir():
-        if path.suffix == ".py" or (path / "__init__.py").is_file():
-            yield path
+            for path in folder.iterdir():  # nothing else in it, such as records of runs
+                if path.suffix == ".py" or (path / "__init__.py").is_file():
+                    yield path
 
 
 @contextmanager

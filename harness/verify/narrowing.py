@@ -8,7 +8,7 @@ meets strides, tensors without elements, and widths, which it may not be meant f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -50,7 +50,32 @@ def narrowed(groups: Iterable[Group], kernel: Kernel, op: Op) -> list[Group]:
     """Return the groups with the cases that the kernel takes; those with none are left out."""
     if not takes_less(kernel, op):
         return list(groups)
-    return [own for group in groups if (own := _narrowed(group, kernel)) is not None]
+    found = []
+    for group in groups:
+        fit = (fitted(kernel, example) for example in group.examples)
+        examples = tuple(dict.fromkeys(case for case in fit if case is not None))
+        choices = {choice: _options(choice, options, kernel) for choice, options in group.choices.items()}
+        own, strategy = replace(group, examples=examples, choices=choices), group.strategy
+        if strategy is not None and all(choices.values()) and _takes_of(kernel, own):
+            within = partial(_chosen_within, kernel, strategy) if choices else _within(kernel, strategy)
+            found.append(replace(own, strategy=within))
+        elif examples:
+            found.append(replace(own, strategy=None, choices={}))
+    return found
+
+
+def _takes_of(kernel: Kernel, group: Group) -> bool:
+    """Return whether a kernel takes a case that the group draws."""
+    for count in _PROBES:
+        drawn: list[Case] = []
+        drawing(free(group), drawn.append, count=count, seed_=0)
+        if any(fitted(kernel, case) for case in drawn):
+            return True
+    return False
+
+
+def _chosen_within(kernel: Kernel, strategy: Any, chosen: Chosen) -> Any:
+    return _within(kernel, strategy(chosen))
 
 
 def groups_of(project: Project, kernel: Kernel, *, small: bool, strength: int = 2) -> list[Group]:
@@ -76,18 +101,6 @@ def not_asked(kernel: Kernel, op: Op, groups: Iterable[Group], own: Iterable[Gro
         yield NotRun(f"{kernel.name}{none}", f"declares {told(kernel.takes)}, and gets no other cases")
 
 
-def _narrowed(group: Group, kernel: Kernel) -> Group | None:
-    """Return the group of the cases that the kernel takes, None if there are none."""
-    fit = partial(fitted, kernel)
-    examples = tuple(dict.fromkeys(case for example in group.examples if (case := fit(example)) is not None))
-    choices = {choice: _options(choice, options, kernel) for choice, options in group.choices.items()}
-    own = replace(group, examples=examples, choices=choices)
-    if group.strategy is not None and all(choices.values()) and _meets(own, kernel):
-        within = partial(_chosen_within, kernel, group.strategy) if choices else _within(kernel, group.strategy)
-        return replace(own, strategy=within)
-    return replace(own, strategy=None, choices={}) if examples else None
-
-
 def fitted(kernel: Kernel, case: Case) -> Case | None:
     """Return the case with its tensors placed as the kernel takes them, None if it does not take that either."""
     placed = placed_inside(_with_held(kernel), case)
@@ -103,46 +116,23 @@ def _options(choice: str, options: tuple[Option, ...], kernel: Kernel) -> tuple[
     """Return the options of a choice that the kernel takes."""
     name, _, what = choice.partition(" ")
     taken = options_of(_with_held(kernel), choice)
-    if what == "layout":
-        words = words_of(_with_held(kernel), name)
-        return tuple(option for option in options if _is_placed(str(option), words))
-    if what.startswith("columns %"):
+    if what == "layout":  # one that is what the words say, for a tensor of some number of dimensions
+        words, found = words_of(_with_held(kernel), name), []
+        for option in options:
+            placed = ((shape, LAYOUTS[str(option)](shape, "bf16")) for shape in _SHAPES)
+            tensors = [TensorSpec("x", "bf16", s, own.strides, own.offset) for s, own in placed if own is not None]
+            found += [option] if any(all(WORDS[word](tensor) for word in words) for tensor in tensors) else []
+        return tuple(found)
+    if what.startswith("columns %"):  # the residues that its sizes leave, those of a group's with the sizes of both
         sizes, modulus = options_of(kernel.takes, f"{name} columns"), int(what.rpartition(" ")[2])
-        return options if sizes is None else tuple(_of_sizes(options, sizes, modulus))
+        if sizes is None:
+            return options
+        left = {int(size or 0) % modulus for size in islice(sizes, modulus if isinstance(sizes, range) else None)}
+        own = (o.among(sizes) if isinstance(o, Residue) else o if o in left else None for o in options)
+        return tuple(option for option in own if option is not None)
     if not what and name in kernel.requires:
         options = tuple(option for option in options if option is not None)
     return tuple(option for option in options if taken is None or option in taken or option == DRAWN)
-
-
-def _of_sizes(options: tuple[Option, ...], sizes: Collection[Option], modulus: int) -> Iterator[Option]:
-    """Yield the residues that a kernel's sizes leave, those of a group's sizes with the sizes that are the kernel's."""
-    first = islice(sizes, modulus if isinstance(sizes, range) else None)
-    left = {int(size or 0) % modulus for size in first}
-    for option in options:
-        own = option.among(sizes) if isinstance(option, Residue) else option if option in left else None
-        if own is not None:
-            yield own
-
-
-def _is_placed(layout: str, words: Iterable[str]) -> bool:
-    """Return whether a layout is what the words say, for a tensor of some number of dimensions."""
-    found = ((shape, LAYOUTS[layout](shape, "bf16")) for shape in _SHAPES)
-    tensors = [TensorSpec("x", "bf16", shape, own.strides, own.offset) for shape, own in found if own is not None]
-    return any(all(WORDS[word](tensor) for word in words) for tensor in tensors)
-
-
-def _meets(group: Group, kernel: Kernel) -> bool:
-    """Return whether a kernel takes a case that the group draws."""
-    for count in _PROBES:
-        drawn: list[Case] = []
-        drawing(free(group), drawn.append, count=count, seed_=0)
-        if any(fitted(kernel, case) for case in drawn):
-            return True
-    return False
-
-
-def _chosen_within(kernel: Kernel, strategy: Any, chosen: Chosen) -> Any:
-    return _within(kernel, strategy(chosen))
 
 
 @st.composite
@@ -175,20 +165,33 @@ def advice_for(case: Case, passes: Callable[[Case], bool], *, raised: bool = Fal
     `passes` tells whether the kernel passes another case. It must pass this one in every layout that the declaration
     leaves. If the kernel `raised`, other rows and columns are tried, too: wrong numbers for some widths are a fault.
     """
+
+    def if_alone(words: tuple[str, ...]) -> str:
+        return f"if it is meant for such tensors alone, write @kernel(…, {told({TENSORS: words})})."
+
+    def placed(names: set[str], words: tuple[str, ...]) -> Iterator[Case]:
+        """Yield the case with these tensors in each layout that fits, contiguous where a layout means nothing."""
+        for rule in LAYOUTS.values():
+            tensors = []
+            for tensor in case.tensors:
+                layout = rule(tensor.shape, tensor.dtype)
+                there = tensor if layout is None else replace(tensor, strides=layout.strides, offset=layout.offset)
+                contiguous = replace(tensor, strides=None, offset=0)
+                fits = layout is not None and all(WORDS[word](there) for word in words)
+                tensors.append(tensor if tensor.name not in names else there if fits else contiguous)
+            yield replace(case, tensors=tuple(tensors))
+
     if any(tensor.numel == 0 for tensor in case.tensors):
         filled = replace(case, tensors=tuple(replace(t, shape=tuple(n or 1 for n in t.shape)) for t in case.tensors))
-        said = f"It passes the case with a size of 1 in place of 0: {_if_alone(('non-empty',))}"
+        said = f"It passes the case with a size of 1 in place of 0: {if_alone(('non-empty',))}"
         return said if passes(filled) else ""
     for words in _OF_LAYOUT:
         wrong = {t.name for t in case.tensors if not all(WORDS[word](t) for word in words)}
-        others = dict.fromkeys(_placed(case, wrong, words)) if wrong else ()
+        others = dict.fromkeys(placed(wrong, words)) if wrong else ()
         if others and all(map(passes, others)):
-            return f"It passes the case with {' and '.join(words)} tensors: {_if_alone(words)}"
-    return _of_shape(case, passes) if raised else ""
-
-
-def _of_shape(case: Case, passes: Callable[[Case], bool]) -> str:
-    """Return the advice for a kernel that passes the case with rows along one dimension, or with more columns."""
+            return f"It passes the case with {' and '.join(words)} tensors: {if_alone(words)}"
+    if not raised:
+        return ""
     name, (*rows, width) = case.tensors[0].name, case.tensors[0].shape or (1,)
     if len(rows) != 1 and passes(resized(case, (*rows, width), (math.prod(rows), width))):
         flat = f"{name} = {name}.reshape(-1, {name}.shape[-1])"
@@ -212,20 +215,3 @@ def resized(case: Case, last: tuple[int, ...], instead: tuple[int, ...]) -> Case
     )
     named = (replace(t, regime=t.regime.removesuffix(own) + new) if t.regime.endswith(own) else t for t in tensors)
     return replace(case, tensors=tuple(named))
-
-
-def _if_alone(words: tuple[str, ...]) -> str:
-    return f"if it is meant for such tensors alone, write @kernel(…, {told({TENSORS: words})})."
-
-
-def _placed(case: Case, names: set[str], words: tuple[str, ...]) -> Iterator[Case]:
-    """Yield the case with these tensors in each layout that fits the words, contiguous where a layout means nothing."""
-    for rule in LAYOUTS.values():
-        tensors = []
-        for tensor in case.tensors:
-            layout = rule(tensor.shape, tensor.dtype)
-            placed = tensor if layout is None else replace(tensor, strides=layout.strides, offset=layout.offset)
-            contiguous = replace(tensor, strides=None, offset=0)
-            fits = layout is not None and all(WORDS[word](placed) for word in words)
-            tensors.append(tensor if tensor.name not in names else placed if fits else contiguous)
-        yield replace(case, tensors=tuple(tensors))

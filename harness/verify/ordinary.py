@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lastbit.case import Case, Group, parse_case
+from lastbit.case import Case, parse_case
 from lastbit.dtypes import BY_NAME
 from lastbit.kernel import REVISION_MARK
 from lastbit.result import CaseResult, Verdict
@@ -54,27 +54,17 @@ def showing(items: Iterable[Item]) -> Iterator[Item]:
     """
     items = list(items)
     best: dict[str, tuple[tuple[int, bool, bool], Item]] = {}
-    dtypes_of = _dtypes()
+    known: dict[int, list[str]] = {}  # kernels have groups in common
     for item in items:
-        kernel = item.subject.kernel
+        kernel, group = item.subject.kernel, item.group
         if item.subject.device.type == "cpu" and not kernel.stages and REVISION_MARK not in kernel.name:
-            draws = any(option in ORDINARY for options in item.group.choices.values() for option in options)
-            worth = len(dtypes_of(item)), draws, item.group.strategy is not None
+            if id(group) not in known:
+                examples = dict.fromkeys(group.examples)
+                known[id(group)] = [case.tensors[0].dtype if is_ordinary(case) else "" for case in examples]
+            dtypes = {*item.own(known[id(group)])} - {""}
+            draws = any(option in ORDINARY for options in group.choices.values() for option in options)
+            worth = len(dtypes), draws, group.strategy is not None
             if worth > best.get(kernel.name, ((0, False, False), item))[0]:
                 best[kernel.name] = worth, item
     chosen = {id(item) for _, item in best.values()}
     yield from (replace(item, shows=True) if id(item) in chosen else item for item in items)
-
-
-def _dtypes() -> Callable[[Item], set[str]]:
-    """Return a function that gives the dtypes of an item's ordinary examples; kernels have groups in common."""
-    known: dict[int, tuple[Group, Sequence[str]]] = {}
-
-    def dtypes_of(item: Item) -> set[str]:
-        group = item.group
-        if id(group) not in known:
-            examples = dict.fromkeys(group.examples)
-            known[id(group)] = group, [case.tensors[0].dtype if is_ordinary(case) else "" for case in examples]
-        return {*item.own(known[id(group)][1])} - {""}
-
-    return dtypes_of

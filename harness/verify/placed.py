@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from lastbit.calling.performing import Attempt, Results, attempted
 from lastbit.devices import indexed
@@ -50,37 +49,43 @@ def placement_findings(
     displaced = {n: where for n, t in inputs.hand_out().items() if (where := indexed(t.device)) != device}
     if not displaced:
         return ()
+    there = ", ".join(f"{name} on {where}" for name, where in displaced.items())
     found = attempt(inputs, None)
-    _check_usable(device, displaced, found)
+    try:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+    except RuntimeError as error:
+        raise KernelError(
+            f"the kernel was launched with {there}, while another device may have been current, and left "
+            f"{device} unusable: {error}"
+        ) from found.error
     expected = [guarded.name for guarded in inputs.guards if guarded.name in kernel.mutates]
     spoiled = [*found.rebound, *inputs.violations(expected), *found.violations]
     inputs.restore()
-    said = [Finding(s.kind, s.tensor, f"With {_listed(displaced)}, the kernel {s.sentence}.") for s in spoiled]
+    said = [Finding(s.kind, s.tensor, f"With {there}, the kernel {s.sentence}.") for s in spoiled]
+    raised = ""
+    if found.error is not None:  # here or in a process of the kernel's own
+        raised = found.error.kind if isinstance(found.error, Raised) else type(found.error).__name__
     if kernel.placement == "refuses":
-        return (*said, *_refusal(found, displaced, device))
+        return (*said, *_refusal(found.error, raised, displaced, device, there))
     gathered = attempt(inputs, device)
     inputs.restore()
     if gathered.error is not None:
         raise gathered.error
-    named = [*_moves(found, displaced, device), *_needless(gathered, displaced, device)]
-    return (*said, *named, *_other_bits(found.results, gathered.results, device, kernel.unordered))
-
-
-def _check_usable(device: torch.device, displaced: Mapping[str, torch.device], attempt: Attempt) -> None:
-    if device.type == "cpu":
-        return
-    try:
-        torch.accelerator.synchronize(device)
-    except RuntimeError as error:
+    if isinstance(found.error, UnsupportedCase):
+        raise found.error
+    if found.error is not None:
         raise KernelError(
-            f"the kernel was launched with {_listed(displaced)}, while another device may have been current, and left "
-            f"{device} unusable: {error}"
-        ) from attempt.error
+            f'the kernel declares placement="moves", but with {there} it raised {raised}: {found.error}'
+        ) from found.error
+    return (*said, *_moves(found, gathered, displaced, device, kernel.unordered))
 
 
-def _refusal(attempt: Attempt, displaced: Mapping[str, torch.device], device: torch.device) -> Iterator[Finding]:
+def _refusal(
+    error: Exception | None, raised: str, displaced: Mapping[str, torch.device], device: torch.device, there: str
+) -> Iterator[Finding]:
     """Check that a refusing kernel raised an error that names the device of the run and another one."""
-    if attempt.error is None:
+    if error is None:
         for name, where in displaced.items():
             yield Finding(
                 KIND,
@@ -89,30 +94,29 @@ def _refusal(attempt: Attempt, displaced: Mapping[str, torch.device], device: to
                 'refuse. Check the devices before the launch, or move it and declare placement="moves".',
             )
         return
-    text = str(attempt.error)
+    text = str(error)
     if _names(text, str(device)) and any(_names(text, str(where)) for where in displaced.values()):
         return
-    if isinstance(attempt.error, UnsupportedCase):
-        raise attempt.error
+    if isinstance(error, UnsupportedCase):
+        raise error
     yield Finding(
         KIND,
         next(iter(displaced)),
-        f"With {_listed(displaced)}, the kernel raised {_kind(attempt.error)} without naming {device} and "
+        f"With {there}, the kernel raised {raised} without naming {device} and "
         f"the other device: {text[:200]!r}. Check the devices before the launch and name both.",
     )
 
 
-def _moves(attempt: Attempt, displaced: Mapping[str, torch.device], device: torch.device) -> Iterator[Finding]:
-    """Check that a moving kernel returned, after exactly one warning for each displaced tensor."""
-    if isinstance(attempt.error, UnsupportedCase):
-        raise attempt.error
-    if attempt.error is not None:
-        raise KernelError(
-            f'the kernel declares placement="moves", but with {_listed(displaced)} it raised '
-            f"{_kind(attempt.error)}: {attempt.error}"
-        ) from attempt.error
+def _moves(
+    found: Attempt,
+    gathered: Attempt,
+    displaced: Mapping[str, torch.device],
+    device: torch.device,
+    unordered: Iterable[str],
+) -> Iterator[Finding]:
+    """Check that a moving kernel warned of each displaced tensor once, and returned the bits of gathered tensors."""
     for name, where in displaced.items():
-        count = sum(_warns_of(w, name, where, device) for w in attempt.warnings)
+        count = sum(_warns_of(w, name, where, device) for w in found.warnings)
         if count == 0:
             yield Finding(
                 KIND,
@@ -122,21 +126,12 @@ def _moves(attempt: Attempt, displaced: Mapping[str, torch.device], device: torc
             )
         if count > 1:
             yield Finding(KIND, name, f"{count} warnings say in one call that {name} is on {where}; one is enough.")
-
-
-def _needless(gathered: Attempt, displaced: Mapping[str, torch.device], device: torch.device) -> Iterator[Finding]:
     for name, where in displaced.items():
         if any(isinstance(w, PlacementWarning) or _warns_of(w, name, where, device) for w in gathered.warnings):
             yield Finding(KIND, name, f"The kernel warns of the device of a tensor although all are on {device}.")
-            return
-
-
-def _other_bits(
-    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], device: torch.device, unordered: Iterable[str]
-) -> Iterator[Finding]:
-    """Yield findings for results on another device, or with other bits than after moving the tensors beforehand."""
-    for name, wanted in expected.items():
-        result = actual[name]
+            break
+    for name, wanted in gathered.results.items():
+        result = found.results[name]
         if (where := indexed(result.device)) != device:
             yield Finding(KIND, name, f"{name} is returned on {where}, but the kernel runs on {device}.")
         elif (result.shape, result.dtype) != (wanted.shape, wanted.dtype):
@@ -161,12 +156,3 @@ def _warns_of(warning: Warning, name: str, where: torch.device, device: torch.de
 def _names(text: str, word: str) -> bool:
     """Return whether a word stands in the text, not as a part of a longer name (cuda:1 in cuda:10)."""
     return re.search(rf"(?<!\w){re.escape(word)}(?!:?\w)", text) is not None
-
-
-def _kind(error: Exception) -> str:
-    """Return the type name of the kernel's exception, raised here or in a process of its own."""
-    return error.kind if isinstance(error, Raised) else type(error).__name__
-
-
-def _listed(displaced: Mapping[str, torch.device]) -> str:
-    return ", ".join(f"{name} on {where}" for name, where in displaced.items())

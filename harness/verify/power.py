@@ -52,25 +52,22 @@ def power_of(results: Iterable[CaseResult], project: Project, separable: Separab
     results = list(results)
     bad = {(r.kernel, r.device) for r in results if r.verdict in BAD}
     judged = (r for r in results if r.counted and (r.kernel, r.device) not in bad)
-    together: dict[tuple[str, ...], list[CaseResult]] = defaultdict(list)
+    together: dict[tuple[str, str, str, str, str], list[CaseResult]] = defaultdict(list)
     for r in judged:
         for alternative in r.ruled_out:
             together[(r.kernel, r.device, r.dtypes, alternative, r.contract)].append(r)
-    separable = separable or Separable()
+    separable, found = separable or Separable(), []
     with one_thread():
-        return tuple(_power(project, key, group, separable) for key, group in together.items())
+        for (kernel, device, dtypes, alternative, contract), group in together.items():
+            op, ruled_out = project.op(group[0].op), sum(r.ruled_out[alternative] for r in group)
+            cases = (parse_case(r.case) for r in group)
+            own, other, lacking = op.contract(contract), op.contract(alternative), _lacking(op, group)
+            apart = ruled_out > 0 or separable.probe(op, own, other, lacking, cases) is not None
+            found.append(Power(kernel, device, dtypes, alternative, len(group), ruled_out, apart))
+    return tuple(found)
 
 
-def _power(project: Project, key: tuple[str, ...], group: list[CaseResult], separable: Separable) -> Power:
-    kernel, device, dtypes, alternative, contract = key
-    op, ruled_out = project.op(group[0].op), sum(r.ruled_out[alternative] for r in group)
-    cases = (parse_case(r.case) for r in group)
-    lacking = _lacking(op, group)
-    own, other = op.contract(contract), op.contract(alternative)
-    apart = ruled_out > 0 or separable.probe(op, own, other, lacking, cases) is not None
-    return Power(kernel, device, dtypes, alternative, len(group), ruled_out, apart)
-
-
+@timed(POWER)
 def untold(
     results: Iterable[CaseResult], op: Op, separable: Separable, takes: Callable[[Case], bool] = lambda case: True
 ) -> list[Case]:
@@ -79,13 +76,7 @@ def untold(
     The kernel `takes` them, and none is one of the results'. Over long rows the errors of sums may hide in a run what
     tells two contracts apart: where a long case was in vain, one with few columns follows.
     """
-    with timed(POWER):
-        return list(_untold(results, op, separable, cache(takes)))  # asked for each other contract anew
-
-
-def _untold(
-    results: Iterable[CaseResult], op: Op, separable: Separable, takes: Callable[[Case], bool]
-) -> Iterator[Case]:
+    takes, found = cache(takes), list[Case]()  # asked for each other contract anew
     together: dict[str, list[CaseResult]] = defaultdict(list)
     for r in results:
         together[r.dtypes].append(r)
@@ -102,7 +93,8 @@ def _untold(
         probes = [case for case in each if str(case) not in ran and case.numel <= _WORTH]
         pairs = ((other, case) for other in others for case in probes if case in long or takes(case))
         telling = (case for other, case in pairs if separable.apart(op, own, other, lacking, case) and takes(case))
-        yield from islice(telling, 1)
+        found += islice(telling, 1)
+    return found
 
 
 def _lacking(op: Op, results: Iterable[CaseResult]) -> Set[str]:
@@ -158,8 +150,10 @@ class Separable:
         if (second := self._evaluated(problem, other, case)) is None:
             return False
         telling = [name for name, own in first[1].items() if name not in lacking and own.apart(second[1][name])]
-        if not telling or not _have_one_formula(problem.under(contract), problem.under(other), telling):
-            return bool(telling)
+        if not telling:
+            return False
+        if not _have_one_formula(problem.under(contract), problem.under(other), telling):
+            return True
         loose = replace(problem, premises=Premises(), siblings={})
         one, another = (loose.under(each).trace.stages for each in (contract, other))
         return any(one[name].apart(another[name]) for name in telling)
@@ -200,22 +194,14 @@ def _have_one_formula(one: Problem, another: Problem, results: Iterable[str]) ->
 
 
 def _probes(cases: Iterable[Case], op: Op) -> list[Case]:
-    """Return the largest cases of manageable size, or else the smallest, with ordinary values and few rows."""
-    cut = _free_and_cut(cases, op)
-    return [case.with_regime("normal") for case in list(islice(filter(_manageable, cut), _PROBES)) or cut[-1:]]
-
-
-def _free_and_cut(cases: Iterable[Case], op: Op) -> list[Case]:
-    """Return cases with few rows, the largest first.
+    """Return the largest cases of manageable size, or else the smallest, with ordinary values and few rows.
 
     Those whose line lists integers are left out: of other shapes they are no cases.
     """
     free = [c for c in cases if not any(is_given(t.regime) and not BY_NAME[t.dtype].floating for t in c.tensors)]
-    return [_cut(case.gathered(), op) for case in sorted(free, key=lambda c: -c.tensors[0].numel)]
-
-
-def _manageable(case: Case) -> bool:
-    return case.tensors[0].numel <= _PROBE_SIZE and all(tensor.numel <= _LARGEST_TENSOR for tensor in case.tensors)
+    cut = [_cut(case.gathered(), op) for case in sorted(free, key=lambda c: -c.tensors[0].numel)]
+    few = [c for c in cut if c.tensors[0].numel <= _PROBE_SIZE and all(t.numel <= _LARGEST_TENSOR for t in c.tensors)]
+    return [case.with_regime("normal") for case in few[:_PROBES] or cut[-1:]]
 
 
 def _with_few_columns(cases: Iterable[Case], op: Op) -> Iterator[Case]:

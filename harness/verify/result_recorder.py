@@ -93,39 +93,38 @@ class CaseRecorder:
 
         Where a case takes too long, the process ends after it was told.
         """
-        names, latest = [""], float("inf")
-        while names[-1] != "done":
+        events, latest = [[""]], float("inf")
+        while events[-1][0] != "done":
+            patience = None if latest == float("inf") else max(latest - time.monotonic(), 0.0)
             try:
-                events, taken = self._next(latest)
+                found = [self._events.get(timeout=patience)]
             except Empty:
-                yield [["hung", _lines_under_way(self._limit)]]
+                with tempfile.TemporaryFile("w+") as file:  # of the stack of each thread of this process
+                    faulthandler.dump_traceback(file)
+                    file.seek(0)
+                    yield [["hung", f"Timeout ({self._limit:g} s)!\n{file.read()}"]]
                 os._exit(FATAL)
-            names = [event[0] for event in events]
+            while not self._events.empty():
+                found.append(self._events.get())
+            events = [event for event, _ in found]
             yield events
-            latest = time.monotonic() + self._limit if names[-1] == "begins" else float("inf")
-            for one in taken:
-                one.set()
-
-    def _next(self, latest: float) -> tuple[list[list[Any]], list[Event]]:
-        """Return the events that are there, at least one; raise `Empty` if none comes until `latest`."""
-        patience = None if latest == float("inf") else max(latest - time.monotonic(), 0.0)
-        found = [self._events.get(timeout=patience)]
-        while not self._events.empty():
-            found.append(self._events.get())
-        return [event for event, _ in found], [taken for _, taken in found]
+            latest = time.monotonic() + self._limit if events[-1][0] == "begins" else float("inf")
+            for _, taken in found:
+                taken.set()
 
     def verify_on(self, device: torch.device) -> Verify:
         """Return the function that verifies a case on a device; an accelerator is shared with other processes."""
         if device.type == "cpu":
             return directly
+
+        def waits() -> None:
+            faulthandler.cancel_dump_traceback_later()
+            self.tell("waits")
+
         if device not in self._shared:
             self._folder.mkdir(exist_ok=True)
-            self._shared[device] = SharedDevice(self._folder, device, self._wait)
+            self._shared[device] = SharedDevice(self._folder, device, waits)
         return self._shared[device].verify
-
-    def _wait(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
-        self.tell("waits")
 
     def started(self, item: Item, case: Case, *, counted: bool = True) -> None:
         """Tell of the case that is about to run, and start its clock."""
@@ -185,11 +184,3 @@ class CaseRecorder:
         self.tell("answers", new)
         self.tell("time", dict(seconds_so_far()))
         self.tell("done")
-
-
-def _lines_under_way(limit: float) -> str:
-    """Return the stack of each thread of this process."""
-    with tempfile.TemporaryFile("w+") as file:
-        faulthandler.dump_traceback(file)
-        file.seek(0)
-        return f"Timeout ({limit:g} s)!\n{file.read()}"

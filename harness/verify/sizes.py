@@ -90,7 +90,7 @@ class Template:
 
     def case(self, sizes: Sizes, seed: int = 0) -> Case:
         """Make the case of some sizes; the other dimensions are narrow."""
-        known = self._with_narrow(sizes)
+        known = {name: sizes.get(name, own.narrow) for name, own in self.dimensions.items()}
         line = _SHAPE.sub(
             lambda found: f"[{','.join(str(_value(part, known)) for part in found[1].split(','))}]", self.line
         )
@@ -99,7 +99,7 @@ class Template:
 
     def elements(self, sizes: Sizes) -> int:
         """Return how many elements all tensors of the case of some sizes have."""
-        known = self._with_narrow(sizes)
+        known = {name: sizes.get(name, own.narrow) for name, own in self.dimensions.items()}
         return sum(math.prod(_value(part, known) for part in shape) for shape in self.shapes)
 
     def is_narrow(self, sizes: Sizes) -> bool:
@@ -128,9 +128,6 @@ class Template:
         """The dimensions of each tensor as they are written, the first tensor's first."""
         return [found[1].split(",") for found in _SHAPE.finditer(self.line)]
 
-    def _with_narrow(self, sizes: Sizes) -> Sizes:
-        return {name: sizes.get(name, own.narrow) for name, own in self.dimensions.items()}
-
 
 def templates_of(project: Project, op: str, *, small: bool) -> list[Template]:
     """Return the templates of an op, for runs that a CPU takes part in or for others; none of one without a file."""
@@ -144,31 +141,31 @@ def read_templates(path: Path, *, small: bool) -> list[Template]:
     Raises:
         UsageError: a line is no template; the message has its number.
     """
+
+    def template(line: str) -> Template:
+        words, dimensions = [], {}
+        for word in line.split():
+            if (found := _DIMENSION.fullmatch(word)) is None:
+                words.append(word)
+                continue
+            narrow, step = int(found["narrow"]), int(found["step"] or 1)
+            longest = int(found["long"] if small else found["longer"] or found["long"])
+            own = _Dimension(narrow, longest // step * step, step)
+            if not own.has(narrow):
+                raise UsageError(f"{word!r} must begin with a multiple of {step} from 1 to {longest}")
+            dimensions[found["name"]] = own
+        made = Template(" ".join(words), dimensions)
+        made.case({})
+        return made
+
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line and not line.startswith("#"):
             try:
-                found.append(_template(line, small=small))
+                found.append(template(line))
             except UsageError as error:
                 raise UsageError(f"{path}, line {number}: {error}") from error
     return found
-
-
-def _template(line: str, *, small: bool) -> Template:
-    words, dimensions = [], {}
-    for word in line.split():
-        if (found := _DIMENSION.fullmatch(word)) is None:
-            words.append(word)
-            continue
-        narrow, step = int(found["narrow"]), int(found["step"] or 1)
-        longest = int(found["long"] if small else found["longer"] or found["long"])
-        own = _Dimension(narrow, longest // step * step, step)
-        if not own.has(narrow):
-            raise UsageError(f"{word!r} must begin with a multiple of {step} from 1 to {longest}")
-        dimensions[found["name"]] = own
-    template = Template(" ".join(words), dimensions)
-    template.case({})
-    return template
 
 
 def _value(expression: str, sizes: Sizes) -> int:
@@ -287,9 +284,12 @@ def _rungs(templates: Sequence[Template], constants: SizeConstants) -> dict[Rung
         add(number - 1, up=False)
     for number in constants.blocks:
         add(number + 1)
-    for number in constants.blocks:
-        if flat := _flat(number + 1, templates, longest, steps):
-            found.setdefault(flat, 0)
+    names = [part for part in templates[0].shapes[0] if part in longest] if templates else []
+    for number in constants.blocks if len(names) > 1 else ():
+        # The first tensor's last dimension is all, as of two rows no number of elements is odd.
+        size = -(-(number + 1) // steps[names[-1]]) * steps[names[-1]]
+        if size <= longest[names[-1]]:
+            found.setdefault(((names[-1], size), *((name, 1) for name in names[:-1])), 0)
     for number in (*compared, *constants.blocks):
         add(2 * number + 1)
     for number in (*constants.blocks, *few):
@@ -315,15 +315,6 @@ def _together(number: int, templates: Sequence[Template], longest: Mapping[str, 
     names = sorted(names, key=lambda name: -longest[name])[:2]
     short = min(longest[names[1]], math.isqrt(number) + 1)
     return ((names[0], number // short + 1), (names[1], short))
-
-
-def _flat(size: int, templates: Sequence[Template], longest: Sizes, steps: Sizes) -> Rung:
-    """Return sizes of which the first tensor's last dimension is all: of two rows, no number of elements is odd."""
-    names = [part for part in templates[0].shapes[0] if part in longest] if templates else []
-    size = -(-size // steps[names[-1]]) * steps[names[-1]] if names else 0
-    if len(names) < 2 or size > longest[names[-1]]:
-        return ()
-    return ((names[-1], size), *((name, 1) for name in names[:-1]))
 
 
 def _packed(
