@@ -37,21 +37,6 @@ from lastbit.verify.project import Project, open_project
 Subject = tuple[str, str]
 
 
-def coverage_of(planned: Iterable[Planned], results: Iterable[CaseResult]) -> tuple[Coverage, ...]:
-    """Make one entry per kernel, device, choice and dtype of the planned groups."""
-    declared: dict[Subject, list[Choices]] = {}
-    for item in planned:
-        declared.setdefault((item.kernel, item.device), []).append(item.choices)
-    judged, declined = defaultdict[Subject, list[Case]](list), defaultdict[Subject, list[Case]](list)
-    parsed = functools.cache(parse_case)  # kernels have cases in common
-    for result in results:
-        with suppress(UsageError):  # of cases that could not be made there is no line
-            kind = declined if result.verdict in TURNED_DOWN else judged
-            if result.counted:
-                kind[result.kernel, result.device].append(parsed(result.case))
-    return tuple(one for key, own in declared.items() for one in covered(key, own, judged[key], declined[key]))
-
-
 def covered(
     subject: Subject, declared: Iterable[Choices], judged: Iterable[Case], declined: Iterable[Case] = ()
 ) -> Iterator[Coverage]:
@@ -66,16 +51,12 @@ def covered(
     merged = {choice: tuple(own) for choice, own in options.items()}
     seen, refused = ({f for case in some for f in features_of(case, merged)} for some in (judged, declined))
     for (choice, dtype), found in wanted.items():
-        features = [Feature(choice, option, dtype) for option in found]
-        unseen = [one for one in features if one not in seen]
-        yield Coverage(
-            *subject,
-            choice,
-            dtype,
-            judged=_spelled(one for one in features if one in seen),
-            declined=_spelled(one for one in unseen if one in refused),
-            missing=_spelled(one for one in unseen if one not in refused),
-        )
+        judged_, declined_, missing = list[str](), list[str](), list[str]()
+        for option in found:
+            one = Feature(choice, option, dtype)
+            into = judged_ if one in seen else declined_ if one in refused else missing
+            into.append("none" if option is None else str(option))
+        yield Coverage(*subject, choice, dtype, tuple(judged_), tuple(declined_), tuple(missing))
 
 
 def combined(
@@ -114,23 +95,6 @@ def combined(
         yield from (Coverage(kernel, device, COMBINATIONS, "", met, (*alone, *both), missing) for kernel in kernels)
 
 
-def _pairs_of(project: Project, *, small: bool) -> Callable[[str], Collection[Pair]]:
-    """Return a function that lists the pairs of an op's combinations, whatever a kernel takes."""
-
-    def pairs(name: str) -> Collection[Pair]:
-        op = project.op(name)
-        with suppress(UsageError):  # of a file of cases to which no kernel has come with all of its inputs
-            groups = project.groups(name, frozenset((*op.inputs, *op.params)), small=small)
-            return pairs_of(group.combination for group in groups)
-        return ()
-
-    return functools.cache(pairs)
-
-
-def _spelled(features: Iterable[Feature]) -> tuple[str, ...]:
-    return tuple("none" if one.option is None else str(one.option) for one in features)
-
-
 # What fits into the line of a reason; all stand in the records.
 _MOST_GROUPS = 3
 
@@ -162,12 +126,31 @@ def assembled(
     keyboard while it is computed interrupts the run. What workers know of contracts that can be told apart is `known`,
     and which branches each kernel took in each item `taken`.
     """
-    left = [(case, process.stop) for process in ended for case in process.under_way]
-    results = _in_order([*recorded, *(case.errored for case, _ in left if case.died)], ended)
-    given_up = [_of_given_up(key, reason) for process in ended for key, reason in process.given_up.items()]
+    planned = [item for process in ended for item in process.items]
+    under_way = [(case, process.stop) for process in ended for case in process.under_way]
+    # In the order of the plans' items, whichever worker had them when; results of one item keep their order.
+    order = {(item.device, item.kernel, item.group): place for place, item in enumerate(planned)}
+    results = [*recorded, *(case.errored for case, _ in under_way if case.died)]
+    results.sort(key=lambda result: order.get((result.device, result.kernel, result.group), len(order)))
+
+    given_up = []
+    for process in ended:
+        for (kernel, device, group), reason in process.given_up.items():
+            given_up.append(NotRun(f"{kernel} on {device}, the rest of group {group}", reason, kernel, device))
     rest = {key: cases for process in ended for key, cases in process.rest.items()}
     told = {(r.kernel, r.device, r.group) for r in results} | rest.keys()
     missing = [n for process in ended for n in _missing(process, told | process.given_up.keys())]
+    not_run = []
+    # What failed kernels did not run comes first, since it is why a reader of a red run misses cases.
+    for kernel, device in dict.fromkeys((item.kernel, item.device) for item in planned):
+        if cases := sum(count for key, count in rest.items() if key[:2] == (kernel, device)):
+            more = f"{kernel} on {device}, {cases:,} more case{'s' * (cases > 1)}"
+            not_run.append(NotRun(more, HAS_FAILED, kernel, device))
+    if any(process.stop == STOPPED for process in ended):
+        not_run.append(NotRun("what came after the first failure", STOPPED))
+    not_run += [note for process in ended for note in process.not_run]
+    not_run += [*(case.not_run(stop) for case, stop in under_way if not case.died), *given_up, *missing]
+
     with listening(Clock()) as clock:
         try:
             project = open_project(config)
@@ -175,26 +158,20 @@ def assembled(
             undecidable = () if interrupted else undecidable_of(results, project)
         except KeyboardInterrupt:
             power, undecidable, interrupted = (), (), True
-    planned = [item for process in ended for item in process.items]
+    broken = [f"{process.stop}; see {process.log}" for process in ended if process.stop not in ("", STOPPED)]
+    broken += [f"{lost.what}: {lost.reason}" for lost in given_up]
+    if unknown := [n.what for n in missing if n.reason.startswith(UNKNOWN)]:
+        broken.append(f"no result of {', '.join(unknown)} was recorded")
     run = Run(
         results=tuple(results),
-        broken=INTERRUPTED if interrupted else "; ".join(_broken(ended, missing, given_up)),
+        broken=INTERRUPTED if interrupted else "; ".join(broken),
         power=power,
         undecidable=undecidable,
-        not_run=(
-            *_of_failed(ended, rest),  # first, since it is why a reader of a red run misses cases
-            *_left_out(ended),
-            *(case.not_run(stop) for case, stop in left if not case.died),
-            *given_up,
-            *missing,
-        ),
+        not_run=tuple(not_run),
         agreement=agreement_of(results),
         environment=environment,
         spent=Spent(clock.seconds) + spent,
-        coverage=(
-            *combined(planned, results, _pairs_of(project, small=config.small)),
-            *coverage_of(planned, results),
-        ),
+        coverage=tuple(_coverage(planned, results, project, small=config.small)),
     )
     decides = config.strict and not config.lines  # who gives lines asks about these alone
     places = {kernel: place for place, kernel in enumerate(dict.fromkeys(item.kernel for item in planned))}
@@ -202,42 +179,33 @@ def assembled(
     return replace(run, unreached=unreached(branches, run.judged_cases, decides=decides))
 
 
-def _in_order(results: Iterable[CaseResult], processes: Iterable[Ended]) -> list[CaseResult]:
-    """Sort results by the plans' items, whichever worker had them when; results of one item keep their order."""
-    keys = [(item.device, item.kernel, item.group) for process in processes for item in process.items]
-    places = {key: place for place, key in enumerate(keys)}
-    return sorted(results, key=lambda result: places.get((result.device, result.kernel, result.group), len(places)))
+def _coverage(
+    planned: Sequence[Planned], results: Sequence[CaseResult], project: Project, *, small: bool
+) -> Iterator[Coverage]:
+    """Yield what combinations were judged, then one entry per kernel, device, choice and dtype of the planned groups."""
 
+    @functools.cache
+    def every_pair(name: str) -> Collection[Pair]:
+        """List the pairs of an op's combinations, whatever a kernel takes."""
+        op = project.op(name)
+        with suppress(UsageError):  # of a file of cases to which no kernel has come with all of its inputs
+            groups = project.groups(name, frozenset((*op.inputs, *op.params)), small=small)
+            return pairs_of(group.combination for group in groups)
+        return ()
 
-def _left_out(processes: Sequence[Ended]) -> Iterator[NotRun]:
-    """Yield everything left out of the plans, and the cases that a failure kept from running if it stopped pytest."""
-    if any(process.stop == STOPPED for process in processes):
-        yield NotRun("what came after the first failure", STOPPED)
-    for process in processes:
-        yield from process.not_run
-
-
-def _broken(processes: Iterable[Ended], missing: Iterable[NotRun], given_up: Iterable[NotRun]) -> Iterator[str]:
-    """Yield the reasons for which the run is incomplete."""
-    for process in processes:
-        if process.stop not in ("", STOPPED):
-            yield f"{process.stop}; see {process.log}"
-    for lost in given_up:
-        yield f"{lost.what}: {lost.reason}"
-    if unknown := [n.what for n in missing if n.reason.startswith(UNKNOWN)]:
-        yield f"no result of {', '.join(unknown)} was recorded"
-
-
-def _of_failed(processes: Iterable[Ended], rest: Mapping[Key, int]) -> Iterator[NotRun]:
-    """Yield the number of cases that failed kernels did not run, for each kernel and device."""
-    for kernel, device in dict.fromkeys((item.kernel, item.device) for process in processes for item in process.items):
-        if cases := sum(count for key, count in rest.items() if key[:2] == (kernel, device)):
-            yield NotRun(f"{kernel} on {device}, {cases:,} more case{'s' * (cases > 1)}", HAS_FAILED, kernel, device)
-
-
-def _of_given_up(key: Key, reason: str) -> NotRun:
-    kernel, device, group = key
-    return NotRun(f"{kernel} on {device}, the rest of group {group}", reason, kernel, device)
+    yield from combined(planned, results, every_pair)
+    declared: dict[Subject, list[Choices]] = {}
+    for item in planned:
+        declared.setdefault((item.kernel, item.device), []).append(item.choices)
+    judged, declined = defaultdict[Subject, list[Case]](list), defaultdict[Subject, list[Case]](list)
+    parsed = functools.cache(parse_case)  # kernels have cases in common
+    for result in results:
+        with suppress(UsageError):  # of cases that could not be made there is no line
+            kind = declined if result.verdict in TURNED_DOWN else judged
+            if result.counted:
+                kind[result.kernel, result.device].append(parsed(result.case))
+    for key, own in declared.items():
+        yield from covered(key, own, judged[key], declined[key])
 
 
 def _missing(process: Ended, told: Collection[Key]) -> Iterator[NotRun]:
@@ -245,25 +213,15 @@ def _missing(process: Ended, told: Collection[Key]) -> Iterator[NotRun]:
     lacking: dict[tuple[str, str, str], list[str]] = {}
     for item in process.items:
         if (item.kernel, item.device, item.group) not in told:
-            reason = _reason(item, process)
+            reason = process.stop or f"{UNKNOWN}; see {process.log}"
+            if process.selected is not None and item.id not in process.selected:
+                reason = DESELECTED
+            reason = reason if item.cases else NO_CASES
             lacking.setdefault((item.kernel, item.device, reason), []).append(item.group)
     planned = [(item.kernel, item.device) for item in process.items]
     for (kernel, device, reason), groups in lacking.items():
-        whole = len(groups) == planned.count((kernel, device))
-        of = "" if whole else f", {_listed(groups)}"
+        of, rest = "", len(groups) - _MOST_GROUPS
+        if len(groups) != planned.count((kernel, device)):
+            names = ", ".join(groups[:_MOST_GROUPS])
+            of = f", group{'s' * (len(groups) > 1)} {names}{f' and {rest} more' if rest > 0 else ''}"
         yield NotRun(f"{kernel} on {device}{of}", reason, kernel, device)
-
-
-def _reason(item: Planned, process: Ended) -> str:
-    """Return the reason for which an item has no result."""
-    if not item.cases:
-        return NO_CASES
-    if process.selected is not None and item.id not in process.selected:
-        return DESELECTED
-    return process.stop or f"{UNKNOWN}; see {process.log}"
-
-
-def _listed(groups: Sequence[str]) -> str:
-    rest = len(groups) - _MOST_GROUPS
-    names = ", ".join(groups[:_MOST_GROUPS])
-    return f"group{'s' * (len(groups) > 1)} {names}{f' and {rest} more' if rest > 0 else ''}"

@@ -21,7 +21,6 @@ from lastbit.errors import UsageError, no_kernel
 from lastbit.inputs.values import check_regime
 from lastbit.invariance.properties import check_names
 from lastbit.kernel import REVISION_MARK, Kernel
-from lastbit.ops import Op
 from lastbit.run import NotRun
 from lastbit.stage_names import stage_names
 from lastbit.trees import check_trees, imported
@@ -89,6 +88,9 @@ class Item:
         """Return the item as data; `generated` is about the number of cases that a generating group has."""
         kernel, group = self.subject.kernel, self.group
         cases = len(self.own(range(len(group.examples) + len(group.designed) + group.left_to_draw(generated))))
+        # A case costs by the number of stages, and whether there are products of matrices: tensors have about one size.
+        known, products = stage_names(self.subject.op.reference), self.subject.op.flops is not None
+        cost = (max(len(known.words), 1) if known else 1) * (_PRODUCTS if products else 1)
         return Planned(
             id=self.id,
             kernel=kernel.name,
@@ -98,21 +100,12 @@ class Item:
             group=group.name,
             source=kernel.source,
             cases=cases,
-            cost=cases * _cost_of_a_case(self.subject.op) * (_PROPERTIES if group.properties else 1),
+            cost=cases * cost * (_PROPERTIES if group.properties else 1),
             choices=group.choices,
             combination=group.combination,
             left=self.left,
             compiles=is_compiled(kernel.call),
         )
-
-
-def _cost_of_a_case(op: Op) -> int:
-    """Estimate the cost of a case by its op: the number of stages, and whether it has products of matrices.
-
-    Tensors of all groups have about one size.
-    """
-    known = stage_names(op.reference)
-    return (max(len(known.words), 1) if known else 1) * (_PRODUCTS if op.flops is not None else 1)
 
 
 @dataclass(frozen=True)
@@ -175,14 +168,20 @@ def make_plan(
     not_run += _of_no_kernel(config, found, kernels, devices)
     for device in devices:
         for kernel in kernels:
+            op, premises = project.op(kernel.op), load_premises(device)
+            subject = Subject(kernel, op, device, premises, strict=config.strict, races=config.races)
             if kernel.name in refused:
                 if not config.lines or kernel.op in {parse_case(line).op for line in config.lines}:
-                    items.append(_refused(kernel, project.op(kernel.op), device, config, refused[kernel.name]))
+                    try:
+                        op.contract(kernel.contract)
+                    except UsageError:  # its result is of the default contract
+                        subject = replace(subject, kernel=replace(kernel, contract=""))
+                    items.append(Item(subject, Group("declaration"), refused=refused[kernel.name]))
                 continue
             if kernel.devices and device.type not in kernel.devices:
                 not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
                 continue
-            subject = replace(_subject(kernel, project.op(kernel.op), device, config), beside=beside)
+            subject = replace(subject, beside=beside)
             groups, notes = groups_for(subject)
             place, parts = shares.get(kernel.name, (0, 1))
             left = [group for group in groups if config.brief and group.combination and not group.designed]
@@ -209,7 +208,11 @@ def make_plan(
     if not (config.lines or config.isolate or config.revision or config.brief):
         items = [*showing(items)]
     items = [*_novel(items, brief=config.brief)] if config.shares else items
-    return Plan(tuple(items), tuple(_in_short(not_run)), config.cases_per_group)
+    of_sizes = [note for note in not_run if note.reason == NO_SIZES_LEFT]
+    if len(of_sizes) > 1:
+        not_run = [note for note in not_run if note not in of_sizes]
+        not_run.append(NotRun(f"{len(of_sizes)} kernels", NO_SIZES_LEFT))
+    return Plan(tuple(items), tuple(not_run), config.cases_per_group)
 
 
 def _dealt(items: Sequence[Item]) -> Iterator[Item]:
@@ -265,15 +268,6 @@ def _novel(items: Iterable[Item], *, brief: bool) -> Iterator[Item]:
         seen |= new
 
 
-def _in_short(notes: Sequence[NotRun]) -> Iterator[NotRun]:
-    """Yield notes, with one that counts kernels in place of those of several kernels whose source names more sizes."""
-    of_sizes = [note for note in notes if note.reason == NO_SIZES_LEFT]
-    short = len(of_sizes) > 1
-    yield from (note for note in notes if not short or note not in of_sizes)
-    if short:
-        yield NotRun(f"{len(of_sizes)} kernels", NO_SIZES_LEFT)
-
-
 # Arbitrary: fewer share less, more leave each kernel with too few cases to rule contracts out.
 _MOST_PARTS = 4
 """Kernels that divide the cases of a group among them: of more, some have the same part, a quarter."""
@@ -311,19 +305,6 @@ def _of_no_kernel(
         if kernel.op not in asked and kernel.name.partition(REVISION_MARK)[0] in config.kernels:
             reason = f"it is of {kernel.op}, which was not asked for"
             yield from (NotRun(f"{kernel.name} on {device}", reason, kernel.name, str(device)) for device in devices)
-
-
-def _refused(kernel: Kernel, op: Op, device: torch.device, config: Config, reason: str) -> Item:
-    """Return the item of a kernel that cannot be called: of the default contract, if the op does not have its own."""
-    try:
-        op.contract(kernel.contract)
-    except UsageError:
-        kernel = replace(kernel, contract="")
-    return Item(_subject(kernel, op, device, config), Group("declaration"), refused=reason)
-
-
-def _subject(kernel: Kernel, op: Op, device: torch.device, config: Config) -> Subject:
-    return Subject(kernel, op, device, load_premises(device), strict=config.strict, races=config.races)
 
 
 def _selected(project: Project, config: Config, kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -369,13 +350,13 @@ def _groups_for(
             project.op(case.op)
             for tensor in case.tensors:
                 check_regime(tensor)
-        return lambda subject: (_of_lines([case for case in cases if case.op == subject.kernel.op], config), ())
+
+        def of_lines(subject: Subject) -> tuple[Sequence[Group], Sequence[NotRun]]:
+            own = tuple(case for case in cases if case.op == subject.kernel.op)
+            return [Group("lines", examples=own, properties=bool(config.properties))] if own else [], ()
+
+        return of_lines
     # It draws by Hypothesis, which takes as long to import as all of lastbit, and which lines of cases need not.
     from lastbit.verify.run_groups import groups_in_a_run
 
     return groups_in_a_run(project, config, functions)
-
-
-def _of_lines(own: Sequence[Case], config: Config) -> tuple[Group, ...]:
-    """Return the group of the lines of a kernel's op; none without any."""
-    return (Group("lines", examples=tuple(own), properties=bool(config.properties)),) if own else ()

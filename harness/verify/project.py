@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from lastbit.case import Case, Group
+from lastbit.case import Group
 from lastbit.config import Config
 from lastbit.errors import KernelError, LastbitError, OpError, UsageError, unknown
 from lastbit.files import BUILT_IN, KERNELS
@@ -123,31 +123,25 @@ class Project:
         return self.ops[name]
 
     def groups(self, op: str, accepts: frozenset[str], *, small: bool) -> list[Group]:
-        """Make the groups of cases of `op` for a kernel with the given parameters, regressions first."""
-        made: list[Group] = []
-        if fitting := tuple(case for case in self._regressions(op) if case.names <= accepts):
-            made.append(Group("regressions", examples=fitting))
-        if op in self.cases:
-            made += self._made(op, accepts, small=small)
-        return made
-
-    def _made(self, op: str, accepts: frozenset[str], *, small: bool) -> list[Group]:
-        """Make the groups that the op's file of cases defines.
+        """Make the groups of cases of `op` for a kernel with the given parameters, regressions first.
 
         Raises:
-            UsageError: the file raises, or its groups choose from names that the op does not have.
+            UsageError: the op's file of cases raises, or its groups choose from names that the op does not have.
         """
+        made: list[Group] = []
+        files = [folder / "cases" / "regressions" / f"{op}.txt" for folder in self.folders]
+        regressions = [case for file in files if file.is_file() for case in read_cases(file)]
+        if fitting := tuple(case for case in regressions if case.names <= accepts):
+            made.append(Group("regressions", examples=fitting))
+        if op not in self.cases:
+            return made
         try:
-            made: list[Group] = list(self.cases[op].groups(accepts, small=small))
+            own: list[Group] = list(self.cases[op].groups(accepts, small=small))
         except Exception as error:
             raise UsageError(f"groups() in cases/{op}.py raised {type(error).__name__}: {error}") from error
-        for group in made:
+        for group in own:
             check_choices(group, self.op(op).inputs, self.op(op).params)
-        return made
-
-    def _regressions(self, op: str) -> list[Case]:
-        files = [folder / "cases" / "regressions" / f"{op}.txt" for folder in self.folders]
-        return [case for file in files if file.is_file() for case in read_cases(file)]
+        return made + own
 
 
 def open_project(config: Config) -> Project:
@@ -160,23 +154,27 @@ def open_project(config: Config) -> Project:
         with siblings(folder / "references"):
             for path in _modules(folder / "references"):
                 ops[path.stem]
-        _check_cases(folder, cases, ops)
+        for path in [*_modules(folder / "cases"), *(folder / "cases" / "regressions").glob("*.txt")]:
+            if path.stem not in ops:
+                raise unknown(f"op of the cases in {path}:", path.stem, ops)
+            if path.suffix == ".py" and not callable(getattr(cases[path.stem], "groups", None)):
+                raise UsageError(f"{path} must define groups(accepts, *, small), which yields groups of cases")
     revisions = {label: Path(folder) for label, folder in config.revisions.items()}
-    load = partial(_load_or_plain, config) if config.plain else load_kernels
+
+    def load_or_plain(path: Path) -> tuple[Kernel, ...]:
+        """Load kernels; from a file that declares none, make its function a kernel of the only op that is named."""
+        try:
+            return load_kernels(path)
+        except UsageError as error:
+            if not path.is_file() or "declares no kernel" not in str(error):
+                raise
+            if len(config.ops) != 1:
+                raise UsageError(f"{error}, or name the op of a function without it: --op OP") from None
+        function = config.kernels[0] if len(config.kernels) == 1 else ""
+        return (kernel_of_file(path, Role(config.ops[0], function=function)),)
+
+    load = load_or_plain if config.plain else load_kernels
     return Project(ops, cases, folders, kernel_folders(config), revisions, config.revision, load)
-
-
-def _load_or_plain(config: Config, path: Path) -> tuple[Kernel, ...]:
-    """Load kernels; from a file that declares none, make its function a kernel of the only op that is named."""
-    try:
-        return load_kernels(path)
-    except UsageError as error:
-        if not path.is_file() or "declares no kernel" not in str(error):
-            raise
-        if len(config.ops) != 1:
-            raise UsageError(f"{error}, or name the op of a function without it: --op OP") from None
-    function = config.kernels[0] if len(config.kernels) == 1 else ""
-    return (kernel_of_file(path, Role(config.ops[0], function=function)),)
 
 
 def kernel_folders(config: Config) -> tuple[Path, ...]:
@@ -216,12 +214,3 @@ def _op_of(path: Path) -> Op:
         raise OpError(f"{found.where} must be called {path.stem!r}, as its file {path} is")
     check_op(found)
     return found
-
-
-def _check_cases(folder: Path, cases: Mapping[str, ModuleType], ops: Mapping[str, Op]) -> None:
-    """Raise `UsageError` unless the files of cases in a project's folder belong to ops and make groups."""
-    for path in [*_modules(folder / "cases"), *(folder / "cases" / "regressions").glob("*.txt")]:
-        if path.stem not in ops:
-            raise unknown(f"op of the cases in {path}:", path.stem, ops)
-        if path.suffix == ".py" and not callable(getattr(cases[path.stem], "groups", None)):
-            raise UsageError(f"{path} must define groups(accepts, *, small), which yields groups of cases")
