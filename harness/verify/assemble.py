@@ -182,7 +182,7 @@ def assembled(
 def _coverage(
     planned: Sequence[Planned], results: Sequence[CaseResult], project: Project, *, small: bool
 ) -> Iterator[Coverage]:
-    """Yield what combinations were judged, then one entry per kernel, device, choice and dtype of the planned groups."""
+    """Yield what combinations were judged, then one entry per kernel, device, choice and dtype of planned groups."""
 
     @functools.cache
     def every_pair(name: str) -> Collection[Pair]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lastbit.calibrate import load_premises
-from lastbit.case import Case, parse_case
+from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.devices import parse_device
 from lastbit.errors import UsageError, told_to_the_caller
@@ -73,35 +73,27 @@ def assert_invariant(
     check_names(names, [the_op])
     if not names:
         raise UsageError(f"{own.where} declares no property; name those that it must have")
-    given, on = [_case_of(own, line) for line in cases], parse_device(device)
+    given, on = [parse_case(line) for line in cases], parse_device(device)
+    for line, case in zip(cases, given, strict=True):
+        if case.op != own.op:
+            raise UsageError(f"case {line!r} is one of {case.op}, and the kernel is one of {own.op}")
+        if reason := unsupported(own, case):
+            raise UsageError(f"case {line!r} is not one of the kernel: {reason}")
     if on.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         install()
     subject = Subject(own, the_op, on, load_premises(on))
     groups = [] if given else groups_of(opened, own, small=on.type == "cpu")
     chosen = given or asked_cases(subject, groups)
     found = [one for case in chosen for one in properties_on(subject, case, names)]
-    wrong = [text for name in names if (text := _message(name, [one for one in found if one.name == name]))]
+    wrong = []
+    for name in names:
+        mine = [one for one in found if one.name == name]
+        broken = [one for one in mine if one.outcome in (PropertyOutcome.BROKEN, PropertyOutcome.ERRORED)]
+        if broken:
+            wrong.append("\n".join(filter(None, [sentence_of(broken[0]), broken[0].first, broken[0].second])))
+        elif all(one.outcome is not PropertyOutcome.HOLDS for one in mine):
+            reasons = "; ".join(dict.fromkeys(one.reason for one in mine if one.reason))
+            wrong.append(f"{name} cannot be asked on any of {len(mine)} cases: {reasons}")
     if wrong:
         raise InvarianceViolation("\n".join([f"the bits of {own.name} are not what they must be", *wrong]), found)
     return tuple(found)
-
-
-def _case_of(kernel: Kernel, line: str) -> Case:
-    """Parse a case line; raise `UsageError` for a case of another op, or with inputs that the kernel does not take."""
-    case = parse_case(line)
-    if case.op != kernel.op:
-        raise UsageError(f"case {line!r} is one of {case.op}, and the kernel is one of {kernel.op}")
-    if reason := unsupported(kernel, case):
-        raise UsageError(f"case {line!r} is not one of the kernel: {reason}")
-    return case
-
-
-def _message(name: str, found: Sequence[PropertyResult]) -> str:
-    """Describe the violation of a property; empty if it holds on a case and is broken on none."""
-    for one in found:
-        if one.outcome in (PropertyOutcome.BROKEN, PropertyOutcome.ERRORED):
-            return "\n".join(filter(None, [sentence_of(one), one.first, one.second]))
-    if any(one.outcome is PropertyOutcome.HOLDS for one in found):
-        return ""
-    reasons = "; ".join(dict.fromkeys(one.reason for one in found if one.reason))
-    return f"{name} cannot be asked on any of {len(found)} cases: {reasons}"

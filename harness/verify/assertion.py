@@ -7,7 +7,6 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
@@ -28,8 +27,7 @@ from lastbit.judging.decided import shares
 from lastbit.judging.problem import Params, Problem, Tensors
 from lastbit.judging.verdict import judge
 from lastbit.kernel import Kernel, declarations_of
-from lastbit.numerics import Premises
-from lastbit.ops import Contract, Op, check_arguments
+from lastbit.ops import Op, check_arguments
 from lastbit.result import Judgement, Verdict, simplest, told
 from lastbit.run import LEAST_DECIDED
 from lastbit.shadows.following import follow
@@ -127,39 +125,52 @@ def assert_contract(
     """
     opened = _built_in() if project is None else open_project(Config(folder="", projects=(str(project),)))
     the_op = opened.op(op)
-    claim = _claim(opened, the_op, contract, depth, order, kernel)
+    text: object = contract
+    if not isinstance(text, str):
+        raise UsageError(f"contract={text!r} is no text; give options joined with +, or leave it out")
+    own = None if kernel is None else _declared(opened, the_op, kernel, contract)
+    height = _height(depth)
+    if not is_order(order):
+        raise UsageError(f"order={order!r} is no number of terms; give an integer from 1")
+    unordered: tuple[str, ...] = ()
+    if own is not None:
+        contract, height, order, unordered = (
+            contract or own.contract,
+            height or own.depth,
+            order or own.order,
+            own.unordered,
+        )
+    claimed = the_op.contract(contract)
     share: object = decided
     if share is not None and not (isinstance(share, int | float) and 0 <= share <= 1):
         raise UsageError(f"decided={decided!r} is no share; give a number from 0 to 1")
     tensors, params = _split(the_op, arguments)
-    problem = Problem(the_op, claim.contract, tensors, params, claim.premises(tensors[the_op.inputs[0]]))
+    bounds = load_premises(tensors[the_op.inputs[0]].device)
+    bounds = replace(bounds, depth=height, order=order, atomic=frozenset(unordered))
+    problem = Problem(the_op, claimed, tensors, params, bounds)
     with default_floating_point(), one_thread():
-        given = _by_order(problem, actual)
-        judgement = judge(problem, _named(problem, given))
-        if claim.kernel is not None and judgement.verdict is not Verdict.FAILED and follows(tensors):
-            followed = follow(claim.kernel, _copies(tensors), params, judgement.results, problem.constants)
+        given = _by_name(problem, actual)
+        judgement = judge(problem, given)
+        if own is not None and judgement.verdict is not Verdict.FAILED and follows(tensors):
+            copies = {n: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) for n, t in tensors.items()}
+            followed = follow(own, copies, params, judgement.results, problem.constants)
             judgement = judged_by_formula(judgement, problem, followed)
         failed = judgement.verdict is Verdict.FAILED
         asserted = AssertedJudgement(**vars(judgement), decided={} if failed else shares(problem, judgement))
     if failed:
-        message = _message(op, str(claim.contract), asserted)
-        if given is not actual:
+        message = _message(op, str(claimed), asserted)
+        if isinstance(actual, tuple | list):
             message += f"\n  The results were taken in this order: {', '.join(given)}"
         if another_has_run():
             message += f"\n  {_ANOTHER}"
         raise ContractViolation(message, asserted)
     least = LEAST_DECIDED if decided is None else decided
     if any(share < least for share in asserted.decided.values()):
-        undecided = Undecided(_too_little(op, claim, decided, least, asserted), asserted)
+        undecided = Undecided(_too_little(op, problem, decided, least, asserted), asserted)
         if decided is not None:
             raise undecided
         warnings.warn(undecided, stacklevel=3)  # below `told_to_the_caller`
     return asserted
-
-
-def _copies(tensors: Tensors) -> Tensors:
-    """Return tensors of the same values and strides for another call of the kernel."""
-    return {name: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) for name, t in tensors.items()}
 
 
 @functools.cache
@@ -168,66 +179,28 @@ def _built_in() -> Project:
     return open_project(Config(folder=""))
 
 
-@dataclass(frozen=True)
-class _Claim:
-    """The contract and the kind of summation to which a result is held."""
+def _height(depth: Depth | int | None) -> Depth | None:
+    """Return the function from terms to the height of their tree, which raises `UsageError` for what is no height."""
 
-    contract: Contract
-    depth: Depth | None
-    order: int | None
-    unordered: tuple[str, ...] = ()
-    kernel: Kernel | None = None
+    def is_height(height: object) -> bool:
+        return not isinstance(height, bool) and isinstance(height, Integral) and int(height) >= 0
 
-    def premises(self, main: Tensor) -> Premises:
-        """Return the error bounds of the device of the op's first input, for sums of this depth and order."""
-        own = load_premises(main.device)
-        return replace(own, depth=self.depth, order=self.order, atomic=frozenset(self.unordered))
+    def height_of(terms: int) -> int:
+        assert callable(depth)
+        name = getattr(depth, "__name__", repr(depth))
+        try:
+            height = depth(terms)
+        except Exception as error:
+            raise UsageError(f"depth={name} raised {type(error).__name__} for {terms} terms: {error}") from error
+        if not is_height(height):
+            raise UsageError(f"depth={name} gave {height!r} for {terms} terms; a height is an integer from 0")
+        return height
 
-
-def _claim(
-    project: Project,
-    op: Op,
-    contract: str,
-    depth: Depth | int | None,
-    order: int | None,
-    kernel: str | Callable[..., Any] | None,
-) -> _Claim:
-    given: object = contract
-    if not isinstance(given, str):
-        raise UsageError(f"contract={given!r} is no text; give options joined with +, or leave it out")
-    own = None if kernel is None else _declared(project, op, kernel, contract)
-    height = _depth(depth)
-    if not is_order(order):
-        raise UsageError(f"order={order!r} is no number of terms; give an integer from 1")
-    if own is None:
-        return _Claim(op.contract(contract), height, order)
-    return _Claim(op.contract(contract or own.contract), height or own.depth, order or own.order, own.unordered, own)
-
-
-def _depth(depth: Depth | int | None) -> Depth | None:
-    if depth is None:
-        return None
-    if callable(depth):
-        return partial(_height_of, depth)
-    if not _is_height(depth):
+    if depth is None or callable(depth):
+        return None if depth is None else height_of
+    if not is_height(depth):
         raise UsageError(f"depth={depth!r} is no height of a tree; give an integer from 0, or a function of the terms")
     return lambda terms: depth
-
-
-def _height_of(depth: Depth, terms: int) -> int:
-    """Call a user's function for the height of the tree of `terms` terms; raise `UsageError` if that is no height."""
-    name = getattr(depth, "__name__", repr(depth))
-    try:
-        height = depth(terms)
-    except Exception as error:
-        raise UsageError(f"depth={name} raised {type(error).__name__} for {terms} terms: {error}") from error
-    if not _is_height(height):
-        raise UsageError(f"depth={name} gave {height!r} for {terms} terms; a height is an integer from 0")
-    return height
-
-
-def _is_height(height: object) -> bool:
-    return not isinstance(height, bool) and isinstance(height, Integral) and int(height) >= 0
 
 
 def _declared(project: Project, op: Op, kernel: str | Callable[..., Any], contract: str) -> Kernel:
@@ -252,11 +225,33 @@ def _declared(project: Project, op: Op, kernel: str | Callable[..., Any], contra
 
 def _split(op: Op, arguments: Mapping[str, Any]) -> tuple[Tensors, Params]:
     """Return tensors and parameters, each of the kind that the op takes; what is None is left out."""
+    kinds: Mapping[str, type] = {"float": Real, "int": Integral, "bool": bool, "str": str, "None": NoneType}
     for name, value in arguments.items():
+        what = f"{name} is of type {type(value).__name__}"
         if value is not None and name in op.inputs:
-            _check_input(op, name, value)
+            if not isinstance(value, Tensor):
+                raise UsageError(f"{what}; give a tensor, such as torch.as_tensor({name})")
+            _check_dense(name, value)
+            if value.dtype is torch.float64:
+                raise UsageError(
+                    f"{name} is float64, in which lastbit itself computes; give what a kernel gets: {name}.float()"
+                )
+            if name not in op.integers | op.plain and not value.is_floating_point():
+                raise UsageError(f"{name} is {value.dtype}; {op.name} takes floating-point numbers there")
         elif value is not None and name in op.params:
-            _check_param(op, name, value)
+            if isinstance(value, Tensor):
+                raise UsageError(f"{name} is a tensor; {op.name} takes a Python value there, such as {name}.item()")
+            # Of the type that the reference's annotation names, if it has one.
+            known = inspect.signature(op.reference).parameters.get(name)
+            said = known.annotation if known else ""
+            words = (said if isinstance(said, str) else inspect.formatannotation(said)).split(" | ")
+            if all(word in kinds for word in words):
+                types = tuple(kinds[word] for word in words)
+                if not ("bool" in words if isinstance(value, bool) else isinstance(value, types)):
+                    taken = " or ".join(words)
+                    raise UsageError(
+                        f"{name}={value!r} is of type {type(value).__name__}; {op.name} takes {taken} there"
+                    )
     tensors = {name: v.detach() for name, v in arguments.items() if isinstance(v, Tensor)}
     params = {name: v for name, v in arguments.items() if v is not None and not isinstance(v, Tensor)}
     check_arguments(op, tensors, params)
@@ -264,18 +259,6 @@ def _split(op: Op, arguments: Mapping[str, Any]) -> tuple[Tensors, Params]:
         if name not in op.inputs and name not in op.params:
             raise unknown(f"argument of {op.name}", name, [*op.inputs, *op.params])
     return tensors, params
-
-
-def _check_input(op: Op, name: str, value: object) -> None:
-    if not isinstance(value, Tensor):
-        raise UsageError(f"{name} is of type {type(value).__name__}; give a tensor, such as torch.as_tensor({name})")
-    _check_dense(name, value)
-    if value.dtype is torch.float64:
-        raise UsageError(
-            f"{name} is float64, in which lastbit itself computes; give what a kernel gets: {name}.float()"
-        )
-    if name not in op.integers | op.plain and not value.is_floating_point():
-        raise UsageError(f"{name} is {value.dtype}; {op.name} takes floating-point numbers there")
 
 
 def _check_dense(name: str, tensor: Tensor) -> None:
@@ -287,47 +270,24 @@ def _check_dense(name: str, tensor: Tensor) -> None:
         raise UsageError(f"{name} is on the device meta, where tensors have no values")
 
 
-_KINDS: Mapping[str, type] = {"float": Real, "int": Integral, "bool": bool, "str": str, "None": NoneType}
-
-
-def _check_param(op: Op, name: str, value: object) -> None:
-    """Raise `UsageError` for a value of another type than the reference's annotation, if it has one."""
-    known = inspect.signature(op.reference).parameters.get(name)
-    said = known.annotation if known else ""
-    words = (said if isinstance(said, str) else inspect.formatannotation(said)).split(" | ")
-    if isinstance(value, Tensor):
-        raise UsageError(f"{name} is a tensor; {op.name} takes a Python value there, such as {name}.item()")
-    if not all(word in _KINDS for word in words):
-        return
-    fits = "bool" in words if isinstance(value, bool) else isinstance(value, tuple(_KINDS[word] for word in words))
-    if not fits:
-        raise UsageError(
-            f"{name}={value!r} is of type {type(value).__name__}; {op.name} takes {' or '.join(words)} there"
-        )
-
-
-def _by_order(problem: Problem, actual: Any) -> Any:
-    """Return the results by name if they were given by order, otherwise `actual`."""
-    if not isinstance(actual, tuple | list):
-        return actual
-    named = in_order(problem.required, problem.may_return, actual)
-    if named is None:
-        said = f"{len(actual)} results were given by order"
-        known = ", ".join([*problem.required, *problem.may_return])
-        raise KernelError(f"{said}, but {problem.op.name} has these here: {known}")
-    return named
-
-
-def _named(problem: Problem, actual: Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Map stage names to the results, and check that these are dense tensors."""
+def _by_name(problem: Problem, actual: Any) -> Mapping[str, Tensor]:
+    """Map stage names to the results, given by name, by order or alone, and check that these are dense tensors."""
     given: Mapping[str, object] = actual if isinstance(actual, Mapping) else {"actual": actual}
+    if isinstance(actual, tuple | list):
+        if (named := in_order(problem.required, problem.may_return, actual)) is None:
+            said = f"{len(actual)} results were given by order"
+            known = ", ".join([*problem.required, *problem.may_return])
+            raise KernelError(f"{said}, but {problem.op.name} has these here: {known}")
+        actual = given = named
+    found: dict[str, Tensor] = {}
     for name, one in given.items():
         if not isinstance(one, Tensor):
             what = f"{name} is of type {type(one).__name__}"
             raise KernelError(f"{what}; give a tensor, or a mapping from stages to tensors")
         _check_dense(name, one)
+        found[name] = one
     if isinstance(actual, Mapping):
-        return actual
+        return found
     if len(results := problem.required) != 1:
         names = ", ".join(results)
         raise KernelError(f"{problem.op.name} has the results {names} here; give a tuple or a mapping of all of them")
@@ -343,10 +303,10 @@ def _message(op: str, contract: str, judgement: Judgement) -> str:
     return "\n".join(lines)
 
 
-def _too_little(op: str, claim: _Claim, decided: float | None, least: float, judgement: AssertedJudgement) -> str:
+def _too_little(op: str, problem: Problem, decided: float | None, least: float, judgement: AssertedJudgement) -> str:
     """Describe the results of which too little was decided, and name remedies."""
     asked = "is needed to show it" if decided is None else f"decided={decided:g} asks for"
-    lines = [f"{op} may keep {told(str(claim.contract), judgement.idle)}, but less is decided than {asked}"]
+    lines = [f"{op} may keep {told(str(problem.contract), judgement.idle)}, but less is decided than {asked}"]
     formats = {stage.name: stage.dtype for stage in judgement.stages}
     for name, share in judgement.decided.items():
         if share < least:
@@ -356,7 +316,7 @@ def _too_little(op: str, claim: _Claim, decided: float | None, least: float, jud
     if judgement.not_ruled_out:
         lines.append(f"  Not ruled out: {', '.join(told(name, judgement.idle) for name in judgement.not_ruled_out)}")
     helps = ["inputs of small integers, whose sums are exact in any order"]
-    if claim.depth is None:
+    if problem.premises.depth is None:
         helps.insert(0, "depth=, the height of the kernel's summation tree, or kernel=, which declares it")
     if any(formats[name] == "fp32" for name in judgement.decided):
         helps.append("results of bf16 or fp16")

@@ -26,13 +26,13 @@ from lastbit.numerics import Premises, remembering
 from lastbit.ops import Contract, Op, check_arguments
 from lastbit.result import CaseResult, Verdict
 from lastbit.takes import beyond
-from lastbit.verify.beside import Beside
 from lastbit.verify.case_calls import ELSEWHERE, Caller, Here, make_calls
 from lastbit.verify.device_memory import out_of_memory
 from lastbit.verify.placed import placement_findings
 
 if TYPE_CHECKING:
     from lastbit.isolation.isolated import Isolated
+    from lastbit.verify.formula_check import Beside
 
 _REST = "the other cases of its group did not run"
 # 256 MiB of fp32, and what is evaluated of them in fp64 takes many times that.

@@ -45,7 +45,8 @@ def designed(
     """
     spared: Collection[int] = ()  # combinations that have no dtype and no option which the others do not have
     if brief:
-        rest, met = {n: {*g.combination.items()} for n, g in enumerate(groups) if g.combination and _chooses(g)}, set()
+        rest = {n: {*g.combination.items()} for n, g in enumerate(groups) if g.combination and _chooses(g)}
+        met = set[Selection]()
         while rest:
             best = max(rest, key=lambda n: len(rest[n] - met))
             if rest[best] <= met:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -15,11 +16,11 @@ from torch import Tensor
 from lastbit.calibrate import load_premises
 from lastbit.case import Case, Group, TensorSpec, parse_case
 from lastbit.config import Config
-from lastbit.devices import made_current
+from lastbit.devices import DevicePlan, made_current
 from lastbit.errors import LastbitError
 from lastbit.inputs import Inputs, build, fingerprints
 from lastbit.inputs.guards import extent
-from lastbit.judging.formula import Compared, compare_formulas, describe_formula, explaining, kept_apart
+from lastbit.judging.formula import compare_formulas, describe_formula, explaining, kept_apart
 from lastbit.judging.problem import Problem
 from lastbit.result import OF_FORMULA, CaseResult, Judgement, StageResult, Verdict
 from lastbit.shadows.following import Followed, follow
@@ -30,7 +31,7 @@ from lastbit.verify.check import Subject, after_raising, first_line
 from lastbit.verify.device_memory import available_bytes
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import open_project
-from lastbit.verify.worker import Tick, Watch, Workplace, prepare
+from lastbit.verify.worker import Tick, Watch, Worker, Workplace, prepare
 
 J = TypeVar("J", bound=Judgement)
 
@@ -86,7 +87,11 @@ def judged_by_formula(judgement: J, problem: Problem, followed: Followed, *, alt
     compared = compare_formulas(problem, followed.results)
     judgement = replace(judgement, opaque=followed.opaque)
     if not followed.told:
-        judgement = replace(judgement, stages=tuple(_with_residues(s, compared) for s in judgement.stages))
+        stages = [
+            replace(s, equal=compared[s.name].equal, differing=compared[s.name].differs) if s.name in compared else s
+            for s in judgement.stages
+        ]
+        judgement = replace(judgement, stages=tuple(stages))
     if wrong := {name: c for name, c in compared.items() if c.differs}:
         explained = explaining(problem, followed.results) if alternatives and not followed.told else ()
         findings = tuple(describe_formula(problem, name, c, explained) for name, c in wrong.items())
@@ -102,11 +107,6 @@ def judged_by_formula(judgement: J, problem: Problem, followed: Followed, *, alt
     decided = judgement.verdict is Verdict.INCONCLUSIVE and any(s.decided for s in judgement.stages if s.result)
     verdict, reason = (Verdict.PASSED, "") if decided else (judgement.verdict, judgement.reason)
     return replace(judgement, verdict=verdict, reason=reason, ruled_out=ruled_out)
-
-
-def _with_residues(stage: StageResult, compared: Mapping[str, Compared]) -> StageResult:
-    found = compared.get(stage.name)
-    return stage if found is None else replace(stage, equal=found.equal, differing=found.differs)
 
 
 @timed(FORMULAS)
@@ -223,6 +223,41 @@ def _undecided(result: CaseResult, why: str) -> CaseResult:
     return replace(result, reason=f"{result.reason}; residues, on the CPU, say nothing: {why}")
 
 
+class Beside:
+    """Process on the CPU that follows the kernels of a configuration; it is started when needed.
+
+    Attributes:
+        limit: seconds in which it follows a kernel in a case.
+        given_up: where a function is written, and a case in which following it took too long and decided nothing.
+    """
+
+    def __init__(self, config: Config) -> None:
+        # Less than the time of a case, so that the clock of the case that waits does not end its process.
+        self.limit = 0.85 * config.timeout
+        self.given_up = set[tuple[str, str]]()
+        self._config = replace(config, device_plan=DevicePlan(), timeout=self.limit, lines=(), folder="")
+        self._refused: LastbitError | None = None
+
+    def open(self) -> None:
+        """Start the process, unless it runs.
+
+        Raises:
+            LastbitError: the kernels cannot be loaded there, as was found now or before.
+        """
+        if self._refused is not None:
+            raise self._refused
+        try:
+            self.worker.open()
+        except LastbitError as error:
+            self._refused = error
+            raise
+
+    @cached_property
+    def worker(self) -> Worker:
+        """The process on the CPU that follows kernels on residues while this one has the GPU."""
+        return Worker(self._config, opening=open_to_follow)
+
+
 def open_to_follow(config: Config, watch: Watch, tick: Tick) -> Workplace:
     """Make this process one that follows kernels on the CPU, whichever device they are declared for; plan no case.
 
@@ -257,7 +292,12 @@ def follow_beside(
         if fingerprints(inputs.tensors) != result.fingerprint:
             return _undecided(result, "its inputs have other bits there")
         try:
-            if why := _apart(subject, inputs, elsewhere, device_type):
+            for _ in range(2):  # the first call may fill a cache, which was full elsewhere
+                own = performed(subject.kernel, inputs.hand_out(), inputs.case.params, device_type)
+                inputs.restore()
+                if not (why := elsewhere.apart(own)):
+                    break
+            if why:  # it may compute something else here
                 return _undecided(result, why)
         except Exception as error:
             return _undecided(result, f"the kernel raised {first_line(error)}")
@@ -280,14 +320,3 @@ def follow_beside(
 def _is_scarce(stage: StageResult) -> bool:
     """Return whether less than 1 % of a result was decided."""
     return 100 * stage.decided < stage.cumulative.numel - stage.constant
-
-
-def _apart(subject: Subject, inputs: Inputs, elsewhere: PerformedSteps, device_type: str) -> str:
-    """Return why the kernel may compute something else here than on another device; empty if it performs the same."""
-    why = ""
-    for _ in range(2):  # the first call may fill a cache, which was full elsewhere
-        own = performed(subject.kernel, inputs.hand_out(), inputs.case.params, device_type)
-        inputs.restore()
-        if not (why := elsewhere.apart(own)):
-            break
-    return why

@@ -24,7 +24,6 @@ from lastbit.kernel import REVISION_MARK, Kernel
 from lastbit.run import NotRun
 from lastbit.stage_names import stage_names
 from lastbit.trees import check_trees, imported
-from lastbit.verify.beside import Beside
 from lastbit.verify.check import Subject
 from lastbit.verify.declarations import likely_slips
 from lastbit.verify.notes import NO_ACCELERATOR, Planned
@@ -159,7 +158,11 @@ def make_plan(
     if config.properties:
         check_names(config.properties, tuple(project.ops.values()))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
-    beside = None if device_type == "cpu" or config.sanitize else Beside(config)
+    beside = None
+    if device_type != "cpu" and not config.sanitize:
+        from lastbit.verify.formula_check import Beside  # which imports this
+
+        beside = Beside(config)
     shares = _shares(kernels) if config.shares else {}
     groups_for = _groups_for(project, config, len({kernel.source or kernel.name for kernel in kernels}))
     items: list[Item] = []

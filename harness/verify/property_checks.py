@@ -9,9 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
-from lastbit.case import Case, Group, Option
+from lastbit.case import Case, Group
 from lastbit.devices import made_current
 from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.inputs import Inputs, build
@@ -61,13 +60,11 @@ def ordinary_group(subject: Subject, groups: Iterable[Group]) -> Group:
 def _drawn(group: Group) -> Iterator[Case]:
     """Draw cases of a group, with ordinary values and layouts where it can choose them."""
     if group.choices and group.strategy is not None:
-        chosen = {choice: _ordinary(options) for choice, options in group.choices.items()}
+        chosen = {}
+        for choice, options in group.choices.items():
+            chosen[choice] = next((option for option in _ORDINARY if option in options), options[0])
         group = replace(group, designed=(chosen,) * _DRAWN, drawn=0)
     yield from draw(group, _DRAWN)
-
-
-def _ordinary(options: tuple[Option, ...]) -> Option:
-    return next((option for option in _ORDINARY if option in options), options[0])
 
 
 def _rank(subject: Subject, case: Case) -> tuple[int, int]:
@@ -158,49 +155,39 @@ def _found(subject: Subject, property: Property, basis: Basis, begins: Callable[
 
 def basis_of(subject: Subject, case: Case, *, thorough: bool = False, anew: Anew | None = None) -> Basis:
     """Make the basis of comparisons: the call on the case, and functions to call on other inputs or anew."""
+    known: dict[frozenset[str], Caller] = {}  # the names of inputs decide on the results that the kernel must return
+
+    def call(inputs: Inputs) -> Tensors:
+        """Call the kernel and return its results in memory of their own; the inputs are restored.
+
+        Raises:
+            UnsupportedCase: the kernel declares that it takes less.
+        """
+        if (names := inputs.case.names) not in known:
+            known[names] = replace(subject.caller(_small(subject.problem(inputs))), shapes=None)
+        if outside := beyond(subject.kernel.takes, inputs.case):
+            raise UnsupportedCase(f"the kernel declares that it takes less: {outside}")
+        called = known[names].unguarded(inputs).kept()
+        inputs.restore()
+        return {name: called.actual[name] for name in called.results}
+
+    def allows(inputs: Inputs, results: Tensors) -> bool:
+        return judge(subject.problem(inputs), dict(results), alternatives=False).verdict not in BAD
+
     inputs = build(case.gathered(), subject.device)
-    call = partial(_results, partial(_caller, subject, {}))
-    first = call(inputs)
-    allows = partial(_allows, subject)
-    direct = subject.performer is None
+    first, direct = call(inputs), subject.performer is None
     return Basis(subject.kernel, subject.op, subject.device, inputs, first, call, allows, direct, thorough, anew=anew)
 
 
-def _caller(subject: Subject, known: dict[frozenset[str], Caller], inputs: Inputs) -> Caller:
-    """Return the caller for inputs of these names, which decide on the results that the kernel must return."""
-    if (names := inputs.case.names) not in known:
-        known[names] = replace(subject.caller(_small(subject.problem(inputs))), shapes=None)
-    return known[names]
+def findings_of(results: Iterable[PropertyResult]) -> Iterator[Finding]:
+    """Yield findings for broken properties that the kernel declares, and for bits that its contract excludes."""
+    yield from (Finding("broken_property", one.name, sentence_of(one)) for one in results if one.fails)
 
 
 def _small(problem: Problem) -> Problem:
     """Cut independent inputs to one each; the names of the results stay the same."""
     cut = {name for things in problem.op.relations if isinstance(things, Independent) for name in things.inputs}
     return problem.on({n: t[:1] if n in cut else t for n, t in problem.tensors.items()}) if cut else problem
-
-
-def _results(caller_of: Callable[[Inputs], Caller], inputs: Inputs) -> Tensors:
-    """Call the kernel and return its results in memory of their own; the inputs are restored.
-
-    Raises:
-        UnsupportedCase: the kernel declares that it takes less.
-    """
-    caller = caller_of(inputs)
-    if outside := beyond(caller.kernel.takes, inputs.case):
-        raise UnsupportedCase(f"the kernel declares that it takes less: {outside}")
-    call = caller.unguarded(inputs).kept()
-    inputs.restore()
-    return {name: call.actual[name] for name in call.results}
-
-
-def _allows(subject: Subject, inputs: Inputs, results: Tensors) -> bool:
-    judged = judge(subject.problem(inputs), dict(results), alternatives=False)
-    return judged.verdict not in BAD
-
-
-def findings_of(results: Iterable[PropertyResult]) -> Iterator[Finding]:
-    """Yield findings for broken properties that the kernel declares, and for bits that its contract excludes."""
-    yield from (Finding("broken_property", one.name, sentence_of(one)) for one in results if one.fails)
 
 
 def sentence_of(one: PropertyResult) -> str:

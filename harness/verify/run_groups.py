@@ -22,7 +22,7 @@ from lastbit.verify.narrowing import groups_of, not_asked, takes_less
 from lastbit.verify.plan import NO_SIZES_LEFT, SIZED
 from lastbit.verify.project import Project
 from lastbit.verify.property_checks import ordinary_group
-from lastbit.verify.sizes import Sized, cases_of_each, sized_cases, templates_of
+from lastbit.verify.sizes import cases_of_each, sized_cases, templates_of
 
 _MOST_NUMBERS = 6  # that a note names
 # Arbitrary: of one kernel that has all options it is some 60 rows in place of 15, seconds of a run of a minute.
@@ -68,16 +68,13 @@ def groups_in_a_run(
         constants = SizeConstants() if compared else size_constants(kernel.call, kernel.source)
         sized = sized_cases(templates(kernel.op), kernel, constants, most)
         groups += [Group(SIZED, examples=sized.cases)] if sized.cases else []
-        return groups, [*not_asked(kernel, op, every(kernel.op, kernel.accepts), groups), *_left_out(kernel, sized)]
+        notes = [*not_asked(kernel, op, every(kernel.op, kernel.accepts), groups)]
+        if sized.left:
+            numbers = ", ".join(map(str, sized.left[:_MOST_NUMBERS])) + ", …" * (len(sized.left) > _MOST_NUMBERS)
+            notes.append(NotRun(f"{kernel.name} beside {numbers}", NO_SIZES_LEFT))
+        return groups, notes
 
     return groups_and_notes
-
-
-def _left_out(kernel: Kernel, sized: Sized) -> Iterator[NotRun]:
-    """Yield a note of the numbers of a kernel's comparisons for which the run has no case left."""
-    if sized.left:
-        numbers = ", ".join(map(str, sized.left[:_MOST_NUMBERS])) + ", …" * (len(sized.left) > _MOST_NUMBERS)
-        yield NotRun(f"{kernel.name} beside {numbers}", NO_SIZES_LEFT)
 
 
 def _further(project: Project, subject: Subject, groups: Iterable[Group], *, small: bool) -> Iterator[Group]:

@@ -201,15 +201,8 @@ class Worker:
         Raises:
             LastbitError: its opening raised, or ended it.
         """
-        if self._child is None:
-            self._start()
-
-    def kill(self) -> None:
-        """End the process at once, for another thread: work that is under way there raises `WorkerEnded`."""
-        if (child := self._child) is not None:
-            child.kill()
-
-    def _start(self) -> None:
+        if self._child is not None:
+            return
         folder = self._config.folder
         with Path(folder, LOG).open("ab") if folder else nullcontext() as log:
             self._child = child_for(
@@ -217,6 +210,11 @@ class Worker:
             )
         self._send((self._config, self._opening))
         self._outcome()
+
+    def kill(self) -> None:
+        """End the process at once, for another thread: work that is under way there raises `WorkerEnded`."""
+        if (child := self._child) is not None:
+            child.kill()
 
     def _send(self, content: object) -> None:
         assert self._child is not None
@@ -227,8 +225,17 @@ class Worker:
 
     def _outcome(self) -> Any:
         """Return the outcome of the work, after the messages about its cases and their results."""
+        assert self._child is not None
         while True:
-            kind, content = self._received()
+            try:
+                while (message := next_message(self._child.channel, _PAUSE)) is None:
+                    if self._case and time.monotonic() > self._began + self._config.timeout + _GRACE:
+                        self._child.kill()  # a kernel may have stopped the clock
+                    if self._child.silent:
+                        raise self._ended()
+            except EOFError:
+                raise self._ended() from None
+            kind, content = pickle.loads(message)
             match kind:
                 case "begins":
                     self._case, self._began = content, time.monotonic()
@@ -242,19 +249,6 @@ class Worker:
                     raise content
                 case _:
                     return content
-
-    def _received(self) -> tuple[str, Any]:
-        assert self._child is not None
-        try:
-            while (message := next_message(self._child.channel, _PAUSE)) is None:
-                if self._case and time.monotonic() > self._began + self._config.timeout + _GRACE:
-                    self._child.kill()  # a kernel may have stopped the clock
-                if self._child.silent:
-                    raise self._ended()
-        except EOFError:
-            raise self._ended() from None
-        kind, content = pickle.loads(message)
-        return kind, content
 
     def _ended(self) -> WorkerEnded:
         case, took = self._case, time.monotonic() - self._began
@@ -306,7 +300,12 @@ def serve(descriptor: int) -> None:
         check = later_imports(config)
         while isinstance(place, Workplace):
             work, args, kwargs = told()
-            say(*_done(place, check, work, *args, **kwargs))
+            kind, content = _tried(work, place, *args, **kwargs)
+            if kind == "returned" and (failed := _tried(check))[0] == "raised":
+                kind, content = failed
+            elif kind == "raised" and is_lost(torch.device(one_device(config))):
+                content = DeviceLost(f"{content}; its process cannot use the device any more, and another one goes on")
+            say(kind, content)
             sys.stdout.flush()
 
 
@@ -327,18 +326,6 @@ def _watch(limit: float, say: Callable[[str, object], None]) -> Watch:
             say("over", None)
 
     return watch
-
-
-def _done(
-    place: Workplace, check: Callable[[], None], work: Callable[..., object], *args: object, **kwargs: object
-) -> tuple[str, Any]:
-    """Do work, then the check; return the kind of outcome and its content, `DeviceLost` if the device is unusable."""
-    kind, content = _tried(work, place, *args, **kwargs)
-    if kind == "returned" and (failed := _tried(check))[0] == "raised":
-        return failed
-    if kind == "raised" and is_lost(torch.device(one_device(place.config))):
-        return kind, DeviceLost(f"{content}; its process cannot use the device any more, and another one goes on")
-    return kind, content
 
 
 def _tried(work: Callable[..., object], *args: object, **kwargs: object) -> tuple[str, Any]:

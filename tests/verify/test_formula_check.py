@@ -26,9 +26,8 @@ from lastbit.numerics.residues.field import P
 from lastbit.result import OF_FORMULA, CaseResult, Comparison, Judgement, StageResult, Verdict
 from lastbit.shadows.following import Followed, follow
 from lastbit.verify import formula_check
-from lastbit.verify.beside import Beside
 from lastbit.verify.check import Subject, verify_case
-from lastbit.verify.formula_check import judged_by_formula, with_formula
+from lastbit.verify.formula_check import Beside, judged_by_formula, with_formula
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import open_project
 from lastbit.verify.worker import Workplace
