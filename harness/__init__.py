@@ -47,10 +47,9 @@ if TYPE_CHECKING:
     )
     from lastbit.interpret import interpret_triton
     from lastbit.judges.warm_judges import Judges, judge
-    from lastbit.ops import Contract, Latent, Op, Rounds, StageRecorder, op
+    from lastbit.ops import Contract, Latent, Op, ProbedSum, Rounds, StageRecorder, op
     from lastbit.orders.reveal import Revealed, reveal
     from lastbit.placement import moved
-    from lastbit.probed_sum import ProbedSum
     from lastbit.verify.assert_invariant import InvarianceViolation, assert_invariant
     from lastbit.verify.assertion import ContractViolation, Undecided, assert_contract
 
@@ -60,29 +59,15 @@ _NAMES = {
     "lastbit.errors": ("LastbitError", "UnsupportedCase"),
     "lastbit.in_place": ("Out",),
     "lastbit.inputs": (
-        "DRAWN",
-        "LAYOUTS",
-        "Accepted",
-        "build",
-        "chosen_tensor",
-        "combinations",
-        "cut_rows",
-        "layouts_like",
-        "leading_dims",
-        "least_rows",
-        "residues",
-        "row_layouts",
-        "tensor_choices",
-        "widths",
-        "widths_with",
+        *("DRAWN", "LAYOUTS", "Accepted", "build", "chosen_tensor", "combinations", "cut_rows", "layouts_like"),
+        *("leading_dims", "least_rows", "residues", "row_layouts", "tensor_choices", "widths", "widths_with"),
     ),
     "lastbit.interpret": ("interpret_triton",),
     "lastbit.judges.warm_judges": ("Judges", "judge"),
     "lastbit.kernel": ("kernel",),
-    "lastbit.ops": ("Contract", "Latent", "Op", "Rounds", "StageRecorder", "op"),
+    "lastbit.ops": ("Contract", "Latent", "Op", "ProbedSum", "Rounds", "StageRecorder", "op"),
     "lastbit.orders.reveal": ("Revealed", "reveal"),
     "lastbit.placement": ("moved",),
-    "lastbit.probed_sum": ("ProbedSum",),
     "lastbit.verify.assert_invariant": ("InvarianceViolation", "assert_invariant"),
     "lastbit.verify.assertion": ("ContractViolation", "Undecided", "assert_contract"),
 }

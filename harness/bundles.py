@@ -17,8 +17,8 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from lastbit.errors import LastbitError
@@ -83,7 +83,12 @@ def flat(
     bundles = {name: bundle for name, bundle in found.items() if bundle is not None}
     if not bundles:
         return function
-    signature = _flattened(parameters, bundles, where, error)
+    each = [q for p in parameters.values() for q in (bundles[p.name].parameters if p.name in bundles else [p])]
+    names = [p.name for p in each]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise error(f"{where} takes {twice[0]!r} twice: tensors in dataclasses are inputs by their own names")
+    each.sort(key=lambda p: (p.kind, p.kind is _BY_PLACE and p.default is not p.empty))
+    signature = inspect.Signature(each)
 
     @functools.wraps(function)
     def flattened(*args: Any, **arguments: Any) -> Any:
@@ -97,16 +102,6 @@ def flat(
     return flattened
 
 
-def _flattened(
-    parameters: Mapping[str, inspect.Parameter], bundles: Mapping[str, _Bundle], where: str, error: type[LastbitError]
-) -> inspect.Signature:
-    each = [q for p in parameters.values() for q in (bundles[p.name].parameters if p.name in bundles else [p])]
-    names = [p.name for p in each]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise error(f"{where} takes {twice[0]!r} twice: tensors in dataclasses are inputs by their own names")
-    return inspect.Signature(sorted(each, key=lambda p: (p.kind, p.kind is _BY_PLACE and p.default is not p.empty)))
-
-
 _BY_PLACE = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -118,14 +113,27 @@ def _bundle(
     error: type[LastbitError],
 ) -> _Bundle | None:
     """Return the bundle that a parameter stands for; None if the parameter stands for itself."""
-    kind = _without_none(_resolved(parameter.annotation, function))
+    annotation = parameter.annotation
+    if isinstance(annotation, str):  # it is resolved where the function was written
+        plain = inspect.unwrap(getattr(function, "func", function))
+        scope = getattr(plain if hasattr(plain, "__globals__") else type(plain).__call__, "__globals__", {})
+        try:
+            annotation = get_type_hints(types.SimpleNamespace(__annotations__={"": annotation}), scope)[""]
+        except Exception:  # whatever a text may do
+            return None
+    kind = _without_none(annotation)
     if not isinstance(kind, type) or not is_dataclass(kind) or kind in tensors:
         return None
     try:
         hints = get_type_hints(kind)
     except Exception:  # whatever a text may do
         return None
-    others = [field for field in fields(kind) if not _is_tensor(_without_none(hints[field.name]), tensors)]
+    from torch import Tensor  # who wrote the annotation has imported it
+
+    def is_tensor(kind: Any) -> bool:
+        return isinstance(kind, type) and issubclass(kind, (Tensor, *tensors))
+
+    others = [field for field in fields(kind) if not is_tensor(_without_none(hints[field.name]))]
     if len(others) == len(fields(kind)):
         return None  # a parameter of the kernel's own
     if others:
@@ -134,30 +142,11 @@ def _bundle(
             f"{where}: its parameter {parameter.name!r} is a {kind.__name__}, which has tensors and {told!r}; a "
             "dataclass of inputs has tensors alone, so make that a parameter of its own"
         )
-    return _Bundle(kind, tuple(map(_parameter, fields(kind))), parameter.default is not parameter.empty)
-
-
-def _parameter(field: Field[Any]) -> inspect.Parameter:
-    default = inspect.Parameter.empty if field.default is MISSING else field.default
-    return inspect.Parameter(field.name, _BY_PLACE, default=default, annotation=field.type)
-
-
-def _is_tensor(kind: Any, others: tuple[type, ...]) -> bool:
-    from torch import Tensor  # who wrote the annotation has imported it
-
-    return isinstance(kind, type) and issubclass(kind, (Tensor, *others))
-
-
-def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
-    """Resolve an annotation where the function was written; None for a text that means nothing there."""
-    if not isinstance(annotation, str):
-        return annotation
-    plain = inspect.unwrap(getattr(function, "func", function))
-    scope = getattr(plain if hasattr(plain, "__globals__") else type(plain).__call__, "__globals__", {})
-    try:
-        return get_type_hints(types.SimpleNamespace(__annotations__={"": annotation}), scope)[""]
-    except Exception:  # whatever a text may do
-        return None
+    each = []
+    for field in fields(kind):
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        each.append(inspect.Parameter(field.name, _BY_PLACE, default=default, annotation=field.type))
+    return _Bundle(kind, tuple(each), parameter.default is not parameter.empty)
 
 
 def _without_none(kind: Any) -> Any:

@@ -180,7 +180,7 @@ class Case:
 
     def __str__(self) -> str:
         words = [self.op, *map(str, self.tensors)]
-        words += [f"{name}={_format_param(value)}" for name, value in self.params.items()]
+        words += [f"{name}={value if isinstance(value, str) else repr(value)}" for name, value in self.params.items()]
         return " ".join([*words, f"seed={self.seed}"])
 
 
@@ -237,7 +237,11 @@ def parse_case(line: str) -> Case:
     for word in words[1:]:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier() or not value:
-            blank = "; a regime with parentheses holds no blank" if any(_is_cut(before) for before in words) else ""
+            blank = (
+                "; a regime with parentheses holds no blank"
+                if any("(" in before and ")" not in before for before in words)
+                else ""
+            )
             raise UsageError(f"cannot read {_shortened(word)!r} in case line {line!r}: expected name=value{blank}")
         if name in params or any(t.name == name for t in tensors):
             raise UsageError(f"{_shortened(name)!r} is given twice in case line {line!r}")
@@ -249,11 +253,6 @@ def parse_case(line: str) -> Case:
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise UsageError(f"seed={seed!r} in case line {line!r} must be an integer from 0 to 2**63 - 1")
     return Case(words[0], tuple(tensors), params, seed)
-
-
-def _is_cut(word: str) -> bool:
-    """Check whether a word ends before its parenthesis does."""
-    return "(" in word and ")" not in word
 
 
 def _parse_tensor(name: str, text: str, line: str) -> TensorSpec:
@@ -314,7 +313,3 @@ _MOST_DIGITS = 18
 _MOST_BYTES = 1 << 62
 # As torch has at most.
 _MOST_DIMENSIONS = 64
-
-
-def _format_param(value: Param) -> str:
-    return value if isinstance(value, str) else repr(value)

@@ -115,7 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     129 ended by SIGTERM or SIGHUP. Nothing that goes wrong ends with 1, which stands for findings: an error of the
     system and a bug of lastbit end with 2.
     """
-    _write_what_cannot_be_encoded()
+    for stream in (sys.stdout, sys.stderr):  # a character that their encoding lacks is shown by its escape
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None and words[:1] in (["explain"], ["verify"]):  # in a process of its own, which runs no kernel itself
         for variable in ("TRITON_INTERPRET", "OPENBLAS_NUM_THREADS"):  # so that a fork of it can, on the CPU
@@ -123,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         make_parser(()).print_help()
         return BROKEN
-    if told := _of_command(words):
+    if told := _wrong_command(words):
         _say(told)
         return BROKEN
     if argv is None:
@@ -135,50 +137,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "words" in options:  # those that stand behind an option, which argparse leaves
         options.words += [word for word in rest if word[:1] != "-"]
         rest = [word for word in rest if word[:1] == "-"]
-    if unknown := _unknown(rest, vars(options)):
-        parser.error(unknown)
+    if wrong := _not_taken(rest, vars(options)):
+        parser.error(f"unrecognized arguments: {wrong}")
     code = _guarded(lambda: int(options.command(options, rest)))
     if argv is None:  # Python looks for garbage once more when it ends
         _keep()
     return code
 
 
-def _keep() -> None:
-    """Keep what is there from being searched for garbage: in torch alone that takes as long as half of its import."""
-    gc.freeze()
-    gc.enable()
-
-
-def _of_command(words: Sequence[str]) -> str:
-    """Return what is wrong with the words as a command, and what to type."""
+def _wrong_command(words: Sequence[str]) -> str:
+    """Return what is wrong with the words as a command, and what to type; it imports no torch, which takes seconds."""
     if (now := former.modern(words)) != words:
         return f"this is written differently now; type\n\n    {shlex.join(['lastbit', *now])}\n"
     if words[0] not in COMMANDS and not words[0].startswith("-"):
         return f"{words[0]!r} is no command{nearest(words[0], COMMANDS)} `lastbit --help` lists them"
-    return _of_paths(words[1:]) if words[0] in _OF_KERNELS and words[1:2] != ["diff"] else ""
+    if words[0] in _OF_KERNELS and words[1:2] != ["diff"]:
+        from lastbit.config import Config
 
-
-def _of_paths(words: Sequence[str]) -> str:
-    """Return what is wrong with the paths before any option, while torch, which takes seconds, is not yet imported."""
-    from lastbit.config import Config
-
-    try:
-        asked = read_words(takewhile(lambda word: word[:1] != "-", words))
-        Config(folder="", kernel_folders=asked.paths).check_places()
-    except UsageError as error:
-        return str(error)
+        try:
+            asked = read_words(takewhile(lambda word: word[:1] != "-", words[1:]))
+            Config(folder="", kernel_folders=asked.paths).check_places()
+        except UsageError as error:
+            return str(error)
     return ""
 
 
-def _unknown(rest: Sequence[str], options: Mapping[str, object]) -> str:
-    """Return what is wrong with words that the parser did not take; those for pytest are wrong if they shorten ours."""
+def _not_taken(rest: Sequence[str], options: Mapping[str, object]) -> str:
+    """Return the words that the parser did not take; those for pytest are wrong if they shorten an option of ours."""
     own = [f"--{name.replace('_', '-')}" for name in options if name != "words"]
     if options.get("takes_rest"):
         rest = [word for word in rest if word[:2] == "--" and any(o.startswith(word.partition("=")[0]) for o in own)]
     if not rest:
         return ""
     first = rest[0].partition("=")[0]
-    return f"unrecognized arguments: {' '.join(rest)}{nearest(first, {*own} - {first})}"  # there it names no option
+    return f"{' '.join(rest)}{nearest(first, {*own} - {first})}"  # there it names no option
+
+
+def _keep() -> None:
+    """Keep what is there from being searched for garbage: in torch alone that takes as long as half of its import."""
+    gc.freeze()
+    gc.enable()
 
 
 def _guarded(command: Callable[[], int]) -> int:
@@ -195,36 +193,21 @@ def _guarded(command: Callable[[], int]) -> int:
         _say(str(error))
     except BrokenPipeError:  # whoever reads has read enough, as in `lastbit report | head`
         _forget_output()
-    except OSError as error:
-        _forget_output()
-        _say(_of_system(error))
     except Exception as error:
-        _say(_of_lastbit(error))
+        if isinstance(error, OSError):
+            _forget_output()
+        if isinstance(error, OSError) and error.errno is not None:  # without a number, no system refused anything
+            place = "" if error.filename is None else f"{os.fspath(error.filename)!r}: "
+            _say(f"{place}{error.strerror or error}")
+        else:
+            trace = "".join(traceback.format_exception(error))
+            what = "this is a bug of lastbit, and says nothing about a kernel. Please report it with"
+            _say(f"{what}\n{trace}".rstrip())
     return BROKEN
 
 
 def _say(text: str) -> None:
     print(f"lastbit: {visible(text, keep=chr(10))}", file=sys.stderr)
-
-
-def _of_system(error: OSError) -> str:
-    """Describe what the operating system refused, and on which file, if it says so."""
-    if error.errno is None:  # raised by Python code, which no system refused anything
-        return _of_lastbit(error)
-    place = "" if error.filename is None else f"{os.fspath(error.filename)!r}: "
-    return f"{place}{error.strerror or error}"
-
-
-def _of_lastbit(error: Exception) -> str:
-    trace = "".join(traceback.format_exception(error))
-    return f"this is a bug of lastbit, and says nothing about a kernel. Please report it with\n{trace}".rstrip()
-
-
-def _write_what_cannot_be_encoded() -> None:
-    """Let the standard streams show the escape of a character that their encoding lacks."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _forget_output() -> None:

@@ -72,10 +72,18 @@ def read_words(words: Iterable[str]) -> Asked:
     for word in words:
         if not word.strip():
             raise UsageError(f"{word!r} names no kernel and no case; a variable of the shell may be empty")
-        if _is_case(word):
+        first, *rest = word.split(maxsplit=1)
+        if not rest and re.match(r"\w+=", word) and not os.path.exists(word):
+            raise UsageError(f"{word!r} is a part of a case; put quotes around all of its line, as in {_EXAMPLE}")
+        is_case = rest and "=" in word and "/" not in first and BEHIND_PATH not in first
+        if is_case and not os.path.exists(word):
             cases.append(word)
             continue
-        path, name = _split(word)
+        path, mark, name = word.partition(BEHIND_PATH)
+        if not mark:
+            own = word.partition(_BEHIND_NAME)[0]
+            is_path = "/" in own or own.endswith(".py") or os.path.exists(word)
+            path, name = (word, "") if is_path else ("", word)
         if path:
             paths.setdefault(path, word)
             whole += [path] * (not name)
@@ -87,24 +95,6 @@ def read_words(words: Iterable[str]) -> Asked:
             f"in {whole[0]}{BEHIND_PATH}NAME"
         )
     return Asked(tuple(paths), tuple(kernels), tuple(cases))
-
-
-def _is_case(word: str) -> bool:
-    first, *rest = word.split(maxsplit=1) or [""]
-    if rest and "=" in word and "/" not in first and BEHIND_PATH not in first:
-        return not os.path.exists(word)
-    if not rest and re.match(r"\w+=", word) and not os.path.exists(word):
-        raise UsageError(f"{word!r} is a part of a case; put quotes around all of its line, as in {_EXAMPLE}")
-    return False
-
-
-def _split(word: str) -> tuple[str, str]:
-    """Return the path in a word and the name of a kernel; one of them may be empty."""
-    path, mark, name = word.partition(BEHIND_PATH)
-    if mark:
-        return path, name
-    own = word.partition(_BEHIND_NAME)[0]
-    return (word, "") if "/" in own or own.endswith(".py") or os.path.exists(word) else ("", word)
 
 
 def command(name: str, kernel: str = "", case: str = "", options: str = "") -> str:

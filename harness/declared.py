@@ -62,17 +62,6 @@ def check_names(where: str, what: str, given: Any, known: Collection[str]) -> No
             raise OpError(no_such(f"name in {what} of {where}:", name, known))
 
 
-def check_latent(
-    where: str, stages: Mapping[str, object], instead: Collection[str], axes: Mapping[str, Collection[str]]
-) -> None:
-    """Raise `OpError` unless a Latent lists `stages` as names, and has `instead` for options of the op."""
-    for what, given in stages.items():
-        if not is_names(given):
-            raise OpError(f"{where}: {what}={given!r} of its Latent must be a tuple of names")
-    options = [option for choices in axes.values() for option in choices]
-    check_names(where, "instead of its Latent", tuple(instead), options)
-
-
 def check_contracts(
     where: str,
     axes: Mapping[str, Mapping[str, Mapping[str, str]]],
@@ -83,29 +72,9 @@ def check_contracts(
 ) -> None:
     """Raise `OpError` unless the contracts of an op can be told apart, and round to one of `targets` each.
 
-    One of `directions` may follow the target, as in `x:zero`.
-    """
-    check_axes(where, axes, presets)
-    for each in (rounds, *(of_option for choices in axes.values() for of_option in choices.values())):
-        check_targets(where, each, targets, directions)
-
-
-def check_targets(where: str, rounds: Mapping[str, str], known: Collection[str], directions: Collection[str]) -> None:
-    """Raise `OpError` unless every rounding point has the name of an input of numbers or of a format, and a direction
-    that there is, if any.
-    """
-    for stage, text in rounds.items():
-        target, colon, direction = text.partition(":")
-        if target not in known:
-            raise OpError(no_such(f"rounding of {where}: {stage!r} is rounded to", target, known))
-        if colon and direction not in directions:
-            raise OpError(no_such(f"direction of {where}: {stage!r} is rounded", direction, directions))
-
-
-def check_axes(where: str, axes: Mapping[str, Mapping[str, Any]], presets: Collection[str]) -> None:
-    """Raise `OpError` unless every option has a name of its own that can be part of a contract's text.
-
-    The first option of an axis may be nameless: it is what holds where no other option of the axis is named.
+    Every option has a name of its own that can be part of a contract's text. The first option of an axis may be
+    nameless: it is what holds where no other option of the axis is named. One of `directions` may follow a target, as
+    in `x:zero`.
     """
     seen: dict[str, str] = {}
     for axis, choices in axes.items():
@@ -121,3 +90,10 @@ def check_axes(where: str, axes: Mapping[str, Mapping[str, Any]], presets: Colle
             if option in seen:
                 raise OpError(f"{where}: the option {option!r} is on two axes, {seen[option]!r} and {axis!r}")
             seen[option] = axis
+    for each in (rounds, *(of_option for choices in axes.values() for of_option in choices.values())):
+        for stage, text in each.items():
+            target, colon, direction = text.partition(":")
+            if target not in targets:
+                raise OpError(no_such(f"rounding of {where}: {stage!r} is rounded to", target, targets))
+            if colon and direction not in directions:
+                raise OpError(no_such(f"direction of {where}: {stage!r} is rounded", direction, directions))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -135,7 +135,14 @@ def parse_device(name: str, here: Machine | None = None) -> torch.device:
 
 def _resolved(name: str, here: Machine) -> str:
     match = _NAME.fullmatch(name)
-    if match is None or not (match["type"] in ("cpu", here.accelerator) or _is_type(match["type"])):
+    known = match is not None and match["type"] in ("cpu", here.accelerator)
+    if match is not None and not known:  # torch learns plugins' types when they are installed
+        import torch
+
+        with suppress(RuntimeError):
+            torch.device(match["type"])
+            known = True
+    if match is None or not known:
         raise UsageError(f"unknown device {name!r}; this machine has {here}")
     index = here.current if match["index"] is None else int(match["index"])
     if match["type"] == "cpu" and not int(match["index"] or 0):
@@ -143,17 +150,6 @@ def _resolved(name: str, here: Machine) -> str:
     if match["type"] != here.accelerator or index >= here.count:
         raise UsageError(f"device {name!r} was asked for, but this machine has {here}")
     return f"{here.accelerator}:{index}"
-
-
-def _is_type(name: str) -> bool:
-    """Check whether torch knows devices of that type; it learns plugins' types when they are installed."""
-    import torch
-
-    try:
-        torch.device(name)
-    except RuntimeError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -195,17 +191,15 @@ def plan_devices(text: str, environ: Mapping[str, str] = os.environ, here: Machi
     here = here or (Machine() if set(names) <= _ALWAYS_HERE else machine(environ))
     if AUTO in names and names != [AUTO]:
         raise UsageError(f"--device {text!r}: auto chooses by itself; write auto alone, or the names of devices")
-    chosen = _automatic(here) if names == [AUTO] else _given(names, here)
+    if names != [AUTO]:
+        chosen = _given(names, here)
+    elif not here.accelerator:
+        chosen = {"cpu": f"from --device auto: torch finds no accelerator; this machine has {here}"}
+    else:
+        peers = here.peers(device := f"{here.accelerator}:{here.current}")
+        others = f"; also here, for cases with a tensor on another device: {', '.join(peers)}" if peers else ""
+        chosen = {device: f"from --device auto: the current accelerator{others}"}
     return DevicePlan(tuple(chosen), tuple(chosen.values()), tuple(_leftovers(tuple(chosen), environ)))
-
-
-def _automatic(here: Machine) -> dict[str, str]:
-    if not here.accelerator:
-        return {"cpu": f"from --device auto: torch finds no accelerator; this machine has {here}"}
-    device = f"{here.accelerator}:{here.current}"
-    peers = here.peers(device)
-    others = f"; also here, for cases with a tensor on another device: {', '.join(peers)}" if peers else ""
-    return {device: f"from --device auto: the current accelerator{others}"}
 
 
 def _given(names: list[str], here: Machine) -> dict[str, str]:

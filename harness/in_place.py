@@ -76,26 +76,22 @@ def checked_outs(
         return outs
     own = inspect.signature(function).parameters
     always = [p.name for p in own.values() if p.name not in outs and p.default is p.empty and p.kind in _BY_NAME]
-    for name in outs:
+    for name, made in outs.items():
         if name not in own:
             raise UsageError(no_such(f"parameter in out of {where}:", name, own))
-    return {name: _with_like(o, where, always) for name, o in outs.items()}
+        if callable(made.like):
+            continue
+        what = f"the result {made.result!r} of {where} is like"
+        if not isinstance(made.like, str):
+            raise UsageError(f"{what} {made.like!r}; name an input, or give a function")
+        like = made.like or next(iter(always), "")
+        if like not in always:
+            raise UsageError(no_such(f"input that {what}:", like, always))
+        outs[name] = Out(made.result, like)
+    return outs
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def _with_like(out: Out, where: str, always: list[str]) -> Out:
-    if callable(out.like):
-        return out
-    if not isinstance(out.like, str):
-        raise UsageError(
-            f"the result {out.result!r} of {where} is like {out.like!r}; name an input, or give a function"
-        )
-    like = out.like or next(iter(always), "")
-    if like not in always:
-        raise UsageError(no_such(f"input that the result {out.result!r} of {where} is like:", like, always))
-    return Out(out.result, like)
 
 
 def returning(

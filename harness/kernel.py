@@ -17,7 +17,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -144,7 +144,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class _Declaration:
+class Declaration:
     """A kernel, and the module in whose execution it was declared: its name and its file."""
 
     kernel: Kernel
@@ -152,7 +152,7 @@ class _Declaration:
     file: Path
 
 
-_declared: list[_Declaration] | None = None
+_declared: list[Declaration] | None = None
 
 
 def kernel(
@@ -196,25 +196,31 @@ def kernel(
         made = Kernel(own, op, contract, function, stages, mutates, devices, depth, order, placement, unordered, source)
         made = replace(made, invariant=invariant, takes=declared_takes(takes, made.where), primitives=dict(primitives))
         made = replace(made, refuses=refuses)
-        made = _called_by_name(made, mutates if isinstance(mutates, Mapping) else {}, out)
+        overwritten = mutates if isinstance(mutates, Mapping) else {}
+        if not is_names(overwritten.values()):
+            example = "{'x': 'output'}, or to ''"
+            raise UsageError(f"mutates={overwritten!r} of {made.where} must map inputs to results, such as {example}")
+        # Whatever way it is written, it is called with tensors by name, and returns every result.
+        call = flat(refusing(made.call, made.refuses), made.where, error=UsageError)
+        outs = checked_outs(call, made.where, out, overwritten)
+        held = {name: result for name, result in overwritten.items() if result} | {n: o.result for n, o in outs.items()}
+        made = replace(made, call=returning(call, overwritten, outs), mutates=tuple(made.mutates), held=held)
         with suppress(AttributeError, TypeError):  # objects that take no attribute
             setattr(function, _ATTRIBUTE, (*declarations_of(function), made))
         if _declared is not None:
-            _declared.append(_Declaration(made, *_module_under_way()))
+            # Of the innermost module that is being executed; code from a string is of the file that runs it.
+            frame: FrameType | None = sys._getframe()
+            while frame is not None and (
+                frame.f_code.co_name != "<module>" or frame.f_code.co_filename.startswith("<")
+            ):
+                frame = frame.f_back
+            name_of, file = (
+                ("", "") if frame is None else (frame.f_globals.get("__name__", ""), frame.f_code.co_filename)
+            )
+            _declared.append(Declaration(made, str(name_of), Path(file)))
         return function
 
     return register
-
-
-def _called_by_name(made: Kernel, overwritten: Mapping[str, str], out: Mapping[str, str | Out]) -> Kernel:
-    """Wrap the kernel's function so that it takes tensors by name and returns every result."""
-    if not is_names(overwritten.values()):
-        example = "{'x': 'output'}, or to ''"
-        raise UsageError(f"mutates={overwritten!r} of {made.where} must map inputs to results, such as {example}")
-    call = flat(refusing(made.call, made.refuses), made.where, error=UsageError)
-    outs = checked_outs(call, made.where, out, overwritten)
-    held = {name: result for name, result in overwritten.items() if result} | {n: o.result for n, o in outs.items()}
-    return replace(made, call=returning(call, overwritten, outs), mutates=tuple(made.mutates), held=held)
 
 
 def declarations_of(function: object) -> tuple[Kernel, ...]:
@@ -232,14 +238,6 @@ def _name_of(function: object) -> str:
 def _without_op(function: Any) -> UsageError:
     place = f"{_name_of(function)!r} ({place_of(function)})" if callable(function) else repr(function)
     return UsageError(f'@kernel needs the op: write @kernel("OP", contract=…) above {place}')
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A kernel, and the file whose execution declared it."""
-
-    kernel: Kernel
-    file: Path
 
 
 def load_kernels(path: Path) -> tuple[Kernel, ...]:
@@ -273,67 +271,48 @@ def check_path(path: Path) -> None:
         raise UsageError(f"kernel file or folder {str(path)!r} does not exist{nearest(path, there)}")
 
 
-def loaded_kernels(path: Path) -> tuple[Loaded, ...]:
+def loaded_kernels(path: Path) -> tuple[Declaration, ...]:
     """Return the kernels of a folder, or those of a file alone, each with the file that declares it."""
     folder, files = (path, sorted(path.glob("*.py"))) if path.is_dir() else (path.parent, [path])
     left: dict[Path, str] = {}
     with _collect() as declared, siblings(folder):
         for file in files:
-            if not _loaded_as_sibling(file):
+            known = getattr(sys.modules.get(file.stem), "__file__", None)
+            if known is None or Path(known).resolve() != file.resolve():  # no other file of the folder has imported it
                 module, left[file.resolve()] = load_kernel_file(file)
                 sys.modules.setdefault(file.stem, module)
-    found = [one for one in _of_folder(folder, declared, left) if path.is_dir() or one.file.resolve() == path.resolve()]
+    found, modules = list[Declaration](), dict[Path, str]()
+    for one in declared:  # of a file that was executed under two names, those of the first
+        if one.file.parent.resolve() != folder.resolve() or modules.setdefault(one.file, one.module) != one.module:
+            continue
+        if path.is_dir() or one.file.resolve() == path.resolve():
+            own = replace(one.kernel, arithmetic=left.get(one.file.resolve(), ""))
+            found.append(replace(one, kernel=own))
     if not found:
         where = f"no file of {str(path)!r} declares a" if path.is_dir() else f"{str(path)!r} declares no"
         raise UsageError(f"{where} kernel; decorate a function with @kernel(op)")
     names = [one.kernel.name for one in found]
     for name in names:
-        _check_name(name)
+        if REVISION_MARK in name:
+            raise UsageError(
+                f"kernel name {name!r} holds {REVISION_MARK!r}, after which the name of a revision follows"
+            )
+        if not name or not name.isprintable():
+            raise UsageError(f"kernel name {name!r} must consist of characters that can be printed")
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
         raise UsageError(f"kernel names must be unique; declared twice in {str(path)!r}: {', '.join(twice)}")
     return tuple(found)
 
 
-def _check_name(name: str) -> None:
-    if REVISION_MARK in name:
-        raise UsageError(f"kernel name {name!r} holds {REVISION_MARK!r}, after which the name of a revision follows")
-    if not name or not name.isprintable():
-        raise UsageError(f"kernel name {name!r} must consist of characters that can be printed")
-
-
 @contextmanager
-def _collect() -> Iterator[list[_Declaration]]:
+def _collect() -> Iterator[list[Declaration]]:
     global _declared
     outer, _declared = _declared, []
     try:
         yield _declared
     finally:
         _declared = outer
-
-
-def _module_under_way() -> tuple[str, Path]:
-    """Name and file of the innermost module that is being executed; code from a string is of the file that runs it."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and (frame.f_code.co_name != "<module>" or frame.f_code.co_filename.startswith("<")):
-        frame = frame.f_back
-    if frame is None:
-        return "", Path()
-    return str(frame.f_globals.get("__name__", "")), Path(frame.f_code.co_filename)
-
-
-def _of_folder(folder: Path, declared: Iterable[_Declaration], left: Mapping[Path, str]) -> Iterator[Loaded]:
-    """Yield the kernels of the files of a folder; of a file that was executed under two names, those of the first."""
-    modules: dict[Path, str] = {}
-    for one in declared:
-        if one.file.parent.resolve() == folder.resolve() and modules.setdefault(one.file, one.module) == one.module:
-            yield Loaded(replace(one.kernel, arithmetic=left.get(one.file.resolve(), "")), one.file)
-
-
-def _loaded_as_sibling(path: Path) -> bool:
-    """Check whether another file of the folder has imported this one already, which declared its kernels."""
-    file = getattr(sys.modules.get(path.stem), "__file__", None)
-    return file is not None and Path(file).resolve() == path.resolve()
 
 
 def load_kernel_file(path: Path) -> tuple[ModuleType, str]:

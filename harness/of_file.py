@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -61,41 +61,34 @@ def kernel_of_file(path: Path, role: Role) -> Kernel:
     with _collect() as declared, siblings(path.parent):
         module, left = load_kernel_file(path)
     own = [one.kernel for one in declared if one.file.resolve() == path.resolve() and one.kernel.op == role.op]
-    return replace(_in_role(module, own, role), arithmetic=left)
-
-
-def _in_role(module: ModuleType, own: Sequence[Kernel], role: Role) -> Kernel:
-    """Return the kernel that has the role in a file that declares `own` kernels of its op."""
-    if role.function:
-        return _named(module, own, role)
-    if len(own) > 1:
-        names = ", ".join(k.name for k in own)
-        file = Path(str(module.__file__)).name
-        raise UsageError(f"{file} declares several kernels of {role.op}: {names}; --function names one")
-    return _with_results(own[0], role) if own else _declared(_only(module, role.op), role)
-
-
-def _named(module: ModuleType, own: Sequence[Kernel], role: Role) -> Kernel:
-    """Find the kernel that the role names, by the name of its declaration or of a function of the file."""
-    named = [k for k in own if k.name == role.function]
-    function = vars(module).get(role.function)
-    if not named and callable(function):
-        named = [k for k in declarations_of(function) if k.op == role.op]
-        return _with_results(named[0], role) if named else _declared(function, role)
-    if not named:
-        names = dict.fromkeys([*(k.name for k in own), *_public(module)])
-        raise UsageError(no_such(f"function of {Path(str(module.__file__)).name}", role.function, names))
-    return _with_results(named[0], role)
-
-
-def _only(module: ModuleType, op: str) -> Callable[..., Any]:
-    """Find the function called like the op, or the only public one."""
-    public = _public(module)
-    if op in public or len(public) == 1:
-        return public.get(op) or next(iter(public.values()))
-    name = Path(str(module.__file__)).name
-    there = f"defines {', '.join(public)}" if public else "defines no public function"
-    raise UsageError(f"{name} {there}; --function says which is the kernel, or call it {op!r}")
+    file, public = Path(str(module.__file__)).name, _public(module)
+    found: Kernel | None = None
+    function: Any = None
+    if role.function:  # the name of a declaration, or of a function of the file
+        named = [k for k in own if k.name == role.function]
+        function = vars(module).get(role.function)
+        if not named and callable(function):
+            named = [k for k in declarations_of(function) if k.op == role.op]
+        elif not named:
+            names = dict.fromkeys([*(k.name for k in own), *public])
+            raise UsageError(no_such(f"function of {file}", role.function, names))
+        found = named[0] if named else None
+    elif len(own) > 1:
+        names_of = ", ".join(k.name for k in own)
+        raise UsageError(f"{file} declares several kernels of {role.op}: {names_of}; --function names one")
+    elif own:
+        found = own[0]
+    elif role.op in public or len(public) == 1:
+        function = public.get(role.op) or next(iter(public.values()))
+    else:
+        there = f"defines {', '.join(public)}" if public else "defines no public function"
+        raise UsageError(f"{file} {there}; --function says which is the kernel, or call it {role.op!r}")
+    if found is None:
+        found = _declared(function, role)
+    elif not found.held and any(role.mutates.values()):  # the file says nothing about which inputs hold results
+        made = _declared(inspect.unwrap(found.call), role, found.refuses)
+        found = replace(found, call=made.call, mutates=made.mutates, held=made.held)
+    return replace(found, arithmetic=left)
 
 
 def _public(module: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -122,14 +115,6 @@ def _declared(function: Callable[..., Any], role: Role, refuses: tuple[type[Exce
     return made[0].kernel
 
 
-def _with_results(own: Kernel, role: Role) -> Kernel:
-    """Take from the role which inputs hold results if the file says nothing about that."""
-    if own.held or not any(role.mutates.values()):
-        return own
-    made = _declared(inspect.unwrap(own.call), role, own.refuses)
-    return replace(own, call=made.call, mutates=made.mutates, held=made.held)
-
-
 def held_to(own: Kernel, role: Role, op: Op) -> tuple[Kernel, tuple[str, ...]]:
     """Return the kernel as the caller wants it judged, and a sentence for each differing declaration in its file."""
     held = {name: result for name, result in own.held.items() if name in role.mutates or name not in op.inputs}
@@ -142,25 +127,19 @@ def held_to(own: Kernel, role: Role, op: Op) -> tuple[Kernel, tuple[str, ...]]:
         placement=role.placement,
         takes={},
     )
-    return asked, tuple(_contrary(own, asked, op))
-
-
-def _contrary(own: Kernel, asked: Kernel, op: Op) -> Iterator[str]:
-    if (contract := _contract(op, own.contract)) != (claimed := str(op.contract(asked.contract))):
-        yield f"the file declares the contract {contract}; it is held to {claimed}"
-    if more := sorted({*own.mutates} - {*asked.mutates}):
-        yield f"the file declares that it overwrites {', '.join(more)}, which the caller does not allow"
-    if more := sorted({*own.unordered} - {*asked.unordered}):
-        yield f"the file declares {', '.join(more)} to be unordered, which the caller does not allow"
-    if own.takes:
-        yield f"the file declares {told(own.takes)}; it is judged on all that its signature takes"
-    if own.placement != asked.placement:
-        yield f"the file declares placement={own.placement!r}; it is held to {asked.placement!r}"
-
-
-def _contract(op: Op, text: str) -> str:
-    """Return the contract's full name; the text itself if the op has no such contract."""
     try:
-        return str(op.contract(text))
-    except UsageError:
-        return text
+        contract = str(op.contract(own.contract))
+    except UsageError:  # the op has no such contract
+        contract = own.contract
+    said = []
+    if contract != (claimed := str(op.contract(asked.contract))):
+        said.append(f"the file declares the contract {contract}; it is held to {claimed}")
+    if more := sorted({*own.mutates} - {*asked.mutates}):
+        said.append(f"the file declares that it overwrites {', '.join(more)}, which the caller does not allow")
+    if more := sorted({*own.unordered} - {*asked.unordered}):
+        said.append(f"the file declares {', '.join(more)} to be unordered, which the caller does not allow")
+    if own.takes:
+        said.append(f"the file declares {told(own.takes)}; it is judged on all that its signature takes")
+    if own.placement != asked.placement:
+        said.append(f"the file declares placement={own.placement!r}; it is held to {asked.placement!r}")
+    return asked, tuple(said)

@@ -12,13 +12,12 @@ import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lastbit.bundles import flat
 from lastbit.declared import (
     PASSED_BY_HARNESS,
     check_contracts,
-    check_latent,
     check_names,
     check_signature,
     is_names,
@@ -27,8 +26,10 @@ from lastbit.declared import (
 from lastbit.errors import OpError, UsageError, unknown
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import DIRECTIONS, TARGETS, Direction, Format, split_target
-from lastbit.probed_sum import ProbedSum
 from lastbit.relations import Independent, Relation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEFAULT = "default"
 """Name of the only contract of an op without axes."""
@@ -39,6 +40,32 @@ REQUIRED = inspect.Parameter.empty
 NO_DIRECTIONS: Mapping[str, Direction] = {}
 Rounds = Mapping[str, str]
 Value = TypeVar("Value")
+
+
+Arguments = Callable[["Tensor", float], Mapping[str, Any]]
+"""Terms [Q, N] and a tuning from 0 to 1 → inputs and parameters of a call that adds up the terms of each row."""
+
+
+@dataclass(frozen=True)
+class ProbedSum:
+    """A sum that a kernel of the op computes, and how a probe of it is placed and read.
+
+    Attributes:
+        arguments: tensors and parameters of a call, by name, in which each of Q rows of N terms is a sum of its own.
+            Terms are powers of two and a few bits more, zeros mostly; all of them reach the sum exactly. The function
+            may let a parameter follow the tuning, so that results round elsewhere.
+        results: result or stage → its dimension that counts the Q sums, the first choice first. Each is a function of
+            the sum, and of no term but those at its own place.
+        squares: what is added are the squares of the terms.
+        dot: the sum is a dot, to which the declaration `order=` of a kernel applies.
+        about: what is added, for a reader.
+    """
+
+    arguments: Arguments
+    results: Mapping[str, int]
+    squares: bool = False
+    dot: bool = False
+    about: str = ""
 
 
 class StageRecorder(Protocol):
@@ -206,7 +233,16 @@ class Op:
                 raise UsageError(f"contract {text!r} names two options of the axis {axis_of[option]!r}")
             named[axis_of[option]] = option
         found = self._point(tuple(named.get(axis, own) for axis, own in zip(self.axes, start, strict=True)))
-        return self.directed(found, _directions(text, points, found)) if points else found
+        directions: dict[str, Direction] = {}
+        for stage, way in map(split_target, points):
+            if stage not in found.rounds:
+                raise unknown(f"rounding point in the contract {text!r},", stage, found.rounds)
+            if way not in DIRECTIONS:
+                raise unknown(f"direction in the contract {text!r},", way, DIRECTIONS)
+            if stage in directions:
+                raise UsageError(f"contract {text!r} names two directions of {stage!r}")
+            directions[stage] = way
+        return self.directed(found, directions) if points else found
 
     def contracts(self) -> tuple[Contract, ...]:
         """Return every contract of the op: all combinations of the options of its axes."""
@@ -265,32 +301,12 @@ class Op:
         own = {stage: split_target(rounds[stage]) for stage in directions if stage in rounds}
         others = {stage: directions[stage] for stage, (_, way) in own.items() if way != directions[stage]}
         rounds |= {stage: f"{own[stage][0]}:{way}" for stage, way in others.items()}
-        return Contract(options, rounds, self._name(options), others)
-
-    def _name(self, options: tuple[str, ...]) -> str:
-        """Return the name of the nearest preset, joined with the options that differ from it; empty without presets."""
-        if not self.presets:
-            return ""
-        names = (
+        # With presets it is called by the nearest one, joined with the options that differ from it.
+        names = [
             [preset, *(o for o, own in zip(options, chosen, strict=True) if o != own)]
             for preset, chosen in self.presets.items()
-        )
-        nearest = min(names, key=len)
-        return "+".join(nearest)
-
-
-def _directions(text: str, points: Collection[str], contract: Contract) -> dict[str, Direction]:
-    """Parse words such as `output:zero` of a contract's text: stage → direction; errors as in `Op.contract`."""
-    found: dict[str, Direction] = {}
-    for stage, way in map(split_target, points):
-        if stage not in contract.rounds:
-            raise unknown(f"rounding point in the contract {text!r},", stage, contract.rounds)
-        if way not in DIRECTIONS:
-            raise unknown(f"direction in the contract {text!r},", way, DIRECTIONS)
-        if stage in found:
-            raise UsageError(f"contract {text!r} names two directions of {stage!r}")
-        found[stage] = way
-    return found
+        ]
+        return Contract(options, rounds, "+".join(min(names, key=len)) if names else "", others)
 
 
 def deviation(own: Contract, other: Contract) -> str:
@@ -369,7 +385,11 @@ def op(
             if not is_names(given):
                 raise OpError(f"{where}: {what}={given!r} must be a tuple of names")
         if latent is not None:
-            check_latent(where, {"through": latent.through, "also": latent.also}, latent.instead, made.axes)
+            for what, given in {"through": latent.through, "also": latent.also}.items():
+                if not is_names(given):
+                    raise OpError(f"{where}: {what}={given!r} of its Latent must be a tuple of names")
+            options = [option for choices in made.axes.values() for option in choices]
+            check_names(where, "instead of its Latent", tuple(latent.instead), options)
         targets = [*(name for name in made.inputs if name not in made.integers), *TARGETS]
         check_contracts(where, made.axes, presets or (), made.rounds, targets, tuple(DIRECTIONS))
         return with_presets(made, where, presets or {})

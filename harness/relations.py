@@ -163,6 +163,13 @@ def scaled(inputs: tuple[str, ...], results: Mapping[str, int], among: tuple[str
     is summed; None for all.
     """
 
+    def matching(factor: float) -> Callable[[Tensors, Tensors], Matched]:
+        def matched(first: Tensors, second: Tensors) -> Matched:
+            names = [name for name in results if name in first and name in second]
+            return {name: _rescaled(first[name], second[name], factor ** results[name]) for name in names}
+
+        return matched
+
     def related(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Iterator[Related]:
         given = {name: tensors[name] for name in inputs if name in tensors}
         if not given:
@@ -173,7 +180,7 @@ def scaled(inputs: tuple[str, ...], results: Mapping[str, int], among: tuple[str
         for factor in factors:
             what = "negated" if factor < 0 else f"times 2^{int(math.log2(factor))}"
             changed = {name: _times(tensor, factor) for name, tensor in given.items()}
-            yield Related(f"{', '.join(given)} {what}", {**tensors, **changed}, _matching(results, factor))
+            yield Related(f"{', '.join(given)} {what}", {**tensors, **changed}, matching(factor))
 
     return Relation("scaling", f"{', '.join(inputs)} times a power of two scales the results, bit for bit", related)
 
@@ -186,22 +193,16 @@ def _check_range(tensors: Tensors) -> None:
     low = high = 0.0
     for tensor in tensors.values():
         if tensor.is_floating_point() and tensor.numel():
-            smallest, largest = _magnitudes(tensor)
-            low, high = low + min(0.0, smallest), high + max(0.0, largest)
+            values = (tensor.float() if tensor.element_size() == 1 else tensor).abs()
+            counted = values.isfinite() & (values > 0)
+            if largest := float(torch.where(counted, values, 0.0).amax()):
+                smallest = float(torch.where(counted, values, math.inf).amin())
+                low, high = low + min(0.0, math.log2(smallest)), high + max(0.0, math.log2(largest))
     if max(-low, high) > _LARGEST_POWER:
         raise NotApplicable(
             f"products of elements of the inputs may reach from 2^{low:.0f} to 2^{high:.0f}, "
             "where the range of fp32 ends"
         )
-
-
-def _magnitudes(tensor: Tensor) -> tuple[float, float]:
-    """Return log2 of the smallest and the largest of the finite numbers other than zero; 0 without any."""
-    values = (tensor.float() if tensor.element_size() == 1 else tensor).abs()
-    counted = values.isfinite() & (values > 0)
-    smallest = float(torch.where(counted, values, math.inf).amin())
-    largest = float(torch.where(counted, values, 0.0).amax())
-    return (math.log2(smallest), math.log2(largest)) if largest else (0.0, 0.0)
 
 
 def _is_exact(tensor: Tensor, factor: float) -> bool:
@@ -212,27 +213,15 @@ def _times(tensor: Tensor, factor: float) -> Tensor:
     return (tensor.double() * factor).to(tensor.dtype)
 
 
-def _matching(results: Mapping[str, int], factor: float) -> Callable[[Tensors, Tensors], Matched]:
-    def matched(first: Tensors, second: Tensors) -> Matched:
-        names = [name for name in results if name in first and name in second]
-        return {name: _rescaled(first[name], second[name], factor ** results[name]) for name in names}
-
-    return matched
-
-
 def _rescaled(first: Tensor, second: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     """Return the scaled first result and the second result, with 0 in both where they are not compared."""
     if not first.is_floating_point() or (first.shape, first.dtype) != (second.shape, second.dtype):
         return first, second
     kind, before, after = torch.finfo(first.dtype), first.double(), second.double()
     wanted = before * factor
-    normal = _within(before, kind) & _within(wanted, kind)
+    # Not the least normal number, to which a subnormal one may have been rounded.
+    normal = torch.stack([(each.abs() > kind.tiny) & (each.abs() <= kind.max) for each in (before, wanted)]).all(0)
     from_zero = (before == 0) & (after.abs() >= kind.tiny * max(1.0, abs(factor)))
     compared = normal | from_zero
     left, right = (torch.where(compared, tensor, 0.0).to(first.dtype) for tensor in (wanted, after))
     return left, right
-
-
-def _within(values: Tensor, kind: torch.finfo) -> Tensor:
-    """Mark normal values, but not the least normal one: a subnormal number may have been rounded to it."""
-    return (values.abs() > kind.tiny) & (values.abs() <= kind.max)

@@ -84,7 +84,13 @@ def stage_names(reference: Callable[..., Any]) -> StageNames | None:
         code = _Code(reference)
     except (_Unreadable, OSError, SyntaxError):
         return None
-    return _recorded(code) or _spelled(code)
+    if (recorded := _recorded(code)) is not None:
+        return recorded
+    # All names that the strings of the source can spell, except strings only compared or raised.
+    spellings = {s for tree in code.trees for s in _strings(tree, code.parameters)}
+    spellings |= {(word,) for constant in code.constants for word in _words(constant)}
+    words = frozenset(s[0] for s in spellings if len(s) == 1 and isinstance(s[0], str))
+    return StageNames(words, tuple(s for s in spellings if len(s) > 1 or s == (Blank(free=True),)))
 
 
 class _Unreadable(Exception):
@@ -122,7 +128,7 @@ class _Code:
 
     def _read(self, thing: Any) -> None:
         tree, names = _tree_of(thing)
-        nodes = _nodes(tree)
+        nodes = _walked(tree)
         self.trees.append(tree)
         self.nodes += nodes
         self.functions.add(thing.__name__)
@@ -156,6 +162,9 @@ def _tree_of(thing: Any) -> tuple[ast.AST, dict[str, Any]]:
     raise _Unreadable
 
 
+_walked = functools.lru_cache(maxsize=256)(lambda tree: [*ast.walk(tree)])
+
+
 @functools.lru_cache(maxsize=64)
 def _definitions(path: Path, changed: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
     """List every function and class of a file, as it was when it `changed`."""
@@ -168,11 +177,6 @@ def _defined(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef |
             yield child
         if isinstance(child, ast.stmt):
             yield from _defined(child)
-
-
-@functools.lru_cache(maxsize=256)
-def _nodes(tree: ast.AST) -> list[ast.AST]:
-    return [*ast.walk(tree)]
 
 
 def _recorded(code: _Code) -> StageNames | None:
@@ -191,24 +195,15 @@ def _recorded(code: _Code) -> StageNames | None:
             return None
         if isinstance(node, ast.Name) and node.id == _RECORDER and id(node) not in known:
             return None
-    names = [_constants(call) for call in calls]
-    return None if None in names else StageNames(frozenset(name for some in names for name in some or ()))
-
-
-def _constants(call: ast.Call) -> list[str] | None:
-    """Return the strings of which one is the first argument; None if the source does not tell."""
-    given = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "name")]
-    choices = [c for g in given for c in ((g.body, g.orelse) if isinstance(g, ast.IfExp) else (g,))]
-    names = [c.value for c in choices if isinstance(c, ast.Constant) and isinstance(c.value, str)]
-    return names if names and len(names) == len(choices) else None
-
-
-def _spelled(code: _Code) -> StageNames:
-    """Collect all names that the strings of the source can spell, except strings only compared or raised."""
-    spellings = {s for tree in code.trees for s in _strings(tree, code.parameters)}
-    spellings |= {(word,) for constant in code.constants for word in _words(constant)}
-    words = frozenset(s[0] for s in spellings if len(s) == 1 and isinstance(s[0], str))
-    return StageNames(words, tuple(s for s in spellings if len(s) > 1 or s == (Blank(free=True),)))
+    names: set[str] = set()
+    for call in calls:
+        given = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "name")]
+        choices = [c for g in given for c in ((g.body, g.orelse) if isinstance(g, ast.IfExp) else (g,))]
+        own = [c.value for c in choices if isinstance(c, ast.Constant) and isinstance(c.value, str)]
+        if not own or len(own) != len(choices):
+            return None  # the source does not tell
+        names.update(own)
+    return StageNames(frozenset(names))
 
 
 def _words(constant: Any) -> Iterator[str]:

@@ -41,13 +41,11 @@ def _is_contiguous(tensor: TensorSpec) -> bool:
     return tensor.numel == 0 or all(own == dense for size, own, dense in steps if size > 1)
 
 
-def _has_contiguous_rows(tensor: TensorSpec) -> bool:
-    return tensor.numel == 0 or tensor.shape[-1:] in ((), (1,)) or tensor.element_strides[-1] == 1
-
-
 WORDS: Mapping[str, Callable[[TensorSpec], bool]] = {
     "contiguous": _is_contiguous,
-    "contiguous rows": _has_contiguous_rows,
+    "contiguous rows": lambda tensor: (
+        tensor.numel == 0 or tensor.shape[-1:] in ((), (1,)) or tensor.element_strides[-1] == 1
+    ),
     "aligned": lambda tensor: tensor.offset * BY_NAME[tensor.dtype].itemsize % _ALIGNMENT == 0,
     "distinct": lambda tensor: not tensor.repeats,
     "non-empty": lambda tensor: tensor.numel > 0,
@@ -124,7 +122,10 @@ def beyond(takes: Takes, case: Case) -> str:
             continue
         concerned = [tensor for tensor in case.tensors if not found or tensor.name == found["tensor"]]
         if found and found["what"] != "layout":
-            if concerned and not _has(concerned[0], found, options, case):
+            others = (_OF_TENSOR.fullmatch(option) for option in options if isinstance(option, str))
+            same = [_value(t, other) for other in others if other for t in case.tensors if t.name == other["tensor"]]
+            value = _value(concerned[0], found) if concerned else None
+            if concerned and (value is None or (value not in options and value not in same)):
                 return f"{key} must be {_spelled(options)}"
             continue
         for word in map(str, options):
@@ -137,13 +138,6 @@ def beyond(takes: Takes, case: Case) -> str:
             elif wrong := [tensor.name for tensor in concerned if not WORDS[word](tensor)]:
                 return f"{wrong[0]} must be {word}"
     return ""
-
-
-def _has(tensor: TensorSpec, found: re.Match[str], options: Collection[Option], case: Case) -> bool:
-    others = (_OF_TENSOR.fullmatch(option) for option in options if isinstance(option, str))
-    same = [_value(t, other) for other in others if other for t in case.tensors if t.name == other["tensor"]]
-    value = _value(tensor, found)
-    return value is not None and (value in options or value in same)
 
 
 def _value(tensor: TensorSpec, found: re.Match[str]) -> Option:
@@ -183,25 +177,21 @@ def placed_inside(takes: Takes, case: Case) -> Case:
 
     Of a kernel of packed rows, tensors with the leading dimensions of the first one have all rows along one dimension.
     """
-    if PACKED_ROWS in takes.get(TENSORS, ()):
-        case = _packed(case)
-    return replace(case, tensors=tuple(_placed(tensor, words_of(takes, tensor.name)) for tensor in case.tensors))
-
-
-def _packed(case: Case) -> Case:
-    leading = case.tensors[0].shape[:-1]
-    if len(leading) < _MATRIX:  # of one vector, nobody could tell its rows from a weight
-        return case
-    rows = (math.prod(leading),)
-    packed = (replace(t, shape=rows + t.shape[-1:], strides=None) for t in case.tensors if t.shape[:-1] == leading)
-    by_name = {tensor.name: tensor for tensor in packed}
-    return replace(case, tensors=tuple(by_name.get(tensor.name, tensor) for tensor in case.tensors))
-
-
-def _placed(tensor: TensorSpec, words: Collection[str]) -> TensorSpec:
-    if not all(WORDS[word](tensor) for word in words if word not in ("aligned", "non-empty")):
-        tensor = replace(tensor, strides=None)
-    return tensor if "aligned" not in words or WORDS["aligned"](tensor) else replace(tensor, offset=0)
+    tensors, leading = case.tensors, case.tensors[0].shape[:-1]
+    # The rows of one vector nobody could tell from a weight.
+    if PACKED_ROWS in takes.get(TENSORS, ()) and len(leading) >= _MATRIX:
+        rows = (math.prod(leading),)
+        tensors = tuple(
+            replace(t, shape=rows + t.shape[-1:], strides=None) if t.shape[:-1] == leading else t for t in tensors
+        )
+    placed = []
+    for tensor in tensors:
+        words = words_of(takes, tensor.name)
+        if not all(WORDS[word](tensor) for word in words if word not in ("aligned", "non-empty")):
+            tensor = replace(tensor, strides=None)
+        aligned = "aligned" not in words or WORDS["aligned"](tensor)
+        placed.append(tensor if aligned else replace(tensor, offset=0))
+    return replace(case, tensors=tuple(placed))
 
 
 def told(takes: Takes) -> str:

@@ -132,16 +132,14 @@ def check_trees(folders: Iterable[Path], modules: Mapping[str, Path], *, revisio
                     "compare them by `lastbit verify --base`, which runs each revision in a process of its own"
                 )
             if _is_installed(file) or checkout is None or not file.is_relative_to(checkout.root):
-                raise MixedTrees(_sentence(revision or str(checkout and checkout.root), name, file))
-
-
-def _sentence(whose: str, name: str, file: Path) -> str:
-    what = "which was installed from this repository" if _is_installed(file) else "which is of another checkout"
-    return (
-        f"the kernels of {whose} import {name} from {file}, {what}, and not the code beside them. Let them put its "
-        "folder first, as in sys.path.insert(0, str(Path(__file__).resolve().parents[1])), or name it in PYTHONPATH, "
-        "of which each revision gets its own. What is compiled must be built in each, see --build"
-    )
+                copied, whose = _is_installed(file), revision or str(checkout and checkout.root)
+                what = "which was installed from this repository" if copied else "which is of another checkout"
+                raise MixedTrees(
+                    f"the kernels of {whose} import {name} from {file}, {what}, and not the code beside them. Let "
+                    "them put its folder first, as in sys.path.insert(0, str(Path(__file__).resolve().parents[1])), "
+                    "or name it in PYTHONPATH, of which each revision gets its own. What is compiled must be built in "
+                    "each, see --build"
+                )
 
 
 def _is_installed(file: Path) -> bool:

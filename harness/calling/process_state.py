@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,6 @@ from lastbit.result import Finding
 
 KIND = "process_state"
 ARITHMETIC = "floating-point arithmetic"
-
-
-@dataclass(frozen=True)
-class _Aspect:
-    """A setting of the whole process; a change of a setting without a name is nobody's fault."""
-
-    name: str
-    read: Callable[[], Any]
-    restore: Callable[[Any], object]
 
 
 def _folder() -> str:
@@ -65,34 +55,31 @@ def _set_threads(number: int) -> None:
     end_openmp_threads()  # those that a kernel started in a moment of other floating-point settings have these for good
 
 
-_ASPECTS = (
-    _Aspect(ARITHMETIC, FloatingPoint.now, _set_floating_point),
-    _Aspect("working directory", _folder, _enter),
-    _Aspect("default device", torch.get_default_device, _set_default_device),
-    _Aspect("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    _Aspect("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
-    _Aspect("", torch.get_num_threads, _set_threads),
-    _Aspect("", lambda: dict(os.environ), _set_environment),
+_ASPECTS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
+    (ARITHMETIC, FloatingPoint.now, _set_floating_point),
+    ("working directory", _folder, _enter),
+    ("default device", torch.get_default_device, _set_default_device),
+    ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    ("", torch.get_num_threads, _set_threads),
+    ("", lambda: dict(os.environ), _set_environment),
 )
+"""Settings of the whole process, how to read and to restore them; a change of one without a name is nobody's fault."""
 
 
 @contextmanager
 def kept_process_state() -> Iterator[list[Finding]]:
     """Put the state of the process back after the block, and then list what a kernel must not have changed."""
-    before = [aspect.read() for aspect in _ASPECTS]
+    before = [read() for _, read, _ in _ASPECTS]
     found: list[Finding] = []
     try:
         yield found
     finally:
-        for aspect, value in zip(_ASPECTS, before, strict=True):
-            if (now := aspect.read()) != value:
-                aspect.restore(value)
-                found += [_finding(aspect.name, value, now)] if aspect.name else []
-
-
-def _finding(name: str, before: object, now: object) -> Finding:
-    sentence = f"left the {name} of the process at {now}, where it was {before}; whatever runs next finds it changed"
-    return Finding(KIND, name, sentence)
+        for (name, read, restore), value in zip(_ASPECTS, before, strict=True):
+            if (now := read()) != value:
+                restore(value)
+                left = f"left the {name} of the process at {now}, where it was {value}"
+                found += [Finding(KIND, name, f"{left}; whatever runs next finds it changed")] if name else []
 
 
 def left_by_loading(arithmetic: str, source: str) -> Iterator[Finding]:

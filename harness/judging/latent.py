@@ -97,24 +97,20 @@ def _with_other_statistics(rows: Rows, shown: Shown) -> Tensor:
     """
     explained = torch.zeros_like(rows.tried)
     together = max(1, rows.at_once * len(explained) // (rows.elements * (2 * _FARTHEST + 1)))
-    for name in shown.others if shown.latent is not None else ():
+    offsets = torch.arange(-_FARTHEST, _FARTHEST + 1, device=explained.device).reshape(-1, 1, 1)
+    if (latent := shown.latent) is None:
+        return explained
+    for name, (low, high) in shown.others.items():
         unsure = rows.tried & ~explained
         for at in unsure.any(-1).nonzero().reshape(-1).split(together):
-            explained[at] |= _with_another(replace(rows, tried=unsure).only(at), shown.only(at), name)
+            some = replace(rows, tried=unsure).only(at)
+            near = from_ordinals((latent[at] + offsets).clamp(some.low, some.high), FP32).flatten(0, 1)
+            each = torch.arange(len(at), device=at.device).repeat(len(offsets))
+            given = {n: t[each] for n, t in some.given.items() if n != name} | {rows.stage: near}
+            known = replace(replace(some, stage=name, low=low[at], high=high[at], given={}).only(each), given=given)
+            found = explained_groups(known).explained.unflatten(0, (len(offsets), -1)).any(0)
+            explained[at] |= found & some.tried
     return explained
-
-
-def _with_another(rows: Rows, shown: Shown, name: str) -> Tensor:
-    """Return a mask of the tried groups that a value of `name` explains with a latent value near the shown one."""
-    assert shown.latent is not None
-    low, high = shown.others[name]
-    offsets = torch.arange(-_FARTHEST, _FARTHEST + 1, device=low.device).reshape(-1, 1, 1)
-    near = from_ordinals((shown.latent + offsets).clamp(rows.low, rows.high), FP32).flatten(0, 1)
-    each = torch.arange(len(low), device=low.device).repeat(len(offsets))
-    given = {n: t[each] for n, t in rows.given.items() if n != name} | {rows.stage: near}
-    known = replace(replace(rows, stage=name, low=low, high=high, given={}).only(each), given=given)
-    explained: Tensor = explained_groups(known).explained.unflatten(0, (len(offsets), -1)).any(0)
-    return explained & rows.tried
 
 
 def forgiven(local: Trace, trace: Trace, latent: Latent, split: Tensor) -> Trace:

@@ -12,8 +12,8 @@ from lastbit.case import Case, TensorSpec
 from lastbit.dtypes import DTYPE_NAMES, DTYPES
 from lastbit.errors import KernelError
 from lastbit.kernel import Kernel
+from lastbit.ops import ProbedSum
 from lastbit.orders.of_kernel import Probe, order_of_subject
-from lastbit.probed_sum import ProbedSum
 from lastbit.reports.order import Order
 from lastbit.verify.check import Subject, unsupported
 

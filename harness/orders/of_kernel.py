@@ -17,10 +17,10 @@ from lastbit.devices import made_current
 from lastbit.dtypes import DTYPES
 from lastbit.errors import KernelError, LastbitError, UnsupportedCase, UsageError, no_kernel, unknown
 from lastbit.judging.problem import Problem
+from lastbit.ops import ProbedSum
 from lastbit.orders.form import form_of
 from lastbit.orders.reveal import Revealed, reveal
 from lastbit.orders.tree import prefixes
-from lastbit.probed_sum import ProbedSum
 from lastbit.reports.order import Declared, Order, SumTree
 from lastbit.verify.check import Subject
 from lastbit.verify.plan import Item, Plan

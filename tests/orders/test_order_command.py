@@ -19,11 +19,10 @@ from lastbit.config import Config
 from lastbit.errors import KernelError, OpError, UnsupportedCase, UsageError
 from lastbit.kernel import Kernel
 from lastbit.numerics import Enclosure
-from lastbit.ops import Contract, Op, StageRecorder, op
+from lastbit.ops import Contract, Op, ProbedSum, StageRecorder, op
 from lastbit.orders.form import form_of
 from lastbit.orders.of_kernel import Probe, open_orders, order_of, sums_of
 from lastbit.orders.tree import tree_of
-from lastbit.probed_sum import ProbedSum
 from lastbit.reports.order import Order, difference, from_json, print_order, to_json
 from lastbit.reports.paper import make_console
 from lastbit.verify.check import Subject
