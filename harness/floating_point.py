@@ -40,7 +40,13 @@ class FloatingPoint:
         """Return the settings of this thread."""
         saved = (ctypes.c_uint64 * _FENV_WORDS)()
         _libraries().fegetenv(saved)
-        return cls(_settings(), saved)
+        # How this thread computes, as its arithmetic shows it.
+        up, down = 1.0 + _THREE_QUARTERS > 1.0, -1.0 - _THREE_QUARTERS < -1.0
+        results = struct.pack("<d", _LEAST_NORMAL * 0.5) == bytes(8)  # a comparison may take what is no zero for one
+        operands = _SUBNORMAL == 0.0
+        flushed = {"subnormal results flushed to zero": results, "subnormal operands taken for zero": operands}
+        words = [f"rounding {_ROUNDING[up, down]}", *(words for words, seen in flushed.items() if seen)]
+        return cls(", ".join(words), saved)
 
     def restore(self) -> None:
         """Make these the settings of this thread."""
@@ -48,15 +54,6 @@ class FloatingPoint:
 
     def __str__(self) -> str:
         return self.settings
-
-
-def _settings() -> str:
-    """Return how this thread computes, as its arithmetic shows it."""
-    up, down = 1.0 + _THREE_QUARTERS > 1.0, -1.0 - _THREE_QUARTERS < -1.0
-    results = struct.pack("<d", _LEAST_NORMAL * 0.5) == bytes(8)  # a comparison may take what is no zero for one
-    operands = _SUBNORMAL == 0.0
-    flushed = {"subnormal results flushed to zero": results, "subnormal operands taken for zero": operands}
-    return ", ".join([f"rounding {_ROUNDING[up, down]}", *(words for words, seen in flushed.items() if seen)])
 
 
 def end_openmp_threads() -> None:

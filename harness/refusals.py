@@ -50,7 +50,9 @@ def refusing(function: Callable[..., Any], kinds: tuple[type[Exception], ...]) -
                 function(*args, **arguments)
         except kinds as error:
             if _may_refuse(error) and not started.any:
-                raise UnsupportedCase(_words(error)) from first
+                lines = str(error).strip().splitlines()  # or of an error without words the line that raised it
+                said = lines[0] if lines else traceback.extract_tb(error.__traceback__)[-1].line
+                raise UnsupportedCase(f"{type(error).__name__}: {said}") from first
         except Exception:  # the first one is told
             pass
         raise first
@@ -60,9 +62,3 @@ def refusing(function: Callable[..., Any], kinds: tuple[type[Exception], ...]) -
 
 def _may_refuse(error: Exception) -> bool:
     return _NEVER.isdisjoint(kind.__name__ for kind in type(error).__mro__) and not is_out_of_memory(error)
-
-
-def _words(error: Exception) -> str:
-    """Return the first line of an error; of one without words the line of source that raised it."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else traceback.extract_tb(error.__traceback__)[-1].line}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -34,20 +34,15 @@ def in_reach(function: Callable[..., Any]) -> Iterator[None]:
 
     Who looks modules up by the names that their functions have, as dynamo does, finds none without this.
     """
-    lent = {name: module for name, module in _beside(function).items() if name not in sys.modules}
+    own = getattr(inspect.unwrap(function), "__globals__", {})
+    others = (getattr(value, "__globals__", None) for value in list(own.values()))  # of what its file imports
+    known = (scope[_LOADED] for scope in (own, *others) if isinstance(scope, dict) and _LOADED in scope)
+    lent = {name: module for name, module in next(known, {}).items() if name not in sys.modules}
     sys.modules.update(lent)
     try:
         yield
     finally:
         _forgotten(set(lent))
-
-
-def _beside(function: Callable[..., Any]) -> Mapping[str, ModuleType]:
-    """Return the modules loaded beside a function's file, from its own globals or those of what it imports."""
-    own = getattr(inspect.unwrap(function), "__globals__", {})
-    others = (getattr(value, "__globals__", None) for value in list(own.values()))
-    known = (scope[_LOADED] for scope in (own, *others) if isinstance(scope, dict) and _LOADED in scope)
-    return next(known, {})
 
 
 def _forgotten(names: set[str]) -> dict[str, ModuleType]:

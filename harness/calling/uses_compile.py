@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -26,17 +27,12 @@ def is_compiled(function: Any) -> bool:
         if "compile" in names and any(known.get(name) is torch for name in names):
             return True
         named = [known[name] for name in names if name in known]
-        named += [cell.cell_contents for cell in getattr(one, "__closure__", None) or () if _is_filled(cell)]
+        for cell in getattr(one, "__closure__", None) or ():
+            with suppress(ValueError):  # it is empty
+                named.append(cell.cell_contents)
         left += [other for other in named if getattr(other, "__module__", "") == one.__module__ and callable(other)]
     return False
 
 
 def _is_compiling(one: Any) -> bool:
     return hasattr(one, "_torchdynamo_orig_callable")
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

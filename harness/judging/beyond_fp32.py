@@ -57,7 +57,20 @@ class Beyond:
                 lost |= _with_an_element(self.rows, trace, lambda name, real: _known_no_better(self.rows, name, real))
             return (~lost).nonzero()[:, 0]
         possible = (~_outside(self.rows, self.rows.problem.trace, self.rows.onward)).nonzero()[:, 0]
-        return _with_one_latent(self.rows, possible)
+        if not self.rows.has_latent:
+            return possible
+        # One latent value must explain each row: a part that is not all explained is cut in halves.
+        found, rest, checks = [possible[:0]], [possible], 0
+        while rest and checks < _MOST_CHECKS:
+            some = rest.pop()
+            if not len(some):
+                continue
+            checks += 1
+            if not check_rows(self.rows.only(some)).unexplained:
+                found.append(some)
+            elif len(some) > 1:
+                rest += some.tensor_split(2)
+        return torch.cat(found)
 
 
 def _known_no_better(rows: Observation, name: str, real: Expected) -> Tensor:
@@ -211,20 +224,3 @@ def _with_an_element(seen: Observation, trace: Trace, mask: Callable[[str, Expec
         if name not in seen.problem.steps.sums
     ]
     return reduce(torch.logical_or, masks, torch.zeros(seen.count, dtype=torch.bool, device=seen.problem.main.device))
-
-
-def _with_one_latent(seen: Observation, rows: Tensor) -> Tensor:
-    """Return the rows that one latent value each explains: a part that is not all explained is cut in halves."""
-    if not seen.has_latent:
-        return rows
-    found, rest, checks = [rows[:0]], [rows], 0
-    while rest and checks < _MOST_CHECKS:
-        some = rest.pop()
-        if not len(some):
-            continue
-        checks += 1
-        if not check_rows(seen.only(some)).unexplained:
-            found.append(some)
-        elif len(some) > 1:
-            rest += some.tensor_split(2)
-    return torch.cat(found)

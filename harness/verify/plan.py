@@ -203,11 +203,11 @@ def make_plan(
         reason = alone if torch.accelerator.is_available() else NO_ACCELERATOR
         not_run.append(NotRun("cases with a tensor on another device", reason))
     if config.brief:
-        rows, before = sum(len(item.left) for item in items), _fixed_cases(items)
+        rows, before = sum(len(item.left) for item in items), sum(len(i.own(i.group.examples)) for i in items)
         items = [*_dealt(items)]
-        if rows or before > _fixed_cases(items):
-            spared = f"{rows:,} combinations and {before - _fixed_cases(items):,} fixed cases"
-            not_run.insert(0, NotRun(spared, BRIEF))
+        fixed = before - sum(len(i.own(i.group.examples)) for i in items)
+        if rows or fixed > 0:
+            not_run.insert(0, NotRun(f"{rows:,} combinations and {fixed:,} fixed cases", BRIEF))
     if not (config.lines or config.isolate or config.revision or config.brief):
         items = [*showing(items)]
     items = [*_novel(items, brief=config.brief)] if config.shares else items
@@ -252,10 +252,6 @@ def _dealt(items: Sequence[Item]) -> Iterator[Item]:
             yield item
         elif own:
             yield replace(item, group=replace(item.group, examples=tuple(own)), share=(0, 1))
-
-
-def _fixed_cases(items: Iterable[Item]) -> int:
-    return sum(len(item.own(item.group.examples)) for item in items)
 
 
 def _novel(items: Iterable[Item], *, brief: bool) -> Iterator[Item]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import chain, islice
@@ -144,10 +145,29 @@ class Separable:
         the same roundings, and so the same residues, arithmetic in fp32 alone is another: there an order of sums in
         which nothing tells them apart is no rounding that a run must see.
         """
-        problem = self._problem(op, case)
-        if (first := self._evaluated(problem, contract, case)) is None or problem.under(other).takes(first[0]):
+        key = op.name, str(case)
+        if key not in self._problems:  # those of the last few cases are kept, with their results
+            tensors, premises = build(case, torch.device("cpu")).tensors, Premises(exact_sums=True)
+            self._problems[key] = Problem(op, op.contract(""), tensors, dict(case.params), premises, {})
+            if len(self._problems) > 2 * _PROBES:  # as many as are asked about in turn for each other contract
+                old, _ = self._problems.popitem(last=False)
+                self._results = {one: found for one, found in self._results.items() if one[:2] != old}
+        self._problems.move_to_end(key)
+        problem = self._problems[key]
+
+        def evaluated(contract: Contract) -> tuple[Steps, Mapping[str, Expected]] | None:
+            """Return the computation and the results; None if it is not defined for what the case asks."""
+            if (which := (*key, str(contract))) not in self._results:
+                self._results[which] = None
+                under = problem.under(contract)
+                with suppress(UsageError):  # such as a parameter of another contract
+                    results = {name: under.trace.stages[name] for name in under.trace.results}
+                    self._results[which] = under.steps, results
+            return self._results[which]
+
+        if (first := evaluated(contract)) is None or problem.under(other).takes(first[0]):
             return False
-        if (second := self._evaluated(problem, other, case)) is None:
+        if (second := evaluated(other)) is None:
             return False
         telling = [name for name, own in first[1].items() if name not in lacking and own.apart(second[1][name])]
         if not telling:
@@ -157,34 +177,6 @@ class Separable:
         loose = replace(problem, premises=Premises(), siblings={})
         one, another = (loose.under(each).trace.stages for each in (contract, other))
         return any(one[name].apart(another[name]) for name in telling)
-
-    def _problem(self, op: Op, case: Case) -> Problem:
-        """Return the problem of a case under some contract; that of the last few cases is kept, with their results."""
-        key = op.name, str(case)
-        if key not in self._problems:
-            tensors = build(case, torch.device("cpu")).tensors
-            premises = Premises(exact_sums=True)
-            self._problems[key] = Problem(op, op.contract(""), tensors, dict(case.params), premises, {})
-            if len(self._problems) > 2 * _PROBES:  # as many as are asked about in turn for each other contract
-                old, _ = self._problems.popitem(last=False)
-                self._results = {one: found for one, found in self._results.items() if one[:2] != old}
-        self._problems.move_to_end(key)
-        return self._problems[key]
-
-    def _evaluated(
-        self, problem: Problem, contract: Contract, case: Case
-    ) -> tuple[Steps, Mapping[str, Expected]] | None:
-        """Return the computation and the results under a contract; None if it is not defined for what the case asks,
-        such as a parameter of another.
-        """
-        key = problem.op.name, str(case), str(contract)
-        if key not in self._results:
-            under = problem.under(contract)
-            try:
-                self._results[key] = under.steps, {name: under.trace.stages[name] for name in under.trace.results}
-            except UsageError:
-                self._results[key] = None
-        return self._results[key]
 
 
 def _have_one_formula(one: Problem, another: Problem, results: Iterable[str]) -> bool:
