@@ -306,7 +306,8 @@ class Op:
             [preset, *(o for o, own in zip(options, chosen, strict=True) if o != own)]
             for preset, chosen in self.presets.items()
         ]
-        return Contract(options, rounds, "+".join(min(names, key=lambda name: len(name))) if names else "", others)
+        nearest = min(names, key=len) if names else []
+        return Contract(options, rounds, "+".join(nearest), others)
 
 
 def deviation(own: Contract, other: Contract) -> str:

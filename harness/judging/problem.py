@@ -387,23 +387,15 @@ _LARGE_ROWS = 1 << 16  # elements of rows beyond which a case is not kept
 
 
 @dataclass(eq=False)
-class _Family:
-    """A problem under the contracts that were asked for, and the bytes of its evaluations when last counted."""
-
-    problems: dict[Hashable, Problem] = field(default_factory=dict)
-    nbytes: int = 0
-
-
-@dataclass(eq=False)
 class Problems:
     """The problems of the cases seen last, as many as fit into some memory; their inputs are compared bit by bit.
 
     Whoever sees a kernel write outside or raise lets all be forgotten: nobody knows what it did before.
     """
 
-    _families: OrderedDict[Hashable, _Family] = field(default_factory=OrderedDict)
-    _recent: deque[_Family] = field(default_factory=lambda: deque(maxlen=_TOGETHER))
-    _nbytes: int = 0
+    _families: OrderedDict[Hashable, dict[Hashable, Problem]] = field(default_factory=OrderedDict)  # by contract
+    _weights: dict[Hashable, int] = field(default_factory=dict)  # bytes of their evaluations when last counted
+    _recent: deque[Hashable] = field(default_factory=lambda: deque(maxlen=_TOGETHER))
 
     def of(self, op: Op, contract: Contract, inputs: Inputs, premises: Premises) -> Problem:
         """Return the problem of a case, which was given to another kernel before, or is new."""
@@ -413,17 +405,14 @@ class Problems:
         if sum(t.numel() for t in tensors.values()) > _LARGE or rows > _LARGE_ROWS or _nbytes(tensors) > _MOST_BYTES:
             return Problem(op, contract, tensors, params, premises)
         key = id(op), str(inputs.case), main.device, premises  # an op that is kept keeps its id
-        for family in self._recent:  # only these have grown since they were weighed
-            problems, before = family.problems.values(), family.nbytes
-            family.nbytes = sum(p.nbytes for p in problems) + _nbytes(*(p.tensors for p in problems))
-            self._nbytes += family.nbytes - before
-        while self._families and (self._nbytes > _MOST_BYTES or len(self._families) > _MOST_CASES):
-            self._nbytes -= self._families.popitem(last=False)[1].nbytes
-        if not self._families:
-            self.forget()
-        self._recent.append(self._families.setdefault(key, _Family()))
+        for recent in self._recent:  # only these have grown since they were weighed
+            if problems := self._families.get(recent, {}).values():
+                self._weights[recent] = sum(p.nbytes for p in problems) + _nbytes(*(p.tensors for p in problems))
+        while self._families and (sum(self._weights.values()) > _MOST_BYTES or len(self._families) > _MOST_CASES):
+            self._weights.pop(self._families.popitem(last=False)[0], None)
+        self._recent.append(key)
+        own = self._families.setdefault(key, {})
         self._families.move_to_end(key)
-        own = self._recent[-1].problems
         known = next(iter(own.values()), None)
         # Not the same if an input was overwritten, or the file of captured values.
         if known is not None and any(unequal([(known.tensors[name], tensor) for name, tensor in tensors.items()])):
@@ -435,7 +424,7 @@ class Problems:
         """Forget all of them: their inputs may not be what they were."""
         self._families.clear()
         self._recent.clear()
-        self._nbytes = 0
+        self._weights.clear()
 
 
 def _nbytes(*problems: Tensors) -> int:
