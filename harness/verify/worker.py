@@ -303,7 +303,7 @@ def serve(descriptor: int) -> None:
             kind, content = _tried(work, place, *args, **kwargs)
             if kind == "returned" and (failed := _tried(check))[0] == "raised":
                 kind, content = failed
-            elif kind == "raised" and is_lost(torch.device(one_device(config))):
+            elif kind == "raised" and is_lost(torch.device(one_device(place.config))):
                 content = DeviceLost(f"{content}; its process cannot use the device any more, and another one goes on")
             say(kind, content)
             sys.stdout.flush()
