@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 from torch import Tensor
 
+from lastbit.diagnosing.responsible import chain_of_address, lines_of
 from lastbit.diagnosing.steps import step_at, step_of
-from lastbit.diagnosing.told import chain_of_address, lines_of
 from lastbit.interpret.places import Place
 from lastbit.reports.why import Step
 from lastbit.result import Finding
 from lastbit.tracing import Log
-from lastbit.tracing.cells import INPUT
+from lastbit.tracing.ancestry import INPUT
 from lastbit.tracing.of_torch import UNWRITTEN, addresses_of
 
 

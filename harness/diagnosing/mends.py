@@ -14,21 +14,20 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
 
 from lastbit.diagnosing.grid import Grid
-from lastbit.diagnosing.told import (
+from lastbit.diagnosing.responsible import (
     MOVING,
     alias,
     chain_of_address,
+    constant_of,
     deciding,
     definition,
     is_argument,
     is_given,
-    is_index,
     lines_of,
 )
 from lastbit.diagnosing.traced_stages import Stage, Stages, distance, hands_on
@@ -37,14 +36,13 @@ from lastbit.interpret.places import Place
 from lastbit.numerics import FORMATS, Format, round_to
 from lastbit.numerics.algebraic import FORMULAS, noting
 from lastbit.numerics.formats import FP32
-from lastbit.numerics.residues import Residues, constant
+from lastbit.numerics.residues import Residues
 from lastbit.shadows.programs import FORMATS as OF_ARRAYS
-from lastbit.tracing import Event, Operand
-from lastbit.tracing.cells import Ancestry, Expression, expressions, residues_of_cells
-from lastbit.tracing.events import Made, Origin
-from lastbit.tracing.kernel_frames import Places
+from lastbit.tracing import Event
+from lastbit.tracing.ancestry import Ancestry, Expression, expressions, residues_of_cells
+from lastbit.tracing.events import Made, Origin, Places
+from lastbit.tracing.of_triton import MOVERS
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
-from lastbit.tracing.triton_lanes import MOVERS
 
 # Arbitrary: docs/measurements/culprits.md has the seconds of whole traces, of which mends are a part.
 SECONDS = 3.0
@@ -206,9 +204,11 @@ class _Mending:
     @cached_property
     def redo(self) -> Redo:
         known = self.stages.ancestry
-        return Redo(
-            Ancestry.of(known.log, [known.events[n] for n in self.stages.ends], addresses=True), self.stages.ends
-        )
+        return Redo(Ancestry.of(known.log, [known.events[n] for n in self.stages.ends], addresses=True))
+
+    @cached_property
+    def followed(self) -> Redo:
+        return replace(self.redo, follows=True)
 
     def found(self) -> Mending:
         until, mends = time.process_time() + SECONDS, dict[Line, Mend]()
@@ -237,9 +237,9 @@ class _Mending:
             first = known is None or not known.sure or known.of_arguments > mend.of_arguments
             if not first or (given and mend.kind is MendKind.OPERATION and known is None):
                 continue  # what computes with a given number may do another operation with it
-            if (not mend.known or self._is_of_reference(mend.expression, mend.change)) and self._passes(mend.changes):
-                if not self._is_specific(mend):
-                    continue
+            if mend.known and not self._is_of_reference(mend):
+                continue
+            if self._passes(mend.changes) and self._is_specific(mend):
                 mend = self._decided(mend)
                 if mend.line not in mends or mend.sure:
                     mends[mend.line] = mend
@@ -267,41 +267,51 @@ class _Mending:
         events, changed = mend.expression.events, self.redo.run(mend.changes)
         made = [changed.get(event.number, event).values for event in events]
         before = [event.values for event in events]
-        if _different(made) < 2 <= _different(before) or not any(map(_have_common, made, before)):
+        pairs = list(zip(made, before, strict=True))
+        if all(new.dtype == np.bool_ and old.any() and not (new & old).any() for new, old in pairs):
+            return False  # a mask that keeps nothing that was kept
+
+        def different(parts: Iterable[Array]) -> int:
+            values = np.concatenate([part.reshape(-1) for part in parts])
+            return len(np.unique(np.abs(values[np.isfinite(values)])))
+
+        if different(made) < 2 <= different(before):
             return False
-        others = {number: partial(_otherwise, change) for number, change in mend.changes.items()}
-        return not events[-1].is_float or not self._passes(others)
+
+        def otherwise(redo: Redo, event: Event, given: Values) -> Made:
+            made = mend.change(redo, event, given)
+            return _kept(lambda x: _ADD(_MUL(x, Made.full(1.25, x.values.shape)), Made.full(0.5, x.values.shape)), made)
+
+        return not events[-1].is_float or not self._passes(dict.fromkeys(mend.changes, otherwise))
 
     def _wrong_stages(self) -> Iterator[tuple[Stage, Expression]]:
-        """Yield earlier stages with a wrong expression for each: with the contract's value instead, all is right."""
+        """Yield earlier stages with a wrong expression for each: with the contract's value instead, all is right.
+
+        It is no input and no result, and led to no right stage.
+        """
+        led = self.stages.ancestry.before(event.number for e in self.right.values() for event in e.events)
+        others = [e for e in self.stages.full if not self.stages.is_input(e) and e.number not in led]
+        others = [e for e in others if e not in self.stages.given]
         seen = set[tuple[str, bytes]]()
         for nearest, farthest in ((0.0, LIKE), (LIKE, np.inf)):
             for name, stage in self.stages.all.items():
                 most = COARSEST if name in self.right else farthest
-                for e in filter(self._can_be_wrong, self.stages.full if name != self.stages.last else ()):
-                    key, error = (name, e.values.tobytes()), _error(stage, e)
-                    if key not in seen and len(seen) < MOST_STAGES and nearest <= error <= most and stage.takes(e):
+                for e in others if name != self.stages.last else ():
+                    key, like = (name, e.values.tobytes()), distance(e.values, stage.parts[1], e.known)
+                    if key in seen or len(seen) == MOST_STAGES or not nearest <= like <= most:
+                        continue
+                    if stage.outside(e).any() and stage.takes(e):
                         seen.add(key)
-                        if self._is_it(stage, e):
+                        change = partial(self._at_cells, e, Made(stage.parts[1], stage.residues))
+                        if self._passes({event.number: change for event in e.events}):
                             yield stage, e
-
-    @cached_property
-    def _led_to_right(self) -> set[int]:
-        """Numbers of the events that are a right stage or led to one."""
-        right = self.right.values()
-        return self.stages.ancestry.before(event.number for e in right for event in e.events)
-
-    def _can_be_wrong(self, e: Expression) -> bool:
-        """Return whether an expression may be wrong: no input, no right stage, nothing that led to one, no result."""
-        return not (self.stages.is_input(e) or e in self.stages.given or e.number in self._led_to_right)
 
     def _is_right(self, e: Expression) -> bool:
         """Return whether an expression passes its operand on bit by bit, or loads the right elements of an input."""
         if e.events[-1].name == "load":
             values = e.values[e.known]
-            return bool(len(values)) and any(
-                np.array_equal(values, own.values[e.known], equal_nan=True) for own in self._inputs.values()
-            )
+            same = (np.array_equal(values, own.values[e.known], equal_nan=True) for own in self._inputs.values())
+            return bool(len(values)) and any(same)
         return all(event.name == "store" or self._is_exact(event) for event in e.events)
 
     def _is_exact(self, event: Event) -> bool:
@@ -309,73 +319,54 @@ class _Mending:
         before = self._pointwise(event) if hands_on(event) else []
         return bool(before) and np.array_equal(before[0].values, event.values.astype(np.float64), equal_nan=True)
 
-    def _is_it(self, stage: Stage, e: Expression) -> bool:
-        """Return whether every element is right when an expression is replaced by the contract's value of a stage."""
-        value = Made(stage.parts[1], stage.residues)
-        return self._passes({event.number: partial(self._at_cells, e, value) for event in e.events})
-
-    def _at_cells(self, e: Expression, own: Made, redo: Redo, event: Event, given: Values) -> Made:
-        """Return an event's result with the cells' elements replaced by these values."""
-        lanes = e.lanes[event.number]
-        cells = np.nonzero(lanes >= 0)[0]
-        return redo.again(event, given).cast(_wide(event)).put(lanes[cells], own.taken(cells))
-
     def _passes(self, changes: Mapping[int, Change]) -> bool:
         """Return whether changes make every element of the result right, and at least one other than before.
 
-        Values are compared first, since they are fast to compute; they may be unchanged where another formula rounds
-        alike.
+        Values are compared first, since they are fast to compute; where residues are followed, they decide whether
+        anything changed: another formula may round alike.
         """
-        follows = self.stages.result.residues is not None
-        right = self._is_right_after(changes, self.redo, same=follows)
-        return right and (not follows or self._is_right_after(changes, replace(self.redo, follows=True)))
-
-    def _is_right_after(self, changes: Mapping[int, Change], redo: Redo, *, same: bool = False) -> bool:
-        """Return whether every element is right after changes; with `same`, the values need not have changed."""
-        try:
-            changed = redo.run(changes)
-        except Unrepeatable:
-            return False
-        known = same or any(number in changed for number in self.stages.ends)
-        after, last = self.stages.result_after(changed, follows=redo.follows), self.stages.all[self.stages.last]
-        if not known or last.outside(after).any():
-            return False
-        if after.residues is None or last.residues is None or self.stages.result.residues is None:
-            return not redo.follows
-        wrong, equal = last.residues.differs(self.stages.result.residues), last.residues.equal(after.residues)
-        return 2 * int((wrong & equal).sum()) >= int(wrong.sum())  # others may be open
+        last, result = self.stages.all[self.stages.last], self.stages.result
+        for redo in (self.redo,) if result.residues is None else (self.redo, self.followed):
+            try:
+                changed = redo.run(changes)
+            except Unrepeatable:
+                return False
+            after = self.stages.result_after(changed, follows=redo.follows)
+            if last.outside(after).any():
+                return False
+            if redo.follows == (result.residues is not None) and not changed.keys() & set(self.stages.ends):
+                return False
+            if redo.follows and result.residues is not None:
+                if after.residues is None or last.residues is None:
+                    return False
+                wrong, equal = last.residues.differs(result.residues), last.residues.equal(after.residues)
+                if 2 * int((wrong & equal).sum()) < int(wrong.sum()):  # others may be open
+                    return False
+        return True
 
     def _span(self, ends: Iterable[int]) -> tuple[tuple[Expression, ...], tuple[str, ...], tuple[Expression, ...]]:
         """Collect expressions that led to events, back to right stages and inputs; also those stages and theirs."""
-        names = list(self.stages.all)
-        of_event = {event.number: name for name in names for event in self._right(name)}
+        placed = [e for e in self.stages.found if e.events[0].places]
+        of_event = dict[int, str]()
+        for name, right in self.right.items():
+            values, stage = right.values.tobytes(), self.stages.all[name]
+            for e in (e for e in placed if e.values.tobytes() == values and stage.takes(e)):
+                if e.residues is None or right.residues is None or not e.residues.differs(right.residues).any():
+                    of_event |= {event.number: name for event in e.events}
         ahead, seen, since, border = list(ends), set[int](), set[str](), set[int]()
         while ahead:
             number = ahead.pop()
-            if number in seen:
-                continue
-            if number in of_event:
+            before = [edge.event.number for edge in self.stages.ancestry.edges[number]]
+            if number in of_event and number not in border:
                 since.add(of_event[number])
                 border.add(number)
-                if not hands_on(self.stages.ancestry.events[number]):
-                    continue
-                ahead += (e.event.number for e in self.stages.ancestry.edges[number] if e.event.number in of_event)
-                continue
-            seen.add(number)
-            ahead += (edge.event.number for edge in self.stages.ancestry.edges[number])
-        placed = [e for e in self.stages.found if e.events[0].places]
+                if hands_on(self.stages.ancestry.events[number]):
+                    ahead += (n for n in before if n in of_event)
+            elif number not in of_event and number not in seen:
+                seen.add(number)
+                ahead += before
         span, edge = (tuple(e for e in placed if any(ev.number in own for ev in e.events)) for own in (seen, border))
-        return span, tuple(name for name in names if name in since), edge
-
-    def _right(self, name: str) -> Iterator[Event]:
-        """Yield the events that compute a stage rightly."""
-        right = self.right.get(name)
-        if right is None:
-            return
-        stage, values = self.stages.all[name], right.values.tobytes()
-        for e in self.stages.found:
-            if e.values.tobytes() == values and stage.takes(e) and e.events[0].places and _is_alike(e, right):
-                yield from e.events
+        return span, tuple(name for name in self.stages.all if name in since), edge
 
     def _decided(self, mend: Mend) -> Mend:
         """Return a mend with the call that decides on it in place of its line, unless the launch of the kernel does.
@@ -397,9 +388,11 @@ class _Mending:
                 return mend.standing((place,))
             case MendKind.ADDITION if event.program is not None and in_helper and self._is_known(e):
                 return mend.standing(handed[1:]) if handed[1:] else replace(mend, sure=False)  # what takes it lacks it
-            case MendKind.ROUNDING if self._is_kept(e):
-                return replace(mend, sure=False)
             case MendKind.ROUNDING:
+                own, known = {event.number for event in e.events}, self.redo.ancestry.events
+                stores = [ev for n, ev in known.items() if ev.name == "store" and n not in self.stages.ends]
+                if any(o.event is not None and o.event.number in own for ev in stores for o in ev.operands[:1]):
+                    return replace(mend, sure=False)  # it is read again later, and the host has chosen the format
                 left_out = mend.words != NOT_ROUNDED
                 places = (left_out and handed) or event.places
                 level = deciding(places, left_out=left_out)
@@ -407,13 +400,6 @@ class _Mending:
                     return replace(mend.standing(places[level:]), sure=True)
                 return replace(mend, sure=mend.sure and level is not None)
         return mend
-
-    def _is_kept(self, e: Expression) -> bool:
-        """Return whether an expression is stored to memory that is read later, and whose format the host has chosen."""
-        own = {event.number for event in e.events}
-        events = self.redo.ancestry.events
-        stores = (event for number, event in events.items() if event.name == "store" and number not in self.stages.ends)
-        return any(o.event is not None and o.event.number in own for event in stores for o in event.operands[:1])
 
     def _alias(self, mend: Mend) -> Place | None:
         """Return where the operand that a mend replaces was assigned its name, if computed in another line; or None."""
@@ -425,31 +411,6 @@ class _Mending:
             return None
         return alias(event.place, side, [p.line for p in before.places if p.file == event.place.file])
 
-    def _plain(self, event: Event, place: int) -> bool | None:
-        """Return whether an operand is a constant or is loaded in the line of an event; None where it is computed."""
-        operand = [o for o in event.operands if not o.address][place]
-        before, here = operand.event, (event.place.file, event.place.line)
-        lines = set[Line]()
-        while before is not None:
-            handed = self.stages.ancestry.log.handed.get(before.number, ())
-            lines |= {(p.file, p.line) for p in (*before.places, *handed)}
-            if before.name == "load" or not (hands_on(before) or before.name in MOVERS):
-                break
-            before = before.operands[0].event
-        if operand.memory is not None:  # a tensor of PyTorch's
-            return None
-        if before is None or before.origin is not Origin.MEMORY:
-            return not operand.name
-        return here in lines if before.name == "load" else None
-
-    def _is_right_operand(self, event: Event, place: int) -> bool:
-        """Return whether an operand is a value of the reference."""
-        before = [o for o in event.operands if not o.address][place].event
-        while before is not None and before.name in MOVERS:
-            before = before.operands[0].event
-        found = next((e for e in self.stages.found if before is not None and before in e.events), None)
-        return found is not None and bool(found.values[found.known].any()) and self._is_known(found)
-
     def _is_known(self, e: Expression) -> bool:
         """Return whether an expression is a value of the reference, by its residues."""
         return e.residues is not None and any(
@@ -457,119 +418,80 @@ class _Mending:
             for made in self._reference
         )
 
+    def _is_of_reference(self, mend: Mend) -> bool:
+        """Return whether a mended expression is a value of the reference, by residues."""
+        e, event = mend.expression, mend.expression.events[-1]
+        try:
+            with np.errstate(all="ignore"):
+                made = mend.change(self.followed, event, [None] * len(event.operands))
+        except Unrepeatable:
+            return False
+        known = e.lanes[event.number] >= 0
+        residues = residues_of_cells({event.number: made}, e.lanes, self.grid.size)
+        return bool(known.any()) and self._is_known(replace(e, known=known, residues=residues))
+
     # What may be changed.
 
     def _mends_of(self, e: Expression) -> Iterator[Mend]:
-        event = e.events[-1]
+        """Yield the changes of what an expression does."""
+        event, dtype = e.events[-1], e.events[-1].values.dtype
         if not event.is_float or event.name in MOVERS or event.name == "store":
             return
-        if event.origin is not Origin.MEMORY:
-            yield from self._arguments(e)
-            return
-        if event.name == "load":
-            yield from self._elements(e)
+        if event.origin is not Origin.MEMORY:  # computed from arguments, such as `n - 1`
+            flat, given = event.values.reshape(-1), is_given(event)
+            if event.operands and len(flat) and (flat == flat[0]).all():
+                for value in self._numbers(now := float(flat[0]), given=given):
+                    words = f"{value:.9g} in place of {now:.9g}"
+                    yield self._given(Mend(e, words, partial(_number, value), MendKind.NUMBER), value, given)
+        elif event.name == "load":
+            lanes = e.lanes[event.number]
+            reads = next(o for o in event.operands if o.memory).source(lanes[lanes >= 0])
+            computed = chain_of_address(event, pointer=bool((reads >= 0).all()))
+            sure = lines_of(computed) <= {(event.place.file, event.place.line)}
+            for name, values in self._inputs.items():
+                words = f"with the elements of {name} that belong there"
+                yield Mend(e, words, partial(self._at_cells, e, values), MendKind.ELEMENTS, sure)
         elif event.name == "select" or event.name.endswith(".where"):
             yield from self._constants(e)
-            yield from self._sides(e)
+            for side, words in enumerate(("its first value", "its second value"), 1):
+                yield Mend(e, f"always {words}", partial(_side, side), MendKind.OPERATION)
+            yield Mend(e, "with the condition the other way round", partial(_side, 0), MendKind.OPERATION)
         elif hands_on(event):
             if not self._is_exact(event):
-                yield from self._casts(e)
+                yield Mend(e, NOT_ROUNDED, partial(self._computed, _SAME, True), MendKind.ROUNDING)
+                for fmt in self._formats:
+                    change = partial(self._computed, partial(_rounded, fmt), True)
+                    yield Mend(e, f"rounded to {fmt.name}", change, MendKind.ROUNDING)
                 yield from self._and_more(e)
         else:
-            yield from self._roundings(e)
+            for fmt in self._formats:
+                yield Mend(e, f"rounded to {fmt.name}", partial(_after, partial(_rounded, fmt)), MendKind.ROUNDING)
+            if dtype.itemsize < 4:
+                change = partial(_with_operands, lambda made: made.cast(np.float32), {})
+                yield Mend(e, "computed in fp32", change, MendKind.ROUNDING)
             yield from self._constants(e)
-            yield from self._operations(e)
+            for words, function in {1: _OF_ONE, 2: _OF_TWO}.get(len(self._pointwise(event)), {}).items():
+                yield Mend(e, words, partial(self._computed, function, False), MendKind.OPERATION)
             yield from self._operands(e)
             yield from self._and_more(e)
 
-    def _arguments(self, e: Expression) -> Iterator[Mend]:
-        """Yield mends with another number where arguments are computed with, such as `n - 1`."""
-        event = e.events[-1]
-        flat = event.values.reshape(-1)
-        if event.operands and len(flat) and (flat == flat[0]).all():
-            for value in self._numbers(now := float(flat[0]), given=is_given(event)):
-                words = f"{value:.9g} in place of {now:.9g}"
-                yield self._given(Mend(e, words, partial(self._number, value), MendKind.NUMBER), value, is_given(event))
-
-    def _number(self, value: float, redo: Redo, event: Event, given: Values) -> Made:
-        made = _full(value, event.shape, event.values.dtype)
-        return made if redo.follows else Made(made.values)
-
-    def _formats(self) -> Iterator[Format]:
-        own = {fmt.name for fmt in self.stages.trace.formats.values() if isinstance(fmt, Format)}
-        own |= {self.grid.problem.main_format.name}
-        yield from (fmt for name, fmt in FORMATS.items() if name in own and fmt.precision < FP32.precision)
-
-    def _roundings(self, e: Expression) -> Iterator[Mend]:
-        """Yield mends that round the result, or compute a 16-bit operation in fp32."""
-        for fmt in self._formats():
-            yield Mend(e, f"rounded to {fmt.name}", partial(_after, partial(_rounded, fmt)), MendKind.ROUNDING)
-        if e.events[-1].values.dtype.itemsize < 4:
-            yield Mend(
-                e,
-                "computed in fp32",
-                partial(self._with_operands, lambda made: made.cast(np.float32), {}),
-                MendKind.ROUNDING,
-            )
-
-    def _casts(self, e: Expression) -> Iterator[Mend]:
-        """Yield mends of a rounding cast: left out, or to another format or to nearest."""
-        yield Mend(e, NOT_ROUNDED, partial(self._computed, _SAME, True), MendKind.ROUNDING)
-        for fmt in self._formats():
-            yield Mend(
-                e, f"rounded to {fmt.name}", partial(self._computed, partial(_rounded, fmt), True), MendKind.ROUNDING
-            )
-
-    def _passed(self, span: Iterable[Expression], calls: Places = ()) -> Iterator[Mend]:
-        """Yield mends of an argument of a call: rounded, or with a parameter added or multiplied.
-
-        Only arguments that several operations of the function take, since else the mend of that operation is the same
-        change; or only arguments of `calls`.
-        """
-        users = dict[tuple[Places, int], dict[int, tuple[Event, int]]]()
-        own = {event.number: e for e in self.stages.found for event in e.events}
-        for event in (event for e in span for event in e.events):
-            for place, operand in enumerate(event.operands):
-                for level in range(1, len(event.places)) if operand.event is not None and not operand.address else ():
-                    before = operand.event
-                    assert before is not None
-                    if before.number in own and event.places[level] not in before.places and before.is_float:
-                        key = event.places[level:], own[before.number].number
-                        users.setdefault(key, {})[event.number] = event, place
-        for (places, number), found in users.items():
-            if places[0] not in calls if calls else len({event.places for event, _ in found.values()}) < 2:
-                continue
-            taken = next(event for event in self.stages.ancestry.events.values() if event.number == number)
-            e = _standing(own[next(iter(found))], places, [event for event, _ in found.values()])
-            at = {n: place for n, (_, place) in found.items()}
-            for fmt in self._formats():
-                change = partial(self._with_operands, partial(_rounded, fmt), at)
-                yield Mend(e, f"with what is passed rounded to {fmt.name}", change, MendKind.ROUNDING)
-            for words, function in _MORE.items() if taken.is_float else ():
-                for name, value in self._params.items():
-                    further = partial(_kept, partial(_second, function, value))
-                    text = f"with what is passed {words.format(name)}"
-                    yield Mend(e, text, partial(self._with_operands, further, at), MendKind.ADDITION)
-
-    def _with_operands(
-        self, function: Function, at: Mapping[int, int], redo: Redo, event: Event, given: Values
-    ) -> Made:
-        """Return an event's result for a function of its operands; of one alone, where `at` has its place."""
-        operands = [self._operand(event, place, own, redo) for place, own in enumerate(given)]
-        for place, (own, operand) in enumerate(zip(operands, event.operands, strict=True)):
-            if own is not None and not operand.address and at.get(event.number, place) == place:
-                operands[place] = function(own)
-        return redo.again(event, operands)
-
-    def _constants(self, e: Expression, *, whole: bool = False) -> Iterator[Mend]:
-        """Yield mends with another number for an operand that is one; a `whole` one says where something is."""
+    def _constants(self, e: Expression) -> Iterator[Mend]:
+        """Yield mends with another number for an operand that is one."""
         for place, operand in enumerate(e.events[-1].operands):
             if (now := constant_of(operand)) is not None:
-                given, digits = is_argument(operand), ".0f" if whole else ".9g"
-                for value in self._whole_numbers(now) if whole else self._numbers(now, given=given):
-                    kind = MendKind.PLACE if whole else MendKind.NUMBER if np.isfinite(value) else MendKind.OPERATION
-                    words = f"with {value:{digits}} in place of {now:{digits}}"
-                    yield self._given(Mend(e, words, partial(self._with_operand, place, value), kind), value, given)
+                for value in self._numbers(now, given=is_argument(operand)):
+                    kind = MendKind.NUMBER if np.isfinite(value) else MendKind.OPERATION
+                    change, words = partial(_with_number, place, value), f"with {value:.9g} in place of {now:.9g}"
+                    yield self._given(Mend(e, words, change, kind), value, is_argument(operand))
+
+    def _numbers(self, now: float, *, given: bool) -> Iterator[float]:
+        """Yield candidates for a constant; not its negative or inverse if it is `given`: operations make those."""
+        params = {float(v) for v in self.grid.problem.params.values() if isinstance(v, int | float)}
+        sizes = {float(size) for tensor in self.grid.whole.tensors.values() for size in tensor.shape if size > 1}
+        near = {2 * now, now / 2, now + 1, now - 1, 0.0, 1.0, -1.0, -np.inf, np.inf}
+        near |= set() if given else {-now, *((1 / now,) if now else ())}
+        own = params | sizes | {1 / size for size in sizes} | near | {np.e, np.log2(np.e), np.log(2.0)}
+        yield from sorted(value for value in own if value != now)
 
     def _given(self, mend: Mend, value: float, given: bool) -> Mend:
         """Return a mend of a number: at the line that defines it, and unsure where the launch was not given the other.
@@ -591,6 +513,9 @@ class _Mending:
         found = dict[int, Event]()
         for event in (event for e in span for event in e.events if event.name in ("load", "select", "masked_load")):
             found |= chain_of_address(event)
+        tensors = self.grid.whole.tensors.values()
+        sizes = {float(n) for tensor in tensors for n in (*tensor.shape, *tensor.stride())}
+        sizes |= {float(v) for v in self.grid.problem.params.values() if isinstance(v, int)}
         none = np.full(self.grid.size, -1)
         for e in expressions(found, dict.fromkeys(found, none)) if found else ():
             event = e.events[-1]
@@ -598,45 +523,12 @@ class _Mending:
             for sign, (said, function) in _COMPARED.items() if own in _COMPARED else ():
                 if sign != own:
                     words = f"compared by {said}, not {_COMPARED[own][0]}"
-                    yield Mend(e, words, partial(self._compared, function), MendKind.PLACE)
-            yield from self._constants(e, whole=True) if event.name not in MOVING else ()
-
-    def _compared(self, function: Callable[..., Array], redo: Redo, event: Event, given: Values) -> Made:
-        return Made(np.asarray(function(*(self._of_result(event, n, own, redo).values for n, own in enumerate(given)))))
-
-    def _whole_numbers(self, now: float) -> Iterator[float]:
-        """Yield candidates for a whole number: one more or less, zero, a size, a stride."""
-        tensors = self.grid.whole.tensors.values()
-        own = {float(n) for tensor in tensors for n in (*tensor.shape, *tensor.stride())}
-        own |= {float(v) for v in self.grid.problem.params.values() if isinstance(v, int)}
-        yield from sorted(value for value in own | {now + 1, now - 1, 0.0} if value != now)
-
-    def _numbers(self, now: float, *, given: bool) -> Iterator[float]:
-        """Yield candidates for a constant; not its negative or inverse if it is `given`: operations make those."""
-        params = {float(v) for v in self.grid.problem.params.values() if isinstance(v, int | float)}
-        sizes = {float(size) for tensor in self.grid.whole.tensors.values() for size in tensor.shape if size > 1}
-        near = {2 * now, now / 2, now + 1, now - 1, 0.0, 1.0, -1.0, -np.inf, np.inf}
-        near |= set() if given else {-now, *((1 / now,) if now else ())}
-        own = params | sizes | {1 / size for size in sizes} | near | {np.e, np.log2(np.e), np.log(2.0)}
-        yield from sorted(value for value in own if value != now)
-
-    def _with_operand(self, place: int, value: float, redo: Redo, event: Event, given: Values) -> Made:
-        old, others = self._operand(event, place, given[place], redo), [*given]
-        assert old is not None
-        whole, shape = old.values.dtype.kind in "iub", old.values.shape
-        others[place] = Made(np.full(shape, value, old.values.dtype)) if whole else _full(value, shape, _wide(event))
-        return redo.again(event, others)
-
-    def _operations(self, e: Expression) -> Iterator[Mend]:
-        """Yield mends with another operation on the same operands."""
-        event = e.events[-1]
-        for words, function in {1: _OF_ONE, 2: _OF_TWO}.get(len(self._pointwise(event)), {}).items():
-            yield Mend(e, words, partial(self._computed, function, False), MendKind.OPERATION)
-
-    def _computed(self, function: Function, wide: bool, redo: Redo, event: Event, given: Values) -> Made:
-        return _stored(
-            function(*self._pointwise(event, given, redo)), np.dtype(np.float32) if wide else event.values.dtype
-        )
+                    yield Mend(e, words, partial(_compared, function), MendKind.PLACE)
+            for place, operand in enumerate(event.operands) if event.name not in MOVING else ():
+                if (now := constant_of(operand)) is not None:
+                    for value in sorted(n for n in sizes | {now + 1, now - 1, 0.0} if n != now):
+                        change, words = partial(_with_number, place, value), f"with {value:.0f} in place of {now:.0f}"
+                        yield self._given(Mend(e, words, change, MendKind.PLACE), value, is_argument(operand))
 
     def _operands(self, e: Expression) -> Iterator[Mend]:
         """Yield mends with an input, or an earlier stage that is right, in place of an operand."""
@@ -644,22 +536,38 @@ class _Mending:
         operation = _BY_NAME.get(event.name.rpartition(".")[2])
         if operation is None or len(self._pointwise(event)) != 2:
             return
-        for name, values in (*self._values.items(), *((OTHER, v) for v in self._others)):
+        for name, values in self._further:
             for place, side in enumerate(("first", "second")):
                 change = partial(self._exchanged, e, values, operation, place)
                 mend = Mend(e, f"with {name} for its {side} operand", change, MendKind.OPERAND, known=name == OTHER)
-                plain = self._alias(mend) is not None or self._plain(event, place)
-                if plain is None and name != OTHER:  # a value that is right, but not the one that belongs there
-                    plain = True if self._is_right_operand(event, place) else None
+                plain = self._alias(mend) is not None or self._plain(event, place, of_stage=name != OTHER)
                 kind = MendKind.COMPUTED if plain is None else MendKind.OPERAND
                 yield replace(mend, kind=kind, sure=bool(plain) or (plain is False and name != OTHER))
 
-    def _exchanged(
-        self, e: Expression, own: Made, operation: Function, place: int, redo: Redo, event: Event, given: Values
-    ) -> Made:
-        sides = self._pointwise(event, given, redo)
-        sides[place] = sides[place].put(*self._of_lanes(e, event, own))
-        return _stored(operation(*sides), event.values.dtype)
+    def _plain(self, event: Event, place: int, *, of_stage: bool) -> bool | None:
+        """Return whether an operand is a constant or is loaded in the line of an event; None where it is computed.
+
+        It is plain as well if it is a value of the reference, but not the one that belongs there, where that is known:
+        an input or one `of_stage`.
+        """
+        operand = [o for o in event.operands if not o.address][place]
+        before, here, lines = operand.event, (event.place.file, event.place.line), set[Line]()
+        while before is not None:
+            handed = self.stages.ancestry.log.handed.get(before.number, ())
+            lines |= {(p.file, p.line) for p in (*before.places, *handed)}
+            if before.name == "load" or not (hands_on(before) or before.name in MOVERS):
+                break
+            before = before.operands[0].event
+        if operand.memory is None and (before is None or before.origin is not Origin.MEMORY):
+            return not operand.name
+        if before is not None and before.name == "load":
+            return here in lines
+        made = operand.event
+        while made is not None and made.name in MOVERS:
+            made = made.operands[0].event
+        known = (e for e in self.stages.found if made is not None and made in e.events) if of_stage else ()
+        found = next(iter(known), None)
+        return True if found is not None and found.values[found.known].any() and self._is_known(found) else None
 
     def _and_more(self, e: Expression) -> Iterator[Mend]:
         """Yield mends that add one operation to the result: with a parameter, a size, an input or a stage.
@@ -669,120 +577,73 @@ class _Mending:
         for words, function in _OF_ONE.items():
             yield Mend(e, f"and then {words}", partial(_after, partial(_kept, function)), MendKind.ADDITION)
         numbers = {f"{n:g}": float(n) for t in self.grid.whole.tensors.values() for n in t.shape[-1:] if n > 1}
-        of_one = len(self._pointwise(e.events[-1])) == 1
+        of_one, known = len(self._pointwise(e.events[-1])) == 1, self.stages.result.residues is not None
         for words, function in _MORE.items():
             for name, number in (self._params | numbers).items():
                 further = partial(_kept, partial(_second, function, number))
                 yield Mend(e, words.format(name), partial(_after, further), MendKind.ADDITION)
                 if of_one and name in self._params:
-                    change = partial(self._with_operands, further, {})
+                    change = partial(_with_operands, further, {})
                     yield Mend(e, f"{OF_OPERAND} {words.format(name)}", change, MendKind.ADDITION)
-            for name, values in (*self._values.items(), *((OTHER, v) for v in self._others)):
+            for name, values in self._further:
                 change = partial(self._then_cells, e, function, values)
-                yield Mend(
-                    e, words.format(name), change, MendKind.ADDITION, known=self.stages.result.residues is not None
-                )
+                yield Mend(e, words.format(name), change, MendKind.ADDITION, known=known)
+
+    def _passed(self, span: Iterable[Expression], calls: Places = ()) -> Iterator[Mend]:
+        """Yield mends of an argument of a call: rounded, or with a parameter added or multiplied.
+
+        Only arguments that several operations of the function take, since else the mend of that operation is the same
+        change; or only arguments of `calls`.
+        """
+        users = dict[tuple[Places, int], dict[int, tuple[Event, int]]]()
+        own = {event.number: e for e in self.stages.found for event in e.events}
+        for event in (event for e in span for event in e.events):
+            for place, operand in enumerate(event.operands):
+                before = None if operand.address else operand.event
+                if before is None or before.number not in own or not before.is_float:
+                    continue
+                for level in range(1, len(event.places)):
+                    if event.places[level] not in before.places:
+                        key = event.places[level:], own[before.number].number
+                        users.setdefault(key, {})[event.number] = event, place
+        for (places, number), found in users.items():
+            if places[0] not in calls if calls else len({event.places for event, _ in found.values()}) < 2:
+                continue
+            e = _standing(own[next(iter(found))], places, [event for event, _ in found.values()])
+            at = {n: place for n, (_, place) in found.items()}
+            for fmt in self._formats:
+                change = partial(_with_operands, partial(_rounded, fmt), at)
+                yield Mend(e, f"with what is passed rounded to {fmt.name}", change, MendKind.ROUNDING)
+            for words, function in _MORE.items() if own[number].events[0].is_float else ():
+                for name, value in self._params.items():
+                    further = partial(_kept, partial(_second, function, value))
+                    text = f"with what is passed {words.format(name)}"
+                    yield Mend(e, text, partial(_with_operands, further, at), MendKind.ADDITION)
+
+    # Changes of a line that need what the case has.
+
+    def _at_cells(self, e: Expression, own: Made, redo: Redo, event: Event, given: Values) -> Made:
+        """Return an event's result with the cells' elements replaced by these values."""
+        lanes = e.lanes[event.number]
+        cells = np.nonzero(lanes >= 0)[0]
+        return redo.again(event, given).cast(_wide(event)).put(lanes[cells], own.taken(cells))
+
+    def _computed(self, function: Function, wide: bool, redo: Redo, event: Event, given: Values) -> Made:
+        made = function(*self._pointwise(event, given, redo))
+        return _stored(made, np.dtype(np.float32) if wide else event.values.dtype)
+
+    def _exchanged(
+        self, e: Expression, own: Made, operation: Function, place: int, redo: Redo, event: Event, given: Values
+    ) -> Made:
+        sides = self._pointwise(event, given, redo)
+        sides[place] = sides[place].put(*self._of_lanes(e, event, own))
+        return _stored(operation(*sides), event.values.dtype)
 
     def _then_cells(
         self, e: Expression, function: Function, own: Made, redo: Redo, event: Event, given: Values
     ) -> Made:
         made, (at, other) = redo.again(event, given), self._of_lanes(e, event, own)
         return made.put(at, _kept(lambda wide: function(wide, other), made.taken(at)))
-
-    def _elements(self, e: Expression) -> Iterator[Mend]:
-        """Yield mends of a load: the elements of an input that belong to the cells."""
-        event = e.events[-1]
-        lanes = e.lanes[event.number]
-        reads = next(o for o in event.operands if o.memory).source(lanes[lanes >= 0])
-        chain = chain_of_address(event, pointer=bool((reads >= 0).all()))
-        sure = lines_of(chain) <= {(event.place.file, event.place.line)}
-        for name, values in self._inputs.items():
-            words = f"with the elements of {name} that belong there"
-            yield Mend(e, words, partial(self._at_cells, e, values), MendKind.ELEMENTS, sure)
-
-    def _sides(self, e: Expression) -> Iterator[Mend]:
-        """Yield mends of a selection: always one side, or the condition inverted."""
-        for side, words in ((1, "always its first value"), (2, "always its second value")):
-            yield Mend(e, words, partial(self._side, side), MendKind.OPERATION)
-        yield Mend(e, "with the condition the other way round", partial(self._side, 0), MendKind.OPERATION)
-
-    def _side(self, side: int, redo: Redo, event: Event, given: Values) -> Made:
-        taken, first, second = (self._of_result(event, place, own, redo) for place, own in enumerate(given[:3]))
-        made = (first, second)[side - 1] if side else _where(taken.values.astype(np.bool_), second, first)
-        return made.cast(event.values.dtype)
-
-    def _of_result(self, event: Event, place: int, own: Made | None, redo: Redo) -> Made:
-        """Return the element of an operand of a choice for each element of its result.
-
-        Raises:
-            Unrepeatable: it is unknown.
-        """
-        if (made := self._operand(event, place, own, redo)) is None:
-            raise Unrepeatable("an operand is not known")
-        operand = event.operands[place]
-        if not operand.size:
-            return _shaped(made, event.values.shape)
-        return made.taken(operand.source(np.arange(event.values.size))[:, 0]).shaped(event.values.shape)
-
-    # What there is to compute with.
-
-    @cached_property
-    def _params(self) -> dict[str, float]:
-        """Map the parameters that are numbers to these, without those that are zero."""
-        return {name: float(v) for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
-
-    @cached_property
-    def _inputs(self) -> dict[str, Made]:
-        """Map each input to its element for each cell."""
-        found = {}
-        for name, tensor in self.grid.whole.tensors.items():
-            elements = self.grid.in_case(tuple(tensor.shape))
-            if elements is None:
-                elements = self.grid.in_column(tuple(tensor.shape))
-            if elements is not None and tensor.is_floating_point():
-                own = tensor.reshape(-1)[torch.from_numpy(elements)]
-                found[name] = Made(own.to(torch.float64).numpy(), Residues.of(own))
-        return found
-
-    @cached_property
-    def _values(self) -> dict[str, Made]:
-        """Map inputs and right stages to their values for each cell."""
-        right = self.right.items()
-        stages = {name: Made(e.values, e.residues) for name, e in right if e.events and e.known.all()}
-        return self._inputs | {n: v for n, v in stages.items() if n != self.stages.last}
-
-    @cached_property
-    def _reference(self) -> list[Made]:
-        """Distinct values that the reference computes with or computes, for each cell."""
-        with noting() as noted:
-            self.grid.problem.evaluate()
-        found = dict[bytes, Made]()
-        for one in noted:
-            index = self.grid.in_stage(tuple(one.shape)) if one.algebra is not None else None
-            if index is not None:
-                at = torch.from_numpy(index)
-                numbers = one.algebra.numbers.expand(4, *one.shape).reshape(4, -1)[:, at]
-                made = Made(one.value.expand(one.shape).reshape(-1)[at].numpy(), Residues(numbers))
-                found.setdefault(numbers[0].numpy().tobytes(), made)
-        return list(found.values())
-
-    @cached_property
-    def _others(self) -> list[Made]:
-        """Values of the reference that are neither inputs nor right stages."""
-        own = {made.residues.p.numpy().tobytes() for made in self._values.values() if made.residues is not None}
-        return [m for m in self._reference if m.residues is not None and m.residues.p.numpy().tobytes() not in own]
-
-    def _is_of_reference(self, e: Expression, change: Change) -> bool:
-        """Return whether a changed event has a value of the reference, by residues."""
-        event = e.events[-1]
-        try:
-            with np.errstate(all="ignore"):
-                made = change(replace(self.redo, follows=True), event, [None] * len(event.operands))
-        except Unrepeatable:
-            return False
-        known = e.lanes[event.number] >= 0
-        residues = residues_of_cells({event.number: made}, e.lanes, self.grid.size)
-        return bool(known.any()) and self._is_known(replace(e, known=known, residues=residues))
 
     def _of_lanes(self, e: Expression, event: Event, own: Made) -> tuple[Array, Made]:
         """Return the elements of an event that belong to cells, and the values of these cells.
@@ -803,28 +664,65 @@ class _Mending:
         lanes, found = np.arange(event.values.size), []
         for place, operand in enumerate(event.operands):
             if not operand.address:
-                own = self._operand(event, place, given[place] if given else None, redo or self.redo)
+                own = (redo or self.redo).operand(event, place, given[place] if given else None)
                 source = operand.source(lanes)
                 if own is None or source.shape[1] > 1 or (source < 0).any():
                     return []
                 found.append(own.taken(source[:, 0]).cast(np.float64).shaped(event.shape))
         return found
 
-    def _operand(self, event: Event, place: int, own: Made | None, redo: Redo) -> Made | None:
-        """Return the value of an operand; None where it is unknown."""
-        operand = event.operands[place]
-        if own is not None:
-            return own
-        if operand.event is not None:
-            return redo.made(operand.event)
-        if operand.size:
-            try:
-                return redo.whole(event, operand)
-            except Unrepeatable:
-                return None
-        if operand.values is None or (operand.values.dtype.kind not in "iub" and operand.values.size == 1):
-            return None if operand.values is None else _full(float(operand.values.reshape(-1)[0]), operand.values.shape)
-        return Made(operand.values, Residues.of(torch.from_numpy(operand.values.astype(np.float64))))
+    # What there is to compute with.
+
+    @cached_property
+    def _formats(self) -> list[Format]:
+        own = {fmt.name for fmt in self.stages.trace.formats.values() if isinstance(fmt, Format)}
+        own |= {self.grid.problem.main_format.name}
+        return [fmt for name, fmt in FORMATS.items() if name in own and fmt.precision < FP32.precision]
+
+    @cached_property
+    def _params(self) -> dict[str, float]:
+        """Map the parameters that are numbers to these, without those that are zero."""
+        return {name: float(v) for name, v in self.grid.problem.params.items() if isinstance(v, int | float) and v}
+
+    @cached_property
+    def _inputs(self) -> dict[str, Made]:
+        """Map each input to its element for each cell."""
+        found = {}
+        for name, tensor in self.grid.whole.tensors.items():
+            elements = self.grid.in_case(tuple(tensor.shape))
+            if elements is None:
+                elements = self.grid.in_column(tuple(tensor.shape))
+            if elements is not None and tensor.is_floating_point():
+                own = tensor.reshape(-1)[torch.from_numpy(elements)]
+                found[name] = Made(own.to(torch.float64).numpy(), Residues.of(own))
+        return found
+
+    @cached_property
+    def _reference(self) -> list[Made]:
+        """Distinct values that the reference computes with or computes, for each cell."""
+        with noting() as noted:
+            self.grid.problem.evaluate()
+        found = dict[bytes, Made]()
+        for one in noted:
+            index = self.grid.in_stage(tuple(one.shape)) if one.algebra is not None else None
+            if index is not None:
+                at = torch.from_numpy(index)
+                numbers = one.algebra.numbers.expand(4, *one.shape).reshape(4, -1)[:, at]
+                made = Made(one.value.expand(one.shape).reshape(-1)[at].numpy(), Residues(numbers))
+                found.setdefault(numbers[0].numpy().tobytes(), made)
+        return list(found.values())
+
+    @cached_property
+    def _further(self) -> list[tuple[str, Made]]:
+        """Values for each cell with their names: inputs, right stages, and others of the reference."""
+        right = ((n, e) for n, e in self.right.items() if n != self.stages.last and e.events and e.known.all())
+        named = self._inputs | {name: Made(e.values, e.residues) for name, e in right}
+        known = {made.residues.p.numpy().tobytes() for made in named.values() if made.residues is not None}
+        found = list(named.items())
+        for made in self._reference:
+            if made.residues is not None and made.residues.p.numpy().tobytes() not in known:
+                found.append((OTHER, made))
+        return found
 
 
 Function = Callable[..., Made]
@@ -856,15 +754,49 @@ def _standing(e: Expression, places: Places, events: Iterable[Event] = ()) -> Ex
     return replace(e, events=found, lanes={event.number: e.lanes.get(event.number, none) for event in found})
 
 
-def _full(value: float, shape: tuple[int, ...], dtype: Any = np.float64) -> Made:
-    """Fill a shape with a number, whose residues are those of the constant that it stands for."""
-    residues = constant(value).moved(lambda n: n.reshape(4, *[1] * len(shape)).expand(4, *shape))
-    return Made(np.full(shape, value, dtype), residues)
+# Changes of an event: a `Change` each, behind what it is made of.
 
 
-def _shaped(own: Made, shape: tuple[int, ...]) -> Made:
-    """Broadcast one number to a shape, or reshape as many as it has elements."""
-    return own.taken(np.zeros(shape, np.int64)) if own.values.size == 1 else own.shaped(shape)
+def _after(function: Function, redo: Redo, event: Event, given: Values) -> Made:
+    """Return a function of an event's result."""
+    return function(redo.again(event, given))
+
+
+def _number(value: float, redo: Redo, event: Event, given: Values) -> Made:
+    made = Made.full(value, event.shape, event.values.dtype)
+    return made if redo.follows else Made(made.values)
+
+
+def _with_operands(function: Function, at: Mapping[int, int], redo: Redo, event: Event, given: Values) -> Made:
+    """Return an event's result for a function of its operands; of one alone, where `at` has its place."""
+    operands = [redo.operand(event, place, own) for place, own in enumerate(given)]
+    for place, (own, operand) in enumerate(zip(operands, event.operands, strict=True)):
+        if own is not None and not operand.address and at.get(event.number, place) == place:
+            operands[place] = function(own)
+    return redo.again(event, operands)
+
+
+def _with_number(place: int, value: float, redo: Redo, event: Event, given: Values) -> Made:
+    """Return an event's result for another number in place of an operand."""
+    old, others = redo.operand(event, place, given[place]), [*given]
+    assert old is not None
+    whole, shape = old.values.dtype.kind in "iub", old.values.shape
+    others[place] = Made(np.full(shape, value, old.values.dtype)) if whole else Made.full(value, shape, _wide(event))
+    return redo.again(event, others)
+
+
+def _compared(function: Callable[..., Array], redo: Redo, event: Event, given: Values) -> Made:
+    return Made(np.asarray(function(*(redo.spread(event, place, own).values for place, own in enumerate(given)))))
+
+
+def _side(side: int, redo: Redo, event: Event, given: Values) -> Made:
+    """Return the first or second value of a choice; for `side` 0 the one that was not taken."""
+    taken, first, second = (redo.spread(event, place, own) for place, own in enumerate(given[:3]))
+    made = (first, second)[side - 1] if side else _where(taken.values.astype(np.bool_), second, first)
+    return made.cast(event.values.dtype)
+
+
+# Functions of numbers.
 
 
 def _where(mask: Array, a: Made, b: Made) -> Made:
@@ -874,62 +806,13 @@ def _where(mask: Array, a: Made, b: Made) -> Made:
     return Made(np.where(mask, a.values, b.values), residues)
 
 
-def _is_alike(a: Expression, b: Expression) -> bool:
-    """Return whether two expressions have no different residues."""
-    return a.residues is None or b.residues is None or not bool(a.residues.differs(b.residues).any())
-
-
-def _error(stage: Stage, e: Expression) -> float:
-    """Return the relative error of an expression against a stage; NaN where it is right everywhere."""
-    return distance(e.values, stage.parts[1], e.known) if stage.outside(e).any() else np.nan
-
-
-def constant_of(operand: Operand) -> float | None:
-    """Return the number that an operand has in every element, if it follows from constants and arguments alone.
-
-    The index of a program is no such number: another program has another one.
-    """
-    if operand.address or operand.memory is not None:
-        return None
-    if operand.event is not None and operand.event.origin is Origin.MEMORY:
-        return None
-    if operand.event is not None and is_index(operand.event):
-        return None
-    values = operand.values if operand.event is None else operand.event.values
-    flat = np.asarray(values).reshape(-1)
-    return float(flat[0]) if len(flat) and (flat == flat[0]).all() else None
-
-
-def _after(function: Function, redo: Redo, event: Event, given: Values) -> Made:
-    """Return a function of an event's result."""
-    return function(redo.again(event, given))
-
-
-def _have_common(mask: Array, before: Array) -> bool:
-    """Return whether a mask keeps anything that it kept; numbers always do."""
-    return mask.dtype != np.bool_ or not before.any() or bool((mask & before).any())
-
-
-def _different(parts: Iterable[Array]) -> int:
-    """Count the different finite numbers among values, signs left aside."""
-    values = np.concatenate([part.reshape(-1) for part in parts])
-    return len(np.unique(np.abs(values[np.isfinite(values)])))
-
-
-def _otherwise(change: Change, redo: Redo, event: Event, given: Values) -> Made:
-    """Return another number than a change gives, in every element."""
-    return _kept(
-        lambda x: _ADD(_MUL(x, _full(1.25, x.values.shape)), _full(0.5, x.values.shape)), change(redo, event, given)
-    )
-
-
 def _kept(function: Function, made: Made) -> Made:
     """Return a function of numbers, computed in fp64, in their own dtype."""
     return _stored(function(made.cast(np.float64)), made.values.dtype)
 
 
 def _second(function: Function, number: float, x: Made) -> Made:
-    return function(x, _full(number, x.values.shape))
+    return function(x, Made.full(number, x.values.shape))
 
 
 def _wide(event: Event) -> np.dtype[np.generic]:

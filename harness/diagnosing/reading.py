@@ -18,8 +18,7 @@ from lastbit.numerics.residues import products_of
 from lastbit.reports.summary import grouped
 from lastbit.reports.why import KernelTrace, StageMatch, Step
 from lastbit.tracing import Log, Path, follow
-from lastbit.tracing.cells import Ancestry, Expression, expressions
-from lastbit.tracing.follow import Visit
+from lastbit.tracing.ancestry import Ancestry, Expression, Visit, expressions
 from lastbit.tracing.lanes import Addresses
 from lastbit.tracing.log import Write
 from lastbit.tracing.of_torch import UNWRITTEN, array_of

@@ -24,12 +24,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lastbit.calling.performing import CallRequest, results_of
 from lastbit.case import Case
-from lastbit.diagnosing.passers import HostFrame, Way, is_same, parts_of, passer
+from lastbit.diagnosing.responsible import HostFrame, Way, is_same, parts_of, passer
 from lastbit.inputs import Inputs, guarded_allocations
 from lastbit.interpret.places import Place, place_of
 from lastbit.interpret.watching import Bound, Grid, Perform, launched_by
 from lastbit.result import BAD, Worst
-from lastbit.tracing.kernel_frames import is_of_a_kernel
+from lastbit.tracing.events import is_of_a_kernel
 from lastbit.verify.check import Subject, examine
 from lastbit.verify.formula_check import by_formula
 

@@ -14,9 +14,8 @@ from lastbit.interpret.numpy_formats import Array, bits_of
 from lastbit.interpret.places import Place
 from lastbit.reports.why import Element, Source, StageMatch, Step
 from lastbit.tracing import Event, Log, Operand, Path
-from lastbit.tracing.cells import INPUT
-from lastbit.tracing.follow import Visit, came_from, unique
-from lastbit.tracing.triton_lanes import MOVERS
+from lastbit.tracing.ancestry import INPUT, Visit, came_from, unique
+from lastbit.tracing.of_triton import MOVERS
 
 # What stands on one line beside the name of the operation.
 FIRST = 4

@@ -18,9 +18,9 @@ from lastbit.numerics import Enclosure, Format
 from lastbit.numerics.residues import Residues
 from lastbit.reports.why import StageMatch
 from lastbit.tracing import Event
-from lastbit.tracing.cells import Ancestry, Expression, residues_of_cells
+from lastbit.tracing.ancestry import Ancestry, Expression, residues_of_cells
 from lastbit.tracing.events import Made, Origin
-from lastbit.tracing.triton_lanes import MOVERS
+from lastbit.tracing.of_triton import MOVERS
 
 NEAR = 2.0**-6
 """Relative L2 error up to which an expression agrees with a stage: the coarsest rounding that a stage may have here."""

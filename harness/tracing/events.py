@@ -1,22 +1,27 @@
-"""Events: the recorded operations of a kernel, as data."""
+"""Events: the recorded operations of a kernel as data, and the places in its text at which they stand."""
 
 from __future__ import annotations
 
+import os
+import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cache
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from lastbit.interpret.numpy_formats import Array, is_float
-from lastbit.interpret.places import Place
-from lastbit.numerics.residues import Residues
-from lastbit.tracing.kernel_frames import Places
+from lastbit.interpret.places import Place, place_of
+from lastbit.numerics.residues import Residues, constant
 from lastbit.tracing.lanes import Addresses, Shape, Source
 
 NOWHERE = Place("", 0, 0, 0, 0, "")
+Places = tuple[Place, ...]
 
 
 class Origin(IntEnum):
@@ -80,6 +85,12 @@ class Made(NamedTuple):
 
     values: Array
     residues: Residues | None = None
+
+    @classmethod
+    def full(cls, value: float, shape: Shape, dtype: Any = np.float64) -> Made:
+        """Fill a shape with a number, whose residues are those of the constant that it stands for."""
+        residues = constant(value).moved(lambda n: n.reshape(4, *[1] * len(shape)).expand(4, *shape))
+        return cls(np.full(shape, value, dtype), residues)
 
     @property
     def followed(self) -> bool:
@@ -186,3 +197,47 @@ def dtype_name(name: Any) -> str:
     """Translate a dtype of Triton, numpy or torch to Triton's words."""
     text = str(name).removeprefix("torch.")
     return DTYPES.get(text, text)
+
+
+_HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_OWN = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "")
+_PYTHON = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
+
+
+def places(frame: FrameType | None, upto: FrameType | None = None) -> Places:
+    """Return the places in kernels at which a frame and its callers are, the innermost first.
+
+    Frames of Python, torch, Triton, numpy and lastbit are left out, and all from `upto` on.
+    """
+    found: list[Place] = []
+    delayed = None
+    while frame is not None and frame is not upto:
+        code = frame.f_code
+        if is_of_a_kernel(code.co_filename):
+            if delayed != code.co_filename:
+                found.append(place_of(code, frame.f_lasti))
+            delayed = code.co_filename if code.co_name == "<lambda>" else None
+        frame = frame.f_back
+    return tuple(found)
+
+
+def is_lastbits_own(frame: FrameType | None) -> bool:
+    """Return whether a frame is in lastbit itself, called by a kernel, as where lastbit guards its allocations."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_of_a_kernel(file):
+            return False
+        if file.startswith(_OWN) and not file.startswith(_HERE):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@cache
+def is_of_a_kernel(file: str) -> bool:
+    """Return whether a file is none of Python's, torch's, Triton's, numpy's and lastbit's."""
+    loaded = (getattr(sys.modules.get(name), "__file__", None) for name in ("torch", "triton", "numpy"))
+    others = (_OWN, *(os.path.join(os.path.dirname(module), "") for module in loaded if module))
+    if file.startswith(("<", *others)):
+        return False
+    return "site-packages" in file or not file.startswith(_PYTHON)

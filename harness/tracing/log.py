@@ -11,8 +11,7 @@ import numpy as np
 from lastbit.errors import LastbitError
 from lastbit.interpret.numpy_formats import Array
 from lastbit.numerics.residues import Residues
-from lastbit.tracing.events import Again, Event, Operand, Origin, Program, TracedLaunch, dtype_name
-from lastbit.tracing.kernel_frames import Places
+from lastbit.tracing.events import Again, Event, Operand, Origin, Places, Program, TracedLaunch, dtype_name
 from lastbit.tracing.lanes import Addresses
 
 # 2 GB beside the tensors: what a laptop has to spare. A kernel on the smallest case that fails takes some MB.
@@ -22,9 +21,6 @@ LIMIT = 2 << 30
 
 class TraceLimit(LastbitError):
     """The values of a trace would fill the memory."""
-
-
-Find = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,39 +40,32 @@ class Write:
     first: int
     last: int
     width: int
-    find: Find
+    find: Callable[[Array], Array]
     event: Event | None = None
     program: Program | None = None
     places: Places = ()
     adds: bool = False
 
 
-def finder(addresses: Array, lanes: Array | None, width: int) -> Find:
-    """Make a function that finds addresses in elements at `addresses` [n], of flat indices `lanes`, None for 0 to n-1.
+def _finder(addresses: Array, lanes: Array | None, width: int) -> Callable[[Array], Array]:
+    """Make `Write.find` of elements at `addresses` [n] with flat indices `lanes`, None for 0 to n-1.
 
     Addresses that are evenly spaced, as nearly always, are not kept.
     """
-    steps = np.diff(addresses)
-    if len(steps) and steps[0] > 0 and (steps == steps[0]).all():
-        return _evenly(int(addresses[0]), int(steps[0]), len(addresses), lanes, width)
-    order = np.argsort(addresses, kind="stable")
-    ordered = addresses[order]
-    numbers = order if lanes is None else lanes[order]
+    start, count, steps = int(addresses[0]), len(addresses), np.diff(addresses)
+    step, numbers, ordered = int(steps[0]) if len(steps) else 0, lanes, None
+    if step <= 0 or (steps != step).any():
+        numbers = np.argsort(addresses, kind="stable")
+        ordered, numbers = addresses[numbers], numbers if lanes is None else lanes[numbers]
 
     def find(wanted: Array) -> Array:
-        place = np.searchsorted(ordered, wanted, side="right") - 1
-        inside = (place >= 0) & (wanted < ordered[place] + width)
-        return np.where(inside, numbers[place], -1)
-
-    return find
-
-
-def _evenly(start: int, step: int, count: int, lanes: Array | None, width: int) -> Find:
-    def find(wanted: Array) -> Array:
-        place, rest = np.divmod(wanted - start, step)
+        if ordered is None:
+            place, rest = np.divmod(wanted - start, step)
+        else:
+            place = np.searchsorted(ordered, wanted, side="right") - 1
+            rest = wanted - ordered[place]
         inside = (place >= 0) & (place < count) & (rest < width)
-        number = place if lanes is None else lanes[np.clip(place, 0, count - 1)]
-        return np.where(inside, number, -1)
+        return np.where(inside, place if numbers is None else numbers[np.clip(place, 0, count - 1)], -1)
 
     return find
 
@@ -140,17 +129,12 @@ class Log:
         if at != self._last:
             self._occurrence, self._last = self._occurrence + 1, at
         launch = None if program is None else self.launches[program[0]]
-        number, dtype = self.next(), dtype_name(dtype)
-        own = number, name, at, self._occurrence, dtype, self._kept(values)
-        event = Event(*own, operands, program, launch, origin, again, residues)
-        self.events.append(event)
-        return event
-
-    def _kept(self, values: Array) -> Array:
-        """Count the bytes of values and return them; an empty placeholder once the limit is exceeded."""
         if 0 not in values.strides:  # broadcast, and no memory of its own
             self.bytes += values.nbytes
-        return values if self.bytes <= self.limit else np.zeros((), values.dtype)
+        kept = values if self.bytes <= self.limit else np.zeros((), values.dtype)
+        own = self.next(), name, at, self._occurrence, dtype_name(dtype), kept
+        self.events.append(Event(*own, operands, program, launch, origin, again, residues))
+        return self.events[-1]
 
     def check(self) -> None:
         """Raise `TraceLimit` if the values exceeded the limit; only after the kernel's end, since it could catch it."""
@@ -177,8 +161,7 @@ class Log:
         number = self.next() if event is None else event.number
         where = np.asarray(addresses, np.int64)
         self.bytes += where.nbytes
-        found = finder(where, lanes, width)
-        bounds = int(where.min()), int(where.max())
+        bounds, found = (int(where.min()), int(where.max())), _finder(where, lanes, width)
         self.writes.append(Write(number, *bounds, width, found, event, program, at, adds))
 
     def last(self, addresses: Array, before: int) -> Iterator[tuple[Write, Array, Array]]:

@@ -1,9 +1,12 @@
-"""PyTorch's operations in a kernel, as events: every one that writes tensors, found by their addresses."""
+"""PyTorch's operations in a kernel, as events: every one that writes tensors, found by their addresses.
+
+For each operation it finds which elements of the operands those of a written tensor came from.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,11 +22,9 @@ from lastbit.numerics.residues import Residues
 from lastbit.shadows.aten import Following, UncompiledMode
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import lanes
-from lastbit.tracing.events import Again, Event, Made, Operand
-from lastbit.tracing.kernel_frames import is_lastbits_own, places
+from lastbit.tracing.events import Again, Event, Made, Operand, is_lastbits_own, places
 from lastbit.tracing.lanes import Addresses, Source, of_layout, swapped
 from lastbit.tracing.log import Log
-from lastbit.tracing.torch_lanes import MOVERS, source_of
 
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 """Operations that make tensors and write nothing."""
@@ -37,6 +38,23 @@ CHOOSING = ("condition", "mask", "index", "indices")
 # Scalars and small vectors, as torch keeps eps and codebooks; more is a tensor that some operation made.
 FEW = 16
 """Elements of an operand that are kept with an operation: what made it may not have been seen."""
+
+# Operations by what they do, where a tag of torch does not say it: element by element; along dimensions; along one of
+# them and of the same shape; moving elements, with the arguments whose elements those are; products.
+_POINTWISE = ("_to_copy", "copy_", "clone", "fill_", "zero_", "lift_fresh_copy", "contiguous")
+_REDUCTIONS = ("var_mean", "std_mean", "linalg_vector_norm", "logsumexp", "argmax", "argmin", "median", "cummax")
+_WITHIN = ("_softmax", "_log_softmax", "cumsum", "cumprod", "sort", "logcumsumexp")
+_MOVERS = {
+    **dict.fromkeys(("index", "index_select", "gather", "take", "masked_select"), ("self",)),
+    **dict.fromkeys(("flip", "roll", "repeat", "constant_pad_nd", "tril", "triu"), ("self",)),
+    **dict.fromkeys(("slice_scatter", "select_scatter", "scatter"), ("self", "src")),
+    **dict.fromkeys(("slice_backward", "select_backward"), ("grad_output",)),
+    **dict.fromkeys(("cat", "stack"), ("tensors",)),
+    "embedding": ("weight",),
+    "index_put": ("self", "values"),
+    "index_copy": ("self", "source"),
+}
+_DOTS = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2")}
 
 _VIEWED = {torch.bfloat16: (torch.int16, BFLOAT16)}
 _VIEWED |= {torch.float8_e4m3fn: (torch.uint8, E4M3), torch.float8_e5m2: (torch.uint8, E5M2)}
@@ -75,14 +93,6 @@ def _wrote(log: Log, event: Event, tensor: Tensor, kept: Source | None = None) -
     log.written(event, addresses, changed, tensor.element_size(), at=event.places)
 
 
-def _used(name: str, tensor: Tensor) -> Operand:
-    """Return a tensor that an operation reads as operand: its addresses before that, and its values if they are few."""
-    values, size = array_of(tensor) if tensor.numel() <= FEW else None, tensor.numel()
-    return Operand(
-        lanes.everything(()), memory=addresses_of(tensor), values=values, address=name in CHOOSING, size=size
-    )
-
-
 class TorchWatch(UncompiledMode):
     """Dispatch mode that records PyTorch's operations in a log, except for views, which write nothing."""
 
@@ -94,15 +104,20 @@ class TorchWatch(UncompiledMode):
         kwargs = kwargs or {}
         if self._log.interpreting or torch.Tag.inplace_view in func.tags or func.overloadpacket.__name__ == "set_":
             return func(*args, **kwargs)
-        given = _named(func, args, kwargs)
+        names = [argument.name for argument in func._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
         changed = _changed(func, given)
         named = [(name, x) for name, x in _tensors(given) if name != "out"]
         operands = [x for _, x in named]
         own = is_lastbits_own(sys._getframe(1))  # memory under guards, where the kernel asked for torch.empty
         name = "empty" if own else func.overloadpacket.__name__
         fresh = name == "lift_fresh"  # what torch.tensor makes, seen for the first time
+        used = list[tuple[Tensor, Operand]]()
         with _disable_current_modes():
-            used = [] if fresh or name in UNWRITTEN else [(x, _used(argument, x)) for argument, x in named]
+            for argument, x in named if not fresh and name not in UNWRITTEN else ():
+                values, chooses = array_of(x) if x.numel() <= FEW else None, argument in CHOOSING
+                plain = Operand(lanes.everything(()), memory=addresses_of(x), values=values)
+                used.append((x, replace(plain, address=chooses, size=x.numel())))
         held = {_storage(x) for x in operands}
         with _disable_current_modes() if own else nullcontext():
             result = func(*args, **kwargs)
@@ -122,24 +137,18 @@ class TorchWatch(UncompiledMode):
     ) -> None:
         at = places(sys._getframe(2))
         for part, tensor in enumerate(made):
-            sources = [source_of(func, given, x, tensor, part) for x, _ in used]
+            sources = [_source_of(func, given, x, tensor, part) for x, _ in used]
             taken = [(x, replace(own, source=s)) for (x, own), s in zip(used, sources, strict=True) if s is not None]
-            operands = (*(own for _, own in taken), *_numbers_of(given))
+            numbers = [x for name in NUMBERS if isinstance(x := given.get(name), (int, float))]
+            of_numbers = (Operand(lanes.everything((1,)), values=np.array([number])) for number in numbers)
             again = _repeatable(func, given, [x for x, _ in taken], part)
-            made_of = array_of(tensor), tensor.dtype, operands
+            made_of = array_of(tensor), tensor.dtype, (*(own for _, own in taken), *of_numbers)
             residues = None
             if self._shadow is not None and tensor.is_floating_point() and tensor.numel():
                 residues = self._shadow.read(tensor)
             event = self._log.add(f"{func.namespace}.{name}", at, *made_of, again=again, residues=residues)
-            puts = name.endswith("_") and name.removesuffix("_") in MOVERS and not given.get("accumulate")
+            puts = name.endswith("_") and name.removesuffix("_") in _MOVERS and not given.get("accumulate")
             _wrote(self._log, event, tensor, sources[0] if puts else None)
-
-
-def _numbers_of(given: Mapping[str, Any]) -> Iterator[Operand]:
-    """Yield Python's numbers that an operation computes with, as operands."""
-    for name in NUMBERS:
-        if isinstance(number := given.get(name), (int, float)):
-            yield Operand(lanes.everything((1,)), values=np.array([number]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,12 +197,6 @@ def _repeatable(func: Any, given: Mapping[str, Any], operands: Sequence[Tensor],
     return again
 
 
-def _named(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Map the names of an operation's parameters to its arguments."""
-    names = [argument.name for argument in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
 def _changed(func: Any, given: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors among the arguments that the operation writes to."""
     written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
@@ -211,3 +214,59 @@ def _is_plain(x: Any) -> bool:
 
 def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _source_of(func: Any, given: Mapping[str, Any], operand: Tensor, result: Tensor, part: int) -> Source | None:
+    """Return the source of a result in an operand; None if nothing came from it, as from the target of a copy."""
+    name = func.overloadpacket.__name__
+    shape, made = tuple(operand.shape), tuple(result.shape)
+    if name == "copy_" and operand is given["self"]:
+        return None
+    if given.get("accumulate"):
+        return lanes.pointwise(shape, made) if operand is given["self"] else lanes.everything(shape)
+    if (moved := name.removesuffix("_")) in _MOVERS and not name.startswith("_"):
+        return _of_mover(moved, func, given, operand, part)
+    if name in _DOTS:
+        a, b = (given[side] for side in _DOTS[name])
+        if operand is a or operand is b:
+            of_side = lanes.left_of_dot if operand is a else lanes.right_of_dot
+            return of_side(tuple(a.shape), tuple(b.shape))
+        return lanes.pointwise(shape, made)
+    if torch.Tag.pointwise in func.tags or name in _POINTWISE:
+        return lanes.pointwise(shape, made)
+    if "normalized_shape" in given:  # an input's row for an element or statistic, a weight's element
+        axes = tuple(range(len(shape) - len(given["normalized_shape"]), len(shape)))
+        if len(shape) < len(made) or not axes:
+            return lanes.pointwise(shape, made)
+        return lanes.within(shape, axes) if shape == made else lanes.along(shape, axes)
+    dim = given.get("dim") if shape else None
+    dims = dim if isinstance(dim, (list, tuple)) else [] if dim is None else [dim]
+    axes = tuple(sorted(d % len(shape) for d in dims))
+    if name in _WITHIN and shape == made and axes:
+        return lanes.within(shape, axes)
+    if torch.Tag.reduction in func.tags or name in _REDUCTIONS:
+        kept = [side for axis, side in enumerate(shape) if axes and axis not in axes]
+        if np.prod(kept, dtype=np.int64) == np.prod(made, dtype=np.int64):
+            return lanes.along(shape, axes)
+    return lanes.everything(shape)
+
+
+def _of_mover(name: str, func: Any, given: Mapping[str, Any], operand: Tensor, part: int) -> Source | None:
+    """Return the source of an operation that moves elements, by repeating it on their indices.
+
+    Indices count from 1, so that a zero that the operation fills in is no element.
+    """
+    data = [x for argument in _MOVERS[name] for x in tree_leaves(given.get(argument)) if isinstance(x, Tensor)]
+    if not any(x is operand for x in data):
+        return lanes.everything(tuple(operand.shape))
+    again: Callable[..., Any] = getattr(getattr(torch.ops, func.namespace), name)
+    indices = [x for x in tree_leaves(dict(given)) if isinstance(x, Tensor) and not any(x is y for y in data)]
+    kept = {id(x): x.detach().clone().cpu() for x in indices if not x.is_floating_point()}  # they may change later
+    arguments = swapped({key: value for key, value in given.items() if key != "out"}, kept)
+
+    def index() -> Array:
+        numbers = {id(x): torch.zeros(x.shape, dtype=torch.int64) for x in data}
+        numbers[id(operand)] = torch.arange(1, operand.numel() + 1).reshape(operand.shape)
+        return np.asarray(tree_leaves(again(**swapped(arguments, numbers)))[part].numpy() - 1)
+
+    return lanes.moved(index)

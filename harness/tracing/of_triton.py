@@ -1,4 +1,7 @@
-"""Operations of interpreted Triton programs, as events: a builder that computes by another one and records."""
+"""Operations of interpreted Triton programs, as events: a builder that computes by another one and records.
+
+For each operation it finds which elements of the operands a result's elements came from.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,9 @@ from lastbit.numerics.algebraic import FORMULAS
 from lastbit.numerics.residues import Residues
 from lastbit.shadows.programs import Shadow, Shadowing
 from lastbit.tracing import lanes
-from lastbit.tracing.events import Again, Event, Made, Operand, Origin, Program, TracedLaunch
-from lastbit.tracing.kernel_frames import Places, places
-from lastbit.tracing.lanes import Source, of_array, swapped
+from lastbit.tracing.events import Again, Event, Made, Operand, Origin, Places, Program, places
+from lastbit.tracing.lanes import Shape, Source, of_array, swapped
 from lastbit.tracing.log import Log
-from lastbit.tracing.triton_lanes import BuilderCall, of_whole, sources_of
 
 # 64 units of 2⁻²⁴: approximate instructions err by four, polynomials and tables in fp32 by more.
 NEAR = 2.0**-18
@@ -37,6 +38,13 @@ NEAR = 2.0**-18
 
 OF_PROGRAM = ("get_program_id", "get_num_programs", "make_range")
 """Operations without operands that are no constants."""
+MOVERS = ("splat", "unsplat", "broadcast", "expand_dims", "reshape", "trans", "cat", "join", "split", "gather")
+"""Operations that give elements of their operands and compute none."""
+
+
+Function = Callable[[Any, Any], Any]
+"""Of arguments, and of those by keyword."""
+Values = Sequence[Made | None]
 
 
 class LaunchWatch:
@@ -87,7 +95,7 @@ class Tracer(Builder):
         numbers = [x.data for x in handles.values() if x.data.size == 1 and not x.dtype.is_ptr()]
         constants = (getattr(x, "value", x) for x in arguments.values())
         plain = {float(x) for x in constants if isinstance(x, int | float)}
-        self.launch: TracedLaunch = log.begin(name, frozenset(plain | {float(x.reshape(-1)[0]) for x in numbers}))
+        self.launch = log.begin(name, frozenset(plain | {float(x.reshape(-1)[0]) for x in numbers}))
         self._arguments = {id(handle): (name, handle) for name, handle in handles.items()}
         self._program: Program | None = None
         self._made: dict[int, Event] = {}
@@ -142,7 +150,15 @@ class Tracer(Builder):
         elif name in ("load", "masked_load"):
             self._loaded(at, result, *operands)
         else:
-            self._computed(name, method, at, args, kwargs, result)
+            plain = partial(self._quietly, getattr(super(), f"create_{name}"))  # moves numbers of elements, too
+            handles = [x for x in tree_leaves((args, kwargs)) if isinstance(x, TensorHandle)]
+            for part, made in enumerate(result if isinstance(result, tuple) else (result,)):
+                if isinstance(made, TensorHandle):
+                    found = _sources(name, plain, args, kwargs, part, handles, made)
+                    own = tuple(self._operand(*one) for one in found)
+                    used = [handle for handle, _, _ in found]
+                    again = partial(_again, plain, partial(self._quietly, method), args, kwargs, part, used)
+                    self._keep(self._event(name, at, made, _deciding(own, name), again=again), made)
         return result
 
     def whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -157,8 +173,7 @@ class Tracer(Builder):
         blocks = [x for x in tree_leaves(given["input"]) if isinstance(x, tl.tensor)]
         handles = [x.handle for x in blocks]
         for number, part in enumerate(tree_leaves(result)):
-            sources = [of_whole(name, x.data.shape, given) for x in handles]
-            operands = tuple(self._operand(x, source) for x, source in zip(handles, sources, strict=True))
+            operands = tuple(self._operand(x, _of_whole(name, x.data.shape, given)) for x in handles)
             again = partial(_again, _spread(function), _spread(whole), args, kwargs, number, blocks)
             self._keep(self._event(name, at, part.handle, operands, again=again), part.handle)
         return result
@@ -181,19 +196,6 @@ class Tracer(Builder):
             self._silent = False
 
     # Events.
-
-    def _computed(self, name: str, method: Any, at: Places, args: Any, kwargs: Any, result: Any) -> None:
-        handles = [x for x in tree_leaves((args, kwargs)) if isinstance(x, TensorHandle)]
-        parts = result if isinstance(result, tuple) else (result,)
-        for part, made in enumerate(parts):
-            if isinstance(made, TensorHandle):
-                plain = partial(self._quietly, getattr(super(), f"create_{name}"))  # moves numbers of elements, too
-                found = sources_of(BuilderCall(name, plain, args, kwargs, part), handles, made)
-                operands = tuple(self._operand(*one) for one in found)
-                operands = _deciding(*operands) if name == "select" else operands
-                own = [handle for handle, _, _ in found]
-                again = partial(_again, plain, partial(self._quietly, method), args, kwargs, part, own)
-                self._keep(self._event(name, at, made, operands, again=again), made)
 
     def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
         shape = result.data.shape
@@ -241,7 +243,7 @@ class Tracer(Builder):
         self._wrote(event, at, ptr, mask, shape, width, adds=True)
 
     def _wrote(
-        self, event: Event | None, at: Places, ptr: Any, mask: Any, shape: lanes.Shape, width: int, adds: bool = False
+        self, event: Event | None, at: Places, ptr: Any, mask: Any, shape: Shape, width: int, adds: bool = False
     ) -> None:
         inside = _mask(mask, shape).reshape(-1)
         addresses = np.broadcast_to(ptr.data, shape).reshape(-1)
@@ -263,10 +265,9 @@ class Tracer(Builder):
         if origin is None:
             least = Origin.ARGUMENTS if name in OF_PROGRAM else Origin.CONSTANTS
             origin = max([least, *(_origin(x) for x in operands if not x.address)])
-        dtype = made.dtype.scalar
         residues = getattr(made, "residues", None)
         add = partial(self._log.add, program=self._program, origin=origin, again=again, residues=residues)
-        return add(name, at, made.data, dtype, operands)
+        return add(name, at, made.data, made.dtype.scalar, operands)
 
     def _keep(self, event: Event, handle: Any) -> None:
         self._made[id(handle)] = event
@@ -280,9 +281,66 @@ class Tracer(Builder):
         return Operand(source, values=handle.data, name=name, address=address)
 
 
-Function = Callable[[Any, Any], Any]
-"""Of arguments, and of those by keyword."""
-Values = Sequence[Made | None]
+Found = tuple[Any, Source, bool]
+"""An operand; its elements; whether it says where something is or whether it is taken, and not what it is."""
+
+
+def _sources(
+    name: str, again: Function, args: Any, kwargs: Any, part: int, handles: list[Any], made: Any
+) -> list[Found]:
+    """Return the handles among the arguments of a call, each with its source for a part of the result, `made`.
+
+    `again` is what the method returns for other arguments and keyword arguments.
+    """
+    shape = made.data.shape
+    plain = [(x, lanes.pointwise(x.data.shape, shape), False) for x in handles]
+    if name in MOVERS:  # repeated on indices; those of a gather are addresses
+        data = handles[:1] if name == "gather" else handles
+
+        def source(chosen: Any) -> Source:
+            def index() -> Array:
+                numbers = [lanes.numbered(x.data.shape) if x is chosen else np.full(x.data.shape, -1) for x in data]
+                given = {id(x): TensorHandle(own, tl.int64) for x, own in zip(data, numbers, strict=True)}
+                result = again(swapped(args, given), swapped(kwargs, given))
+                return np.asarray((result[part] if isinstance(result, tuple) else result).data)
+
+            return lanes.moved(index)
+
+        indices = [(x, lanes.pointwise(x.data.shape, x.data.shape), True) for x in handles[len(data) :]]
+        return [*((x, source(x), False) for x in data), *indices]
+    if name == "select":
+        (condition, where, _), (chosen, x, _), (other, y, _) = plain
+        mask = np.broadcast_to(condition.data, shape)
+        return [(condition, where, True), (chosen, lanes.where(x, mask), False), (other, lanes.where(y, ~mask), False)]
+    if name == "dot":
+        a, b, _ = handles
+        sides = a.data.shape, b.data.shape
+        return [(a, lanes.left_of_dot(*sides), False), (b, lanes.right_of_dot(*sides), False), plain[2]]
+    if name == "of_arrays":
+        return [(x, _of_function(args[0], x.data, made.data), False) for x in handles]
+    return plain
+
+
+def _of_function(function: Callable[..., Array], operand: Array, result: Array) -> Source:
+    """Return the source of a function of one array: by its effect on indices if it moves elements, else elementwise."""
+    try:
+        index = function(lanes.numbered(operand.shape))
+        values = operand.reshape(-1)[index]
+    except Exception:  # it takes other operands, too, or numbers of another kind
+        return lanes.pointwise(operand.shape, result.shape)
+    same = index.shape == result.shape and values.tobytes() == np.ascontiguousarray(result).tobytes()
+    return lanes.moved(lambda: index) if same else lanes.pointwise(operand.shape, result.shape)
+
+
+def _of_whole(name: str, shape: Shape, given: Mapping[str, Any]) -> Source:
+    """Return the source of a reduction or scan, by the name of the function in `tl`."""
+    axis, reverse = (getattr(given.get(x), "value", given.get(x)) for x in ("axis", "reverse"))
+    if name == "reduce":
+        return lanes.along(shape, () if axis is None else (axis % len(shape),))
+    if name == "associative_scan" and axis is not None:
+        return lanes.upto(shape, axis % len(shape), bool(reverse))
+    return lanes.everything(shape)
+
 
 _SCALARS = {numpy: scalar for scalar, numpy in NUMPY.items()}
 
@@ -303,7 +361,7 @@ def _spread(function: Callable[..., Any]) -> Function:
     return lambda args, kwargs: function(*args, **kwargs)
 
 
-def _follows(values: Sequence[Made | None]) -> bool:
+def _follows(values: Values) -> bool:
     """Return whether all floating-point values that replace operands have residues."""
     return all(own is None or own.followed for own in values)
 
@@ -348,25 +406,19 @@ _WRITES: dict[str, Callable[..., None]] = {
 }
 
 
-def _traced(name: str) -> Callable[..., Any]:
+def _passing_on(name: str) -> Callable[..., Any]:
+    """Make a method that records an operation, or only hands on the making of a constant."""
+
     def method(self: Tracer, *args: Any, **kwargs: Any) -> Any:
-        return self.perform(name.removeprefix("create_"), getattr(self._other, name), args, kwargs)
+        own = getattr(self._other, name)
+        return self.perform(name.removeprefix("create_"), own, args, kwargs) if name[0] == "c" else own(*args)
 
     return method
 
 
-def _constant(name: str) -> Callable[..., Any]:
-    def method(self: Tracer, *args: Any) -> Any:
-        return getattr(self._other, name)(*args)
-
-    return method
-
-
-for _name in dir(Builder):
-    if _name.startswith("create_"):
-        setattr(Tracer, _name, _traced(_name))
-for _name in ("get_fp16", "get_bf16", "get_fp32", "get_fp64", "get_null_value"):
-    setattr(Tracer, _name, _constant(_name))
+_CONSTANTS = ("get_fp16", "get_bf16", "get_fp32", "get_fp64", "get_null_value")
+for _name in (*(name for name in dir(Builder) if name.startswith("create_")), *_CONSTANTS):
+    setattr(Tracer, _name, _passing_on(_name))
 
 
 def _origin(operand: Operand) -> Origin:
@@ -375,10 +427,11 @@ def _origin(operand: Operand) -> Origin:
     return Origin.MEMORY if operand.memory else Origin.ARGUMENTS if operand.name else Origin.CONSTANTS
 
 
-def _deciding(condition: Operand, *sides: Operand) -> tuple[Operand, ...]:
-    """Return the operands of a selection; a condition from memory is a value where it chose something that is not."""
-    if _origin(condition) is not Origin.MEMORY:
-        return condition, *sides
+def _deciding(operands: tuple[Operand, ...], name: str) -> tuple[Operand, ...]:
+    """Return operands; a selection's condition, if from memory, is a value where it chose what is not from there."""
+    if name != "select" or _origin(operands[0]) is not Origin.MEMORY:
+        return operands
+    condition, *sides = operands
     varying = [side for side in sides if _origin(side) is Origin.MEMORY]
 
     def source(elements: Array) -> Array:
@@ -395,7 +448,7 @@ def _holds_handles(x: Any) -> bool:
     return any(isinstance(part, TensorHandle) for part in tree_leaves(list(vars(x).values())))
 
 
-def _mask(mask: Any, shape: lanes.Shape) -> Array:
+def _mask(mask: Any, shape: Shape) -> Array:
     """Broadcast a mask, given as a handle, an array or None, to the shape of the masked block."""
     data = True if mask is None else mask if isinstance(mask, np.ndarray) else mask.data
     return np.broadcast_to(np.asarray(data, np.bool_), shape)

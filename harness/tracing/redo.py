@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,8 +11,8 @@ import torch
 
 from lastbit.interpret.numpy_formats import Array
 from lastbit.numerics.residues import Residues
-from lastbit.tracing.cells import Ancestry
-from lastbit.tracing.events import Event, Made, Operand
+from lastbit.tracing.ancestry import Ancestry
+from lastbit.tracing.events import Event, Made
 
 Values = Sequence[Made | None]
 Change = Callable[["Redo", Event, Values], Made]
@@ -33,12 +33,10 @@ class Redo:
 
     Attributes:
         ancestry: the events, and what wrote where.
-        ends: numbers of those whose values are wanted.
         follows: the residues are wanted, too.
     """
 
     ancestry: Ancestry
-    ends: Collection[int]
     follows: bool = False
     _read: dict[tuple[int, int], list[Writer]] = field(default_factory=dict)
 
@@ -50,9 +48,9 @@ class Redo:
         """
         changed: dict[int, Made] = {}
         with np.errstate(all="ignore"):
-            for number in self._following(changes):
+            for number, sources in self._order:
                 event, change = self.ancestry.events[number], changes.get(number)
-                if change is None and not self._sources[number] & changed.keys():
+                if change is None and not sources & changed.keys():
                     continue
                 try:
                     given = [self._given(event, place, changed) for place in range(len(event.operands))]
@@ -73,14 +71,16 @@ class Redo:
         """Repeat one event.
 
         Raises:
-            Unrepeatable: an address or mask of the event has changed, and it is no load from recorded memory.
+            Unrepeatable: an address or mask of the event has changed, and it is no load from recorded memory; or
+                something wrote a tensor that was not recorded.
         """
         if all(own is None for own in given):
             return self.made(event)
         pairs = list(zip(event.operands, given, strict=True))
-        if event.again is not None:
-            of_torch = any(operand.size for operand in event.operands)
-            return event.again([self.whole(event, o) if of_torch and own is None else own for o, own in pairs])
+        if event.again is not None:  # of PyTorch's operations all tensors are wanted, whole
+            tensors = (n for n, (operand, own) in enumerate(pairs) if operand.size and own is None)
+            known = {place: self._memory(event, place, {}) for place in tensors}
+            return event.again([known.get(place, own) for place, own in enumerate(given)])
         if any(own is not None for operand, own in pairs if operand.address):
             return self._elsewhere(event, given)
         wide = np.result_type(event.values, *(own.values for own in given if own is not None))
@@ -92,45 +92,56 @@ class Redo:
                 made = made.put(there, own.taken(there if operand.memory else source[there]))
         return made
 
-    def _elsewhere(self, event: Event, given: Values) -> Made:
-        """Repeat a load from other addresses, or under another mask.
+    def operand(self, event: Event, place: int, own: Made | None = None) -> Made | None:
+        """Return what an operand is: `own`, if that is given, or what was recorded; None where it is unknown."""
+        operand = event.operands[place]
+        if own is not None:
+            return own
+        if operand.event is not None:
+            return self.made(operand.event)
+        if operand.size:
+            try:
+                return self._memory(event, place, {})
+            except Unrepeatable:
+                return None
+        if operand.values is None:
+            return None
+        if operand.values.dtype.kind not in "iub" and operand.values.size == 1:
+            return Made.full(float(operand.values.reshape(-1)[0]), operand.values.shape)
+        return Made(operand.values, Residues.of(torch.from_numpy(operand.values.astype(np.float64))))
+
+    def spread(self, event: Event, place: int, own: Made | None) -> Made:
+        """Return the element of an operand for each element of the result, whether that took it or not.
 
         Raises:
-            Unrepeatable: it is no load, or nothing that was recorded wrote there.
+            Unrepeatable: it is unknown.
         """
+        operand, made = event.operands[place], self.operand(event, place, own)
+        if made is None:
+            raise Unrepeatable("an operand is not known")
+        if not operand.size and made.values.size == event.values.size:
+            return made.shaped(event.shape)
+        return made.taken(np.maximum(operand.source(np.arange(event.values.size))[:, 0], 0)).shaped(event.shape)
+
+    def _elsewhere(self, event: Event, given: Values) -> Made:
+        """Repeat a load from other addresses, or under another mask."""
         memory = next((operand.memory for operand in event.operands if operand.memory), None)
         if event.name != "load" or memory is None:
             raise Unrepeatable("an address depends on it")
-        where = [self._lanes(event, place, given) for place, o in enumerate(event.operands) if o.address]
+        where = [self._numbers(event, place, given) for place, o in enumerate(event.operands) if o.address]
         inside = np.ones(event.values.size, np.bool_) if len(where) == 1 else where[1].astype(np.bool_)
         lanes, made = np.nonzero(inside)[0], np.zeros(event.values.size)
         if (other := len(where) + 1) < len(event.operands):
-            made = self._lanes(event, other, given).astype(np.float64)
+            made = self._numbers(event, other, given).astype(np.float64)
         written = self.ancestry.log.last(where[0][lanes], event.number)
         writers = [(lanes[at], w.event.number, own) for w, at, own in written if w.event is not None]
         if sum(len(at) for at, _, _ in writers) < len(lanes):
             raise Unrepeatable("nothing that was recorded wrote there")
-        found = self._filled(self._numbers(made), writers, {}).cast(event.values.dtype).shaped(event.shape)
+        found = self._filled(self._followed(made), writers, {}).cast(event.values.dtype).shaped(event.shape)
         return found if event.is_float else Made(found.values)
 
-    def _lanes(self, event: Event, place: int, given: Values) -> Array:
-        """Return the values of an operand outside of memory, for each element of the result."""
-        operand, own = event.operands[place], given[place]
-        values = own.values if own is not None else operand.values if operand.event is None else operand.event.values
-        if values is None:
-            raise Unrepeatable("an operand is not known")
-        source = operand.source(np.arange(event.values.size))[:, 0]
-        return np.asarray(values).reshape(-1)[np.maximum(source, 0)]
-
-    def whole(self, event: Event, operand: Operand) -> Made | None:
-        """Return the whole tensor that an operand of a PyTorch operation was; None for a number.
-
-        Raises:
-            Unrepeatable: something wrote there that was not recorded.
-        """
-        if not operand.size:
-            return None
-        return self._memory(event, event.operands.index(operand), {})
+    def _numbers(self, event: Event, place: int, given: Values) -> Array:
+        return self.spread(event, place, given[place]).values.reshape(-1)
 
     def _given(self, event: Event, place: int, changed: Mapping[int, Made]) -> Made | None:
         """Return the new value of an operand; None if it has not changed."""
@@ -150,13 +161,16 @@ class Redo:
         operand, writers = event.operands[place], self._writers(event, place)
         if not operand.size:
             made = self._filled(self.made(event).shaped((event.values.size,)).cast(np.float64), writers, changed)
-            return made.cast(_wide_enough(made.values, event.values.dtype))
+            own = event.values.dtype  # of a load; or fp32 if that is narrower and does not hold the values
+            stored = made.cast(own)
+            holds = np.array_equal(stored.values.astype(np.float64), made.values, equal_nan=True)
+            return stored if own.itemsize >= 4 or holds else made.cast(np.float32)
         if operand.values is None and sum(len(at) for at, _, _ in writers) < operand.size:
             raise Unrepeatable("nothing that was recorded wrote there")
         known = np.zeros(operand.size) if operand.values is None else operand.values.reshape(-1).astype(np.float64)
-        return self._filled(self._numbers(known), writers, changed)
+        return self._filled(self._followed(known), writers, changed)
 
-    def _numbers(self, values: Array) -> Made:
+    def _followed(self, values: Array) -> Made:
         """Return numbers with their residues, if these are wanted."""
         return Made(values, Residues.of(torch.from_numpy(values)) if self.follows else None)
 
@@ -184,22 +198,13 @@ class Redo:
         return {event.number: event for event in self.ancestry.log.events}
 
     @cached_property
-    def _sources(self) -> dict[int, set[int]]:
-        """Map event numbers to the events that each was computed from, those of addresses and masks included."""
-        found: dict[int, set[int]] = {}
-        for number, event in self.ancestry.events.items():
-            found[number] = {operand.event.number for operand in event.operands if operand.event is not None}
-            found[number] |= {edge.event.number for edge in self.ancestry.edges[number]}
+    def _order(self) -> list[tuple[int, set[int]]]:
+        """Numbers of events, in order, with those that each was computed from, of addresses and masks as well."""
+        found = []
+        for number, event in sorted(self.ancestry.events.items()):
+            sources = {operand.event.number for operand in event.operands if operand.event is not None}
+            found.append((number, sources | {edge.event.number for edge in self.ancestry.edges[number]}))
         return found
-
-    def _following(self, changes: Collection[int]) -> list[int]:
-        """Return the numbers of the events from the first of these on, in order."""
-        first = min(changes)
-        return [number for number in self._order if number >= first]
-
-    @cached_property
-    def _order(self) -> list[int]:
-        return sorted(self.ancestry.events)
 
 
 def _is_same(a: Made, b: Made) -> bool:
@@ -207,10 +212,3 @@ def _is_same(a: Made, b: Made) -> bool:
     if a.values.shape != b.values.shape or a.values.tobytes() != b.values.tobytes():
         return False
     return a.residues is None or b.residues is None or torch.equal(a.residues.p, b.residues.p)
-
-
-def _wide_enough(values: Array, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """Return the dtype of a load, or fp32 if that is narrower and does not hold the values."""
-    if dtype.itemsize >= 4 or np.array_equal(values.astype(dtype).astype(np.float64), values, equal_nan=True):
-        return dtype
-    return np.dtype(np.float32)

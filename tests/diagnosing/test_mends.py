@@ -13,14 +13,18 @@ import triton
 from rich.console import Console
 
 from lastbit.diagnosing import mends
+from lastbit.diagnosing.responsible import constant_of
 from lastbit.interpret import install
 from lastbit.numerics.algebraic import FORMULAS
 from lastbit.numerics.formats import BF16, FP16
 from lastbit.numerics.residues import Residues, constant
 from lastbit.reports.explanation import print_explanation
 from lastbit.reports.why import Explanation
-from lastbit.tracing import Event, Operand
+from lastbit.tracing import Event, Log, Operand
+from lastbit.tracing.ancestry import Ancestry
 from lastbit.tracing.events import Made, Origin
+from lastbit.tracing.lanes import everything, pointwise
+from lastbit.tracing.redo import Redo
 from tests.diagnosing.test_explain_command import explained
 from tests.diagnosing.test_mends_culprits import STRIDED, TORCH, TRITON, kernel_of
 
@@ -261,12 +265,14 @@ def test_comparisons_and_operations_by_name() -> None:
 
 
 def test_numbers_are_filled_shaped_and_chosen_with_their_residues() -> None:
-    third = mends._full(1 / 3, (2, 2), np.float32)
+    third = Made.full(1 / 3, (2, 2), np.float32)
     assert third.values.dtype == np.float32 and third.values.shape == (2, 2) and third.residues is not None
     assert third.residues.shape == (2, 2) and third.residues.equal(constant(3.0).reciprocal()).all()
     one, four = made(7.0), made(1.0, 2.0, 3.0, 4.0)
-    assert mends._shaped(one, (2, 3)).values.tolist() == [[7.0] * 3] * 2
-    assert mends._shaped(four, (2, 2)).values.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    operands = (Operand(everything(())), Operand(pointwise((4,), (4,))))
+    event, redo = Event(0, "select", (), 0, "", np.zeros((2, 2)), operands), Redo(Ancestry(Log()))
+    assert redo.spread(event, 0, one).values.tolist() == [[7.0] * 2] * 2
+    assert redo.spread(event, 1, four).values.tolist() == [[1.0, 2.0], [3.0, 4.0]]
     chosen = mends._where(np.array([True, False]), made(1.0, 2.0), made(3.0, 4.0))
     assert chosen.values.tolist() == [1.0, 4.0] and chosen.residues is not None
     assert chosen.residues.p.tolist() == [1, 4]
@@ -315,4 +321,4 @@ NOTHING = Event(1, "fadd", (), 0, "", np.full(3, 2.5))
     ],
 )
 def test_constants_among_operands(operand: Operand, number: float | None) -> None:
-    assert mends.constant_of(operand) == number
+    assert constant_of(operand) == number

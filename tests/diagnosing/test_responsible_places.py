@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lastbit.diagnosing.told import (
+from lastbit.diagnosing.responsible import (
     alias,
     chain_of_address,
     deciding,

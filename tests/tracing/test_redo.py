@@ -13,7 +13,7 @@ import torch
 from lastbit.interpret.numpy_formats import Array
 from lastbit.numerics.residues import Residues
 from lastbit.tracing import redo as module
-from lastbit.tracing.cells import Ancestry
+from lastbit.tracing.ancestry import Ancestry
 from lastbit.tracing.events import Event, Made, Operand
 from lastbit.tracing.lanes import everything, of_array, pointwise, where
 from lastbit.tracing.log import Log
@@ -73,7 +73,7 @@ class Program:
 
     def redo(self, *last: Event, follows: bool = False) -> Redo:
         ends = last or (self.out,)
-        return Redo(Ancestry.of(self.log, ends, addresses=True), [event.number for event in ends], follows)
+        return Redo(Ancestry.of(self.log, ends, addresses=True), follows)
 
 
 def told(made: dict[int, Made]) -> dict[int, list[float]]:
@@ -306,27 +306,32 @@ def test_a_tensor_that_did_not_change_is_whole_all_the_same() -> None:
     p = Program()
     event, seen = of_torch(p, None)
     redo = p.redo(event, follows=True)
-    whole = redo.whole(event, event.operands[0])
+    whole = redo.operand(event, 0)
     assert whole is not None and whole.values.tolist() == [1, 2, 3]
     assert whole.residues is not None and torch.equal(whole.residues.p, followed(1, 2, 3).residues.p)  # type: ignore[union-attr]
-    assert redo.whole(event, event.operands[1]) is None
     assert redo.again(event, [None, None]).values is event.values and not seen
     made = redo.again(event, [None, Made(np.array([3]))])
     assert made.values.tolist() == [2, 4, 6]
     assert seen[0][0] is not None and seen[0][1] is not None
 
 
-def test_narrow_loads_are_wide_enough() -> None:
-    half, fp32 = np.dtype(np.float16), np.dtype(np.float32)
-    assert module._wide_enough(np.array([1.0, 2.0, np.nan]), half) == half
-    assert module._wide_enough(np.array([1.0, 2.0001]), half) == fp32
-    assert module._wide_enough(np.array([1.0, 2.00000001]), fp32) == fp32
-    assert module._wide_enough(np.array([300.0]), np.dtype(np.int8)) == fp32
-    assert module._wide_enough(np.array([1.5]), np.dtype(np.int32)) == np.int32
+@pytest.mark.parametrize(
+    ("number", "dtype", "wide"),
+    [
+        (2.5, np.float16, np.float16),
+        (np.nan, np.float16, np.float16),
+        (2.0001, np.float16, np.float32),
+        (2.00000001, np.float32, np.float32),
+        (300.0, np.int8, np.float32),
+        (1.5, np.int32, np.int32),
+    ],
+)
+def test_narrow_loads_are_wide_enough(number: float, dtype: type, wide: type) -> None:
     p = Program()
-    event = p.log.add("load", (), np.array([9, 2, 3], np.float16), "fp16", p.load.operands)
-    found = p.redo(event).run({p.stored.number: gives(1, 2.0001, 3)})[event.number]
-    assert found.values.dtype == np.float32 and found.values[1] == np.float32(2.0001)
+    event = p.log.add("load", (), np.array([9, 20, 3], dtype), "", p.load.operands)
+    found = p.redo(event).run({p.stored.number: lambda *_: Made(np.array([1, number, 3]))})[event.number]
+    assert found.values.dtype == wide
+    assert np.array_equal(found.values[1], np.array(number).astype(wide), equal_nan=True)
 
 
 @pytest.mark.parametrize(

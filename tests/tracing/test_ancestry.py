@@ -8,8 +8,8 @@ import torch
 
 from lastbit.interpret.places import Place
 from lastbit.numerics.residues import Residues
-from lastbit.tracing import cells as module
-from lastbit.tracing.cells import Ancestry, expressions, merged, residues_of_cells
+from lastbit.tracing import ancestry as module
+from lastbit.tracing.ancestry import Ancestry, expressions, merged, residues_of_cells
 from lastbit.tracing.events import Event, Made, Operand, Origin
 from lastbit.tracing.lanes import along, everything, of_array, pointwise
 from lastbit.tracing.log import Log

@@ -1,11 +1,13 @@
-"""Cells of operations: which element of a result belongs to which cell, a row and column of the case.
+"""What led to a result: the way back from one element, and events with the cell of a case that each element belongs to.
 
-An operation that leads one to one to elements of the result has an element for each of their cells. One that leads
-there through a reduction only has the cells of the elements of an input that came to it one to one.
+A cell is a row and column of the case. An operation that leads one to one to elements of the result has an element for
+each of their cells. One that leads there through a reduction only has the cells of the elements of an input that came
+to it one to one.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,14 +17,109 @@ import torch
 
 from lastbit.interpret.numpy_formats import Array
 from lastbit.numerics.residues import Residues
-from lastbit.tracing.events import Event, Made, Operand
-from lastbit.tracing.follow import matters
-from lastbit.tracing.log import Log
+from lastbit.tracing.events import Event, Made, Operand, Origin
+from lastbit.tracing.log import Log, Write
 
 INPUT = "input "
 """What the name of an event begins with that stands for a tensor of the case."""
 # 32 MiB of int64 for the lookup.
 _MOST = 1 << 22  # elements of an operand that are looked up at once
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """An event on the way, and the elements of its result that matter.
+
+    Attributes:
+        direct: those that lead to the element one to one, as flat indices.
+        all: these first, then those of which a reduction or dot took many.
+    """
+
+    event: Event
+    direct: Array
+    all: Array
+
+
+@dataclass
+class Path:
+    """The path that led to an element.
+
+    Attributes:
+        visits: in the order in which it happened.
+        untraced: writes on the way of programs that were not wanted, the last first.
+        unknown: elements that were read from memory into which nothing that can be seen wrote.
+    """
+
+    visits: list[Visit] = field(default_factory=list)
+    untraced: list[Write] = field(default_factory=list)
+    unknown: int = 0
+
+
+def follow(log: Log, event: Event, lanes: Iterable[int]) -> Path:
+    """Follow elements of an event's result back to the inputs.
+
+    Computations of addresses are left out, and values that follow from constants alone or, in integers, from arguments.
+    """
+    path, events, ahead = Path(), dict[int, Event](), list[int]()
+    reached: dict[int, tuple[list[Array], list[Array]]] = defaultdict(lambda: ([], []))  # one to one, and one of many
+
+    def reach(event: Event, lanes: Array, many: bool) -> None:
+        if len(lanes):
+            if event.number not in events:
+                events[event.number] = event
+                heapq.heappush(ahead, -event.number)
+            reached[event.number][many].append(lanes)
+
+    def read(addresses: Array, before: int, many: bool) -> int:
+        """Follow addresses to the last writes there, and count those to which nothing wrote."""
+        left = len(addresses)
+        for write, positions, elements in log.last(addresses, before):
+            left -= len(positions)
+            if write.event is not None:
+                reach(write.event, unique(elements), many)
+            else:
+                path.untraced.append(write)
+                if write.adds:
+                    left += read(addresses[positions], write.number, many)
+        return left
+
+    reach(event, np.asarray(list(lanes), np.int64), False)
+    while ahead:
+        event = events.pop(-heapq.heappop(ahead))
+        own = [unique(np.concatenate([np.zeros(0, np.int64), *parts])) for parts in reached.pop(event.number)]
+        path.visits.append(Visit(event, own[False], unique(np.concatenate(own))))
+        operands = [operand for operand in event.operands if not operand.address and matters(operand)]
+        for operand, several in ((operand, several) for operand in operands for several in (False, True)):
+            for found in came_from(operand, own[several]):
+                many, elements = several or found.shape[1] > 1, unique(found.reshape(-1))
+                elements = elements[elements >= 0]
+                if operand.event is not None:
+                    reach(operand.event, elements, many)
+                elif operand.memory is not None:
+                    path.unknown += read(operand.memory.at(elements), event.number, many)
+    path.visits.reverse()
+    return path
+
+
+def came_from(operand: Operand, lanes: Array) -> Iterator[Array]:
+    """Yield an operand's flat indices for elements of the result, [n, k] for n elements at a time, -1 for none."""
+    step = max(1, _MOST // max(1, operand.source(lanes[:1]).shape[1])) if len(lanes) else 1
+    for start in range(0, len(lanes), step):
+        yield operand.source(lanes[start : start + step])
+
+
+def unique(lanes: Array) -> Array:
+    """Remove repetitions and keep the order."""
+    if (lanes[1:] > lanes[:-1]).all():
+        return lanes
+    _, first = np.unique(lanes, return_index=True)
+    return np.asarray(lanes[np.sort(first)])
+
+
+def matters(operand: Operand) -> bool:
+    """Return whether an operand is more than a constant, or than an integer that follows from arguments."""
+    event = operand.event
+    return event is None or event.origin is Origin.MEMORY or (event.origin is Origin.ARGUMENTS and event.is_float)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +194,15 @@ class Ancestry:
         direct, others, found = dict(ends), dict[int, Array](), dict[int, Array]()
         origins = self.origins() if starts else {}
         for number in sorted(self.events, reverse=True):
-            own = _by_origin(origins.get(number, {}), starts, size)
+            own = np.full(size, -1)
+            for name in origins.get(number, {}).keys() & starts.keys():
+                cells = _through(starts[name], origins[number][name])
+                lanes, of_input = np.nonzero(cells >= 0)[0], np.full(size, -1)
+                of_input[cells[lanes]] = lanes
+                own = merged(own, of_input)
             if (own < 0).all():
                 own = others.get(number, own)
-            own = ends[number] if number in ends else merged(direct.get(number), own)
-            found[number] = own
+            own = found[number] = ends[number] if number in ends else merged(direct.get(number), own)
             for edge in self.edges[number]:
                 before = edge.event.number
                 if edge.lanes is not None:
@@ -121,17 +222,6 @@ def merged(first: Array | None, second: Array) -> Array:
     return second if first is None else np.where(first >= 0, first, second)
 
 
-def _by_origin(origins: Mapping[str, Array], starts: Mapping[str, Array], size: int) -> Array:
-    found = np.full(size, -1)
-    for name in origins.keys() & starts.keys():
-        cells = _through(starts[name], origins[name])
-        lanes = np.nonzero(cells >= 0)[0]
-        own = np.full(size, -1)
-        own[cells[lanes]] = lanes
-        found = merged(found, own)
-    return found
-
-
 def _edges(log: Log, event: Event, operand: Operand) -> Iterator[Edge]:
     size = event.values.size
     if operand.address or not matters(operand) or not size:
@@ -145,13 +235,11 @@ def _edges(log: Log, event: Event, operand: Operand) -> Iterator[Edge]:
         some = np.arange(0, size, 1 if width == 1 else max(1, -(-size * width // _MOST)))
         lanes = operand.source(some)
         for before, positions, elements in log.sources(operand.memory, lanes.reshape(-1), event.number):
-            yield Edge(before, _placed(size, positions, elements) if width == 1 else None)
-
-
-def _placed(size: int, at: Array, elements: Array) -> Array:
-    lanes = np.full(size, -1)
-    lanes[at] = elements
-    return lanes
+            placed = None
+            if width == 1:
+                placed = np.full(size, -1)
+                placed[positions] = elements
+            yield Edge(before, placed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,20 +283,19 @@ def expressions(events: Mapping[int, Event], cells: Mapping[int, Array]) -> list
         event = events[number]
         nth = counts[event.occurrence, event.name] = counts[event.occurrence, event.name] + 1
         groups[event.places, event.name, nth].append(event)
-    return [_expression(tuple(group), cells) for group in groups.values()]
-
-
-def _expression(events: tuple[Event, ...], cells: Mapping[int, Array]) -> Expression:
-    lanes = {event.number: cells[event.number] for event in events}
-    values = np.full(len(next(iter(lanes.values()))), np.nan)
-    known = np.zeros(len(values), np.bool_)
-    for event in events:
-        here = lanes[event.number] >= 0
-        if event.values.dtype.kind != "c":
-            values[here] = event.at(lanes[event.number][here]).astype(np.float64)
-            known |= here
-    made = {event.number: event.made for event in events}
-    return Expression(events, lanes, values, known, residues_of_cells(made, lanes, len(values)))
+    found = list[Expression]()
+    for group in groups.values():
+        lanes = {event.number: cells[event.number] for event in group}
+        values = np.full(len(next(iter(lanes.values()))), np.nan)
+        known = np.zeros(len(values), np.bool_)
+        for event in group:
+            here = lanes[event.number] >= 0
+            if event.values.dtype.kind != "c":
+                values[here] = event.at(lanes[event.number][here]).astype(np.float64)
+                known |= here
+        residues = residues_of_cells({event.number: event.made for event in group}, lanes, len(values))
+        found.append(Expression(tuple(group), lanes, values, known, residues))
+    return found
 
 
 def residues_of_cells(made: Mapping[int, Made], lanes: Mapping[int, Array], size: int) -> Residues | None:
