@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lastbit.calling.performing import CallRequest, results_of
-from lastbit.case import Case
 from lastbit.diagnosing.responsible import HostFrame, Way, is_same, parts_of, passer
 from lastbit.inputs import Inputs, guarded_allocations
 from lastbit.interpret.places import Place, place_of
@@ -61,15 +60,6 @@ class DoneLaunch:
         """Where the launch stands."""
         return self.frames[0].place
 
-    def given(self, name: str) -> Any:
-        """Return what it was passed by a name, or in a field of that."""
-        name, _, part = name.partition(".")
-        return getattr(self.bound[name], part) if part else self.bound[name]
-
-    def known(self, way: Way) -> Any:
-        """Return what a function of the host knew."""
-        return dict(parts_of(self.frames[int(way[0])].variables))[way[1:]]
-
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         return _tensors_of(self.bound)
@@ -94,9 +84,22 @@ class Instead:
     def passed(self, bound: Bound, frames: Sequence[HostFrame]) -> Any:
         """Return what is passed; raises KeyError where there is no such tensor this time."""
         name, _, part = self.name.partition(".")
-        if self.way:
-            return _laid_out(dict(parts_of(frames[int(self.way[0])].variables))[self.way[1:]], bound[name])
-        return bound[name]._replace(**{part: self.right}) if part else self.right
+        if not self.way:
+            return bound[name]._replace(**{part: self.right}) if part else self.right
+        right, now = self.tensor(frames), bound[name]
+        before = _tensors_of({name: now}).get(name)
+        if before is not None and _layout(right) == _layout(before):
+            right = right.as_strided(before.shape, before.stride(), right.storage_offset())
+        return replace(now, base=right) if isinstance(now, TensorDescriptor) else right
+
+    def tensor(self, frames: Sequence[HostFrame]) -> Tensor:
+        """Return the tensor at `way`."""
+        return dict(parts_of(frames[int(self.way[0])].variables))[self.way[1:]]  # type: ignore[no-any-return]
+
+    def now_in(self, bound: Bound) -> Any:
+        """Return what a launch is passed now."""
+        name, _, part = self.name.partition(".")
+        return getattr(bound[name], part) if part else bound[name]
 
 
 @dataclass(eq=False)
@@ -125,38 +128,28 @@ class _Relaunching:
     def launch(self, function: Any, bound: Bound, grid: Grid, perform: Perform) -> None:
         number, self.count = self.count, self.count + 1
         done = self.done[number] if number < len(self.done) else None
-        change = self.change
+        change, tensors = self.change, _tensors_of(bound)
         if change is None:
-            self._record(function, bound, grid, perform)
+            with _disable_current_modes():
+                before = {name: own.clone() for name, own in tensors.items()}
+            perform(bound, grid)
+            with _disable_current_modes():
+                after = {n: own.clone() for n, own in tensors.items() if not _is_equal(own, before[n])}
+            self.bytes += sum(own.nbytes for own in (*before.values(), *after.values()))
+            if (frames := _frames(sys._getframe(1))) and self.bytes <= MOST_BYTES:
+                self.seen.append(DoneLaunch(function, dict(bound), grid, frames, before, after))
         elif number in change.launches:
             right = change.passed(bound, _frames(sys._getframe(1)) if change.way else ())
             changed = {change.name.partition(".")[0]: right} if change.name else {}
             perform({**bound, **changed}, grid if change.name else right)
-            if done is not None and number == max(change.launches) and self._is_as(done.after, bound):
+            if done is not None and number == max(change.launches) and _are_as(done.after, tensors):
                 raise Unchanged
-        elif done is not None and done.function is function and self._is_as(done.before, bound):
+        elif done is not None and done.function is function and _are_as(done.before, tensors):
             with _disable_current_modes():
                 for name, left in done.after.items():
-                    _tensors_of(bound)[name].copy_(left)
+                    tensors[name].copy_(left)
         elif self.last is None or number <= self.last:
             perform(bound, grid)
-
-    def _is_as(self, known: Mapping[str, Tensor], bound: Bound) -> bool:
-        """Return whether tensors that a launch was passed hold what they held when it was recorded."""
-        own = _tensors_of(bound)
-        with _disable_current_modes():
-            return all(name in own and _is_equal(own[name], tensor) for name, tensor in known.items())
-
-    def _record(self, function: Any, bound: Bound, grid: Grid, perform: Perform) -> None:
-        tensors = _tensors_of(bound)
-        with _disable_current_modes():
-            before = {name: own.clone() for name, own in tensors.items()}
-        perform(bound, grid)
-        with _disable_current_modes():
-            after = {n: own.clone() for n, own in tensors.items() if not _is_equal(own, before[n])}
-        self.bytes += sum(own.nbytes for own in (*before.values(), *after.values()))
-        if (frames := _frames(sys._getframe(2))) and self.bytes <= MOST_BYTES:
-            self.seen.append(DoneLaunch(function, dict(bound), grid, frames, before, after))
 
 
 class Unchanged(Exception):
@@ -179,9 +172,20 @@ def mended_launches(
     `worst` is the worst element of `stage`, one of `few` or many. Strides and sizes are changed only if `sizes` is
     true. Nothing is found where the time was not enough for all of a kind, or where the element may be anything.
     """
-    until = time.process_time() + SECONDS
-    first = _Relaunching()
-    _result(subject, inputs, first, asked, stage)
+
+    def result(call: _Relaunching) -> Tensor | None:
+        """Call the kernel and return a copy of the stage; None if it raises."""
+        try:
+            handed, kernel = inputs.hand_out(), call.changed(subject).kernel
+            with guarded_allocations(0):  # so that memory to which nothing was written is the same in each call
+                return results_of(kernel.call, asked, subject.device, handed)[stage].detach().clone()
+        except Exception:  # whatever a kernel makes of what it was never passed
+            return None
+        finally:
+            inputs.restore()
+
+    until, first = time.process_time() + SECONDS, _Relaunching()
+    result(first)
     seen = first.seen
     if first.count != len(seen) or not wanted or not math.isfinite(worst.hi - worst.lo):
         return {}
@@ -194,10 +198,16 @@ def mended_launches(
         for change in dict.fromkeys([*changes, *(_in_all(change, seen) for change in changes)]):
             if time.process_time() > until or judged == MOST_JUDGED:
                 return {}
-            again, ats = _Relaunching(change, seen, max(wanted)), [(n, change.name) for n in change.launches]
-            if not found.keys() & set(ats) and _may_be(_result(subject, inputs, again, asked, stage), worst):
+            ats = [(number, change.name) for number in change.launches]
+            made = None if found.keys() & set(ats) else result(_Relaunching(change, seen, max(wanted)))
+            if made is not None and worst.lo <= float(made[worst.index]) <= worst.hi:
                 begin, judged = time.process_time(), judged + 1
-                found |= dict.fromkeys(ats, change) if _is_right(subject, inputs.case, change, few=few) else {}
+                changed = _Relaunching(change).changed(subject)
+                verdict, followed = by_formula(
+                    changed, inputs.case, examine(changed, inputs.case)[0], alternatives=False
+                )
+                if verdict.verdict not in BAD and not (few and followed is None):  # if few were wrong, by both
+                    found |= dict.fromkeys(ats, change)
                 until += time.process_time() - begin
         if found:
             break
@@ -206,54 +216,30 @@ def mended_launches(
 
 def _in_all(change: Instead, seen: Sequence[DoneLaunch]) -> Instead:
     """Return the change of a number or flag in all launches from one line that were passed the same."""
-    own = seen[change.launches[0]]
-    alike = [n for n, s in enumerate(seen) if s.function is own.function and s.launched == own.launched]
     if change.way or not change.name:
         return change
-    return replace(change, launches=tuple(n for n in alike if is_same(seen[n].given(change.name), change.now)))
-
-
-def _result(subject: Subject, inputs: Inputs, call: _Relaunching, asked: CallRequest, stage: str) -> Tensor | None:
-    """Call the kernel and return a copy of a result; None if it raises."""
-    try:
-        handed, kernel = inputs.hand_out(), call.changed(subject).kernel
-        with guarded_allocations(0):  # so that memory to which nothing was written is the same in each call
-            return results_of(kernel.call, asked, subject.device, handed)[stage].detach().clone()
-    except Exception:  # whatever a kernel makes of what it was never passed
-        return None
-    finally:
-        inputs.restore()
-
-
-def _may_be(result: Tensor | None, worst: Worst) -> bool:
-    """Return whether the worst element is allowed in a result."""
-    return result is not None and worst.lo <= float(result[worst.index]) <= worst.hi
-
-
-def _is_right(subject: Subject, case: Case, change: Instead, *, few: bool) -> bool:
-    """Return whether the kernel with a change passes, by its values and its formula; by both if they were few."""
-    changed = _Relaunching(change).changed(subject)
-    result, followed = by_formula(changed, case, examine(changed, case)[0], alternatives=False)
-    return result.verdict not in BAD and not (few and followed is None)
+    own = seen[change.launches[0]]
+    alike = [n for n, s in enumerate(seen) if s.function is own.function and s.launched == own.launched]
+    return replace(change, launches=tuple(n for n in alike if is_same(change.now_in(seen[n].bound), change.now)))
 
 
 def _told(seen: Sequence[DoneLaunch], change: Instead) -> tuple[str, tuple[Place, bool]]:
-    own, now = seen[change.launches[0]], change.now
+    """Return a change in words, where it was passed, and whether the text tells that; else where the launch stands."""
+    own = seen[change.launches[0]]
+
+    def shown(value: Any) -> Any:
+        """Return a tensor's name, of the outermost function of the host that has one for it, or a number."""
+        ways = (way for f in reversed(own.frames) for way, part in parts_of(f.variables) if is_same(part, value))
+        named = (way[-1] for way in ways if not way[-1].isdecimal())
+        return next(named, "another tensor") if isinstance(value, Tensor) else value
+
     level = int(change.way[0]) if change.way else None
-    right = _name(own, own.known(change.way)) if level is not None else change.right
-    now = _name(own, now) if isinstance(now, Tensor) else now
-    launches = (seen[number] for number in change.launches)
     arguments = change.name, change.now, change.right
-    places = {passer(one.frames, list(one.bound), *arguments, level=level) for one in launches}
-    words = f"{change.name or 'the grid'} = {right} in place of {now} in the launch of {own.function.__name__}"
+    places = {passer(seen[n].frames, list(seen[n].bound), *arguments, level=level) for n in change.launches}
+    right = change.right if level is None else shown(change.tensor(own.frames))
+    words = f"{change.name or 'the grid'} = {right} in place of {shown(change.now)} in the launch"
     [place] = places if len(places) == 1 else [None]
-    return f"with {words}", (place or own.launched, place is not None)
-
-
-def _name(own: DoneLaunch, tensor: Any) -> str:
-    """Return what a function of the host calls a tensor, the outermost that has a name for it."""
-    ways = (way for f in reversed(own.frames) for way, part in parts_of(f.variables) if is_same(part, tensor))
-    return next((way[-1] for way in ways if not way[-1].isdecimal()), "another tensor")
+    return f"with {words} of {own.function.__name__}", (place or own.launched, place is not None)
 
 
 def _others(
@@ -267,7 +253,12 @@ def _others(
     sized = {v for name, v in own.bound.items() if type(v) is int and "stride" not in name.lower()}
     sized |= {n for t in own.tensors.values() for n in t.shape}
     strides = {n for t in own.tensors.values() for n in t.stride()}
-    pool = [(part, _layout(part), way) for part, way in _known(own)]
+    pool, met = list[tuple[Tensor, Any, Way]](), {own.tensors[name].data_ptr() for name in own.after}
+    for level, frame in enumerate(own.frames):  # each tensor by its way in the innermost function that knew it
+        for way, part in parts_of(frame.variables):
+            if isinstance(part, Tensor) and part.data_ptr() not in met:
+                met.add(part.data_ptr())
+                pool.append((part, _layout(part), (str(level), *way)))
     found: list[tuple[int, str, Any, Any, Way]] = []
     found += ((0, "", own.grid, tuple(n + (i == dim) for i, n in enumerate(own.grid)), ()) for dim in range(3))
     for name, now in own.bound.items():
@@ -292,36 +283,15 @@ def _others(
     yield from ((kind, Instead((number,), *rest)) for kind, *rest in found)
 
 
-def _known(own: DoneLaunch) -> Iterator[tuple[Tensor, Way]]:
-    """Yield the tensors that functions of the host knew at a launch, each with its way in the innermost one.
-
-    Not those that the launch writes to.
-    """
-    met = {own.tensors[name].data_ptr() for name in own.after}
-    for number, frame in enumerate(own.frames):
-        for way, part in parts_of(frame.variables):
-            if isinstance(part, Tensor) and part.data_ptr() not in met:
-                met.add(part.data_ptr())
-                yield part, (str(number), *way)
-
-
 def _tensors_of(bound: Bound) -> dict[str, Tensor]:
-    return {name: own for name, value in bound.items() if (own := _tensor(value)) is not None}
+    plain = ((name, value.base if isinstance(value, TensorDescriptor) else value) for name, value in bound.items())
+    return {name: value for name, value in plain if isinstance(value, Tensor)}
 
 
-def _tensor(value: Any) -> Tensor | None:
-    value = value.base if isinstance(value, TensorDescriptor) else value
-    return value if isinstance(value, Tensor) else None
-
-
-def _laid_out(right: Tensor, now: Any) -> Any:
-    """Return a tensor in the shape and strides of another one, as that was passed."""
-    before = _tensor(now)
-    if before is None:
-        return right
-    if _layout(right) == _layout(before):
-        right = right.as_strided(before.shape, before.stride(), right.storage_offset())
-    return replace(now, base=right) if isinstance(now, TensorDescriptor) else right
+def _are_as(known: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
+    """Return whether tensors that a launch was passed hold what they held when it was recorded."""
+    with _disable_current_modes():
+        return all(name in own and _is_equal(own[name], tensor) for name, tensor in known.items())
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
@@ -335,8 +305,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _is_equal(a: Tensor, b: Tensor) -> bool:
-    own, other = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-    return torch.equal(own, other)
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
 
 
 def _frames(frame: FrameType | None) -> tuple[HostFrame, ...]:
