@@ -18,7 +18,6 @@ from itertools import chain
 import numpy as np
 import torch
 
-from lastbit.diagnosing.grid import Grid
 from lastbit.diagnosing.responsible import (
     MOVING,
     alias,
@@ -30,7 +29,7 @@ from lastbit.diagnosing.responsible import (
     is_given,
     lines_of,
 )
-from lastbit.diagnosing.traced_stages import Stage, Stages, distance, hands_on
+from lastbit.diagnosing.traced_stages import Grid, Stage, Stages, distance, hands_on
 from lastbit.interpret.numpy_formats import Array
 from lastbit.interpret.places import Place
 from lastbit.numerics import FORMATS, Format, round_to

@@ -1,12 +1,17 @@
-"""Trace of a kernel's worst element, followed back through the operations that led to it."""
+"""Trace of a kernel's worst element, followed back through the operations that led to it.
+
+A case is judged, the kernel is called again under observation, and the operations on the element's way are kept. Then
+it is read which of the kernel's expressions are stages of the reference (`traced_stages.py`), and lines are mended to
+find the one at fault (`mends.py`), or what a launch was passed (`relaunches.py`).
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import traceback
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
 import numpy as np
@@ -15,25 +20,28 @@ from torch import Tensor
 from lastbit.calling.performing import CallRequest, results_of
 from lastbit.calling.uses_compile import is_compiled
 from lastbit.case import Case, parse_case
-from lastbit.diagnosing.memory_findings import is_sure, steps_named, steps_of_findings
-from lastbit.diagnosing.mends import LEAST, Mending
-from lastbit.diagnosing.reading import SeenCall, reading
+from lastbit.diagnosing.mends import LEAST, Mending, mending
 from lastbit.diagnosing.relaunches import mended_launches
-from lastbit.diagnosing.steps import folded, step_at, steps_of, steps_of_all
+from lastbit.diagnosing.responsible import chain_of_address, lines_of
+from lastbit.diagnosing.steps import folded, step_at, step_of, steps_of, steps_of_all
+from lastbit.diagnosing.traced_stages import Stages, ends, grid_of
 from lastbit.inputs import Inputs, build, guarded_allocations
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
+from lastbit.numerics.algebraic import following_residues
 from lastbit.numerics.residues import products_of
 from lastbit.reports.encoding import encoded
-from lastbit.reports.why import KernelTrace, Step
-from lastbit.result import OF_FORMULA, OF_STAGES, CaseResult, Verdict, Worst
-from lastbit.shadows.following import Followed, python_primitives
+from lastbit.reports.summary import grouped
+from lastbit.reports.why import KernelTrace, StageMatch, Step
+from lastbit.result import OF_FORMULA, OF_STAGES, CaseResult, Finding, Verdict, Worst
+from lastbit.shadows.following import python_primitives
 from lastbit.shadows.shadow_memory import ShadowMemory
-from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
+from lastbit.tracing import Log, Path, TraceLimit, follow, traced
+from lastbit.tracing.ancestry import INPUT, Ancestry, Expression, Visit, expressions
 from lastbit.tracing.events import Program
 from lastbit.tracing.lanes import Addresses
-from lastbit.tracing.log import LIMIT
-from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
+from lastbit.tracing.log import LIMIT, Write
+from lastbit.tracing.of_torch import addresses_of, array_of, is_unwritten
 from lastbit.verify.check import Subject, examine, first_line
 from lastbit.verify.formula_check import by_formula, follows
 from lastbit.verify.worker import Watch, Workplace, unwatched
@@ -41,6 +49,16 @@ from lastbit.verify.worker import Watch, Workplace, unwatched
 # Arbitrary: each is kept with all of its operations.
 MOST_PROGRAMS = 64
 """Programs of Triton kernels of which all operations are kept."""
+# 8 MB of fp64 for each expression, of which a kernel has many.
+LARGEST = 1 << 20
+"""Elements of the op's first input up to which a call is read: every expression has a value for each cell."""
+
+Target = tuple[str, Worst] | None
+"""The element to explain and the stage that it is of."""
+Matches = Mapping[int, StageMatch | None]
+"""Number of an event that is a stage, or with which the value leaves the contract → the stage that it agrees with."""
+Read = tuple[KernelTrace, Matches, Mending | None]
+"""A trace with what was read, the stages, and the search for the wrong line, if there was one."""
 
 
 def trace_kernel(place: Workplace, name: str, line: str, *, every: bool = False) -> KernelTrace:
@@ -98,7 +116,7 @@ def stages_of_case(subject: Subject, case: Case, *, limit: int = LIMIT, watch: W
             return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
         if seen.visit is None:
             return replace(found, reason=seen.why_nothing)
-        return reading(replace(found, stage=stage), problem, seen, (0,) * seen.tensor.ndim, failing=False)[0]
+        return _reading(replace(found, stage=stage), problem, seen, (0,) * seen.tensor.ndim, failing=False)[0]
 
 
 def _begun(subject: Subject, case: Case, verdict: Verdict) -> KernelTrace:
@@ -126,78 +144,6 @@ def trace_case(
     return trace_result(judged, every=every, limit=limit, watch=watch)
 
 
-def trace_result(judged: Judged, *, every: bool = False, limit: int = LIMIT, watch: Watch = unwatched) -> KernelTrace:
-    """Trace a case that was already judged; see `trace_case`."""
-    subject, case, result, target = judged.subject, judged.case, judged.result, judged.target
-    found = replace(_begun(subject, case, result.verdict), idle=result.idle)
-    if target is None:
-        return replace(found, reason=result.reason or "it gave no element that could be compared")
-    stage, worst = target
-    beside = [finding for finding in result.findings if finding.kind not in OF_STAGES]
-    found = replace(found, stage=stage, worst=worst, notes=tuple(finding.sentence for finding in beside))
-    with watch(case):
-        inputs = build(case.gathered(), subject.device)
-        tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst.index, limit)
-        try:
-            seen = tracing.seen()
-        except TraceLimit as error:
-            return replace(found, reason=str(error))
-        except Exception as error:
-            traceback.print_exc()
-            return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
-    of_findings = steps_of_findings(seen.log, beside, seen.tensors)
-    named = next(iter(of_findings), None)
-    found = replace(found, leaves=named, blamed=named if named is None or is_sure(seen.log, named) else None)
-    if seen.visit is None:
-        told = replace(found, reason=seen.why_nothing)
-        launches = range(len(seen.log.launches)) if result.verdict is Verdict.FAILED else ()
-        return _launched_wrongly(told, tracing, judged, launches, watch)
-    told, mending = _told(found, tracing.problem, seen, judged.actual[stage], every)
-    if mending is not None and mending.launches and (told.blamed is None or mending.of_elements):
-        told = _launched_wrongly(told, tracing, judged, mending.launches, watch, mending)
-    return _in_the_line_of(told, [step for step in steps_named(seen.log, beside) if is_sure(seen.log, step)])
-
-
-def _launched_wrongly(
-    told: KernelTrace,
-    tracing: _Tracing,
-    judged: Judged,
-    launches: Collection[int],
-    watch: Watch,
-    mending: Mending | None = None,
-) -> KernelTrace:
-    """Blame the line that passes a launch something wrong, if one change there is the only one that makes all right.
-
-    A load that reads wrong elements does as it is told then.
-    """
-    subject, inputs, worst, wrong = tracing.subject, tracing.inputs, told.worst, judged.result.failing_stage
-    assert worst is not None
-    few = wrong is None or max(wrong.isolated.outside, wrong.cumulative.outside) < LEAST
-    with watch(inputs.case):
-        sizes = mending is None or mending.complete
-        told_of = tracing.request, tracing.stage, worst, launches
-        found = mended_launches(subject, inputs, *told_of, sizes=sizes, few=few)
-    if not found:
-        return told
-    steps = tuple(replace(step_at(place), mend=words) for words, (place, _) in found.items())
-    others = mending is not None and not mending.of_elements and any(mend.sure for mend in mending.mends)
-    told = replace(told, mended=(*steps, *told.mended), blamed=None)
-    if others or len(found) > 1 or not all(sure for _, sure in found.values()):
-        return told
-    return replace(told, blamed=steps[0], leaves=steps[0], between=(), since=(), until="")
-
-
-def _in_the_line_of(told: KernelTrace, named: Sequence[Step]) -> KernelTrace:
-    """Blame the line that a finding names, unless another one is surely wrong."""
-    if told.blamed is not None or not named:
-        return told
-    return replace(told, blamed=named[0], leaves=named[0], between=(), since=(), until="")
-
-
-Target = tuple[str, Worst] | None
-"""The element to explain and the stage that it is of."""
-
-
 @dataclass(frozen=True, eq=False)
 class Judged:
     """A kernel on a case, judged by values and by its formula.
@@ -219,20 +165,15 @@ def judged_to_explain(subject: Subject, case: Case) -> Judged:
     result, actual = examine(subject, case)
     result, known = by_formula(subject, case, result)
     target = worst_of(result)
-    of_formula = next((f.stage for f in result.findings if f.kind == OF_FORMULA), None)
-    if known is not None and of_formula is not None:
-        target = _of_formula(*known, of_formula, actual) or target
+    name = next((f.stage for f in result.findings if f.kind == OF_FORMULA), None)
+    if known is not None and name is not None:
+        problem, followed = known
+        compared = compare_formulas(problem, followed.results).get(name)
+        if compared is not None and compared.differs:
+            index, full = compared.first, problem.trace.enclosure(name).full
+            exact, value, lo, hi = (float(part[index]) for part in full.expand(4, *actual[name].shape))
+            target = name, Worst(index, float(actual[name][index]), value, exact, lo, hi, 0.0)
     return Judged(subject, case, result, actual, target)
-
-
-def _of_formula(problem: Problem, followed: Followed, name: str, actual: Mapping[str, Tensor]) -> Target:
-    """Return the first element of a result that follows from another formula; None if there is none."""
-    compared = compare_formulas(problem, followed.results).get(name)
-    if compared is None or not compared.differs:
-        return None
-    index, stage = compared.first, problem.trace.enclosure(name)
-    exact, value, lo, hi = (float(part[index]) for part in stage.full.expand(4, *actual[name].shape))
-    return name, Worst(index, float(actual[name][index]), value, exact, lo, hi, 0.0)
 
 
 def worst_of(result: CaseResult) -> Target:
@@ -243,6 +184,142 @@ def worst_of(result: CaseResult) -> Target:
         return None if worst is None else (failing.name, worst)
     farthest = [(s.name, s.cumulative.worst) for s in result.stages if s.result and s.cumulative.worst is not None]
     return max(farthest, key=lambda pair: pair[1].ulp, default=None)
+
+
+def trace_result(judged: Judged, *, every: bool = False, limit: int = LIMIT, watch: Watch = unwatched) -> KernelTrace:
+    """Trace a case that was already judged; see `trace_case`."""
+    subject, case, result, target = judged.subject, judged.case, judged.result, judged.target
+    found = replace(_begun(subject, case, result.verdict), idle=result.idle)
+    if target is None:
+        return replace(found, reason=result.reason or "it gave no element that could be compared")
+    stage, worst = target
+    beside = [finding for finding in result.findings if finding.kind not in OF_STAGES]
+    found = replace(found, stage=stage, worst=worst, notes=tuple(finding.sentence for finding in beside))
+    with watch(case):
+        inputs = build(case.gathered(), subject.device)
+        tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst.index, limit)
+        try:
+            seen = tracing.seen()
+        except TraceLimit as error:
+            return replace(found, reason=str(error))
+        except Exception as error:
+            traceback.print_exc()
+            return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
+    named = next(_steps_of_findings(seen, beside), None)
+    found = replace(found, leaves=named, blamed=named if named is None or _is_sure(seen.log, named) else None)
+    if seen.visit is None:
+        told = replace(found, reason=seen.why_nothing)
+        launches = range(len(seen.log.launches)) if result.verdict is Verdict.FAILED else ()
+        return _launched_wrongly(told, tracing, judged, launches, watch)
+    own, others = (array_of(t[worst.index]).tobytes() for t in (seen.tensor, judged.actual[stage]))
+    failing = found.verdict is Verdict.FAILED and own == others
+    told, matches, mended = _reading(found, tracing.problem, seen, worst.index, failing=failing)
+    other = "The element has other bits in the call that is shown here than in the one that was judged."
+    told = replace(
+        told,
+        steps=tuple(folded(steps_of(seen.log, seen.path, matches))),
+        all=tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else (),
+        notes=(*found.notes, *([] if own == others else [other]), *seen.notes),
+    )
+    if mended is not None and mended.launches and (told.blamed is None or mended.of_elements):
+        told = _launched_wrongly(told, tracing, judged, mended.launches, watch, mended)
+    sure = [step for step in _steps_named(seen.log, beside) if _is_sure(seen.log, step)]
+    if told.blamed is not None or not sure:
+        return told
+    return replace(told, blamed=sure[0], leaves=sure[0], between=(), since=(), until="")
+
+
+def _launched_wrongly(
+    told: KernelTrace,
+    tracing: _Tracing,
+    judged: Judged,
+    launches: Collection[int],
+    watch: Watch,
+    mended: Mending | None = None,
+) -> KernelTrace:
+    """Blame the line that passes a launch something wrong, if one change there is the only one that makes all right.
+
+    A load that reads wrong elements does as it is told then.
+    """
+    worst, wrong = told.worst, judged.result.failing_stage
+    assert worst is not None
+    few = wrong is None or max(wrong.isolated.outside, wrong.cumulative.outside) < LEAST
+    told_of = tracing.subject, tracing.inputs, tracing.request, tracing.stage, worst, launches
+    with watch(judged.case):
+        found = mended_launches(*told_of, sizes=mended is None or mended.complete, few=few)
+    if not found:
+        return told
+    steps = tuple(replace(step_at(place), mend=words) for words, (place, _) in found.items())
+    others = mended is not None and not mended.of_elements and any(mend.sure for mend in mended.mends)
+    told = replace(told, mended=(*steps, *told.mended), blamed=None)
+    if others or len(found) > 1 or not all(sure for _, sure in found.values()):
+        return told
+    return replace(told, blamed=steps[0], leaves=steps[0], between=(), since=(), until="")
+
+
+# Observed calls.
+
+
+@dataclass(frozen=True, eq=False)
+class SeenCall:
+    """An observed call of a kernel.
+
+    Attributes:
+        tensor, where: what the call gave for the stage, a copy of it; where its elements were.
+        write: what wrote the element to explain; None where nothing did.
+        path: what led to it, if it was recorded.
+        tensors: those of the case as they were given, and the stage.
+    """
+
+    log: Log
+    tensor: Tensor
+    where: Addresses
+    write: Write | None = None
+    path: Path = field(default_factory=Path)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def beside(self) -> list[Write]:
+        """Writes on the way of elements written with the one to explain, by programs whose operations were not kept."""
+        event = None if self.write is None else self.write.event
+        return [] if event is None else follow(self.log, event, range(event.values.size)).untraced
+
+    def stands_alone_for(self, whole: SeenCall) -> bool:
+        """Return whether one program, run alone, read nothing of other programs and gave what it gives among them."""
+        event = None if self.write is None else self.write.event
+        if self.write is None or event is None:
+            return False
+        path = follow(self.log, event, range(event.values.size))
+        own = self.write.find(self.where.at(np.arange(self.tensor.numel()))) >= 0
+        given, among = (array_of(tensor).reshape(-1)[own].tobytes() for tensor in (self.tensor, whole.tensor))
+        return not path.unknown and not path.untraced and given == among
+
+    @property
+    def visit(self) -> Visit | None:
+        """The write of the element itself; None if that was only an allocation, and nothing was seen to write there."""
+        last = self.path.visits[-1] if self.path.visits else None
+        return None if last is None or is_unwritten(last.event) else last
+
+    @property
+    def why_nothing(self) -> str:
+        made = self.path.visits[-1].event.place if self.path.visits else None
+        memory = f" It is in the memory that {made.text} makes in line {made.line}." if made and made.line else ""
+        return (
+            "there is nothing to see inside: what wrote this element is neither an operation of PyTorch nor an "
+            f"interpreted Triton kernel. It is compiled, or nothing wrote it.{memory}"
+        )
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What was not seen on the way."""
+        if left := len({write.program for write in self.path.untraced if write.program is not None}):
+            kept = f"all operations are kept of {MOST_PROGRAMS} only."
+            yield f"{left:,} more programs wrote what was read on the way; {kept}"
+        unwritten = [visit.event for visit in self.path.visits if is_unwritten(visit.event)]
+        if lines := sorted({f"{event.place.text} in line {event.place.line}" for event in unwritten}):
+            yield f"Memory was read into which nothing that can be seen wrote: {', '.join(lines)}."
+        if self.path.unknown:
+            yield f"Elements read that nothing which can be seen wrote: {self.path.unknown:,}."
 
 
 @dataclass(frozen=True)
@@ -286,7 +363,10 @@ class _Tracing:
         return CallRequest(self.inputs.case.params, needed, optional, stages=stages)
 
     def call(self, wanted: Collection[Program] = (), *, followed: bool = False, only: bool = False) -> SeenCall:
-        """Call the kernel and keep all operations of these programs; with `only`, run no others."""
+        """Call the kernel, keep all operations of these programs, and find the write of the element and its path.
+
+        With `only`, no other programs run.
+        """
         kernel, problem, asked = self.subject.kernel, self.problem, self.request
         handed = self.inputs.hand_out()
         followed = followed and follows(handed) and not python_primitives(kernel)  # what these do has other residues
@@ -296,48 +376,109 @@ class _Tracing:
             results = results_of(kernel.call, asked, self.subject.device, handed)
         tensor = results[self.stage].detach()
         index = (0,) * tensor.ndim if self.index is None else self.index
-        seen = _located(log, tensor, addresses_of(tensor), index)
+        number = np.array([np.ravel_multi_index(index, tuple(tensor.shape)) if index else 0])
+        seen = SeenCall(log, tensor.clone(), addresses_of(tensor), tensors={**handed, self.stage: tensor})
+        for write, _, lanes in log.last(seen.where.at(number), log.next()):
+            seen = replace(seen, write=write, path=follow(log, write.event, lanes) if write.event else Path())
         self.inputs.restore()
-        return replace(seen, tensors={**handed, self.stage: tensor})
+        return seen
 
 
-def _located(log: Log, tensor: Tensor, where: Addresses, index: tuple[int, ...]) -> SeenCall:
-    """Find the write of an element of a tensor, and the path that led to it."""
-    number = np.array([np.ravel_multi_index(index, tuple(tensor.shape)) if index else 0])
-    seen = SeenCall(log, tensor.clone(), where)
-    for write, _, lanes in log.last(seen.where.at(number), log.next()):
-        return replace(seen, write=write, path=follow(log, write.event, lanes) if write.event else Path())
-    return seen
+# Stages, and the line at fault.
 
 
-def _told(
-    found: KernelTrace, problem: Problem, seen: SeenCall, judged: Tensor, every: bool
-) -> tuple[KernelTrace, Mending | None]:
-    assert found.worst is not None
-    same = array_of(seen.tensor[found.worst.index]).tobytes() == array_of(judged[found.worst.index]).tobytes()
-    failing = found.verdict is Verdict.FAILED and same
-    read, matches, mending = reading(found, problem, seen, found.worst.index, failing=failing)
-    steps = tuple(folded(steps_of(seen.log, seen.path, matches)))
-    whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
-    other = "The element has other bits in the call that is shown here than in the one that was judged."
-    notes = [*found.notes, *([] if same else [other]), *_notes(seen)]
-    return replace(read, steps=steps, all=whole, notes=tuple(notes)), mending
+def _reading(found: KernelTrace, problem: Problem, seen: SeenCall, index: tuple[int, ...], *, failing: bool) -> Read:
+    """Add the expressions that are stages of the reference to a trace, and the one at fault if it is `failing`.
+
+    Nothing is added for a large case, and for a result that has no element for each cell or that no event wrote.
+    """
+    if seen.write is None or seen.write.event is None or problem.main.numel() > LARGEST:
+        return found, {}, None
+    grid = grid_of(problem, seen.tensor, seen.where, seen.write, index)
+    if grid is None:
+        return found, {}, None
+    with following_residues(), products_of(problem.constants):
+        written = ends(seen.log, grid, seen.where)
+        ancestry = Ancestry.of(seen.log, [event for event, _ in written.values()])
+        cells = ancestry.cells({number: own for number, (_, own) in written.items()}, grid.cells_of_inputs())
+        own = expressions(ancestry.events, cells)
+        stages = Stages(grid, grid.problem.evaluate(), found.stage, own, tuple(written), ancestry)
+        matched, last = stages.matched({}), stages.all.get(found.stage)
+        if not failing or last is None or last.name not in matched or not last.outside(stages.result).any():
+            return *_with_stages(found, seen.log, stages, matched, None), None
+        mended = mending(stages, matched)
+        stage, value = stages.all[mended.stage], mended.value or matched[mended.stage]
+        onward, names = stages.onward(stages.from_kernel(stage, value)), list(stages.all)
+        before = {name: e for name, e in matched.items() if names.index(name) < names.index(stage.name)}
+        matched, first = onward.matched({**before, stage.name: value}), mended.blamed or value
+        found, matches = _with_stages(found, seen.log, stages, matched, first)
+    words = {id(mend.expression): mend.words for mend in mended.mends}
+    of_stage = {id(e): matches[e.event_of(grid.worst).number] for e in matched.values()}
+
+    def step(e: Expression) -> Step:
+        return replace(_step(seen.log, e, grid.worst, of_stage.get(id(e))), mend=words.get(id(e), ""))
+
+    places = (e.events[0].place for e in mended.span)
+    lines = grouped((place.file, place.line) for place in places).items()
+    found = replace(
+        found,
+        blamed=None if mended.blamed is None else step(mended.blamed),
+        leaves=step(first),
+        mended=tuple(step(m.expression) for m in sorted(mended.mends, key=lambda mend: mend is not mended.only)),
+        between=tuple(f"{f}:{min(n)}" + (f" to {max(n)}" if max(n) > min(n) else "") for f, n in lines),
+        since=mended.since,
+        until=mended.stage,
+        wrong=mended.stage,
+    )
+    return found, matches, mended
 
 
-def _notes(seen: SeenCall) -> list[str]:
-    notes = []
-    if left := len({write.program for write in seen.path.untraced if write.program is not None}):
-        notes.append(
-            f"{left:,} more programs wrote what was read on the way; all operations are kept of {MOST_PROGRAMS} only."
-        )
-    unwritten = [visit.event for visit in seen.path.visits if _is_unwritten(visit.event)]
-    if unwritten:
-        lines = ", ".join(sorted({f"{event.place.text} in line {event.place.line}" for event in unwritten}))
-        notes.append(f"Memory was read into which nothing that can be seen wrote: {lines}.")
-    if seen.path.unknown:
-        notes.append(f"Elements read that nothing which can be seen wrote: {seen.path.unknown:,}.")
-    return notes
+def _with_stages(
+    found: KernelTrace, log: Log, stages: Stages, matched: Mapping[str, Expression], first: Expression | None
+) -> tuple[KernelTrace, Matches]:
+    """Add a step for each stage that is matched; the value leaves the contract with the `first` expression."""
+    worst = stages.grid.worst
+    matches: dict[int, StageMatch | None] = {} if first is None else {first.event_of(worst).number: None}
+    steps = []
+    for name, e in matched.items():
+        match = matches[e.event_of(worst).number] = stages.match(name, e, leaves=e is first)
+        steps.append(_step(log, e, worst, match))
+    unmatched = tuple(name for name in stages.all if name not in matched)
+    return replace(found, stages=tuple(steps), unmatched=unmatched), matches
 
 
-def _is_unwritten(event: Event) -> bool:
-    return event.name.rpartition(".")[2] in UNWRITTEN
+def _step(log: Log, e: Expression, cell: int, match: StageMatch | None) -> Step:
+    event = e.event_of(cell)
+    return replace(step_of(log, event, int(e.lanes[event.number][cell])), match=match)
+
+
+# Findings about memory.
+
+
+def _steps_of_findings(seen: SeenCall, findings: Iterable[Finding]) -> Iterator[Step]:
+    """Yield the steps that findings name by place; for others, the writes to their tensor, the last one first."""
+    for finding in findings:
+        named, tensor = _steps_named(seen.log, [finding]), seen.tensors.get(finding.stage)
+        yield from named
+        if named or tensor is None or not tensor.numel():
+            continue
+        ends = addresses_of(tensor).at(np.array([0, tensor.numel() - 1]))
+        writes = [w for w in seen.log.writes if w.first <= ends.max() and w.last >= ends.min() and w.places]
+        for write in reversed(writes):
+            if write.event is None:
+                yield step_at(write.places[0])
+            elif not write.event.name.startswith(INPUT) and not is_unwritten(write.event):
+                yield step_of(seen.log, write.event, -1)
+
+
+def _steps_named(log: Log, findings: Iterable[Finding]) -> tuple[Step, ...]:
+    """Return the steps that findings name by place, such as a load of a gap."""
+    known = {str(done.places[0]): done.places[0] for done in (*log.events, *log.writes) if done.places}
+    return tuple(step_at(place) for f in findings for text, place in known.items() if text in f.sentence)
+
+
+def _is_sure(log: Log, step: Step) -> bool:
+    """Return whether the addresses that a step reads or writes are computed in its own line, as far as was recorded."""
+    at = step.file, step.line, step.column
+    here = [e for e in log.events if e.places and (e.place.file, e.place.line, e.place.column) == at]
+    return all(lines_of(chain_of_address(event, pointer=True)) <= {at[:2]} for event in here)

@@ -1,43 +1,159 @@
-"""Match between a kernel's expressions and the reference's stages, by nearest values."""
+"""Match between a kernel's expressions and the reference's stages, by nearest values.
+
+Both are compared in cells of a case, a row and column each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lastbit.diagnosing.deeds import ways_of_all
-from lastbit.diagnosing.grid import Grid
 from lastbit.interpret.numpy_formats import Array
 from lastbit.judging.expected import Expected, Numbers, Trace, known_exactly
-from lastbit.judging.problem import Given
+from lastbit.judging.problem import Given, Problem
 from lastbit.numerics import Enclosure, Format
 from lastbit.numerics.residues import Residues
 from lastbit.reports.why import StageMatch
-from lastbit.tracing import Event
+from lastbit.tracing import Event, Log
 from lastbit.tracing.ancestry import Ancestry, Expression, residues_of_cells
 from lastbit.tracing.events import Made, Origin
+from lastbit.tracing.lanes import Addresses
+from lastbit.tracing.log import Write
+from lastbit.tracing.of_torch import is_unwritten
 from lastbit.tracing.of_triton import MOVERS
 
+# Arbitrary: each cell is a number in every expression, and a wrong line is wrong in most cells of its row.
+MOST = 4096
+"""Cells that are compared, but one row at least."""
+# Arbitrary: wider rows are of vocabularies, where 65,536 expressions of each line would be compared.
+WIDEST = 1 << 16
+"""Columns of a row beyond which nothing is compared."""
+Shape = tuple[int, ...]
 NEAR = 2.0**-6
 """Relative L2 error up to which an expression agrees with a stage: the coarsest rounding that a stage may have here."""
-HANDING = (
-    *MOVERS,
-    "load",
-    "store",
-    "fp_ext",
-    "fp_trunc",
-    "fp_to_fp",
-    "bitcast",
-    "_to_copy",
-    "copy_",
-    "clone",
-    "int_cast",
-)
+_CASTS = ("fp_ext", "fp_trunc", "fp_to_fp", "int_cast", "bitcast")
+HANDING = (*MOVERS, *_CASTS, "load", "store", "_to_copy", "copy_", "clone")
 """Operations that hand on what they are given, in another place or format."""
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Cells of a case: some of its rows by all of its columns; the first row has the cell to explain.
+
+    Where the op's rows do not stand for themselves, there is one row of cells: elements of the tensor, all or some.
+
+    Attributes:
+        whole, problem: that of the case, and that of these rows only.
+        tensor: what a kernel gave for a stage, whole.
+        shape, index: the dimensions of the case, and each cell's place in them.
+        own_shape, own_index: the same of `problem`.
+        rows: rows stand for themselves, and a tensor has an element per row, and per column or group of columns.
+        worst: the cell to explain.
+    """
+
+    whole: Problem
+    problem: Problem
+    tensor: Tensor
+    shape: Shape
+    index: tuple[Array, ...]
+    own_shape: Shape
+    own_index: tuple[Array, ...]
+    rows: bool = False
+    worst: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of cells."""
+        return len(self.numbers)
+
+    @cached_property
+    def numbers(self) -> Array:
+        """The flat index of the tensor's element for each cell."""
+        found = self.in_case(tuple(self.tensor.shape))
+        assert found is not None
+        return found
+
+    @cached_property
+    def given_values(self) -> Array:
+        """The tensor's value for each cell, as fp64."""
+        return np.asarray(self.tensor.reshape(-1)[torch.from_numpy(self.numbers)].to(torch.float64).numpy())
+
+    def in_case(self, shape: Shape) -> Array | None:
+        """Return each cell's flat index into a tensor of the whole case; None if its shape has no element per cell."""
+        return self._elements(shape, self.shape, self.index)
+
+    def in_stage(self, shape: Shape) -> Array | None:
+        """Return each cell's flat index into a stage of `problem`; None if it has no element for each cell."""
+        return self._elements(shape, self.own_shape, self.own_index)
+
+    def in_column(self, shape: Shape) -> Array | None:
+        """Return each cell's flat index into a vector over columns or a tensor of one element; None for any other."""
+        if math.prod(shape) == 1:
+            return np.zeros(self.size, np.int64)
+        return self.index[-1] if shape == self.shape[-1:] else None
+
+    def _elements(self, shape: Shape, whole: Shape, index: tuple[Array, ...]) -> Array | None:
+        fits = len(shape) <= len(whole) and all(a in (1, b) for a, b in zip(shape, whole, strict=False))
+        if self.rows:
+            fits = len(shape) == len(whole) and shape[:-1] == whole[:-1] and shape[-1] > 0 == whole[-1] % shape[-1]
+        if not fits or not shape:
+            return np.zeros(len(index[0]) if index else 1, np.int64) if fits else None
+        own = tuple(i // (b // a) for i, a, b in zip(index, shape, whole, strict=False))
+        return np.asarray(np.ravel_multi_index(own, shape))
+
+    def cells_of_inputs(self) -> dict[str, Array]:
+        """Map each input with one element per cell to the cell of each element; -1 for elements outside of the grid."""
+        found = {}
+        for name, tensor in self.whole.tensors.items():
+            elements = self.in_case(tuple(tensor.shape))
+            if elements is not None and len(np.unique(elements)) == self.size:
+                found[name] = np.full(tensor.numel(), -1)
+                found[name][elements] = np.arange(self.size)
+        return found
+
+
+def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, index: Shape) -> Grid | None:
+    """Choose at most `MOST` cells: the row of `index`, and rows written together with it; None if that is too wide."""
+    leading = problem.leading if problem.op.rows else ()
+    worst = int(np.ravel_multi_index(index, tuple(tensor.shape))) if index else 0
+    together = write.find(where.at(np.arange(tensor.numel()))) >= 0
+    if not leading or tuple(tensor.shape[: len(leading)]) != leading or tensor.ndim == len(leading):
+        others = np.nonzero(together)[0]
+        chosen = np.concatenate([[worst], others[others != worst][:: max(1, -(-len(others) // MOST))]])
+        shape = tuple(tensor.shape)
+        place = tuple(np.unravel_index(chosen, shape)) if shape else ()
+        return Grid(problem, problem, tensor, shape, place, shape, place)
+    width = math.prod(tensor.shape[len(leading) :])
+    columns = max(width, problem.main.shape[-1])
+    rows = np.unique(np.nonzero(together)[0] // width)
+    first = worst // width
+    rows = np.concatenate([[first], rows[rows != first]])[: max(1, MOST // columns)]
+    if columns > WIDEST or columns % width or tensor.ndim != len(leading) + 1:
+        return None
+    at = np.unravel_index(rows, leading)
+    row, column = np.divmod(np.arange(len(rows) * columns), columns)
+    of_rows = tuple(map(torch.from_numpy, at))  # torch's would import sympy
+    part = {n: t[of_rows] if n in problem.op.rows else t for n, t in problem.tensors.items()}
+    cells, own, worst = (*(axis[row] for axis in at), column), (row, column), worst % width * (columns // width)
+    own_shape = len(rows), columns
+    return Grid(problem, problem.on(part), tensor, (*leading, columns), cells, own_shape, own, rows=True, worst=worst)
+
+
+def ends(log: Log, grid: Grid, where: Addresses) -> dict[int, tuple[Event, Array]]:
+    """Map event numbers to the events that wrote the tensor's cells, with the element of each cell, -1 for none."""
+    found: dict[int, tuple[Event, Array]] = {}
+    for event, positions, lanes in log.sources(where, grid.numbers, log.next()):
+        if not is_unwritten(event):
+            own = found.setdefault(event.number, (event, np.full(grid.size, -1)))[1]
+            own[positions] = lanes
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,24 +197,26 @@ class Stage:
             inside &= ~self.residues.differs(e.residues).numpy()
         return np.asarray(e.known & ~inside)
 
-    @property
-    def _kind(self) -> str | bool:
-        """The kind of numbers: `int1` for truth values, else whether they are floating-point."""
-        return "int1" if self.expected.format.name == "bool" else isinstance(self.expected, Numbers)
-
     def takes(self, e: Expression) -> bool:
         """Return whether an expression has the stage's kind of numbers, and one value per element of the stage."""
-        if not e.known.any() or self._kind != ("int1" if e.dtype == "int1" else e.events[-1].is_float):
+        kind = "int1" if self.expected.format.name == "bool" else isinstance(self.expected, Numbers)
+        if not e.known.any() or kind != ("int1" if e.dtype == "int1" else e.events[-1].is_float):
             return False
         index, values = self.index[e.known], e.values[e.known]
         first = np.zeros(int(self.index.max()) + 1, np.int64)
         first[index[::-1]] = np.arange(len(index))[::-1]
         return bool(np.array_equal(values, values[first[index]], equal_nan=True))
 
-
-def _is_computed(e: Expression) -> bool:
-    """Return whether an expression stands in the text and follows from more than arguments."""
-    return bool(e.events[0].places) and e.events[-1].origin is Origin.MEMORY
+    def agreement(self, e: Expression) -> tuple[float, float] | None:
+        """Return the share of cells outside, and the error against the contract's value; None if that is too large."""
+        exact, value, _, _ = self.parts
+        outside = float(self.outside(e).sum() / e.known.sum())
+        if not isinstance(self.expected, Numbers):
+            return None if outside else (0.0, 0.0)
+        error = distance(e.values, value, e.known)
+        nearer = min(error, distance(e.values, exact, e.known))
+        agrees = nearer <= NEAR if np.isfinite(nearer) else not outside
+        return (outside, min(error, 1.0)) if agrees else None
 
 
 def hands_on(event: Event) -> bool:
@@ -134,7 +252,17 @@ class Stages:
     @cached_property
     def all(self) -> dict[str, Stage]:
         """The stages by name, in the reference's order."""
-        return {stage.name: stage for stage in self._stages()}
+        found = {}
+        for name, expected in self.trace.stages.items():
+            own, tensor = expected.finished, self.grid.tensor
+            index = self.grid.in_stage(tuple(own.shape))
+            if name == self.last and tensor.is_floating_point():
+                own = own.stored_as(tensor.dtype)
+            if index is not None:
+                found[name] = Stage(name, own, index)
+            if name == self.last:
+                break
+        return found
 
     def right(self, matched: Mapping[str, Expression]) -> dict[str, Expression]:
         """Return the matches whose values the contract allows in every cell that was written."""
@@ -185,23 +313,7 @@ class Stages:
 
     @cached_property
     def _unrounded(self) -> Trace:
-        return self.grid.problem.unrounded.evaluate()
-
-    def _stages(self) -> Iterator[Stage]:
-        for name, expected in self.trace.stages.items():
-            own, tensor = expected.finished, self.grid.tensor
-            index = self.grid.in_stage(tuple(own.shape))
-            if name == self.last and tensor.is_floating_point():
-                own = own.stored_as(tensor.dtype)
-            if index is not None:
-                yield Stage(name, own, index)
-            if name == self.last:
-                return
-
-    def upto(self, name: str) -> list[str]:
-        """List the stages of the reference up to one, including those without an element per cell."""
-        names = list(self.trace.stages)
-        return names[: names.index(name) + 1]
+        return self.grid.problem.unrounded.trace
 
     def onward(self, given: Given) -> Stages:
         """Return these stages with the reference evaluated from given ones."""
@@ -234,28 +346,23 @@ class Stages:
         return matched
 
     def _nearest(self, stage: Stage, taken: Sequence[Expression]) -> Expression | None:
-        """Find the expression that agrees with a stage best; None if none agrees.
+        """Find the expression that agrees with a stage best; None if none agrees. None that only passes an input on.
 
         Of several with the same values: the one with most cells; then one that is no other stage and comes after that
         of the stage before; then one in the stage's own format; then the first.
         """
-        after = taken[-1].number if taken else -1
-
-        def rank(e: Expression) -> tuple[float, ...] | None:
-            how = (float(not self._gives_worst(e)), 0.0) if stage.name == self.last else agreement(stage, e)
-            if how is None:
-                return None
-            late, own = e.number < after, e.dtype == stage.expected.format.name
-            return *how, -float(e.known.sum()), any(e is t for t in taken), late, not own, e.number
-
-        ranked = [(key, e) for e in self._candidates(stage) if (key := rank(e)) is not None]
+        after, ranked = taken[-1].number if taken else -1, list[tuple[tuple[float, ...], Expression]]()
+        is_last = stage.name == self.last
+        for e in self.given if is_last else self.full:
+            if is_last:
+                how: tuple[float, float] | None = (float(not self._gives(e, worst=True)), 0.0)
+            else:
+                how = stage.agreement(e) if not self.is_input(e) and stage.takes(e) else None
+            if how is not None:
+                late, own = e.number < after, e.dtype == stage.expected.format.name
+                rank = *how, -float(e.known.sum()), any(e is t for t in taken), late, not own, e.number
+                ranked.append((rank, e))
         return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
-
-    def _candidates(self, stage: Stage) -> list[Expression]:
-        """List the expressions that may be a stage: none that only passes an input on."""
-        if stage.name == self.last:
-            return self.given
-        return [e for e in self.full if not self.is_input(e) and stage.takes(e)]
 
     @cached_property
     def given(self) -> list[Expression]:
@@ -267,24 +374,26 @@ class Stages:
                 continue
             edges = [edge for event in e.events for edge in self.ancestry.edges[event.number] if edge.lanes is not None]
             before = (of_event[edge.event.number] for edge in edges)
-            found += [b for b in before if b.events[0].places and self.is_given(b) and b not in found]
+            found += [b for b in before if b.events[0].places and self._gives(b) and b not in found]
         return sorted(set(found), key=lambda e: e.number)
 
-    def is_given(self, e: Expression) -> bool:
-        """Return whether an expression has the kernel's result in all its cells, the one to explain among them."""
-        values = self.grid.given_values[e.known]
-        return bool(e.known[self.grid.worst]) and np.array_equal(e.values[e.known], values, equal_nan=True)
+    def _gives(self, e: Expression, *, worst: bool = False) -> bool:
+        """Return whether an expression has the kernel's result in all its cells, the one to explain among them.
 
-    def _gives_worst(self, e: Expression) -> bool:
-        """Return whether an expression has the value of the element to explain; a later write may have replaced it."""
-        worst = self.grid.worst
-        return bool(e.known[worst]) and np.array_equal(e.values[worst], self.grid.given_values[worst], equal_nan=True)
+        Or that in the `worst` cell alone: a later write may have replaced others.
+        """
+        cells = self.grid.worst if worst else e.known
+        same = np.array_equal(e.values[cells], self.grid.given_values[cells], equal_nan=True)
+        return bool(e.known[self.grid.worst]) and same
 
     @cached_property
     def full(self) -> list[Expression]:
-        """The computed expressions that have a value for at least half of the cells that were written."""
-        least = self.written.sum() / 2
-        return [e for e in self.found if _is_computed(e) and (e.known & self.written).sum() >= least]
+        """The computed expressions that have a value for at least half of the cells that were written.
+
+        They stand in the text and follow from more than arguments.
+        """
+        computed = (e for e in self.found if e.events[0].places and e.events[-1].origin is Origin.MEMORY)
+        return [e for e in computed if (e.known & self.written).sum() >= self.written.sum() / 2]
 
     @cached_property
     def written(self) -> Array:
@@ -300,15 +409,3 @@ class Stages:
     @cached_property
     def _inputs(self) -> Collection[bytes]:
         return {e.values.tobytes() for e in self.found if not e.events[0].places}
-
-
-def agreement(stage: Stage, e: Expression) -> tuple[float, float] | None:
-    """Return the share of cells outside, and the error against the contract's value; None if that is too large."""
-    exact, value, _, _ = stage.parts
-    outside = float(stage.outside(e).sum() / e.known.sum())
-    if isinstance(stage.expected, Numbers):
-        error = distance(e.values, value, e.known)
-        nearer = min(error, distance(e.values, exact, e.known))
-        agrees = nearer <= NEAR if np.isfinite(nearer) else not outside
-        return (outside, min(error, 1.0)) if agrees else None
-    return None if outside else (0.0, 0.0)

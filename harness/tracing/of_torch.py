@@ -93,6 +93,11 @@ def _wrote(log: Log, event: Event, tensor: Tensor, kept: Source | None = None) -
     log.written(event, addresses, changed, tensor.element_size(), at=event.places)
 
 
+def is_unwritten(event: Event) -> bool:
+    """Return whether an event only makes a tensor, and writes nothing."""
+    return event.name.rpartition(".")[2] in UNWRITTEN
+
+
 class TorchWatch(UncompiledMode):
     """Dispatch mode that records PyTorch's operations in a log, except for views, which write nothing."""
 
