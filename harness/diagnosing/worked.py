@@ -1,29 +1,38 @@
-"""The arithmetic of one element, to be checked by hand: each stage from the kernel's own values of those before it."""
+"""The arithmetic of one element, to be checked by hand: each stage from the kernel's own values of those before it.
+
+The formulas are those of the reference's source, with the names of inputs, parameters and earlier stages.
+"""
 
 from __future__ import annotations
 
+import ast
 import math
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from types import FrameType
 
 import torch
 from torch import Tensor
 
+from lastbit.chains.chain_parts import PartRecorder, reference_codes
 from lastbit.diagnosing.deeds import deed, in_ulp, neighbours, rounded, ways_of_all
-from lastbit.diagnosing.formulas import FormulaTrace
 from lastbit.diagnosing.steps import elements
 from lastbit.dtypes import DTYPE_NAMES
+from lastbit.interpret.places import place_of
 from lastbit.judging.expected import Expected, Numbers, Trace, known_exactly
 from lastbit.judging.observation import Observation
-from lastbit.judging.problem import Problem
+from lastbit.judging.problem import Given, Problem
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import FP32, FP64, Format, Integers
 from lastbit.reports.why import GIVES, Element, Source, Step, WorkedStage
 from lastbit.tracing.lanes import broadcasts
 from lastbit.tracing.of_torch import array_of
 
+LONGEST = 120
+"""Characters of a formula, beyond which nobody computes it by hand."""
 Index = tuple[int, ...]
-AnyFormat = Format | Integers
 
 
 def worked_arithmetic(
@@ -32,120 +41,94 @@ def worked_arithmetic(
     """Work out the stages up to `stage` that have an element belonging to the one at `index`, in the reference's order.
 
     `steps` maps stages to the steps that agree with them. The reference continues from the kernel's results, and from
-    the one element of a stage that only a step shows.
+    the one element of a stage that only a step shows. A stage that has no element there is worked out from its step.
     """
-    problem = seen.problem
-    element_of = _ElementOf(seen, index, tuple(seen.actual[stage].shape), steps)
-    trace = FormulaTrace(problem=problem, given=element_of.given(problem.trace)).evaluate()
-    unrounded = problem.unrounded
-    exact = unrounded.evaluate(element_of.given(unrounded.trace))
-    names = list(trace.stages)[: list(trace.stages).index(stage) + 1]
-    found = (element_of.worked(name, trace, exact.stages[name]) for name in names)
-    return tuple(worked for worked in found if worked is not None)
+    problem, whole = seen.problem, tuple(seen.actual[stage].shape)
 
-
-@dataclass(frozen=True)
-class _ElementOf:
-    """Elements of stages that belong to the element at `index` of a tensor of shape `whole`."""
-
-    seen: Observation
-    index: Index
-    whole: Index
-    steps: Mapping[str, Step]
-
-    def step(self, name: str, fmt: AnyFormat) -> Step:
+    def step_of(name: str, fmt: Format | Integers) -> Step:
         """Return the step that agrees with a stage, if its value has the stage's kind; else an empty one."""
-        step = self.steps.get(name, Step(""))
+        step = steps.get(name, Step(""))
         shown = _shown(step)
         if shown is None or (shown.decimal in ("True", "False")) != (fmt.name == "bool"):
             return Step("")
         return step if bool(shown.bits) == isinstance(fmt, Format) else Step("")
 
-    def given(self, trace: Trace) -> dict[str, Enclosure]:
-        """Return the stages from which to evaluate the reference: the kernel's tensors, or else those of `trace` with
-        the kernel's value in one place.
-        """
-        given = {name: self._given(name, expected) for name, expected in trace.stages.items()}
-        return {name: own for name, own in given.items() if own is not None}
+    def given(trace: Trace) -> dict[str, Enclosure]:
+        """Return the stages to evaluate from: the kernel's tensors, or those of `trace` with its value in one place."""
+        found = {}
+        for name, expected in trace.stages.items():
+            if not isinstance(expected, Numbers):
+                continue
+            step, at = step_of(name, expected.format), _belonging(expected.shape, index, whole)
+            own = _shown(step)
+            if name in seen.actual:
+                found[name] = Enclosure.point(seen.actual[name])
+            elif at is not None and own is not None:
+                parts = expected.enclosure.full.clone()
+                parts[(slice(None), *at)] = number_of(own, step.dtype)
+                found[name] = Enclosure(parts)
+        return found
 
-    def _given(self, name: str, expected: Expected) -> Enclosure | None:
-        if not isinstance(expected, Numbers):
-            return None
-        if name in self.seen.actual:
-            return Enclosure.point(self.seen.actual[name])
-        step = self.step(name, expected.format)
-        at, own = belonging(expected.shape, self.index, self.whole), _shown(step)
-        if at is None or own is None:
-            return None
-        parts = expected.enclosure.full.clone()
-        for part in parts:
-            part[at] = number_of(own, step.dtype)
-        return Enclosure(parts)
-
-    def worked(self, name: str, trace: FormulaTrace, unrounded: Expected) -> WorkedStage | None:
-        """Work out one stage; return None if it has no element there, and no step shows one."""
-        expected = trace.stages[name]
-        step = self.step(name, expected.format)
-        at, rounds = belonging(expected.shape, self.index, self.whole), name in self.seen.problem.contract.rounds
+    trace = FormulaTrace(problem=problem, given=given(problem.trace)).evaluate()
+    exact = problem.unrounded.evaluate(given(problem.unrounded.trace))
+    made = list[WorkedStage | None]()
+    for name in list(trace.stages)[: list(trace.stages).index(stage) + 1]:
+        expected, rounds = trace.stages[name], name in problem.contract.rounds
+        step, at = step_of(name, expected.format), _belonging(expected.shape, index, whole)
         if at is None:
-            return of_match(step, expected, rounds=rounds)
-        actual, dtype = _shown(step), step.dtype
-        ways = step.match.ways if step.match else ()
-        if name in self.seen.actual:
-            tensor = self.seen.actual[name]
-            expected = self.seen.as_given(name, expected, result=name in trace.results)
+            made.append(of_match(step, expected, rounds=rounds))
+            continue
+        actual, dtype, ways = _shown(step), step.dtype, step.match.ways if step.match else ()
+        if name in seen.actual:
+            tensor = seen.actual[name]
+            expected = seen.as_given(name, expected, result=name in trace.results)
             rounds = rounds or expected.format != trace.formats[name]
-            actual, dtype = elements(array_of(tensor[at]))[0], DTYPE_NAMES[tensor.dtype]
-            ways = _ways(tensor, expected, dtype, rounds=rounds)
-        exact = float(known_exactly(unrounded).expand(expected.shape)[at])
-        found = _expected(name, at, expected, exact, rounds=rounds)
-        found = replace(found, formula=trace.formulas[name], actual=actual)
-        found = replace(found, dtype=dtype, file=step.file, line=step.line)
-        return found if actual is None else _judged(found, number_of(actual, dtype), expected.format, ways)
+            actual, dtype, ways = elements(array_of(tensor[at]))[0], DTYPE_NAMES[tensor.dtype], ()
+            if isinstance(expected.allowed, Enclosure) and isinstance(expected.format, Format):
+                legal = expected.allowed.full.expand(4, *expected.shape).reshape(4, -1)
+                numbers = tensor.to(torch.float64).reshape(-1)
+                ways = ways_of_all(numbers, legal, expected.format, rounds=rounds, dtype=dtype)
+        allowed = expected.allowed
+        parts = [allowed] * 3 if isinstance(allowed, Tensor) else [allowed.value, allowed.lo, allowed.hi]
+        value, lo, hi = (float(part.expand(expected.shape)[at]) for part in parts)
+        ends = float(known_exactly(exact.stages[name]).expand(expected.shape)[at]), value, lo, hi
+        plain = WorkedStage(name, at, *ends, expected.format.name, rounds, trace.formulas[name], dtype=dtype)
+        made.append(_judged(plain, expected.format, actual, step, ways))
+    return tuple(worked for worked in made if worked is not None)
 
 
-def _ways(tensor: Tensor, expected: Expected, dtype: str, *, rounds: bool) -> tuple[str, ...]:
-    """Name the other roundings that give all wrong elements of a tensor."""
-    allowed = expected.allowed
-    if not isinstance(allowed, Enclosure) or not isinstance(expected.format, Format):
-        return ()
-    legal = allowed.full.expand(4, *expected.shape).reshape(4, -1)
-    return ways_of_all(tensor.to(torch.float64).reshape(-1), legal, expected.format, rounds=rounds, dtype=dtype)
+def of_match(step: Step, expected: Expected, *, rounds: bool) -> WorkedStage | None:
+    """Work out a stage of other rows from the element that a step shows; None if it shows none."""
+    match, actual = step.match, _shown(step)
+    if match is None or actual is None:
+        return None
+    ends = match.exact, match.expected, match.lo, match.hi
+    plain = WorkedStage(match.stage, (), *ends, expected.format.name, rounds, dtype=step.dtype)
+    return _judged(plain, expected.format, actual, step, match.ways)
 
 
-def belonging(shape: Index, index: Index, whole: Index) -> Index | None:
+def _judged(
+    worked: WorkedStage, fmt: Format | Integers, actual: Element | None, step: Step, ways: Sequence[str]
+) -> WorkedStage:
+    """Add the exact value's neighbours, and of the kernel's value its distance in ulp, and how it came about if wrong."""
+    below, above = neighbours(worked.exact, fmt) if isinstance(fmt, Format) else (worked.exact, worked.exact)
+    worked = replace(worked, below=below, above=above, actual=actual, file=step.file, line=step.line)
+    if actual is None:
+        return worked
+    number = number_of(actual, worked.dtype)
+    may = worked.lo <= number <= worked.hi or (math.isnan(number) and math.isnan(worked.lo))
+    if not isinstance(fmt, Format):
+        return worked if may else replace(worked, did=f"{GIVES} {number:.0f}")
+    legal = worked.exact, worked.expected, worked.lo, worked.hi
+    did = "" if may else deed(number, legal, fmt, rounds=worked.rounds, dtype=worked.dtype, ways=ways)
+    return replace(worked, did=did, ulp=in_ulp(number, worked.expected, fmt))
+
+
+def _belonging(shape: Index, index: Index, whole: Index) -> Index | None:
     """Return the index into a stage that belongs to an element of a tensor of shape `whole`; None if none does."""
     if len(shape) > len(whole) or any(size not in (1, other) for size, other in zip(shape, whole, strict=False)):
         return None
     return tuple(i if size > 1 else 0 for size, i in zip(shape, index, strict=False))
-
-
-def inputs_of(problem: Problem, index: Index, whole: Index, steps: Sequence[Step]) -> tuple[Source, ...]:
-    """List the input elements that lead to an element by themselves, and the parameters that are numbers.
-
-    If `steps` lead to it only from other elements of an input that broadcasts to its shape, or if there are no steps,
-    the input's element at its index is listed: the one that the reference needs, not the one that the kernel took.
-    """
-    fitting = {name: t for name, t in problem.tensors.items() if broadcasts(tuple(t.shape), whole)}
-    at_index = {name: _at_index(name, t, index) for name, t in fitting.items()}
-    led = [Source(step.text, 1, step.first[:1]) for step in steps if step.operation == "input" and step.direct]
-    names = {source.name for source in led}
-    needed = [own if (own := at_index.get(_tensor(s))) and own.name not in names else s for s in led]
-    if not steps:
-        needed = list(at_index.values())
-    numbers = {name: value for name, value in problem.params.items() if isinstance(value, int | float)}
-    return (*dict.fromkeys(needed), *(Source(name, 1, (Element(str(value)),)) for name, value in numbers.items()))
-
-
-def _tensor(element: Source) -> str:
-    """Return the name of the tensor that an element is of."""
-    return element.name.partition("[")[0]
-
-
-def _at_index(name: str, tensor: Tensor, index: Index) -> Source:
-    last = index[len(index) - tensor.ndim :]
-    at = tuple(i if size > 1 else 0 for i, size in zip(last, tensor.shape, strict=True))
-    return Source(f"{name}[{', '.join(map(str, at))}]", 1, (elements(array_of(tensor[at]))[0],))
 
 
 def _shown(step: Step) -> Element | None:
@@ -161,37 +144,127 @@ def number_of(shown: Element, dtype: str) -> float:
     return value if dtype in (FP64.name, "") or not shown.bits else rounded(value, FP32)
 
 
-def of_match(step: Step, expected: Expected, *, rounds: bool) -> WorkedStage | None:
-    """Work out a stage of other rows from the element that a step shows; None if it shows none."""
-    match, actual = step.match, _shown(step)
-    if match is None or actual is None:
-        return None
-    ends = match.exact, match.expected, match.lo, match.hi
-    made = _worked(match.stage, (), ends, expected.format, rounds=rounds)
-    made = replace(made, actual=actual, dtype=step.dtype, file=step.file, line=step.line)
-    return _judged(made, number_of(actual, step.dtype), expected.format, match.ways)
+def inputs_of(problem: Problem, index: Index, whole: Index, steps: Sequence[Step]) -> tuple[Source, ...]:
+    """List the input elements that lead to an element by themselves, and the parameters that are numbers.
+
+    If `steps` lead to it only from other elements of an input that broadcasts to its shape, or if there are no steps,
+    the input's element at its index is listed: the one that the reference needs, not the one that the kernel took.
+    """
+    at_index = dict[str, Source]()
+    for name, tensor in problem.tensors.items():
+        if broadcasts(tuple(tensor.shape), whole):
+            last = index[len(index) - tensor.ndim :]
+            at = tuple(i if size > 1 else 0 for i, size in zip(last, tensor.shape, strict=True))
+            at_index[name] = Source(f"{name}[{', '.join(map(str, at))}]", 1, elements(array_of(tensor[at]))[:1])
+    led = [Source(step.text, 1, step.first[:1]) for step in steps if step.operation == "input" and step.direct]
+    names = {source.name for source in led}
+    own = [at_index.get(source.name.partition("[")[0], source) for source in led]
+    needed = [source if there.name in names else there for source, there in zip(led, own, strict=True)]
+    numbers = {name: value for name, value in problem.params.items() if isinstance(value, int | float)}
+    params = (Source(name, 1, (Element(str(value)),)) for name, value in numbers.items())
+    return (*dict.fromkeys(needed if steps else at_index.values()), *params)
 
 
-def _expected(name: str, at: Index, expected: Expected, exact: float, *, rounds: bool) -> WorkedStage:
-    """Work out the allowed values of a stage, without the kernel's."""
-    allowed = expected.allowed
-    parts = [allowed] * 3 if isinstance(allowed, Tensor) else [allowed.value, allowed.lo, allowed.hi]
-    value, lo, hi = (float(part.expand(expected.shape)[at]) for part in parts)
-    return _worked(name, at, (exact, value, lo, hi), expected.format, rounds=rounds)
+@dataclass
+class FormulaTrace(Trace):
+    """A trace that also records the formula of each stage.
+
+    What is no input, parameter, number or stage keeps the name that the reference has for it. A formula is empty if it
+    cannot be read, is long, or is such a name alone.
+    `given` are enclosures of stages from which the reference continues, if there are any.
+    """
+
+    problem: Problem | None = None
+    given: Given = field(default_factory=dict)
+    formulas: dict[str, str] = field(default_factory=dict)
+    _named: list[tuple[object, str]] = field(default_factory=list)
+    _begun: list[FrameType] = field(default_factory=list)
+
+    def evaluate(self) -> FormulaTrace:
+        """Run the reference and return this trace with all stages recorded."""
+        assert self.problem is not None
+        self.problem.evaluate(self.given, self)
+        self._begun.clear()
+        return self
+
+    def record(self, name: str, expected: Expected) -> None:
+        """Record the next stage and its formula, which is read off the frame that calls `stage`.
+
+        The names of the inputs are learnt from the frame of the reference, or of a part of a chain, when it begins.
+        """
+        assert self.problem is not None
+        frame = sys._getframe(2)
+        while frame.f_code is PartRecorder.__call__.__code__ and frame.f_back is not None:
+            frame = frame.f_back
+        codes, outer = reference_codes(self.problem.op), frame
+        while outer.f_code not in codes and outer.f_back is not None:
+            outer = outer.f_back
+        if outer.f_code in codes and not any(outer is begun for begun in self._begun):
+            self._begun.append(outer)
+            bundles = [value for value in outer.f_locals.values() if is_dataclass(value)]
+            inputs = {f.name: getattr(b, f.name) for b in bundles for f in fields(b)} | dict(outer.f_locals)
+            self._named += ((inputs.get(own), name) for own, name in codes[outer.f_code].items())
+        self.formulas[name] = self._formula(frame, self.problem.params)
+        super().record(name, expected)
+        made = expected.enclosure if isinstance(expected, Numbers) else None
+        self._named.append((self.given.get(name, made), name))
+
+    def _formula(self, frame: FrameType, params: Mapping[str, object]) -> str:
+        try:
+            call = ast.parse(place_of(frame.f_code, frame.f_lasti).text, mode="eval").body
+        except SyntaxError:
+            return ""
+        if not isinstance(call, ast.Call) or len(call.args) < 2:
+            return ""
+        known = {id(value): name for value, name in self._named if value is not None}
+        named: ast.expr = _Renamed(frame, known, params).visit(call.args[1])
+        formula = ast.unparse(named)
+        alone = isinstance(named, ast.Name) and named.id not in known.values()  # computed elsewhere
+        return "" if alone or len(formula) > LONGEST else formula
 
 
-def _worked(
-    name: str, at: Index, ends: tuple[float, float, float, float], fmt: AnyFormat, *, rounds: bool
-) -> WorkedStage:
-    below, above = neighbours(ends[0], fmt) if isinstance(fmt, Format) else (ends[0], ends[0])
-    return WorkedStage(name, at, *ends, fmt.name, rounds, below=below, above=above)
+@dataclass
+class _Renamed(ast.NodeTransformer):
+    """Gives the variables of a formula the names of the inputs, parameters and stages that they hold.
 
+    Attributes:
+        known: identity of a value → the input or stage that it is.
+    """
 
-def _judged(worked: WorkedStage, actual: float, fmt: AnyFormat, ways: Sequence[str]) -> WorkedStage:
-    """Add the kernel's deed: its distance in ulp, and how it came about if the contract does not allow it."""
-    may = worked.lo <= actual <= worked.hi or (math.isnan(actual) and math.isnan(worked.lo))
-    if not isinstance(fmt, Format):
-        return worked if may else replace(worked, did=f"{GIVES} {actual:.0f}")
-    legal = worked.exact, worked.expected, worked.lo, worked.hi
-    did = "" if may else deed(actual, legal, fmt, rounds=worked.rounds, dtype=worked.dtype, ways=ways)
-    return replace(worked, did=did, ulp=in_ulp(actual, worked.expected, fmt))
+    frame: FrameType
+    known: Mapping[int, str]
+    params: Mapping[str, object]
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        variables = self.frame.f_locals
+        if node.id not in variables:
+            return node  # a function of the module
+        value = variables[node.id]
+        if name := self.known.get(id(value), node.id if node.id in self.params else ""):
+            return ast.Name(name)
+        if callable(value):
+            return ast.Name(getattr(value, "__name__", node.id))
+        is_plain = isinstance(value, int | str | None) or (isinstance(value, float) and math.isfinite(value))
+        return ast.Constant(value) if is_plain else node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Replace a call of `stage` within a formula by the name of the stage."""
+        match node:
+            case ast.Call(ast.Name("stage"), [ast.Constant(name), *_]):
+                return ast.Name(str(name))
+        return self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        """Keep only the branch that was taken."""
+        test = compile(ast.Expression(node.test), self.frame.f_code.co_filename, "eval")
+        with suppress(Exception):  # a variable of the function that it is in, say
+            taken = node.body if eval(test, self.frame.f_globals, dict(self.frame.f_locals)) else node.orelse
+            return self.visit(taken)  # type: ignore[no-any-return]
+        return self.generic_visit(node)
+
+    def visit_Slice(self, node: ast.Slice) -> ast.AST:
+        """Leave out an upper bound that is None."""
+        found = self.generic_visit(node)
+        if isinstance(node.upper, ast.Constant) and node.upper.value is None:
+            node.upper = None
+        return found

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lastbit.chains import Part, chain
 from lastbit.config import Config
-from lastbit.diagnosing.formulas import FormulaTrace
+from lastbit.diagnosing.worked import FormulaTrace
 from lastbit.errors import OpError, UsageError
 from lastbit.identifying.kept_contracts import identify
 from lastbit.judging.problem import Problem
