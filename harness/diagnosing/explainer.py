@@ -13,15 +13,13 @@ from pathlib import Path
 from lastbit.case import Case, parse_case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.diagnosing.branches_alone import branches_alone
-from lastbit.diagnosing.products import wrong_product
-from lastbit.diagnosing.trace import Judged, Target, judged_to_explain, trace_result
+from lastbit.diagnosing.diagnoses import branches_alone, in_common, wrong_product
+from lastbit.diagnosing.trace import judged_to_explain, trace_result
 from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
-from lastbit.diagnosing.wrong_elements import in_common
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.reports.why import Explanation
-from lastbit.result import BAD, OF_STAGES, CaseResult, Verdict, simplest, told
+from lastbit.result import BAD, OF_STAGES, Verdict, simplest, told
 from lastbit.shrinking.pasted import is_interpreted, test_of
 from lastbit.shrinking.smallest import smallest_of
 from lastbit.verify.check import Subject
@@ -64,53 +62,12 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
     start = time.monotonic()
     with watch(case):
         judged = judged_to_explain(subject, case)
-    result = judged.result
-    found = _found(subject, result, judged.target)
-    if found.worst is None:
-        return found
-    if subject.device.type == "cpu":
-        if time.monotonic() - start + TIMES_JUDGED * result.seconds > seconds:
-            found = _noting(found, f"the way of the element is left out: it does not fit into {seconds:.3g} s")
-        else:
-            found = replace(found, trace=trace_result(judged, watch=watch))
-    if case.tensors[0].numel > MOST:
-        found = _noting(found, f"the reference is evaluated at once for at most {MOST:,} elements of an input")
-    else:
-        problem = subject.problem(build(case.gathered(), subject.device))
-        found = _worked_out(found, Observation.of(problem, judged.actual), judged)
-    if result.verdict is Verdict.FAILED and subject.device.type == "cpu" and (wrong := wrong_product(subject, case)):
-        found = replace(found, diagnoses=(wrong, *found.diagnoses))
-    return found if any(finding.kind in OF_STAGES for finding in result.faults) else _blameless(found)
-
-
-def _worked_out(found: Explanation, seen: Observation, judged: Judged) -> Explanation:
-    """Add the inputs of the worst element, its arithmetic by stages, and what the wrong elements have in common."""
-    assert found.worst is not None
-    result = judged.result
-    trace, index, whole = found.trace, found.worst.index, tuple(seen.actual[found.stage].shape)
-    found = replace(found, inputs=inputs_of(seen.problem, index, whole, trace.steps))
-    own = () if found.elsewhere else trace.stages  # else they are stages of another element
-    steps = {step.match.stage: step for step in own if step.match is not None}
-    return replace(
-        found,
-        arithmetic=worked_arithmetic(seen, found.stage, index, steps),
-        diagnoses=in_common(seen, result) if result.verdict is Verdict.FAILED else (),
-    )
-
-
-def _blameless(found: Explanation) -> Explanation:
-    """Remove the blame of stages, for findings that are not about values; a line blamed for memory stays."""
-    arithmetic = tuple(replace(worked, did="") for worked in found.arithmetic)
-    return replace(found, arithmetic=arithmetic, trace=replace(found.trace, wrong=""))
-
-
-def _found(subject: Subject, result: CaseResult, target: Target) -> Explanation:
-    """Begin an explanation with the verdict, findings and worst element of a judgement; nothing is run for it."""
-    stage, worst = target or ("", None)
+    result, on_cpu = judged.result, subject.device.type == "cpu"
+    stage, worst = judged.target or ("", None)
     names = subject.kernel.name, result.op, result.contract, result.case, result.device
     reason = "" if worst else result.reason or "it gave no element that could be compared"
     found = Explanation.of_nothing(*names, verdict=result.verdict, reason=reason)
-    return replace(
+    found = replace(
         found,
         trace=replace(found.trace, reason=result.reason, idle=result.idle),
         explained_by=simplest(result.explained_by, result.contract),
@@ -118,6 +75,32 @@ def _found(subject: Subject, result: CaseResult, target: Target) -> Explanation:
         stage=stage,
         worst=worst,
     )
+    if worst is None:
+        return found
+    if on_cpu and time.monotonic() - start + TIMES_JUDGED * result.seconds > seconds:
+        found = _noting(found, f"the way of the element is left out: it does not fit into {seconds:.3g} s")
+    elif on_cpu:
+        found = replace(found, trace=trace_result(judged, watch=watch))
+    if case.tensors[0].numel > MOST:
+        found = _noting(found, f"the reference is evaluated at once for at most {MOST:,} elements of an input")
+    else:
+        problem = subject.problem(build(case.gathered(), subject.device))
+        seen, whole = Observation.of(problem, judged.actual), tuple(judged.actual[stage].shape)
+        own = () if found.elsewhere else found.trace.stages  # else they are stages of another element
+        steps = {step.match.stage: step for step in own if step.match is not None}
+        found = replace(
+            found,
+            inputs=inputs_of(problem, worst.index, whole, found.trace.steps),
+            arithmetic=worked_arithmetic(seen, stage, worst.index, steps),
+            diagnoses=in_common(seen, result) if result.verdict is Verdict.FAILED else (),
+        )
+    if result.verdict is Verdict.FAILED and on_cpu and (wrong := wrong_product(subject, case)):
+        found = replace(found, diagnoses=(wrong, *found.diagnoses))
+    if any(finding.kind in OF_STAGES for finding in result.faults):
+        return found
+    # Findings that are not about values blame no stage; a line blamed for memory stays.
+    arithmetic = tuple(replace(worked, did="") for worked in found.arithmetic)
+    return replace(found, arithmetic=arithmetic, trace=replace(found.trace, wrong=""))
 
 
 class Explainer(ExitStack):

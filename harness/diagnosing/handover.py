@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -12,10 +11,8 @@ from torch import Tensor
 from lastbit.case import Case, parse_case
 from lastbit.errors import UsageError
 from lastbit.inputs import build
-from lastbit.judging.expected import Trace
 from lastbit.judging.latent import ExplainedRows, explain_rows, forgiven
 from lastbit.judging.observation import Observation
-from lastbit.judging.problem import Tensors
 from lastbit.reports.stages import Handover, StageKind, StageSearch
 from lastbit.result import OF_STAGES, Comparison
 from lastbit.verify.check import Subject, examine
@@ -53,26 +50,33 @@ def search_stages(subject: Subject, case: Case, *, watch: Watch = unwatched) -> 
     )
     if not actual:
         return found
-    problem = subject.problem(build(case.gathered(), subject.device))
-    return _searched(found, Observation.of(problem, actual))
-
-
-def _searched(found: StageSearch, seen: Observation) -> StageSearch:
+    seen = Observation.of(subject.problem(build(case.gathered(), subject.device)), actual)
     explained = explain_rows(seen, seen.problem.trace, seen.onward) if seen.has_latent else None
     handovers, rows = _handovers(seen, explained), None if explained is None else explained.check
+    # The fault is local if a stage is wrong by itself at or before the first that shows, from which all is right.
+    local = next((h for h in handovers if h.isolated.outside), None)
     shown = next((h.stage for h in handovers if h.forward.outside), "")
-    kind, at = _blamed(handovers, shown)
+    visible = next((h for h in handovers if shown and h.stage == shown), None)
+    kind = StageKind.LOCAL
+    if visible is None:
+        kind = StageKind.UNSEEN if local else StageKind.CLEAN
+    elif local is None or handovers.index(local) > handovers.index(visible):
+        kind = StageKind.MISSING
     found = replace(found, handovers=handovers, rows=rows, kind=kind, shown=shown)
-    if kind in (StageKind.LOCAL, StageKind.UNSEEN) and at is not None:
-        return replace(found, stage=at.stage, wrong=(at.isolated.outside, at.isolated.numel))
+    if kind in (StageKind.LOCAL, StageKind.UNSEEN) and local is not None:
+        return replace(found, stage=local.stage, wrong=(local.isolated.outside, local.isolated.numel))
     if kind is StageKind.CLEAN and rows is not None and rows.unexplained:
         return replace(found, kind=StageKind.ROWS, stage=rows.stage)
     return replace(found, stage=shown)
 
 
 def _handovers(seen: Observation, rows: ExplainedRows | None) -> tuple[Handover, ...]:
-    """Evaluate the reference from the inputs, then from each stage that the kernel gave; split rows are excused."""
-    trace = before = seen.problem.trace
+    """Evaluate the reference from the inputs, then from each stage that the kernel gave; split rows are excused.
+
+    Rows split between two latent values are those from the inputs.
+    """
+    problem = seen.problem
+    trace = before = problem.trace
     given: dict[str, Tensor] = {}
     results = [name for name in trace.results if name in seen.actual]
     made = []
@@ -81,7 +85,10 @@ def _handovers(seen: Observation, rows: ExplainedRows | None) -> tuple[Handover,
         if stage:
             isolated = seen.expected(before)[stage].compare(seen.actual[stage])
             given[stage] = seen.actual[stage]
-            before = _onward(seen, given, rows)
+            before = problem.evaluate(given)
+            if rows is not None and rows.check.split:
+                assert problem.op.latent is not None
+                before = forgiven(before, trace, problem.op.latent, rows.split)
         there = {name: given.get(name, before.stages[name].value) for name in results}
         forward = [trace.stages[name].compare(t) for name, t in there.items()]
         expected = seen.expected(before)
@@ -98,24 +105,3 @@ def _handovers(seen: Observation, rows: ExplainedRows | None) -> tuple[Handover,
             )
         )
     return tuple(made)
-
-
-def _blamed(handovers: Sequence[Handover], shown: str) -> tuple[StageKind, Handover | None]:
-    """Classify the fault, and return the first stage that has it."""
-    local = next((h for h in handovers if h.isolated.outside), None)
-    visible = next((h for h in handovers if shown and h.stage == shown), None)
-    if visible is None:
-        return (StageKind.UNSEEN, local) if local else (StageKind.CLEAN, None)
-    if local is None or handovers.index(local) > handovers.index(visible):
-        return StageKind.MISSING, visible
-    return StageKind.LOCAL, local
-
-
-def _onward(seen: Observation, given: Tensors, rows: ExplainedRows | None) -> Trace:
-    """Evaluate the reference from the given stages; rows split between two latent values, from the inputs."""
-    problem = seen.problem
-    onward = problem.evaluate(given)
-    if rows is None or not rows.check.split:
-        return onward
-    assert problem.op.latent is not None
-    return forgiven(onward, problem.trace, problem.op.latent, rows.split)

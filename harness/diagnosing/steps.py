@@ -13,7 +13,7 @@ import numpy as np
 from lastbit.interpret.numpy_formats import Array, bits_of
 from lastbit.interpret.places import Place
 from lastbit.reports.why import Element, Source, StageMatch, Step
-from lastbit.tracing import Event, Log, Operand, Path
+from lastbit.tracing import Event, Log, Path
 from lastbit.tracing.ancestry import INPUT, Visit, came_from, unique
 from lastbit.tracing.of_triton import MOVERS
 
@@ -32,7 +32,10 @@ def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch | None]) -> 
         if all(visit.event.name in MOVERS for visit in visits) and visits[0].event.program:
             continue
         if visits[-1].event.name.startswith(INPUT):
-            yield from map(_of_input, visits)
+            for event, lanes, direct in ((v.event, v.all, len(v.direct) > 0) for v in visits):
+                name = named_element(event, int(lanes[0])) if direct else event.name.removeprefix(INPUT)
+                own = Step(name, event.dtype, operation="input", shape=event.shape, direct=direct)
+                yield replace(own, count=len(lanes), first=elements(event.at(lanes[:FIRST])))
             continue
         ends = [visit for visit in visits if visit.event.number in matched or visit is visits[-1]]
         for end in ends:
@@ -73,19 +76,12 @@ def _of_visit(log: Log, visit: Visit, others: set[int]) -> Step:
     """Make a step that ends with an event; `others` are the events that end steps of the same expression."""
     lanes = visit.direct if len(visit.direct) else visit.all
     sources = list(_sources(log, visit.event, lanes[:1], others))
+    # Several constants in one expression are those of a function of the language, which its reader does not see.
     constants = [source for source, is_constant in sources if is_constant]
     shown = tuple(source for source, is_constant in sources if len(constants) < 2 or not is_constant)
     first = elements(visit.event.at(visit.all[:FIRST]))
     direct = len(visit.direct) > 0
     return replace(_step(visit.event), count=len(visit.all), first=first, direct=direct, sources=shown)
-
-
-def _of_input(visit: Visit) -> Step:
-    event, lanes = visit.event, visit.all
-    name = named_element(event, int(lanes[0]))
-    first = elements(event.at(lanes[:FIRST]))
-    step = Step(name, event.dtype, operation="input", shape=event.shape, count=len(lanes), first=first)
-    return step if len(visit.direct) else replace(step, text=event.name.removeprefix(INPUT), direct=False)
 
 
 def _step(event: Event) -> Step:
@@ -108,40 +104,27 @@ def named_element(event: Event, lane: int) -> str:
 
 
 def _sources(log: Log, event: Event, lanes: Array, others: set[int]) -> Iterator[tuple[Source, bool]]:
-    """Yield the operands from outside of an expression that elements were computed from, and whether each is constant.
-
-    Several constants in one expression are those of a function of the language, which its reader does not see.
-    """
-    for operand in event.operands:
-        if operand.address or not len(lanes):
-            continue
-        found = unique(np.concatenate([part.reshape(-1) for part in came_from(operand, lanes)]))
+    """Yield the operands from outside of an expression that elements were computed from; whether each is constant."""
+    for operand in event.operands if len(lanes) else ():
+        parts = [part.reshape(-1) for part in came_from(operand, lanes)] if not operand.address else []
+        found = unique(np.concatenate(parts)) if parts else lanes[:0]
         found = found[found >= 0]
+        before, some, name = operand.event, found[:FIRST], ""
         if not len(found):
             continue
-        before = operand.event
         if before is not None and before.occurrence == event.occurrence and before.number not in others:
             yield from _sources(log, before, found, others)
+        elif before is not None:
+            yield Source("", len(found), elements(before.at(some))), False
         else:
-            constant = operand.event is None and operand.memory is None and not operand.name
-            yield _source(log, event, operand, found), constant
-
-
-def _source(log: Log, event: Event, operand: Operand, lanes: Array) -> Source:
-    some = lanes[:FIRST]
-    if operand.event is not None:
-        return Source("", len(lanes), elements(operand.event.at(some)))
-    if operand.memory is None:
-        assert operand.values is not None
-        return Source(operand.name, len(lanes), elements(operand.values.reshape(-1)[some]))
-    known = () if operand.values is None else elements(operand.values.reshape(-1)[some])
-    first: dict[int, Element] = dict(enumerate(known))
-    name = ""
-    for before, positions, found in log.sources(operand.memory, some, event.number):
-        first |= zip(positions.tolist(), elements(before.at(found)), strict=True)
-        if before.name.startswith(INPUT) and 0 in positions:
-            name = named_element(before, int(found[0]))
-    return Source(name if len(lanes) == 1 else "", len(lanes), tuple(first[i] for i in sorted(first)))
+            known = () if operand.values is None else elements(operand.values.reshape(-1)[some])
+            first: dict[int, Element] = dict(enumerate(known))
+            for writer, positions, own in log.sources(operand.memory, some, event.number) if operand.memory else ():
+                first |= zip(positions.tolist(), elements(writer.at(own)), strict=True)
+                if writer.name.startswith(INPUT) and 0 in positions and len(found) == 1:
+                    name = named_element(writer, int(own[0]))
+            shown = tuple(first[i] for i in sorted(first))
+            yield Source(operand.name or name, len(found), shown), not (operand.memory or operand.name)
 
 
 def elements(values: Array) -> tuple[Element, ...]:
@@ -164,28 +147,25 @@ def element(value: np.generic) -> Element:
 
 def folded(steps: Iterable[Step]) -> Iterator[Step]:
     """Yield the steps, with one step in place of the rounds of a loop between its first and last."""
+
+    def key_of(step: Step) -> tuple[object, ...]:
+        at = step.file, step.line, step.column, step.end_line, step.end_column
+        of = step.called, step.launch, step.program, step.operation * step.part
+        return *at, *of, "" if step.line else step.text
+
     steps = list(steps)
-    keys = [_key(step) for step in steps]
+    keys = [key_of(step) for step in steps]
     last = {key: number for number, key in enumerate(keys)}
     first = {key: number for number, key in reversed(list(enumerate(keys)))}
     middle = [first[key] < number < last[key] and bool(keys[number][1]) for number, key in enumerate(keys)]
     for left_out, group in groupby(range(len(steps)), key=lambda number: middle[number]):
         numbers = list(group)
+        matches = [steps[number].match for number in numbers]
         rounds = max(Counter(keys[number] for number in numbers).values())
-        if left_out and rounds > 1 and not any(_leaves(steps[number]) for number in numbers):
+        if left_out and rounds > 1 and not any(match is not None and match.leaves for match in matches):
             lines = [steps[number].line for number in numbers]
             example = steps[numbers[0]]
             yield Step("", file=example.file, line=min(lines), end_line=max(lines), function=example.function,
                        called=example.called, launch=example.launch, program=example.program, again=rounds)  # fmt: skip
         else:
             yield from (steps[number] for number in numbers)
-
-
-def _leaves(step: Step) -> bool:
-    return step.match is not None and step.match.leaves
-
-
-def _key(step: Step) -> tuple[object, ...]:
-    at = step.file, step.line, step.column, step.end_line, step.end_column
-    of = step.called, step.launch, step.program, step.operation * step.part
-    return *at, *of, "" if step.line else step.text

@@ -110,7 +110,7 @@ def of_match(step: Step, expected: Expected, *, rounds: bool) -> WorkedStage | N
 def _judged(
     worked: WorkedStage, fmt: Format | Integers, actual: Element | None, step: Step, ways: Sequence[str]
 ) -> WorkedStage:
-    """Add the exact value's neighbours, and of the kernel's value its distance in ulp, and how it came about if wrong."""
+    """Add the exact value's neighbours, and the kernel's value: its distance in ulp, and how it came about if wrong."""
     below, above = neighbours(worked.exact, fmt) if isinstance(fmt, Format) else (worked.exact, worked.exact)
     worked = replace(worked, below=below, above=above, actual=actual, file=step.file, line=step.line)
     if actual is None:

@@ -10,7 +10,7 @@ import pytest
 from lastbit.branches.branch_sites import sites_of
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.diagnosing.branches_alone import _told, branches_alone
+from lastbit.diagnosing.diagnoses import _told, branches_alone
 from lastbit.interpret.decisions import MANY, SOME
 from lastbit.verify.worker import Workplace, open_workplace, unwatched
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from lastbit.case import parse_case
 from lastbit.config import Config
+from lastbit.diagnosing.diagnoses import wrong_product
 from lastbit.diagnosing.explainer import explain_case
-from lastbit.diagnosing.products import wrong_product
 from lastbit.kernel import Kernel
 from lastbit.verify.check import Subject
 from lastbit.verify.project import open_project

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lastbit.case import parse_case
-from lastbit.diagnosing.wrong_elements import Unit, _held, _ordinal, in_common, pattern_of, places
+from lastbit.diagnosing.diagnoses import Unit, _held, _ordinal, in_common, pattern_of, places
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem, Tensors
