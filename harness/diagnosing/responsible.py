@@ -250,102 +250,29 @@ class HostFrame:
     variables: Mapping[str, Any]
 
     @property
-    def parameters(self) -> list[str]:
-        count = self.code.co_argcount + self.code.co_kwonlyargcount
-        return list(self.code.co_varnames[:count])
+    def parameters(self) -> tuple[str, ...]:
+        return self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount]
 
     @property
-    def positional(self) -> list[str]:
-        names = list(self.code.co_varnames[: self.code.co_argcount])
-        return names[1:] if names[:1] == ["self"] else names
+    def positional(self) -> tuple[str, ...]:
+        names = self.code.co_varnames[: self.code.co_argcount]
+        return names[1:] if names[:1] == ("self",) else names
 
     @property
     def further(self) -> str:
         """The parameter that takes all others by name, or nothing."""
-        names = self.code.co_varnames[self.code.co_argcount + self.code.co_kwonlyargcount :]
+        names = self.code.co_varnames[len(self.parameters) :]
         keywords, several = (bool(self.code.co_flags & flag) for flag in (inspect.CO_VARKEYWORDS, inspect.CO_VARARGS))
         return names[several] if keywords else ""
 
-
-def parts_of(value: Any, way: Way = (), depth: int = DEEPEST) -> Iterator[tuple[Way, Any]]:
-    """Yield what a value is made of, with the way to each: tensors, numbers, None; in tuples, mappings, dataclasses."""
-    if isinstance(value, Tensor | int | float | str | None):
-        yield way, value
-    elif depth:
-        if isinstance(value, TensorDescriptor):
-            found: Mapping[Any, Any] = {"base": value.base}
-        elif isinstance(value, Mapping):
-            found = value
-        elif isinstance(value, tuple) and hasattr(value, "_asdict"):
-            found = value._asdict()
-        elif isinstance(value, list | tuple):
-            found = dict(enumerate(value))
-        else:
-            found = vars(value) if is_dataclass(value) and hasattr(value, "__dict__") else {}
-        for key, part in list(found.items())[:MOST_PARTS]:
-            yield from parts_of(part, (*way, str(key)), depth - 1)
-
-
-def holds(value: Any, wanted: Any) -> bool:
-    """Return whether a value is made of another one, by identity of memory of tensors."""
-    return any(is_same(part, wanted) for _, part in parts_of(value))
-
-
-def is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype
-    return type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b)
-
-
-def passer(
-    frames: Sequence[HostFrame], parameters: Sequence[str], name: str, now: Any, right: Any, *, level: int | None
-) -> Place | None:
-    """Return the expression that passed a launch the wrong argument; None where the text does not tell it.
-
-    Args:
-        frames: the innermost first.
-        parameters, name: of the function that is launched, and the one in question; a field follows after a dot.
-        now, right: what is passed and what should be.
-        level: of the innermost frame that could pass the right one, where that is a tensor.
-    """
-    name, _, part = name.partition(".")
-    called = ""
-    for number, frame in enumerate(frames):
-        scope, last = _Scope(frame), number == len(frames) - 1
-        call = scope.call(called)
-        expression = None if call is None else scope.resolved(scope.passed(call, parameters, name))
-        if expression is not None and part:
-            expression, name, part = scope.resolved(scope.field(expression, part)), part, ""
-        if expression is None:
-            return None
-        if level is not None:
-            if number == level:
-                return scope.origin(expression, now)
-            following = scope.only(expression, now)
-        else:
-            following = scope.parameter(expression)
-            if not following or last:
-                return scope.place(expression) if scope.chooses(expression, now, right) else None
-        if not following or last:
-            return None
-        parameters, name, called = frame.positional, following, frame.code.co_name
-    return None
-
-
-@dataclass(frozen=True, eq=False)
-class _Scope:
-    """The text of a function of the host, with its variables."""
-
-    frame: HostFrame
-
     @cached_property
     def function(self) -> ast.AST:
-        found = function_of(self.frame.place)
-        return found if found is not None and found.name == self.frame.code.co_name else ast.Pass()
+        found = function_of(self.place)
+        return found if found is not None and found.name == self.code.co_name else ast.Pass()
 
     def call(self, called: str) -> ast.Call | None:
         """Return the call of a function at the place where this one stood, or the launch if it has no name."""
-        found = _call(self.function, self.frame.place)
+        found = _call(self.function, self.place)
         if found is None or isinstance(found.func, ast.Subscript) != (not called):
             return None
         return found if getattr(found.func, "attr", getattr(found.func, "id", "")) == called else None
@@ -363,9 +290,9 @@ class _Scope:
             return call.args[index]
         opaque = [k.value for k in call.keywords if not k.arg]
         for value in opaque:
-            own = self.frame.variables.get(value.id) if isinstance(value, ast.Name) else None
+            own = self.variables.get(value.id) if isinstance(value, ast.Name) else None
             if isinstance(own, Mapping) and name in own and isinstance(value, ast.Name):
-                if value.id == self.frame.further:
+                if value.id == self.further:
                     return ast.copy_location(ast.Name(name), value)
                 made = self.resolved(value)
                 keys = made.keys if isinstance(made, ast.Dict) else []
@@ -393,29 +320,29 @@ class _Scope:
         """Return the name of the parameter that an expression is, unchanged; empty if it is none."""
         if not isinstance(expression, ast.Name):
             return ""
-        name, own = expression.id, self.frame
-        given = name in own.parameters or (own.further and name in own.variables.get(own.further, ()))
+        name = expression.id
+        given = name in self.parameters or (self.further and name in self.variables.get(self.further, ()))
         return name if given and not self._stores(name) else ""
 
     def only(self, expression: ast.expr, wanted: Any) -> str:
         """Return the only parameter of which an expression has a value; empty where several or other variables do."""
-        found = {self._source(name, wanted) for name in self._names(expression, wanted)}
+        found = set[str]()
+        for name in self._names(expression, wanted):
+            own = self.parameter(ast.Name(name))
+            assigned = None if own else self.resolved(ast.Name(name))
+            if assigned is not None and name not in _variables(assigned):  # else of what it was before
+                own = self.only(assigned, wanted)
+            found.add(own)
         return found.pop() if len(found) == 1 else ""
-
-    def _source(self, name: str, wanted: Any) -> str:
-        assigned = None if self.parameter(node := ast.Name(name)) else self.resolved(node)
-        if assigned is None or name in _variables(assigned):  # from what it was before, as a parameter may be
-            return self.parameter(node)
-        return self.only(assigned, wanted)
 
     def origin(self, expression: ast.expr, wanted: Any) -> Place | None:
         """Return where the value came into an expression of this function; None where that cannot be told."""
         names = self._names(expression, wanted)
         keys = (n.slice for n in ast.walk(expression) if isinstance(n, ast.Subscript))
-        if any(set(_variables(key)) & set(self.frame.variables) for key in keys):
+        if any(set(_variables(key)) & set(self.variables) for key in keys):
             return None  # what the key is was decided elsewhere
         if not names or all(self.parameter(ast.Name(name)) for name in names):
-            return self.place(expression)
+            return self.standing(expression)
         assigned = self.resolved(ast.Name(names[0])) if len(names) == 1 else None
         return None if assigned is None or names[0] in _variables(assigned) else self.origin(assigned, wanted)
 
@@ -424,29 +351,23 @@ class _Scope:
         if isinstance(expression, ast.Attribute | ast.Subscript):
             return False  # of what somebody else has made
         if isinstance(now, tuple):  # a grid, of what the function was given itself
-            own = (name for name in _variables(expression) if name in self.frame.variables)
+            own = (name for name in _variables(expression) if name in self.variables)
             return all(self.parameter(ast.Name(name)) for name in own)
-        parts = [part for _, part in parts_of(self.frame.variables)]
-        numbers = {n for t in parts if isinstance(t, Tensor) for n in (*t.shape, *t.stride(), t.numel())}
-        return (
-            isinstance(now, bool)
-            or isinstance(expression, ast.Constant)
-            or right in numbers
-            or right in (n for n in parts if isinstance(n, int | float))
-        )
+        parts = [part for _, part in parts_of(self.variables)]
+        known = [n for n in parts if isinstance(n, int | float)]
+        known += [n for t in parts if isinstance(t, Tensor) for n in (*t.shape, *t.stride(), t.numel())]
+        return isinstance(now, bool) or isinstance(expression, ast.Constant) or right in known
 
-    def place(self, node: ast.expr) -> Place | None:
+    def standing(self, node: ast.expr) -> Place | None:
         nodes = node.elts if isinstance(node, ast.Tuple) and not hasattr(node, "lineno") else [node]
-        if len(nodes) != 1:
-            return None
-        [node] = nodes
-        return place_of_node(self.frame.place, node)
+        return place_of_node(self.place, nodes[0]) if len(nodes) == 1 else None
 
     def _names(self, expression: ast.expr, wanted: Any) -> list[str]:
         """List the variables in an expression that have a value."""
-        names, own = _variables(expression), self.frame.variables
-        further = own.get(self.frame.further, {})
-        return [n for n in names if holds(own.get(n, further.get(n, ())), wanted)]
+        names, own = _variables(expression), self.variables
+        further = own.get(self.further, {})
+        made_of = {n: parts_of(own.get(n, further.get(n, ()))) for n in names}
+        return [n for n, parts in made_of.items() if any(is_same(part, wanted) for _, part in parts)]
 
     def _stores(self, name: str) -> list[ast.AST]:
         """List what assigns a variable of the function or changes what it holds."""
@@ -460,19 +381,75 @@ class _Scope:
         return found
 
     def _assigned(self, name: str) -> ast.expr | None:
-        if len(self._stores(name)) != 1:
-            return None
-        for node in ast.walk(self.function):
-            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None or target is None:
-                continue
-            pairs = [(target, node.value)]
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = list(zip(target.elts, node.value.elts, strict=False))
-            for own, value in pairs:
-                if isinstance(own, ast.Name) and own.id == name:
-                    return value
+        for node in ast.walk(self.function) if len(self._stores(name)) == 1 else ():
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                pairs = [(target, node.value)]
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = list(zip(target.elts, node.value.elts, strict=False))
+                found = [value for own, value in pairs if isinstance(own, ast.Name) and own.id == name]
+                if found:
+                    return found[0]
         return None
+
+
+def parts_of(value: Any, way: Way = (), depth: int = DEEPEST) -> Iterator[tuple[Way, Any]]:
+    """Yield what a value is made of, with the way to each: tensors, numbers, None; in tuples, mappings, dataclasses."""
+    if isinstance(value, Tensor | int | float | str | None):
+        yield way, value
+    elif depth:
+        if isinstance(value, TensorDescriptor):
+            found: Mapping[Any, Any] = {"base": value.base}
+        elif isinstance(value, Mapping):
+            found = value
+        elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+            found = value._asdict()
+        elif isinstance(value, list | tuple):
+            found = dict(enumerate(value))
+        else:
+            found = vars(value) if is_dataclass(value) and hasattr(value, "__dict__") else {}
+        for key, part in list(found.items())[:MOST_PARTS]:
+            yield from parts_of(part, (*way, str(key)), depth - 1)
+
+
+def is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype
+    return type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b)
+
+
+def passer(
+    frames: Sequence[HostFrame], parameters: Sequence[str], name: str, now: Any, right: Any, *, level: int | None
+) -> Place | None:
+    """Return the expression that passed a launch the wrong argument; None where the text does not tell it.
+
+    Args:
+        frames: the innermost first.
+        parameters, name: of the function that is launched, and the one in question; a field follows after a dot.
+        now, right: what is passed and what should be.
+        level: of the innermost frame that could pass the right one, where that is a tensor.
+    """
+    name, _, part = name.partition(".")
+    called = ""
+    for number, frame in enumerate(frames):
+        call, last = frame.call(called), number == len(frames) - 1
+        expression = None if call is None else frame.resolved(frame.passed(call, parameters, name))
+        if expression is not None and part:
+            expression, name, part = frame.resolved(frame.field(expression, part)), part, ""
+        if expression is None:
+            return None
+        if level is not None:
+            if number == level:
+                return frame.origin(expression, now)
+            following = frame.only(expression, now)
+        else:
+            following = frame.parameter(expression)
+            if not following or last:
+                return frame.standing(expression) if frame.chooses(expression, now, right) else None
+        if not following or last:
+            return None
+        parameters, name, called = frame.positional, following, frame.code.co_name
+    return None
 
 
 def _variables(expression: ast.expr) -> list[str]:

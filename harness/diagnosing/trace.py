@@ -40,7 +40,7 @@ from lastbit.tracing import Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.ancestry import INPUT, Ancestry, Expression, Visit, expressions
 from lastbit.tracing.events import Program
 from lastbit.tracing.lanes import Addresses
-from lastbit.tracing.log import LIMIT, Write
+from lastbit.tracing.log import Write
 from lastbit.tracing.of_torch import addresses_of, array_of, is_unwritten
 from lastbit.verify.check import Subject, examine, first_line
 from lastbit.verify.formula_check import by_formula, follows
@@ -99,7 +99,7 @@ def _enters_compiler(subject: Subject, case: Case) -> bool:
     return bool(seen)
 
 
-def stages_of_case(subject: Subject, case: Case, *, limit: int = LIMIT, watch: Watch = unwatched) -> KernelTrace:
+def stages_of_case(subject: Subject, case: Case, *, watch: Watch = unwatched) -> KernelTrace:
     """Find the expressions of a passing kernel that are stages of the reference; the trace has no steps.
 
     The kernel is called once to see which program wrote the first element of the last result that it must return, and
@@ -111,7 +111,7 @@ def stages_of_case(subject: Subject, case: Case, *, limit: int = LIMIT, watch: W
         problem = subject.problem(inputs)
         stage = max(problem.required, key=problem.trace.results.index)
         try:
-            seen = _Tracing(subject, inputs, problem, stage, None, limit).seen()
+            seen = _Tracing(subject, inputs, problem, stage, None).seen()
         except Exception as error:
             return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
         if seen.visit is None:
@@ -130,9 +130,7 @@ def _begun(subject: Subject, case: Case, verdict: Verdict) -> KernelTrace:
     )
 
 
-def trace_case(
-    subject: Subject, case: Case, *, every: bool = False, limit: int = LIMIT, watch: Watch = unwatched
-) -> KernelTrace:
+def trace_case(subject: Subject, case: Case, *, every: bool = False, watch: Watch = unwatched) -> KernelTrace:
     """Judge a kernel on a case, run it again under observation, and follow its worst element back to the inputs.
 
     The worst element is that of the first stage that goes wrong. Where none does, it is the one that is farthest from
@@ -141,7 +139,7 @@ def trace_case(
     """
     with watch(case):
         judged = judged_to_explain(subject, case)
-    return trace_result(judged, every=every, limit=limit, watch=watch)
+    return trace_result(judged, every=every, watch=watch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +184,7 @@ def worst_of(result: CaseResult) -> Target:
     return max(farthest, key=lambda pair: pair[1].ulp, default=None)
 
 
-def trace_result(judged: Judged, *, every: bool = False, limit: int = LIMIT, watch: Watch = unwatched) -> KernelTrace:
+def trace_result(judged: Judged, *, every: bool = False, watch: Watch = unwatched) -> KernelTrace:
     """Trace a case that was already judged; see `trace_case`."""
     subject, case, result, target = judged.subject, judged.case, judged.result, judged.target
     found = replace(_begun(subject, case, result.verdict), idle=result.idle)
@@ -197,7 +195,7 @@ def trace_result(judged: Judged, *, every: bool = False, limit: int = LIMIT, wat
     found = replace(found, stage=stage, worst=worst, notes=tuple(finding.sentence for finding in beside))
     with watch(case):
         inputs = build(case.gathered(), subject.device)
-        tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst.index, limit)
+        tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst.index)
         try:
             seen = tracing.seen()
         except TraceLimit as error:
@@ -331,7 +329,6 @@ class _Tracing:
     problem: Problem
     stage: str
     index: tuple[int, ...] | None
-    limit: int
 
     def seen(self) -> SeenCall:
         """Call the kernel and keep the operations of every program on the element's way, up to `MOST_PROGRAMS`.
@@ -371,7 +368,7 @@ class _Tracing:
         handed = self.inputs.hand_out()
         followed = followed and follows(handed) and not python_primitives(kernel)  # what these do has other residues
         shadow = ShadowMemory() if followed else None
-        watching = traced(handed, wanted, self.limit, only=only, shadow=shadow, primitives=kernel.primitives)
+        watching = traced(handed, wanted, only=only, shadow=shadow, primitives=kernel.primitives)
         with products_of(problem.constants), guarded_allocations(0), watching as log:
             results = results_of(kernel.call, asked, self.subject.device, handed)
         tensor = results[self.stage].detach()

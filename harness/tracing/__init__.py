@@ -19,7 +19,7 @@ from lastbit.shadows.programs import Shadowing
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing.ancestry import Path, follow
 from lastbit.tracing.events import Event, Operand, Program
-from lastbit.tracing.log import LIMIT, Log, TraceLimit
+from lastbit.tracing.log import Log, TraceLimit
 from lastbit.tracing.of_torch import TorchWatch, record_input
 from lastbit.tracing.of_triton import LaunchWatch
 
@@ -30,7 +30,6 @@ __all__ = ["Event", "Log", "Operand", "Path", "TraceLimit", "follow", "traced"]
 def traced(
     inputs: Mapping[str, Tensor],
     wanted: Collection[Program] = (),
-    limit: int = LIMIT,
     *,
     only: bool = False,
     shadow: ShadowMemory | None = None,
@@ -43,9 +42,9 @@ def traced(
     `primitives` are device functions that stand for one.
 
     Raises:
-        TraceLimit: the values take more than `limit` bytes.
+        TraceLimit: the values take more than `log.LIMIT` bytes.
     """
-    log = Log(frozenset(wanted), only, limit)
+    log = Log(frozenset(wanted), only)
     for name, tensor in inputs.items():
         record_input(log, name, tensor, shadow)
     with ExitStack() as stack:

@@ -16,7 +16,7 @@ from lastbit.tracing.lanes import Addresses
 
 # 2 GB beside the tensors: what a laptop has to spare. A kernel on the smallest case that fails takes some MB.
 LIMIT = 2 << 30
-"""Bytes of values beyond which a trace is given up."""
+"""Bytes of values beyond which no more are kept, and `Log.check` raises."""
 
 
 class TraceLimit(LastbitError):
@@ -77,7 +77,6 @@ class Log:
     Attributes:
         wanted: programs of launches all of whose operations are kept; of others only where they write.
         only: the others do not run.
-        limit: bytes of values beyond which no more are kept, and `check` raises.
         events, launches: what happened.
         writes: who wrote where, wanted or not.
         handed: number of an event → the function that was handed its value and handed it on, and where that was called.
@@ -86,7 +85,6 @@ class Log:
 
     wanted: Collection[Program] = ()
     only: bool = False
-    limit: int = LIMIT
     events: list[Event] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     launches: list[TracedLaunch] = field(default_factory=list)
@@ -131,16 +129,16 @@ class Log:
         launch = None if program is None else self.launches[program[0]]
         if 0 not in values.strides:  # broadcast, and no memory of its own
             self.bytes += values.nbytes
-        kept = values if self.bytes <= self.limit else np.zeros((), values.dtype)
+        kept = values if self.bytes <= LIMIT else np.zeros((), values.dtype)
         own = self.next(), name, at, self._occurrence, dtype_name(dtype), kept
         self.events.append(Event(*own, operands, program, launch, origin, again, residues))
         return self.events[-1]
 
     def check(self) -> None:
         """Raise `TraceLimit` if the values exceeded the limit; only after the kernel's end, since it could catch it."""
-        if self.bytes > self.limit:
+        if self.bytes > LIMIT:
             raise TraceLimit(
-                f"the values of this trace take {self.bytes >> 20:,} MiB, and {self.limit >> 20:,} MiB are the limit; "
+                f"the values of this trace take {self.bytes >> 20:,} MiB, and {LIMIT >> 20:,} MiB are the limit; "
                 "trace a case with fewer rows or columns"
             )
 

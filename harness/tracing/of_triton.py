@@ -124,8 +124,7 @@ class Tracer(Builder):
         made, blocks = result.handle, [torch.from_numpy(np.asarray(x.handle.data, np.float64)) for x in given]
         exact = getattr(torch, standing, torch.zeros_like)(*blocks).numpy()
         if np.allclose(made.data, exact, rtol=NEAR, atol=0.0, equal_nan=True):
-            shape = made.data.shape
-            operands = tuple(self._operand(x.handle, lanes.pointwise(x.handle.data.shape, shape)) for x in given)
+            operands = tuple(self._spread(x.handle, made.data.shape) for x in given)
             again = partial(_primitive_again, partial(self._quietly, function), FORMULAS[standing], args, kwargs, given)
             at = places(sys._getframe(2), self.outside)
             self._keep(self._event(function.__name__, at, made, operands, again=again), made)
@@ -198,17 +197,15 @@ class Tracer(Builder):
     # Events.
 
     def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
-        shape = result.data.shape
-        plain, memory = lanes.pointwise(shape, shape), of_array(ptr.data, result.data.itemsize)
-        operands = [self._operand(ptr, plain, address=True)]
-        inside = _mask(mask, shape)
-        operands.append(Operand(lanes.where(plain, inside), memory=memory))
+        shape, inside = result.data.shape, _mask(mask, result.data.shape)
+        memory = of_array(ptr.data, result.data.itemsize)
+        operands = [self._spread(ptr, shape, address=True)]
+        operands.append(Operand(lanes.where(lanes.pointwise(shape, shape), inside), memory=memory))
         if isinstance(mask, TensorHandle):
-            operands.append(self._operand(mask, lanes.pointwise(mask.data.shape, shape), address=True))
+            operands.append(self._spread(mask, shape, address=True))
         if isinstance(other, TensorHandle):
-            source = lanes.where(lanes.pointwise(other.data.shape, shape), ~inside)
-            operands.append(self._operand(other, source))
-        self._keep(self._event("load", at, result, tuple(operands), Origin.MEMORY), result)
+            operands.append(self._operand(other, lanes.where(lanes.pointwise(other.data.shape, shape), ~inside)))
+        self._keep(self._event("load", at, result, tuple(operands)), result)
 
     def stored(self, name: str, at: Places, result: Any, ptr: Any, value: Any, mask: Any = None) -> None:
         """Record a store, with an event if its program is wanted."""
@@ -218,53 +215,40 @@ class Tracer(Builder):
             held = TensorHandle(np.broadcast_to(value.data, shape), value.dtype)
             if isinstance(self._other, Shadow) and is_float(value.data.dtype):
                 self._other.give(held, self._other.residues(value))
-            operands = [self._operand(value, lanes.pointwise(value.data.shape, shape))]
-            operands.append(self._operand(ptr, lanes.pointwise(ptr.data.shape, shape), address=True))
-            if isinstance(mask, TensorHandle):
-                operands.append(self._operand(mask, lanes.pointwise(mask.data.shape, shape), address=True))
-            event = self._event("store", at, held, tuple(operands), Origin.MEMORY)
+            where = [x for x in (ptr, mask) if isinstance(x, TensorHandle)]
+            addresses = (self._spread(x, shape, address=True) for x in where)
+            event = self._event("store", at, held, (self._spread(value, shape), *addresses))
         self._wrote(event, at, ptr, mask, shape, value.data.itemsize)
 
     def updated(self, name: str, at: Places, result: Any, *args: Any) -> None:
         """Record an atomic update: an event for the old values, which the program gets, and one for the new ones."""
-        handles = [x for x in args if isinstance(x, TensorHandle)]
-        ptr, rest = handles[0], handles[1:]
+        ptr, *rest = (x for x in args if isinstance(x, TensorHandle))
         mask = rest.pop() if name == "atomic_rmw" else None
         shape, width = result.data.shape, result.data.itemsize
         event = None
         if self._program in self._log.wanted:
             memory = Operand(lanes.pointwise(shape, shape), memory=of_array(ptr.data, width))
-            self._keep(self._event("atomic old", at, result, (memory,), Origin.MEMORY), result)
+            self._keep(self._event("atomic old", at, result, (memory,)), result)
             kind = str(args[0]).rpartition(".")[2].lower() if name == "atomic_rmw" else "cas"
-            values = (self._operand(x, lanes.pointwise(x.data.shape, shape)) for x in rest)
-            load = self._other.create_masked_load
-            after = self._quietly(load, (ptr, TensorHandle(_mask(mask, shape), tl.int1), None), {})
-            event = self._event(f"atomic {kind}", at, after, (*values, memory), Origin.MEMORY)
+            load, inside = self._other.create_masked_load, TensorHandle(_mask(mask, shape), tl.int1)
+            after = self._quietly(load, (ptr, inside, None), {})
+            operands = (*(self._spread(x, shape) for x in rest), memory)
+            event = self._event(f"atomic {kind}", at, after, operands)
         self._wrote(event, at, ptr, mask, shape, width, adds=True)
 
     def _wrote(
         self, event: Event | None, at: Places, ptr: Any, mask: Any, shape: Shape, width: int, adds: bool = False
     ) -> None:
-        inside = _mask(mask, shape).reshape(-1)
-        addresses = np.broadcast_to(ptr.data, shape).reshape(-1)
-        numbers = None
-        if not inside.all():
-            numbers = np.nonzero(inside)[0]
-            addresses = addresses[numbers]
+        inside, addresses = _mask(mask, shape).reshape(-1), np.broadcast_to(ptr.data, shape).reshape(-1)
+        numbers = None if inside.all() else np.nonzero(inside)[0]
+        addresses = addresses if numbers is None else addresses[numbers]
         self._log.written(event, addresses, numbers, width, program=self._program, at=at, adds=adds)
 
     def _event(
-        self,
-        name: str,
-        at: Places,
-        made: Any,
-        operands: tuple[Operand, ...],
-        origin: Origin | None = None,
-        again: Again | None = None,
+        self, name: str, at: Places, made: Any, operands: tuple[Operand, ...], again: Again | None = None
     ) -> Event:
-        if origin is None:
-            least = Origin.ARGUMENTS if name in OF_PROGRAM else Origin.CONSTANTS
-            origin = max([least, *(_origin(x) for x in operands if not x.address)])
+        least = {"store": Origin.MEMORY, **dict.fromkeys(OF_PROGRAM, Origin.ARGUMENTS)}.get(name, Origin.CONSTANTS)
+        origin = max([least, *(_origin(x) for x in operands if not x.address)])
         residues = getattr(made, "residues", None)
         add = partial(self._log.add, program=self._program, origin=origin, again=again, residues=residues)
         return add(name, at, made.data, made.dtype.scalar, operands)
@@ -272,6 +256,10 @@ class Tracer(Builder):
     def _keep(self, event: Event, handle: Any) -> None:
         self._made[id(handle)] = event
         self._kept.append(handle)
+
+    def _spread(self, handle: Any, shape: Shape, address: bool = False) -> Operand:
+        """Return an operand of an elementwise operation with a result of this shape."""
+        return self._operand(handle, lanes.pointwise(handle.data.shape, shape), address)
 
     def _operand(self, handle: Any, source: Source, address: bool = False) -> Operand:
         event = self._made.get(id(handle))

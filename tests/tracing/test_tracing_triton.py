@@ -217,9 +217,10 @@ def test_block_pointers() -> None:
     assert texts(path) == ["tl.load(tl.advance(x, (0, 4)))", "tl.load(tl.advance(x, (0, 4))) * 3.0", texts(path)[-1]]
 
 
-def test_too_many_values_are_refused_with_the_limit() -> None:
+def test_too_many_values_are_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(3, 500), torch.randn(500)
-    with pytest.raises(TraceLimit, match="0 MiB are the limit"), traced({"x": x}, {FIRST}, limit=20_000) as log:
+    monkeypatch.setattr("lastbit.tracing.log.LIMIT", 20_000)
+    with pytest.raises(TraceLimit, match="0 MiB are the limit"), traced({"x": x}, {FIRST}) as log:
         kernels.norm(x, w)
     assert len(log.launches) == 1  # the kernel has ended
 
