@@ -36,14 +36,11 @@ def search_stages(subject: Subject, case: Case, *, watch: Watch = unwatched) -> 
         raise UsageError(f"{case.tensors[0].name} has {size:,} elements; stages are searched in {_MOST:,} at most")
     with watch(case):
         result, actual = examine(subject, case)
+    names = subject.kernel.name, case.op, str(subject.contract), str(case), str(subject.device)
     found = StageSearch(
-        kernel=subject.kernel.name,
-        op=case.op,
-        contract=str(subject.contract),
-        case=str(case),
-        device=str(subject.device),
-        verdict=result.verdict,
-        reason=result.reason or result.verdict.lower(),
+        *names,
+        result.verdict,
+        result.reason or result.verdict.lower(),
         beside=tuple(f.sentence for f in result.findings if f.kind not in OF_STAGES),
         notices=tuple(f.sentence for f in result.notices),
         idle=result.idle,

@@ -119,8 +119,7 @@ class Mend:
 
     @property
     def line(self) -> Line:
-        place = self.expression.events[0].place
-        return place.file, place.line
+        return self.expression.line
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,23 +174,20 @@ class Mending:
             return self.only.expression
         if any(event.name == "bitcast" or not event.is_float for event in events):
             return None
-        lines = {(e.events[0].place.file, e.events[0].place.line) for e in self.span}
         reads = all(event.name == "load" for event in events)
-        if len(lines) > 1 or self.mends or reads or not self.computes:
+        if len({e.line for e in self.span}) > 1 or self.mends or reads or not self.computes:
             return None
         last = self.span[-1]
         passing = _passing(last.events[-1]) if hands_on(last.events[-1]) else ()
         return _standing(last, passing) if passing else last  # a function that only stores is given what is wrong
 
 
-def mending(stages: Stages, matched: Mapping[str, Expression]) -> Mending:
-    """Try mends of what led to the stage that is wrong; `matched` maps stages to the expressions that agree best."""
-    return _Mending(stages, stages.right(matched)).found()
-
-
 @dataclass(frozen=True, eq=False)
-class _Mending:
-    """The search: `right` maps stages to the expressions with which every element is right."""
+class MendSearch:
+    """The search for mends of what led to the stage that is wrong.
+
+    `right` maps stages to the expressions with which every element is right.
+    """
 
     stages: Stages
     right: Mapping[str, Expression]
@@ -253,9 +249,8 @@ class _Mending:
         wanted, wrong = last.parts[1], last.outside(own)
         if (wanted.size > 1 and (wanted == wanted[0]).all()) or not wanted[wrong].any():
             return False
-        if own.residues is not None and last.residues is not None and bool(last.residues.differs(own.residues).any()):
-            return True
-        return bool(wrong.sum() >= LEAST)
+        followed = own.residues is not None and last.residues is not None
+        return bool(wrong.sum() >= LEAST or (followed and last.residues.differs(own.residues).any()))
 
     def _is_specific(self, mend: Mend) -> bool:
         """Return whether a result needs the value that a mend gives: others fail, and it is not one for all elements.
@@ -307,11 +302,10 @@ class _Mending:
 
     def _is_right(self, e: Expression) -> bool:
         """Return whether an expression passes its operand on bit by bit, or loads the right elements of an input."""
-        if e.events[-1].name == "load":
-            values = e.values[e.known]
-            same = (np.array_equal(values, own.values[e.known], equal_nan=True) for own in self._inputs.values())
-            return bool(len(values)) and any(same)
-        return all(event.name == "store" or self._is_exact(event) for event in e.events)
+        if e.events[-1].name != "load":
+            return all(event.name == "store" or self._is_exact(event) for event in e.events)
+        own = (values.values[e.known] for values in self._inputs.values())
+        return bool(e.known.any()) and any(np.array_equal(e.values[e.known], v, equal_nan=True) for v in own)
 
     def _is_exact(self, event: Event) -> bool:
         """Return whether an event is a cast that changes no number."""
@@ -474,14 +468,19 @@ class _Mending:
             yield from self._operands(e)
             yield from self._and_more(e)
 
-    def _constants(self, e: Expression) -> Iterator[Mend]:
-        """Yield mends with another number for an operand that is one."""
+    def _constants(self, e: Expression, *, whole: bool = False) -> Iterator[Mend]:
+        """Yield mends with another number for an operand that is one; a `whole` one says where something is."""
         for place, operand in enumerate(e.events[-1].operands):
             if (now := constant_of(operand)) is not None:
-                for value in self._numbers(now, given=is_argument(operand)):
-                    kind = MendKind.NUMBER if np.isfinite(value) else MendKind.OPERATION
-                    change, words = partial(_with_number, place, value), f"with {value:.9g} in place of {now:.9g}"
-                    yield self._given(Mend(e, words, change, kind), value, is_argument(operand))
+                given, digits = is_argument(operand), ".0f" if whole else ".9g"
+                places = sorted(n for n in self._sizes | {now + 1, now - 1, 0.0} if n != now)
+                for value in places if whole else self._numbers(now, given=given):
+                    kind = MendKind.PLACE if whole else MendKind.NUMBER if np.isfinite(value) else MendKind.OPERATION
+                    change, words = (
+                        partial(_with_number, place, value),
+                        f"with {value:{digits}} in place of {now:{digits}}",
+                    )
+                    yield self._given(Mend(e, words, change, kind), value, given)
 
     def _numbers(self, now: float, *, given: bool) -> Iterator[float]:
         """Yield candidates for a constant; not its negative or inverse if it is `given`: operations make those."""
@@ -512,9 +511,6 @@ class _Mending:
         found = dict[int, Event]()
         for event in (event for e in span for event in e.events if event.name in ("load", "select", "masked_load")):
             found |= chain_of_address(event)
-        tensors = self.grid.whole.tensors.values()
-        sizes = {float(n) for tensor in tensors for n in (*tensor.shape, *tensor.stride())}
-        sizes |= {float(v) for v in self.grid.problem.params.values() if isinstance(v, int)}
         none = np.full(self.grid.size, -1)
         for e in expressions(found, dict.fromkeys(found, none)) if found else ():
             event = e.events[-1]
@@ -523,11 +519,7 @@ class _Mending:
                 if sign != own:
                     words = f"compared by {said}, not {_COMPARED[own][0]}"
                     yield Mend(e, words, partial(_compared, function), MendKind.PLACE)
-            for place, operand in enumerate(event.operands) if event.name not in MOVING else ():
-                if (now := constant_of(operand)) is not None:
-                    for value in sorted(n for n in sizes | {now + 1, now - 1, 0.0} if n != now):
-                        change, words = partial(_with_number, place, value), f"with {value:.0f} in place of {now:.0f}"
-                        yield self._given(Mend(e, words, change, MendKind.PLACE), value, is_argument(operand))
+            yield from self._constants(e, whole=True) if event.name not in MOVING else ()
 
     def _operands(self, e: Expression) -> Iterator[Mend]:
         """Yield mends with an input, or an earlier stage that is right, in place of an operand."""
@@ -645,11 +637,7 @@ class _Mending:
         return made.put(at, _kept(lambda wide: function(wide, other), made.taken(at)))
 
     def _of_lanes(self, e: Expression, event: Event, own: Made) -> tuple[Array, Made]:
-        """Return the elements of an event that belong to cells, and the values of these cells.
-
-        Raises:
-            Unrepeatable: an element belongs to cells of different values.
-        """
+        """Return the elements of an event that belong to cells, and the values of these cells, if they are alike."""
         lanes = e.lanes[event.number]
         cells = np.nonzero(lanes >= 0)[0]
         at, values, alone = lanes[cells], own.taken(cells), np.zeros(event.values.size)
@@ -677,6 +665,12 @@ class _Mending:
         own = {fmt.name for fmt in self.stages.trace.formats.values() if isinstance(fmt, Format)}
         own |= {self.grid.problem.main_format.name}
         return [fmt for name, fmt in FORMATS.items() if name in own and fmt.precision < FP32.precision]
+
+    @cached_property
+    def _sizes(self) -> set[float]:
+        """Sizes and strides of the case, and whole parameters."""
+        own = {float(n) for t in self.grid.whole.tensors.values() for n in (*t.shape, *t.stride())}
+        return own | {float(v) for v in self.grid.problem.params.values() if isinstance(v, int)}
 
     @cached_property
     def _params(self) -> dict[str, float]:
@@ -895,9 +889,5 @@ _COMPARED: dict[str, tuple[str, Callable[..., Array]]] = {
     "ne": ("!=", np.not_equal),
 }
 _MORE: dict[str, Function] = {"plus {}": _ADD, "minus {}": _SUB, "times {}": _MUL, "divided by {}": _DIV}
-_BY_NAME: dict[str, Function] = {
-    **dict.fromkeys(("fadd", "add"), _ADD),
-    **dict.fromkeys(("fsub", "sub"), _SUB),
-    **dict.fromkeys(("fmul", "mul"), _MUL),
-    **dict.fromkeys(("fdiv", "div"), _DIV),
-}
+_BY_NAME: dict[str, Function] = {"add": _ADD, "sub": _SUB, "mul": _MUL, "div": _DIV}
+_BY_NAME |= {f"f{name}": function for name, function in _BY_NAME.items()}

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import FrameType
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 from lastbit.calling.performing import CallRequest, results_of
 from lastbit.calling.uses_compile import is_compiled
 from lastbit.case import Case, parse_case
-from lastbit.diagnosing.mends import LEAST, Mending, mending
+from lastbit.diagnosing.mends import LEAST, Mending, MendSearch
 from lastbit.diagnosing.relaunches import mended_launches
 from lastbit.diagnosing.responsible import chain_of_address, lines_of
 from lastbit.diagnosing.steps import folded, step_at, step_of, steps_of, steps_of_all
@@ -38,9 +39,8 @@ from lastbit.shadows.following import python_primitives
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.ancestry import INPUT, Ancestry, Expression, Visit, expressions
-from lastbit.tracing.events import Program
+from lastbit.tracing.events import Program, Write
 from lastbit.tracing.lanes import Addresses
-from lastbit.tracing.log import Write
 from lastbit.tracing.of_torch import addresses_of, array_of, is_unwritten
 from lastbit.verify.check import Subject, examine, first_line
 from lastbit.verify.formula_check import by_formula, follows
@@ -71,32 +71,27 @@ def stages_in_sight(subject: Subject, case: Case, *, watch: Watch = unwatched) -
 
     An observer would see its text run then, and not the compiled code.
     """
+    compiled = [subject.kernel.name] if is_compiled(subject.kernel.call) else []
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code.co_filename.endswith("_dynamo/eval_frame.py"):
+            compiled.append(frame.f_code.co_name)
+
     with watch(case):
-        if is_compiled(subject.kernel.call) or ("torch._dynamo" in sys.modules and _enters_compiler(subject, case)):
-            return None
-    return stages_of_case(subject, case, watch=watch)
+        if not compiled and "torch._dynamo" in sys.modules:  # whether a call runs the compiler, or what that has made
+            inputs = build(case.gathered(), subject.device)
+            sys.setprofile(profile)
+            try:
+                subject.kernel.call(**inputs.hand_out(), **case.params)
+            finally:
+                sys.setprofile(None)
+    return None if compiled else stages_of_case(subject, case, watch=watch)
 
 
 def stages_as_text(subject: Subject, case: Case) -> str:
     """Write what `stages_in_sight` finds as a line of JSON, empty if there are no stages."""
     found = stages_in_sight(subject, case)
     return json.dumps(encoded(found)) if found is not None and found.stages else ""
-
-
-def _enters_compiler(subject: Subject, case: Case) -> bool:
-    """Call the kernel once and return whether the call runs code of PyTorch's compiler, or what that has compiled."""
-    seen, inputs = list[str](), build(case.gathered(), subject.device)
-
-    def watch(frame: FrameType, event: str, argument: object) -> None:
-        if frame.f_code.co_filename.endswith("_dynamo/eval_frame.py"):
-            seen.append(frame.f_code.co_name)
-
-    sys.setprofile(watch)
-    try:
-        subject.kernel.call(**inputs.hand_out(), **case.params)
-    finally:
-        sys.setprofile(None)
-    return bool(seen)
 
 
 def stages_of_case(subject: Subject, case: Case, *, watch: Watch = unwatched) -> KernelTrace:
@@ -120,14 +115,8 @@ def stages_of_case(subject: Subject, case: Case, *, watch: Watch = unwatched) ->
 
 
 def _begun(subject: Subject, case: Case, verdict: Verdict) -> KernelTrace:
-    return KernelTrace(
-        kernel=subject.kernel.name,
-        op=case.op,
-        contract=str(subject.contract),
-        case=str(case),
-        device=str(subject.device),
-        verdict=verdict,
-    )
+    names = subject.kernel.name, case.op, str(subject.contract), str(case), str(subject.device)
+    return KernelTrace(*names, verdict)
 
 
 def trace_case(subject: Subject, case: Case, *, every: bool = False, watch: Watch = unwatched) -> KernelTrace:
@@ -276,21 +265,19 @@ class SeenCall:
     path: Path = field(default_factory=Path)
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def beside(self) -> list[Write]:
-        """Writes on the way of elements written with the one to explain, by programs whose operations were not kept."""
+    @cached_property
+    def beside(self) -> Path:
+        """The way of all elements that were written with the one to explain; empty where that was not recorded."""
         event = None if self.write is None else self.write.event
-        return [] if event is None else follow(self.log, event, range(event.values.size)).untraced
+        return Path() if event is None else follow(self.log, event, range(event.values.size))
 
     def stands_alone_for(self, whole: SeenCall) -> bool:
         """Return whether one program, run alone, read nothing of other programs and gave what it gives among them."""
-        event = None if self.write is None else self.write.event
-        if self.write is None or event is None:
+        if self.write is None or self.write.event is None or self.beside.unknown or self.beside.untraced:
             return False
-        path = follow(self.log, event, range(event.values.size))
         own = self.write.find(self.where.at(np.arange(self.tensor.numel()))) >= 0
         given, among = (array_of(tensor).reshape(-1)[own].tobytes() for tensor in (self.tensor, whole.tensor))
-        return not path.unknown and not path.untraced and given == among
+        return given == among
 
     @property
     def visit(self) -> Visit | None:
@@ -302,10 +289,8 @@ class SeenCall:
     def why_nothing(self) -> str:
         made = self.path.visits[-1].event.place if self.path.visits else None
         memory = f" It is in the memory that {made.text} makes in line {made.line}." if made and made.line else ""
-        return (
-            "there is nothing to see inside: what wrote this element is neither an operation of PyTorch nor an "
-            f"interpreted Triton kernel. It is compiled, or nothing wrote it.{memory}"
-        )
+        said = "there is nothing to see inside: what wrote this element is neither an operation of PyTorch nor an"
+        return f"{said} interpreted Triton kernel. It is compiled, or nothing wrote it.{memory}"
 
     @property
     def notes(self) -> Iterator[str]:
@@ -344,7 +329,9 @@ class _Tracing:
             if alone.stands_alone_for(first):
                 return alone
         while True:
-            missing = [seen.write] if seen.write and not seen.write.event else seen.path.untraced or seen.beside
+            missing = (
+                [seen.write] if seen.write and not seen.write.event else seen.path.untraced or seen.beside.untraced
+            )
             found = dict.fromkeys(write.program for write in missing if write.program not in wanted)
             new = [program for program in found if program is not None][: MOST_PROGRAMS - len(wanted)]
             if not new:
@@ -403,7 +390,7 @@ def _reading(found: KernelTrace, problem: Problem, seen: SeenCall, index: tuple[
         matched, last = stages.matched({}), stages.all.get(found.stage)
         if not failing or last is None or last.name not in matched or not last.outside(stages.result).any():
             return *_with_stages(found, seen.log, stages, matched, None), None
-        mended = mending(stages, matched)
+        mended = MendSearch(stages, stages.right(matched)).found()
         stage, value = stages.all[mended.stage], mended.value or matched[mended.stage]
         onward, names = stages.onward(stages.from_kernel(stage, value)), list(stages.all)
         before = {name: e for name, e in matched.items() if names.index(name) < names.index(stage.name)}
@@ -415,8 +402,7 @@ def _reading(found: KernelTrace, problem: Problem, seen: SeenCall, index: tuple[
     def step(e: Expression) -> Step:
         return replace(_step(seen.log, e, grid.worst, of_stage.get(id(e))), mend=words.get(id(e), ""))
 
-    places = (e.events[0].place for e in mended.span)
-    lines = grouped((place.file, place.line) for place in places).items()
+    lines = grouped(e.line for e in mended.span).items()
     found = replace(
         found,
         blamed=None if mended.blamed is None else step(mended.blamed),

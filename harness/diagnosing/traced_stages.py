@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lastbit.diagnosing.deeds import ways_of_all
+from lastbit.diagnosing.worked import ways_of_all
 from lastbit.interpret.numpy_formats import Array
 from lastbit.judging.expected import Expected, Numbers, Trace, known_exactly
 from lastbit.judging.problem import Given, Problem
@@ -23,9 +23,8 @@ from lastbit.numerics.residues import Residues
 from lastbit.reports.why import StageMatch
 from lastbit.tracing import Event, Log
 from lastbit.tracing.ancestry import Ancestry, Expression, residues_of_cells
-from lastbit.tracing.events import Made, Origin
+from lastbit.tracing.events import Made, Origin, Write
 from lastbit.tracing.lanes import Addresses
-from lastbit.tracing.log import Write
 from lastbit.tracing.of_torch import is_unwritten
 from lastbit.tracing.of_triton import MOVERS
 

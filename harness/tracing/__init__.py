@@ -18,8 +18,7 @@ from lastbit.shadows.aten import Following, as_written
 from lastbit.shadows.programs import Shadowing
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing.ancestry import Path, follow
-from lastbit.tracing.events import Event, Operand, Program
-from lastbit.tracing.log import Log, TraceLimit
+from lastbit.tracing.events import Event, Log, Operand, Program, TraceLimit
 from lastbit.tracing.of_torch import TorchWatch, record_input
 from lastbit.tracing.of_triton import LaunchWatch
 

@@ -17,8 +17,7 @@ import torch
 
 from lastbit.interpret.numpy_formats import Array
 from lastbit.numerics.residues import Residues
-from lastbit.tracing.events import Event, Made, Operand, Origin
-from lastbit.tracing.log import Log, Write
+from lastbit.tracing.events import Event, Log, Made, Operand, Origin, Write
 
 INPUT = "input "
 """What the name of an event begins with that stands for a tensor of the case."""
@@ -264,6 +263,11 @@ class Expression:
     def number(self) -> int:
         """Number of the first event."""
         return self.events[0].number
+
+    @property
+    def line(self) -> tuple[str, int]:
+        """File and line in which it stands."""
+        return self.events[0].place.file, self.events[0].place.line
 
     @property
     def dtype(self) -> str:

@@ -22,9 +22,8 @@ from lastbit.numerics.residues import Residues
 from lastbit.shadows.aten import Following, UncompiledMode
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import lanes
-from lastbit.tracing.events import Again, Event, Made, Operand, is_lastbits_own, places
+from lastbit.tracing.events import Again, Event, Log, Made, Operand, is_lastbits_own, places
 from lastbit.tracing.lanes import Addresses, Source, of_layout, swapped
-from lastbit.tracing.log import Log
 
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 """Operations that make tensors and write nothing."""

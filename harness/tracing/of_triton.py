@@ -28,9 +28,8 @@ from lastbit.numerics.algebraic import FORMULAS
 from lastbit.numerics.residues import Residues
 from lastbit.shadows.programs import Shadow, Shadowing
 from lastbit.tracing import lanes
-from lastbit.tracing.events import Again, Event, Made, Operand, Origin, Places, Program, places
+from lastbit.tracing.events import Again, Event, Log, Made, Operand, Origin, Places, Program, places
 from lastbit.tracing.lanes import Shape, Source, of_array, swapped
-from lastbit.tracing.log import Log
 
 # 64 units of 2⁻²⁴: approximate instructions err by four, polynomials and tables in fp32 by more.
 NEAR = 2.0**-18

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.diagnosing.deeds import deed, in_ulp, neighbours, rounded, ways_of_all
+from lastbit.diagnosing.worked import deed, in_ulp, neighbours, rounded, ways_of_all
 from lastbit.numerics.formats import BF16, E4M3, FP16, FP32, Format, round_to
 
 INF, NAN = math.inf, math.nan

@@ -26,9 +26,8 @@ from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.diagnosing import explainer as explaining
 from lastbit.diagnosing import mends, relaunches
-from lastbit.diagnosing.deeds import deed, in_ulp, neighbours, ways_of_all
 from lastbit.diagnosing.explainer import Explainer, explain_case, explain_kernel
-from lastbit.diagnosing.worked import FormulaTrace, number_of, of_match
+from lastbit.diagnosing.worked import FormulaTrace, deed, in_ulp, neighbours, number_of, of_match, ways_of_all
 from lastbit.inputs import build
 from lastbit.interpret import install
 from lastbit.judging.expected import Numbers

@@ -232,7 +232,7 @@ def test_programs_that_wrote_what_was_read(tmp_path: Path) -> None:
 
 
 def test_too_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lastbit.tracing.log.LIMIT", 1000)
+    monkeypatch.setattr("lastbit.tracing.events.LIMIT", 1000)
     found = traced(kernel_of(tmp_path, TRITON, contract="fp32_multiply", **RIGHT))
     assert found.exit_code == 2 and "are the limit" in found.reason
 

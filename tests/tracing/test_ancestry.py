@@ -10,9 +10,8 @@ from lastbit.interpret.places import Place
 from lastbit.numerics.residues import Residues
 from lastbit.tracing import ancestry as module
 from lastbit.tracing.ancestry import Ancestry, expressions, merged, residues_of_cells
-from lastbit.tracing.events import Event, Made, Operand, Origin
+from lastbit.tracing.events import Event, Log, Made, Operand, Origin
 from lastbit.tracing.lanes import along, everything, of_array, pointwise
-from lastbit.tracing.log import Log
 
 SAME = pointwise((4,), (4,))
 PLACE = Place("kernel.py", 1, 2, 3, 4, "f")

@@ -14,9 +14,8 @@ from lastbit.interpret.numpy_formats import Array
 from lastbit.numerics.residues import Residues
 from lastbit.tracing import redo as module
 from lastbit.tracing.ancestry import Ancestry
-from lastbit.tracing.events import Event, Made, Operand
+from lastbit.tracing.events import Event, Log, Made, Operand
 from lastbit.tracing.lanes import everything, of_array, pointwise, where
-from lastbit.tracing.log import Log
 from lastbit.tracing.redo import Redo, Unrepeatable, Values
 
 SAME = pointwise((3,), (3,))

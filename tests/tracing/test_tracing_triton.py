@@ -219,7 +219,7 @@ def test_block_pointers() -> None:
 
 def test_too_many_values_are_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(3, 500), torch.randn(500)
-    monkeypatch.setattr("lastbit.tracing.log.LIMIT", 20_000)
+    monkeypatch.setattr("lastbit.tracing.events.LIMIT", 20_000)
     with pytest.raises(TraceLimit, match="0 MiB are the limit"), traced({"x": x}, {FIRST}) as log:
         kernels.norm(x, w)
     assert len(log.launches) == 1  # the kernel has ended
