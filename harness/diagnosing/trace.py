@@ -275,7 +275,7 @@ class SeenCall:
         """Return whether one program, run alone, read nothing of other programs and gave what it gives among them."""
         if self.write is None or self.write.event is None or self.beside.unknown or self.beside.untraced:
             return False
-        own = self.write.find(self.where.at(np.arange(self.tensor.numel()))) >= 0
+        own = self.write.find(self.where(np.arange(self.tensor.numel()))) >= 0
         given, among = (array_of(tensor).reshape(-1)[own].tobytes() for tensor in (self.tensor, whole.tensor))
         return given == among
 
@@ -362,7 +362,7 @@ class _Tracing:
         index = (0,) * tensor.ndim if self.index is None else self.index
         number = np.array([np.ravel_multi_index(index, tuple(tensor.shape)) if index else 0])
         seen = SeenCall(log, tensor.clone(), addresses_of(tensor), tensors={**handed, self.stage: tensor})
-        for write, _, lanes in log.last(seen.where.at(number), log.next()):
+        for write, _, lanes in log.last(seen.where(number), log.next()):
             seen = replace(seen, write=write, path=follow(log, write.event, lanes) if write.event else Path())
         self.inputs.restore()
         return seen
@@ -445,7 +445,7 @@ def _steps_of_findings(seen: SeenCall, findings: Iterable[Finding]) -> Iterator[
         yield from named
         if named or tensor is None or not tensor.numel():
             continue
-        ends = addresses_of(tensor).at(np.array([0, tensor.numel() - 1]))
+        ends = addresses_of(tensor)(np.array([0, tensor.numel() - 1]))
         writes = [w for w in seen.log.writes if w.first <= ends.max() and w.last >= ends.min() and w.places]
         for write in reversed(writes):
             if write.event is None:

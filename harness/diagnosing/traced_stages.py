@@ -122,7 +122,7 @@ def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, in
     """Choose at most `MOST` cells: the row of `index`, and rows written together with it; None if that is too wide."""
     leading = problem.leading if problem.op.rows else ()
     worst = int(np.ravel_multi_index(index, tuple(tensor.shape))) if index else 0
-    together = write.find(where.at(np.arange(tensor.numel()))) >= 0
+    together = write.find(where(np.arange(tensor.numel()))) >= 0
     if not leading or tuple(tensor.shape[: len(leading)]) != leading or tensor.ndim == len(leading):
         others = np.nonzero(together)[0]
         chosen = np.concatenate([[worst], others[others != worst][:: max(1, -(-len(others) // MOST))]])

@@ -95,7 +95,7 @@ def follow(log: Log, event: Event, lanes: Iterable[int]) -> Path:
                 if operand.event is not None:
                     reach(operand.event, elements, many)
                 elif operand.memory is not None:
-                    path.unknown += read(operand.memory.at(elements), event.number, many)
+                    path.unknown += read(operand.memory(elements), event.number, many)
     path.visits.reverse()
     return path
 

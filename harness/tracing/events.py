@@ -216,7 +216,7 @@ class Write:
 
     Attributes:
         number: when; see `Event.number`.
-        first, last: the lowest and the highest address of an element.
+        first, last: the lowest and the highest address.
         find: addresses → flat indices of the elements there, -1 for none.
         event: what wrote it, if that was recorded.
         program, places: who wrote it and where; the program is None for PyTorch.
@@ -226,7 +226,6 @@ class Write:
     number: int
     first: int
     last: int
-    width: int
     find: Callable[[Array], Array]
     event: Event | None = None
     program: Program | None = None
@@ -346,8 +345,8 @@ class Log:
         number = self.next() if event is None else event.number
         where = np.asarray(addresses, np.int64)
         self.bytes += where.nbytes
-        bounds, found = (int(where.min()), int(where.max())), _finder(where, lanes, width)
-        self.writes.append(Write(number, *bounds, width, found, event, program, at, adds))
+        bounds = int(where.min()), int(where.max()) + width - 1
+        self.writes.append(Write(number, *bounds, _finder(where, lanes, width), event, program, at, adds))
 
     def last(self, addresses: Array, before: int) -> Iterator[tuple[Write, Array, Array]]:
         """Yield the last writes to these addresses before a time.
@@ -358,8 +357,7 @@ class Log:
         if not len(left):
             return
         if self._bounds.shape[1] != len(self.writes):
-            rows = [(w.number, w.first, w.last + w.width - 1) for w in self.writes]
-            self._bounds = np.array(rows, np.int64).reshape(-1, 3).T
+            self._bounds = np.array([(w.number, w.first, w.last) for w in self.writes], np.int64).reshape(-1, 3).T
         number, first, last = self._bounds
         near = (number < before) & (first <= addresses.max()) & (last >= addresses.min())
         for i in np.nonzero(near)[0][::-1]:
@@ -373,7 +371,7 @@ class Log:
     def sources(self, memory: Addresses, lanes: Array, before: int) -> Iterator[tuple[Event, Array, Array]]:
         """Yield the events that last wrote the elements at `lanes`, -1 for none: each with positions and elements."""
         known = np.nonzero(lanes >= 0)[0]
-        for write, positions, elements in self.last(memory.at(lanes[known]), before):
+        for write, positions, elements in self.last(memory(lanes[known]), before):
             if write.event is not None:
                 yield write.event, known[positions], elements
 

@@ -6,8 +6,7 @@ for none. An operation that only moves elements is applied to an array of their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -17,6 +16,8 @@ from torch.utils._pytree import tree_map
 from lastbit.interpret.numpy_formats import Array
 
 Source = Callable[[Array], Array]
+Addresses = Callable[[Array], Array]
+"""Of a block or tensor: flat indices of elements → their addresses."""
 Shape = tuple[int, ...]
 
 
@@ -105,34 +106,10 @@ def right_of_dot(a: Shape, b: Shape) -> Source:
     return source
 
 
-@dataclass(frozen=True, eq=False)
-class Addresses:
-    """Addresses of the elements of a block or tensor.
-
-    Attributes:
-        at: flat indices of elements → their addresses.
-        width: bytes of an element.
-    """
-
-    at: Callable[[Array], Array]
-    width: int
-
-
-def of_layout(start: int, shape: Shape, strides: Sequence[int], width: int) -> Addresses:
-    """Return the addresses of a strided tensor; strides in elements, `width` in bytes."""
-
-    def at(lanes: Array) -> Array:
-        index = np.unravel_index(lanes, shape) if shape else ()
-        steps = (i * stride for i, stride in zip(index, strides, strict=True))
-        return np.asarray(sum(steps, np.zeros(len(lanes), np.int64)) * width + start, np.int64)
-
-    return Addresses(at, width)
-
-
-def of_array(addresses: Array, width: int) -> Addresses:
+def of_array(addresses: Array) -> Addresses:
     """Return addresses that are given as an array."""
     flat = addresses.reshape(-1).astype(np.int64)
-    return Addresses(lambda lanes: flat[lanes], width)
+    return lambda lanes: flat[lanes]
 
 
 def swapped(value: Any, by: Mapping[int, Any]) -> Any:

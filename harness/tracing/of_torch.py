@@ -23,7 +23,7 @@ from lastbit.shadows.aten import Following, UncompiledMode
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import lanes
 from lastbit.tracing.events import Again, Event, Log, Made, Operand, is_lastbits_own, places
-from lastbit.tracing.lanes import Addresses, Source, of_layout, swapped
+from lastbit.tracing.lanes import Addresses, Source, swapped
 
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 """Operations that make tensors and write nothing."""
@@ -70,7 +70,15 @@ def array_of(tensor: Tensor) -> Array:
 
 def addresses_of(tensor: Tensor) -> Addresses:
     """Return the addresses of a strided tensor's elements."""
-    return of_layout(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size())
+    start, shape, width = tensor.data_ptr(), tuple(tensor.shape), tensor.element_size()
+    strides = tensor.stride()
+
+    def at(lanes: Array) -> Array:
+        index = np.unravel_index(lanes, shape) if shape else ()
+        steps = (i * stride for i, stride in zip(index, strides, strict=True))
+        return np.asarray(sum(steps, np.zeros(len(lanes), np.int64)) * width + start, np.int64)
+
+    return at
 
 
 def record_input(log: Log, name: str, tensor: Tensor, shadow: ShadowMemory | None = None) -> Event:
@@ -88,7 +96,7 @@ def _wrote(log: Log, event: Event, tensor: Tensor, kept: Source | None = None) -
     """Record the addresses that an event wrote, except for elements it kept: those for which `kept` has a source."""
     lanes = np.arange(tensor.numel())
     changed = None if kept is None else lanes[kept(lanes)[:, 0] < 0]
-    addresses = addresses_of(tensor).at(lanes if changed is None else changed)
+    addresses = addresses_of(tensor)(lanes if changed is None else changed)
     log.written(event, addresses, changed, tensor.element_size(), at=event.places)
 
 

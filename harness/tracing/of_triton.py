@@ -197,7 +197,7 @@ class Tracer(Builder):
 
     def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
         shape, inside = result.data.shape, _mask(mask, result.data.shape)
-        memory = of_array(ptr.data, result.data.itemsize)
+        memory = of_array(ptr.data)
         operands = [self._spread(ptr, shape, address=True)]
         operands.append(Operand(lanes.where(lanes.pointwise(shape, shape), inside), memory=memory))
         if isinstance(mask, TensorHandle):
@@ -226,7 +226,7 @@ class Tracer(Builder):
         shape, width = result.data.shape, result.data.itemsize
         event = None
         if self._program in self._log.wanted:
-            memory = Operand(lanes.pointwise(shape, shape), memory=of_array(ptr.data, width))
+            memory = Operand(lanes.pointwise(shape, shape), memory=of_array(ptr.data))
             self._keep(self._event("atomic old", at, result, (memory,)), result)
             kind = str(args[0]).rpartition(".")[2].lower() if name == "atomic_rmw" else "cas"
             load, inside = self._other.create_masked_load, TensorHandle(_mask(mask, shape), tl.int1)

@@ -31,7 +31,7 @@ class Program:
         self.x = wrote(log, log.add("input x", (), x, "fp32"), 0, 4, 8, 12)
         self.other = wrote(log, log.add("input y", (), x, "fp32"), 16, 20, 24, 28)
         self.pointer = log.add("addptr", (), np.array([12, 8, 4, 0]), "int64", origin=Origin.MEMORY)
-        read = Operand(SAME, memory=of_array(np.array([12, 8, 4, 0]), 4))
+        read = Operand(SAME, memory=of_array(np.array([12, 8, 4, 0])))
         own = x[::-1]
         self.load = log.add("load", (), own, "fp32", (Operand(SAME, event=self.pointer, address=True), read))
         by_two = Operand(everything(()), values=np.array(2.0))
@@ -92,7 +92,7 @@ def test_a_reduction_of_memory_has_an_edge_to_each_writer(monkeypatch: pytest.Mo
     log = Log()
     first = wrote(log, log.add("store", (), np.ones(2), "fp32"), 0, 4)
     second = wrote(log, log.add("store", (), np.ones(2), "fp32"), 8, 12)
-    memory = of_array(np.array([0, 4, 8, 12]), 4)
+    memory = of_array(np.array([0, 4, 8, 12]))
     rows = log.add("aten.sum", (), np.full(2, 2.0), "fp32", (Operand(along((2, 2), (1,)), memory=memory, size=4),))
 
     def writers() -> list[tuple[Event, object]]:
@@ -104,7 +104,7 @@ def test_a_reduction_of_memory_has_an_edge_to_each_writer(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "_MOST", 3)  # then every second element is looked up
     assert writers() == [(first, None)]
     later = log.add(
-        "load", (), np.ones(3), "fp32", (Operand(pointwise((3,), (3,)), memory=of_array(np.array([8, 99, 0]), 4)),)
+        "load", (), np.ones(3), "fp32", (Operand(pointwise((3,), (3,)), memory=of_array(np.array([8, 99, 0]))),)
     )
     found = Ancestry.of(log, [later]).edges[later.number]
     assert [(edge.event, edge.lanes.tolist()) for edge in found if edge.lanes is not None] == [

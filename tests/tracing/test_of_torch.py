@@ -49,7 +49,7 @@ def test_elements_as_arrays() -> None:
 
 
 def test_addresses_are_those_of_the_elements() -> None:
-    found = addresses_of(X.t()).at(np.arange(6)) - X.data_ptr()
+    found = addresses_of(X.t())(np.arange(6)) - X.data_ptr()
     assert found.tolist() == [0, 12, 4, 16, 8, 20]
 
 
@@ -144,6 +144,6 @@ def test_only_elements_that_were_put_are_written() -> None:
     with traced({"x": own}) as log:
         own[:, 1:2] = torch.zeros(2, 1)
         own.index_put_((torch.tensor([0]), torch.tensor([0])), torch.tensor([9.0]))
-    last = log.last(addresses_of(own).at(np.arange(6)), log.next())
+    last = log.last(addresses_of(own)(np.arange(6)), log.next())
     found = {write.event.name: at.tolist() for write, at, _ in last if write.event}
     assert found["aten.index_put_"] == [0] and found["aten.copy_"] == [1, 4] and found["input x"] == [2, 3, 5]

@@ -61,7 +61,7 @@ class Program:
         at = at or ADDRESSES
         source = pointwise((len(at),), (len(at),))
         source = source if chosen is None else where(source, np.array(chosen))
-        return Operand(source, memory=of_array(np.array(at), 4))
+        return Operand(source, memory=of_array(np.array(at)))
 
     def added(self, given: Values) -> Made:
         first, second = (
@@ -278,7 +278,7 @@ def of_torch(p: Program, values: Array | None, *at: int) -> tuple[Event, list[Va
         assert given[0] is not None
         return Made((given[0].values * 2).astype(np.float32), None)
 
-    tensor = Operand(SAME, memory=of_array(np.array(at or ADDRESSES), 4), values=values, size=3)
+    tensor = Operand(SAME, memory=of_array(np.array(at or ADDRESSES)), values=values, size=3)
     number = Operand(everything((1,)), values=np.array([2]))
     return p.add("aten.mul", array(2, 4, 6), tensor, number, again=again), seen
 

@@ -15,7 +15,7 @@ from lastbit.tracing.of_torch import addresses_of, array_of
 
 
 def back(log: Log, tensor: Tensor, number: int) -> Path:
-    [(write, _, lanes)] = log.last(addresses_of(tensor).at(np.array([number])), log.next())
+    [(write, _, lanes)] = log.last(addresses_of(tensor)(np.array([number])), log.next())
     assert write.event is not None
     return follow(log, write.event, lanes)
 

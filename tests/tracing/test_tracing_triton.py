@@ -26,7 +26,7 @@ if triton.knobs.runtime.interpret:
 
 def back(log: Log, tensor: Tensor, number: int) -> Path:
     """Return what led to an element of a tensor."""
-    [(write, _, lanes)] = log.last(addresses_of(tensor).at(np.array([number])), log.next())
+    [(write, _, lanes)] = log.last(addresses_of(tensor)(np.array([number])), log.next())
     assert write.event is not None
     return follow(log, write.event, lanes)
 
@@ -78,7 +78,7 @@ def test_of_programs_that_are_not_wanted_only_writes_are_kept() -> None:
     with traced({"x": x, "w": w}, {(0, (1, 0, 0))}) as log:
         y = kernels.norm(x, w)
     assert {event.program for event in log.events if event.launch} == {(0, (1, 0, 0))}
-    [(write, _, _)] = log.last(addresses_of(y).at(np.array([0])), log.next())
+    [(write, _, _)] = log.last(addresses_of(y)(np.array([0])), log.next())
     assert (write.event, write.program, write.places[0].line) == (None, (0, (0, 0, 0)), 19)
     assert [launch.name for launch in log.launches] == ["norm_kernel"]
 
