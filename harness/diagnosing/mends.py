@@ -249,8 +249,9 @@ class MendSearch:
         wanted, wrong = last.parts[1], last.outside(own)
         if (wanted.size > 1 and (wanted == wanted[0]).all()) or not wanted[wrong].any():
             return False
-        followed = own.residues is not None and last.residues is not None
-        return bool(wrong.sum() >= LEAST or (followed and last.residues.differs(own.residues).any()))
+        if own.residues is not None and last.residues is not None and last.residues.differs(own.residues).any():
+            return True
+        return bool(wrong.sum() >= LEAST)
 
     def _is_specific(self, mend: Mend) -> bool:
         """Return whether a result needs the value that a mend gives: others fail, and it is not one for all elements.

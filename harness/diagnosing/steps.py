@@ -20,6 +20,7 @@ from lastbit.tracing.of_triton import MOVERS
 # What stands on one line beside the name of the operation.
 FIRST = 4
 """Elements that are shown of many."""
+_OF_PLACE = ("file", "line", "column", "end_line", "end_column", "function")
 
 
 def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch | None]) -> Iterator[Step]:
@@ -54,16 +55,8 @@ def steps_of_all(log: Log, last: Event) -> Iterator[Step]:
 
 def step_at(place: Place) -> Step:
     """Make a step of a place without recorded operation."""
-    return Step(
-        text=place.text,
-        file=place.file,
-        line=place.line,
-        column=place.column,
-        end_line=place.end_line,
-        end_column=place.end_column,
-        function=place.function,
-        code=linecache.getline(place.file, place.line).strip(),
-    )
+    code = linecache.getline(place.file, place.line).strip()
+    return Step(place.text, code=code, **{name: getattr(place, name) for name in _OF_PLACE})
 
 
 def step_of(log: Log, event: Event, lane: int) -> Step:

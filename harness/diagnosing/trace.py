@@ -456,7 +456,8 @@ def _steps_of_findings(seen: SeenCall, findings: Iterable[Finding]) -> Iterator[
 
 def _steps_named(log: Log, findings: Iterable[Finding]) -> tuple[Step, ...]:
     """Return the steps that findings name by place, such as a load of a gap."""
-    known = {str(done.places[0]): done.places[0] for done in (*log.events, *log.writes) if done.places}
+    recorded = (*(event.places for event in log.events), *(write.places for write in log.writes))
+    known = {str(places[0]): places[0] for places in recorded if places}
     return tuple(step_at(place) for f in findings for text, place in known.items() if text in f.sentence)
 
 

@@ -83,7 +83,8 @@ def worked_arithmetic(
                 found[name] = Enclosure.point(seen.actual[name])
             elif at is not None and own is not None:
                 parts = expected.enclosure.full.clone()
-                parts[(slice(None), *at)] = number_of(own, step.dtype)
+                for part in parts:
+                    part[at] = number_of(own, step.dtype)
                 found[name] = Enclosure(parts)
         return found
 

@@ -128,20 +128,21 @@ class Redo:
         memory = next((operand.memory for operand in event.operands if operand.memory), None)
         if event.name != "load" or memory is None:
             raise Unrepeatable("an address depends on it")
-        where = [self._numbers(event, place, given) for place, o in enumerate(event.operands) if o.address]
+
+        def numbers(place: int) -> Array:
+            return self.spread(event, place, given[place]).values.reshape(-1)
+
+        where = [numbers(place) for place, operand in enumerate(event.operands) if operand.address]
         inside = np.ones(event.values.size, np.bool_) if len(where) == 1 else where[1].astype(np.bool_)
         lanes, made = np.nonzero(inside)[0], np.zeros(event.values.size)
         if (other := len(where) + 1) < len(event.operands):
-            made = self._numbers(event, other, given).astype(np.float64)
+            made = numbers(other).astype(np.float64)
         written = self.ancestry.log.last(where[0][lanes], event.number)
         writers = [(lanes[at], w.event.number, own) for w, at, own in written if w.event is not None]
         if sum(len(at) for at, _, _ in writers) < len(lanes):
             raise Unrepeatable("nothing that was recorded wrote there")
         found = self._filled(self._followed(made), writers, {}).cast(event.values.dtype).shaped(event.shape)
         return found if event.is_float else Made(found.values)
-
-    def _numbers(self, event: Event, place: int, given: Values) -> Array:
-        return self.spread(event, place, given[place]).values.reshape(-1)
 
     def _given(self, event: Event, place: int, changed: Mapping[int, Made]) -> Made | None:
         """Return the new value of an operand; None if it has not changed."""
