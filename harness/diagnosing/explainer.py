@@ -86,11 +86,11 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
     else:
         problem = subject.problem(build(case.gathered(), subject.device))
         seen, whole = Observation.of(problem, judged.actual), tuple(judged.actual[stage].shape)
+        found = replace(found, inputs=inputs_of(problem, worst.index, whole, found.trace.steps))
         own = () if found.elsewhere else found.trace.stages  # else they are stages of another element
         steps = {step.match.stage: step for step in own if step.match is not None}
         found = replace(
             found,
-            inputs=inputs_of(problem, worst.index, whole, found.trace.steps),
             arithmetic=worked_arithmetic(seen, stage, worst.index, steps),
             diagnoses=in_common(seen, result) if result.verdict is Verdict.FAILED else (),
         )
