@@ -262,6 +262,7 @@ def test_a_value_of_another_element(tmp_path: Path) -> None:
     stages = {worked.stage: worked.exact for worked in found.arithmetic}
     assert stages["normalized"] == pytest.approx(float(tensors["x"][row, column]) * stages["inv_rms"], rel=1e-6)
     assert found.elsewhere == tuple(taken)
+    assert all(stage.actual is None for stage in found.arithmetic if stage.stage != found.stage)  # of that element
     out = io.StringIO()
     print_explanation(found, Console(file=out, width=200))
     assert f"note      the kernel's value came from {' and '.join(taken)}\n" in out.getvalue()
