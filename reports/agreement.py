@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lastbit.command_line import command
-from lastbit.reports.encoding import encoded
+from lastbit.reports.encoding import as_text, encoded
 from lastbit.reports.paper import line, paragraph, print_table
 from lastbit.reports.summary import listed, plural
 
@@ -155,7 +154,7 @@ _MOST_NAMES = 3
 def as_json(found: Agreement) -> str:
     """Write the agreement as one JSON object; a float that JSON cannot spell is a string."""
     about = {"version": VERSION, "exit_code": found.exit_code, "says": tuple(sentences(found))}
-    return json.dumps(about | encoded(found), indent=1, allow_nan=False, ensure_ascii=False)
+    return as_text(about | encoded(found))
 
 
 def print_agreement(found: Agreement, console: Console, options: str = "") -> None:
@@ -165,78 +164,66 @@ def print_agreement(found: Agreement, console: Console, options: str = "") -> No
     """
     one, other = (side.kernel for side in found.sides)
     line(console, Text.assemble((one, "bold"), " and ", (other, "bold"), f" on {found.device}"))
+    rows = []
+    for stage in found.stages:
+        apart = stage.apart
+        cells = (
+            stage.stage if stage.result else f"({stage.stage})",
+            f"{stage.unequal_elements:,} of {stage.elements:,}",
+            f"{stage.unequal_cases:,} of {stage.cases:,}",
+            f"{stage.ulp:.0f}" if stage.unequal_elements else "–",
+            f"[{', '.join(map(str, apart.index))}]: {' and '.join(apart.values)}" if apart else "",
+        )
+        rows.append([Text(cell, "" if stage.unequal_elements else "green") for cell in cells])
     if found.cases:
-        print_table(console, _HEADERS, [_row(stage) for stage in found.stages])
+        print_table(console, _HEADERS, rows)
     styles = {0: "green", 1: "bold red"}
     for number, sentence in enumerate(sentences(found)):
-        style = styles.get(found.exit_code, "bold magenta") if not number else ""
-        paragraph(console, Text(sentence, style), label="  → " if not number else "    ")
+        style = "" if number else styles.get(found.exit_code, "bold magenta")
+        paragraph(console, Text(sentence, style), label="    " if number else "  → ")
     if found.line:
         line(console, "  a case in which they differ")
-        for name in (one, other):
-            line(console, f"    {_command(name, found, options)}")
-
-
-def _command(kernel: str, found: Agreement, options: str) -> str:
-    """Return the command that runs the case; of a kernel of another revision beside today's."""
-    name, mark, revision = kernel.partition("@")
-    base = f"--base {shlex.quote(revision)}" * bool(mark)
-    return command("verify", name, found.line, f"--device {found.device} {base} {options}")
-
-
-def _row(stage: StageAgreement) -> tuple[Text, ...]:
-    name = stage.stage if stage.result else f"({stage.stage})"
-    differ = f"{stage.unequal_elements:,} of {stage.elements:,}"
-    cases = f"{stage.unequal_cases:,} of {stage.cases:,}"
-    cells = name, differ, cases, f"{stage.ulp:.0f}" if stage.unequal_elements else "–", _apart(stage)
-    return tuple(Text(cell, "green" if not stage.unequal_elements else "") for cell in cells)
-
-
-def _apart(stage: StageAgreement) -> str:
-    if stage.apart is None:
-        return ""
-    index = ", ".join(map(str, stage.apart.index))
-    return f"[{index}]: {' and '.join(stage.apart.values)}"
+        for name in (one, other):  # a kernel of another revision is run beside today's
+            kernel, mark, revision = name.partition("@")
+            base = f"--base {shlex.quote(revision)}" * bool(mark)
+            again = command("verify", kernel, found.line, f"--device {found.device} {base} {options}")
+            line(console, f"    {again}")
 
 
 def sentences(found: Agreement) -> Iterator[str]:
     """Yield sentences: whether the kernels agree, the contract of each, and where these part."""
-    yield _verdict(found)
     if not found.cases:
-        unsaid = tuple(_unsaid(found))
-        yield from unsaid or (f"No case with elements is one of {found.op} that both kernels take.",)
+        yield "There was nothing to compare."
+        yield from tuple(_not_compared(found)) or (
+            f"No case with elements is one of {found.op} that both kernels take.",
+        )
         return
-    if found.unequal_cases and (shown := found.shown):
-        yield f"Of the stages that both give, {shown} is the first that differs."
-    yield from (f"{side.kernel} {_kept(side, found)}" for side in found.sides)
-    if found.parting is not None:
-        yield _parting(found, found.parting)
-        yield from _places(found, found.parting)
-    elif found.unequal_cases and found.common:
-        yield _legal(found)
-    yield from _unsaid(found)
-
-
-def _verdict(found: Agreement) -> str:
-    if not found.cases:
-        return "There was nothing to compare."
-    if not found.unequal_cases:
-        elements = sum(stage.elements for stage in found.results)
+    unequal, elements = (sum(getattr(s, what) for s in found.results) for what in ("unequal_elements", "elements"))
+    cases = plural(found.cases, "case")
+    if found.unequal_cases:
+        yield f"They differ in {found.unequal_cases:,} of {cases}."
+        if found.shown:
+            yield f"Of the stages that both give, {found.shown} is the first that differs."
+    else:
         where = " where neither kernel errored" if any(side.errors for side in found.sides) else ""
-        return f"Every bit is equal{where}: {plural(elements, 'element')} in {plural(found.cases, 'case')}."
-    return f"They differ in {found.unequal_cases:,} of {plural(found.cases, 'case')}."
-
-
-def _kept(side: KernelSide, found: Agreement) -> str:
-    if not side.kept:
-        return f"keeps no contract of {found.op} throughout; lastbit identify says more. It claims {side.claim}."
-    names = listed(side.kept, _MOST_NAMES)
-    return f"keeps {names}{', as it claims' if side.claim in side.kept else f', and claims {side.claim}'}."
-
-
-def _parting(found: Agreement, parting: Parting) -> str:
-    one, other = (_does(side, does, parting) for side, does in zip(found.sides, parting.does, strict=True))
-    return f"Their contracts part at {parting.stage}: {one}, {other}."
+        yield f"Every bit is equal{where}: {plural(elements, 'element')} in {cases}."
+    for side in found.sides:
+        if side.kept:
+            claims = ", as it claims" if side.claim in side.kept else f", and claims {side.claim}"
+            yield f"{side.kernel} keeps {listed(side.kept, _MOST_NAMES)}{claims}."
+        else:
+            none = f"keeps no contract of {found.op} throughout; lastbit identify says more"
+            yield f"{side.kernel} {none}. It claims {side.claim}."
+    if found.parting is not None:
+        pairs = tuple(zip(found.sides, found.parting.does, strict=True))
+        one, other = (_does(side, does, found.parting) for side, does in pairs)
+        yield f"Their contracts part at {found.parting.stage}: {one}, {other}."
+        yield from (f"In {side.kernel} that is {does.place}." for side, does in pairs if does.place)
+    elif found.unequal_cases and found.common:  # orders of sums would be named here
+        freedom = "Same contract: the bits differ within its freedom, both legal"
+        share = f"{100 * unequal / elements:.2g} % of the elements"
+        yield f"{freedom}, in {share}. Another order of sums or another formula does that."
+    yield from _not_compared(found)
 
 
 def _does(side: KernelSide, does: Does, parting: Parting) -> str:
@@ -250,22 +237,7 @@ def _does(side: KernelSide, does: Does, parting: Parting) -> str:
     return f"{side.kernel} {rounds}{options}"
 
 
-def _places(found: Agreement, parting: Parting) -> Iterator[str]:
-    for side, does in zip(found.sides, parting.does, strict=True):
-        if does.place:
-            yield f"In {side.kernel} that is {does.place}."
-
-
-def _legal(found: Agreement) -> str:
-    """Describe bits that differ although both kernels keep one contract; orders of sums would be named here."""
-    unequal, elements = (sum(getattr(s, what) for s in found.results) for what in ("unequal_elements", "elements"))
-    share = f"{100 * unequal / elements:.2g} %"
-    freedom = f"Same contract: the bits differ within its freedom, both legal, in {share} of the elements"
-    return f"{freedom}. Another order of sums or another formula does that."
-
-
-def _unsaid(found: Agreement) -> Iterator[str]:
-    """Yield a sentence for cases that were not compared."""
+def _not_compared(found: Agreement) -> Iterator[str]:
     for side in found.sides:
         for reason, count in side.unsupported.items():
             yield f"{side.kernel} turned down {plural(count, 'case')}: {reason}."

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from statistics import quantiles
 from typing import Any
 
-from lastbit.reports.markdown_text import bullets, code, plain, table
+from lastbit.reports.markdown import bullets, code, plain, table
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,39 @@
 
 Runs draw their cases, so two of them need not have the same ones. Figures are compared on those that both have: the
 same case line on the same input bits. How many there are is part of the result, and so are the cases that only one of
-the runs has. Where no case is common, the figures of either run are given, and only verdicts are compared.
+the runs has. Where no case is common, the figures of either run are given, and only verdicts are compared. All is told
+in sentences and cells whatever these are shown on, on a console, and as JSON.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.text import Text
 
 from lastbit.property_result import PropertyOutcome, PropertyResult, together
+from lastbit.reports.encoding import as_text
+from lastbit.reports.invariance import extent
+from lastbit.reports.paper import line, make_console, paragraph, print_table
 from lastbit.reports.stage_summary import StageSummary, stage_order, summary_of
-from lastbit.reports.summary import grouped
+from lastbit.reports.summary import (
+    distance,
+    elements,
+    error,
+    grouped,
+    listed,
+    plural,
+    repro_line,
+    share,
+    signed,
+    tally,
+)
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.run import DeviceAgreement, Power, Run, Undecidable
 
@@ -261,13 +280,20 @@ def compare(base: Run, run: Run, *, names: tuple[str, str] = ("before", "after")
 
     A kernel is compared with itself on the device of the same name or, if each run has a single device, across them.
     """
-    across = _across(base, run)
-    kernels = [_kernel_change(base, run, *subject, drift=drift) for subject in _subjects(base, run, across)]
+    subjects = dict.fromkeys((*run.subjects(), *base.subjects()))
+    pairs, across = [(kernel, device, device) for kernel, device in subjects], None
+    before, after = ({device for _, device in r.subjects()} for r in (base, run))
+    if len(before) == len(after) == 1 and before != after:
+        across = before.pop(), after.pop()
+        pairs = [(kernel, *across) for kernel in dict.fromkeys(kernel for kernel, _ in subjects)]
+    kernels = [_kernel_change(base, run, *pair, drift=drift) for pair in pairs]
     severity = list(Fate)
+    was, now = base.environment, run.environment
+    settings = ((name, was.get(name, ""), now.get(name, "")) for name in {**was, **now})
     return Changes(
         names=names,
         kernels=tuple(sorted(kernels, key=lambda kernel: (not kernel.worse, severity.index(kernel.change)))),
-        settings=tuple(_settings(base.environment, run.environment)),
+        settings=tuple(one for one in settings if one[0] not in _NO_DIFFERENCE and one[1] != one[2]),
         across=across,
         broken=(base.broken, run.broken),
         options=run.environment.get("options", ""),
@@ -322,45 +348,24 @@ def _silent(before: CaseResult | RunSide, after: CaseResult | RunSide) -> bool:
     return (before.verdict, after.verdict) == (Verdict.ERRORED, Verdict.FAILED)
 
 
-def _settings(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    for name in {**before, **after}:
-        values = before.get(name, ""), after.get(name, "")
-        if name not in _NO_DIFFERENCE and values[0] != values[1]:
-            yield (name, *values)
-
-
-def _across(base: Run, run: Run) -> tuple[str, str] | None:
-    """Return the devices of two runs that have one each, if these have different names."""
-    before, after = ({device for _, device in r.subjects()} for r in (base, run))
-    if len(before) == len(after) == 1 and before != after:
-        return before.pop(), after.pop()
-    return None
-
-
-def _subjects(base: Run, run: Run, across: tuple[str, str] | None) -> Iterator[tuple[str, str, str]]:
-    """Yield kernel, device before, device after; a run without such a kernel has no results of it either."""
-    if across:
-        kernels = dict.fromkeys(kernel for kernel, _ in (*run.subjects(), *base.subjects()))
-        yield from ((kernel, *across) for kernel in kernels)
-    else:
-        subjects = dict.fromkeys((*run.subjects(), *base.subjects()))
-        yield from ((kernel, device, device) for kernel, device in subjects)
-
-
 def _kernel_change(
     base: Run, run: Run, kernel: str, device_before: str, device_after: str, *, drift: float
 ) -> KernelChange:
     before, after = _cases(base, kernel, device_before), _cases(run, kernel, device_after)
-    pairs = tuple((before[line], after[line]) for line in before if _same_inputs(before[line], after.get(line)))
+    pairs = []
+    for case in filter(after.__contains__, before):
+        bits = before[case].fingerprint, after[case].fingerprint
+        if bits[0] == bits[1] or "" in bits:  # a case whose process died has left no fingerprint
+            pairs.append((before[case], after[case]))
     paired = {first.case for first, _ in pairs}
-    alone = [[result for line, result in cases.items() if line not in paired] for cases in (before, after)]
+    alone = [[result for case, result in cases.items() if case not in paired] for cases in (before, after)]
     stages = paired_stages(pairs, drift=drift) if pairs else separate_stages(*alone) if all(alone) else ()
     return KernelChange(
         op=next(iter((*after.values(), *before.values()))).op,
         kernel=kernel,
         before=_side(base, kernel, device_before, before),
         after=_side(run, kernel, device_after, after),
-        pairs=pairs,
+        pairs=tuple(pairs),
         unpaired=(sum(r.counted for r in alone[0]), sum(r.counted for r in alone[1])),
         other_inputs=len({r.case for r in alone[0]} & {r.case for r in alone[1]}),
         stages=stages,
@@ -375,13 +380,6 @@ def _cases(run: Run, kernel: str, device: str) -> dict[str, CaseResult]:
         if (result.kernel, result.device) == (kernel, device):
             cases.setdefault(result.case, result)
     return cases
-
-
-def _same_inputs(before: CaseResult, after: CaseResult | None) -> bool:
-    """Check whether both runs had the same input bits; a case whose process died has left no fingerprint."""
-    if after is None:
-        return False
-    return before.fingerprint == after.fingerprint or "" in (before.fingerprint, after.fingerprint)
 
 
 def _side(run: Run, kernel: str, device: str, results: Mapping[str, CaseResult]) -> RunSide | None:
@@ -418,28 +416,28 @@ def separate_stages(before: Iterable[CaseResult], after: Iterable[CaseResult]) -
     return _changes({}, alone, stage_order([*sides[0], *sides[1]]), math.inf)
 
 
+def _by_stage(result: CaseResult) -> dict[_Key, CaseResult]:
+    """Cut the result to each of its stages."""
+    return {(stage.name, stage.dtype): replace(result, stages=(stage,)) for stage in result.stages}
+
+
 def _changes(
     both: Mapping[_Key, Sequence[Pair]], alone: _Alone, order: Sequence[str], drift: float
 ) -> tuple[StageChange, ...]:
     """Return the stages' changes in `order`, and then by format."""
-    keys = sorted({**both, **alone[0], **alone[1]}, key=lambda key: (order.index(key[0]), key[1]))
-    before, after = ({key: _summary(pairs) for key, pairs in side.items()} for side in alone)
-    return tuple(
-        _change(both[key], drift) if key in both else StageChange(before.get(key), after.get(key)) for key in keys
-    )
-
-
-def _change(both: Sequence[Pair], drift: float) -> StageChange:
-    apart = [any(result.stages[0].extreme for result in pair) for pair in both]  # the same ones in both runs
-    before, after = (_summary([pair[side] for pair in both], apart) for side in (0, 1))
-    bits = [(a.stages[0].fingerprint, b.stages[0].fingerprint) for a, b in both]
-    known = [(a, b) for a, b in bits if a and b]
-    return StageChange(before, after, len(known), sum(a == b for a, b in known), tuple(_drifts(before, after, drift)))
-
-
-def _by_stage(result: CaseResult) -> dict[_Key, CaseResult]:
-    """Cut the result to each of its stages."""
-    return {(stage.name, stage.dtype): replace(result, stages=(stage,)) for stage in result.stages}
+    found = []
+    for key in sorted({**both, **alone[0], **alone[1]}, key=lambda key: (order.index(key[0]), key[1])):
+        if key in both:
+            pairs = both[key]
+            apart = [any(result.stages[0].extreme for result in pair) for pair in pairs]  # the same ones in both runs
+            before, after = (_summary([pair[side] for pair in pairs], apart) for side in (0, 1))
+            bits = [(a.stages[0].fingerprint, b.stages[0].fingerprint) for a, b in pairs]
+            known = [(a, b) for a, b in bits if a and b]
+            equal = sum(a == b for a, b in known)
+            found.append(StageChange(before, after, len(known), equal, tuple(_drifts(before, after, drift))))
+        else:
+            found.append(StageChange(*(_summary(side[key]) if key in side else None for side in alone)))
+    return tuple(found)
 
 
 def _summary(results: Sequence[CaseResult], apart: Sequence[bool] | None = None) -> StageSummary:
@@ -474,3 +472,273 @@ def properties_changed(before: Iterable[CaseResult], after: Iterable[CaseResult]
     for name in old:
         if name in new and {old[name].outcome, new[name].outcome} == {PropertyOutcome.HOLDS, PropertyOutcome.BROKEN}:
             yield PropertyChange(old[name], new[name])
+
+
+# In sentences and cells
+
+HEADERS = ("stage", "dtype", "cases", "same bits", "outside", "mismatch", "rel. error", "contract", "bias", "ulp")
+"""Columns of `cells`."""
+
+# What fits into a line of 100 characters, as everywhere in reports.
+MOST_NAMES = 4
+
+
+def summary(changes: Changes) -> str:
+    """Write `2 kernels worse, 12 unchanged · bits unchanged in 812 of 812 tensors · 784 cases in both`, and so on."""
+    counts = Counter(
+        "new and failing" if k.change is Fate.NEW and k.worse else k.change.value.lower() for k in changes.kernels
+    )
+    kernels = ", ".join(f"{count:,} {word}" for word, count in counts.items()) or "none"
+    parts = [f"kernels: {kernels}", bits(changes.kernels), paired(changes.kernels, changes.names)]
+    return " · ".join(filter(None, parts))
+
+
+def verdict(changes: Changes) -> str:
+    """Return the one word that comes first."""
+    if changes.broken[1]:
+        return "BROKEN"
+    if any(kernel.worse for kernel in changes.kernels):
+        return "WORSE"
+    if not any(kernel.before and kernel.after for kernel in changes.kernels):
+        return "NOTHING COMPARED"
+    drifted = any(kernel.drifted_worse for kernel in changes.kernels)
+    return "NOTHING GOT WORSE" + (", but figures drifted" if drifted else "")
+
+
+def about(changes: Changes) -> list[str]:
+    """List the sentences that a reader must know of the two runs before reading on."""
+    lines = [f"{name}: {before or '–'} → {after or '–'}" for name, before, after in changes.settings]
+    if changes.across:
+        lines.append(f"Kernels on {changes.across[0]} are compared with the same kernels on {changes.across[1]}.")
+    for name, broken in zip(changes.names, changes.broken, strict=True):
+        if broken:
+            lines.append(f"{name} did not come to its end: {broken}")
+    return lines
+
+
+def bits(kernels: tuple[KernelChange, ...]) -> str:
+    """Count the tensors with unchanged bits; empty where none could be compared."""
+    tensors, equal = sum(k.tensors for k in kernels), sum(k.equal for k in kernels)
+    return f"bits unchanged in {equal:,} of {plural(tensors, 'tensor')}" if tensors else ""
+
+
+def paired(kernels: tuple[KernelChange, ...], names: tuple[str, str]) -> str:
+    """Count the cases that both runs have, and those that only one of them has."""
+    both = [k for k in kernels if k.before and k.after]
+    if not both:
+        return ""
+    parts = [f"{plural(sum(len(k.pairs) for k in both), 'case')} in both"]
+    for side, name in enumerate(names):
+        if alone := sum(k.unpaired[side] for k in both):
+            parts.append(f"{alone:,} only in {name}")
+    if other := sum(k.other_inputs for k in both):
+        parts.append(f"{other:,} of the same line but with other input bits")
+    return ", ".join(parts)
+
+
+def others(changes: Changes) -> list[tuple[Fate, str]]:
+    """Write one line for each op and change of kernels that need no details: new, gone or unchanged."""
+    together = grouped(((kernel.change, kernel.op), kernel) for kernel in changes.kernels if not kernel.telling)
+    lines = []
+    for (change, op), kernels in together.items():
+        sides = [kernel.after or kernel.before for kernel in kernels]
+        about = [bits(tuple(kernels)), tally(side.verdict for side in sides if side)]
+        names = listed((kernel.kernel for kernel in kernels), MOST_NAMES)
+        lines.append((change, f"{op}: {plural(len(kernels), 'kernel')}, {', '.join(filter(None, about))}: {names}"))
+    return lines
+
+
+def head(kernel: KernelChange) -> str:
+    """Write `PASSED → FAILED`, `FAILED` for both runs, or the verdict in the only run that has the kernel."""
+    sides = [side for side in (kernel.before, kernel.after) if side]
+    return _arrow([side.verdict.value for side in sides])
+
+
+def devices(kernel: KernelChange) -> str:
+    """Write `cpu`, or `cpu → cuda:0`."""
+    return _arrow([side.device for side in (kernel.before, kernel.after) if side])
+
+
+def notes(kernel: KernelChange, names: tuple[str, str]) -> list[str]:
+    """Write sentences about one kernel, most important first."""
+    before, after = kernel.before, kernel.after
+    if before is None or after is None:
+        return [f"only in {names[0] if after is None else names[1]}"]
+    lines = [", ".join(filter(None, (paired((kernel,), names), bits((kernel,)))))]
+    if before.contract != after.contract:
+        lines.append(f"contract: {before.contract} → {after.contract}")
+    for word, pairs in (("worse", kernel.worse_cases), ("better", kernel.better_cases)):
+        if pairs:
+            then, now = tally(p[0].verdict for p in pairs), tally(p[1].verdict for p in pairs)
+            lines.append(f"{plural(len(pairs), 'case')} got {word}: {then} → {now}")
+    if kernel.silent:
+        lines.append("it raised before, and gives wrong results now: whoever calls it is not told")
+    for change in kernel.properties:
+        one = change.after
+        declared = ", which it declares" if one.declared else ", which it declared" if change.before.declared else ""
+        said = f"lost: {one.name}{declared}: {extent(one)}" if change.lost else f"gained: {one.name}{declared}"
+        lines.append(said)
+    if before.verdict != after.verdict and not kernel.worse_cases and not kernel.better_cases:
+        lines.append(
+            "every case that both runs have kept its verdict: what changed comes from cases that only one of them has"
+        )
+    if kernel.change is not Fate.UNCHANGED and kernel.tensors == kernel.equal > 0 and not kernel.properties:
+        lines.append("its bits are the same: what changed is what judges them, or which cases were run")
+    return lines
+
+
+def again(kernel: KernelChange, changes: Changes) -> str:
+    """Return the command that runs the smallest case again that got worse, a failing one before others; or nothing."""
+    worse = [after for _, after in kernel.worse_cases]
+    failed = [result for result in worse if result.verdict is Verdict.FAILED]
+    worst = min(failed or worse, key=lambda result: elements(result.case), default=None)
+    return repro_line(worst, changes.options) if worst else ""
+
+
+def rows(kernel: KernelChange) -> list[tuple[str, ...]]:
+    """Return the cells of each stage that changed."""
+    return [cells(stage) for stage in kernel.stages if not stage.unchanged]
+
+
+def cells(stage: StageChange) -> tuple[str, ...]:
+    """Write one row under `HEADERS`: `before → after`, or one value where the two read the same."""
+    shown = stage.shown
+    both = [summary for summary in (stage.before, stage.after) if summary]
+    cases = [f"{s.cases:,}" for s in both]
+    alone = "new" if stage.before is None else "gone" if stage.after is None else ""
+    return (
+        shown.shown_name,
+        shown.dtype,
+        _arrow(cases),
+        alone or (f"{stage.equal:,}/{stage.tensors:,}" if stage.tensors else "–"),
+        _arrow([f"{s.outside:,}" for s in both]),
+        _arrow([share(s.total.mismatched, s.total.numel) for s in both]),
+        _arrow([error(s.worst_error) for s in both]),
+        _arrow([error(s.contract_error) for s in both]),
+        _arrow([signed(s.typical_bias) for s in both]),
+        _arrow([distance(s.near_ulp) for s in both]),
+    )
+
+
+def drifts(kernel: KernelChange) -> list[str]:
+    """Write `output bf16: mismatch drifted for the worse, 0.01 % → 1.2 %` for each figure that drifted.
+
+    There are none for a kernel that got worse, of which they say nothing more.
+    """
+    write = {"mismatch": lambda value: share(round(value * 1e12), 10**12), "bias": signed}
+    said = []
+    for stage in kernel.stages if not kernel.worse else ():
+        for one in stage.drifts:
+            direction = "worse" if one.worse else "better"
+            figures = _arrow(list(map(write.get(one.figure, error), (one.before, one.after))))
+            shown = stage.shown
+            said.append(f"{shown.name} {shown.dtype}: {one.figure} drifted for the {direction}, {figures}")
+    return said
+
+
+def _arrow(values: list[str]) -> str:
+    return " → ".join(dict.fromkeys(values))
+
+
+# On a console
+
+# A page of a terminal; the files of a run have all.
+MOST_KERNELS = 30
+
+STYLES: Mapping[Fate, str] = {
+    Fate.WORSE: "bold red",
+    Fate.DRIFTED: "yellow",
+    Fate.UNPAIRED: "yellow",
+    Fate.GONE: "yellow",
+    Fate.NEW: "cyan",
+    Fate.BETTER: "green",
+    Fate.CHANGED: "cyan",
+    Fate.UNCHANGED: "dim",
+}
+
+
+def print_changes(changes: Changes, console: Console | None = None, *, strict: bool = False) -> None:
+    """Print what changed from one run to another, worst first, and a last line that sums it up."""
+    console = console or make_console()
+    line(console, f"Changes from {changes.names[0]} to {changes.names[1]}", "bold")
+    for text in about(changes):
+        paragraph(console, Text(text), label="  ")
+    line(console)
+    told = [kernel for kernel in changes.kernels if kernel.telling]
+    for kernel in told[:MOST_KERNELS]:
+        word = Text(kernel.change.value, STYLES[Fate.WORSE if kernel.worse else kernel.change])
+        head_of = f" on {devices(kernel)}  {head(kernel)}  of {kernel.op}"
+        paragraph(console, Text.assemble(word, "  ", (kernel.kernel, "bold"), head_of))
+        for note in notes(kernel, changes.names):
+            paragraph(console, Text(note, "dim"), label="  ")
+        for text in drifts(kernel):
+            paragraph(console, Text(text), label="  ")
+        if changed := [[*map(Text, row)] for row in rows(kernel)]:
+            print_table(console, HEADERS, changed, spare=("bias", "contract", "cases", "ulp", "rel. error", "mismatch"))
+        if command := again(kernel, changes):
+            line(console, "  a case that got worse")
+            line(console, f"    {command}")
+        line(console)
+    if rest := told[MOST_KERNELS:]:
+        line(console, f"and {plural(len(rest), 'more kernel')}: {listed((k.kernel for k in rest), MOST_NAMES)}")
+        line(console)
+    said = others(changes)
+    for change, text in said:
+        paragraph(console, Text.assemble((change.value, STYLES[change]), f"  {text}"))
+    if said:
+        line(console)
+    style = "bold red" if changes.exit_code(strict=strict) else "bold green"
+    paragraph(console, Text.assemble((verdict(changes), style), f"  {summary(changes)}"))
+
+
+# As JSON
+
+
+def as_json(changes: Changes, *, strict: bool = False) -> str:
+    """Write the changes as one JSON object; a float that JSON cannot spell is a string such as `NaN` or `-Infinity`."""
+    data = {
+        "runs": changes.names,
+        "exit_code": changes.exit_code(strict=strict),
+        "settings": {name: (before, after) for name, before, after in changes.settings},
+        "across": changes.across,
+        "broken": changes.broken,
+        "kernels": tuple(map(_plain_kernel, changes.kernels)),
+    }
+    return as_text(data)
+
+
+def _plain_kernel(kernel: KernelChange) -> dict[str, Any]:
+    stages = (
+        {
+            "stage": stage.shown.name,
+            "dtype": stage.shown.dtype,
+            "tensors": stage.tensors,
+            "tensors_equal": stage.equal,
+            "before": stage.before and stage.before.figures,
+            "after": stage.after and stage.after.figures,
+            "drifts": tuple(
+                {"figure": d.figure, "worse": d.worse, "before": d.before, "after": d.after} for d in stage.drifts
+            ),
+        }
+        for stage in kernel.stages
+    )
+    return {
+        "op": kernel.op,
+        "kernel": kernel.kernel,
+        "change": kernel.change.value,
+        "worse": kernel.worse,
+        "before": kernel.before,
+        "after": kernel.after,
+        "cases_in_both": len(kernel.pairs),
+        "cases_in_one": kernel.unpaired,
+        "cases_on_other_inputs": kernel.other_inputs,
+        "cases_worse": tuple(after.case for _, after in kernel.worse_cases),
+        "cases_better": tuple(after.case for _, after in kernel.better_cases),
+        "tensors": kernel.tensors,
+        "tensors_equal": kernel.equal,
+        "stages": tuple(stages),
+        "properties": tuple(
+            {"property": one.after.name, "lost": one.lost, "worse": one.worse, "where": one.after.where}
+            for one in kernel.properties
+        ),
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import reprlib
 import types
@@ -19,12 +20,17 @@ def encoded(value: Any) -> Any:
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if value is None or isinstance(value, str | int | float):
         return value
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [encoded(item) for item in value]
     if isinstance(value, Mapping):
         return {str(key): encoded(item) for key, item in value.items()}
     kind: Any = type(value)
     return {name: encoded(getattr(value, name)) for name in names_of(kind)}
+
+
+def as_text(value: Any) -> str:
+    """Write `value` as JSON for a reader, a line for each item."""
+    return json.dumps(encoded(value), indent=1, allow_nan=False, ensure_ascii=False)
 
 
 @functools.cache
@@ -52,19 +58,15 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
         item = _decoder(arguments[1])
         return lambda value: {key: item(each) for key, each in _of_type(dict, value).items()}
     if is_dataclass(hint):
-        return _decoder_of_fields(hint)
+        decoders = {name: _decoder(kind) for name, kind in typing.get_type_hints(hint).items()}
+
+        def of_fields(value: Any) -> Any:
+            if unknown := _of_type(dict, value).keys() - decoders.keys():
+                raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
+            return hint(**{name: decoders[name](item) for name, item in value.items()})
+
+        return of_fields
     return hint if hint is float or issubclass(hint, Enum) else functools.partial(_of_type, hint)
-
-
-def _decoder_of_fields(kind: Any) -> Callable[[Any], Any]:
-    decoders = {name: _decoder(hint) for name, hint in typing.get_type_hints(kind).items()}
-
-    def decoder(value: Any) -> Any:
-        if unknown := _of_type(dict, value).keys() - decoders.keys():
-            raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
-        return kind(**{name: decoders[name](item) for name, item in value.items()})
-
-    return decoder
 
 
 def _of_type(kind: type, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Explanations of failures: printed on a console, or as a few lines of a report."""
+"""Explanations of failures, and the traces they rest on: printed on a console, as JSON, or as lines of a report."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import linecache
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from rich.console import Console
 from rich.text import Text
 
 from lastbit.command_line import command
 from lastbit.reports.encoding import encoded
-from lastbit.reports.paper import line, paragraph, print_table, to_copy, verdict_word
+from lastbit.reports.paper import line, paragraph, print_field, print_table, verdict_word
 from lastbit.reports.summary import KernelFailure, shown_path
-from lastbit.reports.trace import about, number
 from lastbit.reports.why import Element, Explanation, KernelTrace, Source, Step, WorkedStage
 from lastbit.reports.wording import allowed_by, problem_fields
-from lastbit.result import told
+from lastbit.result import Worst, told
 from lastbit.run import Run
 
 # Arbitrary: `explain` prints all.
@@ -48,11 +48,13 @@ _HEADERS = ("stage", "exact", "allowed", "as", "kernel", "bits", "in", "ulp", "l
 _SPARE = ("bits", "in", "as", "line", "ulp")
 """Columns that a narrow console does without, the first one first."""
 _EACH_ROW = "each row goes on from the kernel's own values in the rows above; ✗: its value is not allowed"
-_WIDTH = 10  # of labels
 
 
 def print_explanation(explanation: Explanation, console: Console) -> None:
-    """Print the element, its arithmetic as a table, and what is wrong with it; the test to paste comes last."""
+    """Print the element, its arithmetic as a table, and what is wrong with it; the test to paste comes last.
+
+    The arithmetic is the inputs, the formulas of the reference, and each stage as the contract and the kernel have it.
+    """
     trace = explanation.trace
     contract = told(trace.contract, trace.idle)
     head = f" on {explanation.device}  contract {contract} of {trace.op}  "
@@ -63,19 +65,33 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
     if explanation.explained_by:  # it is sure, and leads
         names = [told(name, trace.idle) for name in explanation.explained_by]
         kept = f"{allowed_by(names, 'the case')}; it claims {contract}"
-        paragraph(console, Text(kept), label=f"  {'keeps':<{_WIDTH}}", label_style="bold")
-    _print_arithmetic(explanation, console)
-    for label, text in _fields(explanation):
-        head, style = f"  {label:<{_WIDTH}}", "bold" if label == "line" else "dim"
-        if label == "smallest":
-            to_copy(console, text, label=head, label_style=style)
-        else:
-            paragraph(console, Text(text), label=head, label_style=style)
+        print_field(console, "keeps", kept, style="bold")
+    if explanation.arithmetic:
+        if inputs := ", ".join(_inputs(explanation.inputs)):
+            print_field(console, "inputs", inputs)
+        if formulas := "; ".join(f"{w.stage} = {w.formula}" for w in explanation.arithmetic if w.formula):
+            print_field(console, "formulas", formulas)
+        paragraph(console, Text(_EACH_ROW, "dim"), label="  ")
+        rows = [_row(worked, worked is explanation.deciding) for worked in explanation.arithmetic]
+        print_table(console, _HEADERS, rows, spare=_SPARE, wrap_first=True)
+    fields = [*_place(explanation, others=MOST_OTHERS), *_decision(explanation)]
+    if explanation.worst is None or explanation.worst.is_allowed:
+        fields = [*_labelled("finding", explanation.findings), *fields]
+    fields += _labelled("diagnosis", explanation.diagnoses)
+    fields += _labelled("smallest", filter(None, [explanation.smallest]))
+    if explanation.arithmetic and trace.reason:
+        fields.append(("way", f"not followed: {trace.reason}"))
+    notes = [note for note in trace.notes if note not in explanation.findings]
+    taken = explanation.elsewhere[:MOST_INPUTS]
+    came = f"the kernel's value came from {' and '.join(taken)}" if taken else ""
+    fields += _labelled("note", filter(None, [came, explanation.reason, *notes]))
+    for label, text in fields:
+        print_field(console, label, text, style="bold" if label == "line" else "dim", to_copy=label == "smallest")
     if explanation.test:
         line(console, "  test", "dim")
         line(console, "\n".join(f"    {text}".rstrip() for text in explanation.test.splitlines()))
     elif explanation.smallest:
-        paragraph(console, Text(NO_TEST), label=f"  {'test':<{_WIDTH}}", label_style="dim")
+        print_field(console, "test", NO_TEST)
     line(console)
 
 
@@ -113,27 +129,10 @@ def explain_line(explanation: Explanation, options: str = "") -> str:
     return command("explain", explanation.kernel, explanation.case, f"{device} {options.replace('--strict', '')}")
 
 
-def _print_arithmetic(explanation: Explanation, console: Console) -> None:
-    """Print the inputs, the formulas of the reference, and each stage as the contract and the kernel have it."""
-    if not explanation.arithmetic:
-        return
-    fields = [
-        ("inputs", ", ".join(_inputs(explanation.inputs))),
-        ("formulas", "; ".join(f"{w.stage} = {w.formula}" for w in explanation.arithmetic if w.formula)),
-    ]
-    for label, text in fields:
-        if text:
-            paragraph(console, Text(text), label=f"  {label:<{_WIDTH}}", label_style="dim")
-    rows = [_row(worked, worked is explanation.deciding) for worked in explanation.arithmetic]
-    paragraph(console, Text(_EACH_ROW, "dim"), label="  ")
-    print_table(console, _HEADERS, rows, spare=_SPARE, wrap_first=True)
-
-
 def _row(worked: WorkedStage, deciding: bool) -> tuple[Text, ...]:
-    name = Text(f"✗ {worked.stage}" if worked.did else worked.stage, "bold red" if deciding else "")
     actual = worked.actual or Element("not seen")
     return (
-        name,
+        Text(f"✗ {worked.stage}" if worked.did else worked.stage, "bold red" if deciding else ""),
         Text("" if _is_open(worked) else number(worked.exact)),
         Text(_ends(worked)),
         Text(worked.format),
@@ -164,22 +163,6 @@ def _inputs(sources: Sequence[Source]) -> Iterator[str]:
         yield f"{len(rest):,} more"
 
 
-def _fields(explanation: Explanation) -> Iterator[Field]:
-    """Yield labels and texts of everything below the arithmetic."""
-    if explanation.worst is None or explanation.worst.is_allowed:
-        yield from _labelled("finding", explanation.findings)
-    yield from _place(explanation, others=MOST_OTHERS)
-    yield from _decision(explanation)
-    yield from _labelled("diagnosis", explanation.diagnoses)
-    yield from _labelled("smallest", filter(None, [explanation.smallest]))
-    if explanation.arithmetic and explanation.trace.reason:
-        yield "way", f"not followed: {explanation.trace.reason}"
-    notes = [note for note in explanation.trace.notes if note not in explanation.findings]
-    taken = explanation.elsewhere[:MOST_INPUTS]
-    came = f"the kernel's value came from {' and '.join(taken)}" if taken else ""
-    yield from _labelled("note", filter(None, [came, explanation.reason, *notes]))
-
-
 def _labelled(label: str, texts: Iterable[str]) -> Iterator[Field]:
     return ((label if position == 0 else "", text) for position, text in enumerate(texts))
 
@@ -188,31 +171,27 @@ def _place(explanation: Explanation, *, others: int) -> Iterator[Field]:
     """Yield the wrong line and its computation, or the lines it is between; then at most `others` corrections."""
     trace, first = explanation.trace, explanation.culprit
     if first is not None:
-        called = f", called in line {first.called[0].rsplit(':', 2)[1]}" if first.called else ""
-        yield "line", f"{shown_path(f'{first.file}:{first.line}')}  {first.code or first.text}{called}"
+        yield "line", f"{shown_path(f'{first.file}:{first.line}')}  {first.code or first.text}{_called(first)}"
         if first.count or not first.mend:
             yield "", computed(first)
         if first.mend:
             yield "", first.right
     elif trace.between:
-        yield "line", _between(trace)
+        spans, more = ", ".join(map(shown_path, trace.between[:MOST_FILES])), len(trace.between) - MOST_FILES
+        rest = f" and {more} more files" if more > 0 else ""
+        are = "is" if len(trace.since) == 1 else "are"
+        right = f"{' and '.join(trace.since)}, which {are} right" if trace.since else "the inputs"
+        yield "line", f"not found; it is between {right}, and {trace.until}, which is wrong: {spans}{rest}"
     if first is None and trace.mended:
         lines = dict.fromkeys(shown_path(f"{step.file}:{step.line}") for step in trace.mended)
         yield "", f"perhaps {' or '.join(list(lines)[:MOST_LINES])}, or what is passed there"
+    so = "so are they" if first else "every element is right"
     for step in [step for step in trace.mended if first is None or step.line != first.line][:others]:
-        yield (
-            "",
-            f"{'so are they' if first else 'every element is right'} with line {step.line}, {step.text}, {step.mend}",
-        )
+        yield "", f"{so} with line {step.line}, {step.text}, {step.mend}"
 
 
-def _between(trace: KernelTrace) -> str:
-    """Say that the wrong line was not found, and between which lines it is."""
-    spans = map(shown_path, trace.between[:MOST_FILES])
-    rest = f" and {len(trace.between) - MOST_FILES} more files" if len(trace.between) > MOST_FILES else ""
-    are = "is" if len(trace.since) == 1 else "are"
-    right = f"{' and '.join(trace.since)}, which {are} right" if trace.since else "the inputs"
-    return f"not found; it is between {right}, and {trace.until}, which is wrong: {', '.join(spans)}{rest}"
+def _called(step: Step) -> str:
+    return f", called in line {step.called[0].rsplit(':', 2)[1]}" if step.called else ""
 
 
 def computed(step: Step) -> str:
@@ -221,28 +200,23 @@ def computed(step: Step) -> str:
         return f"{step.text}: the finding is about this line"
     value = _element(step.first) if step.direct and step.first else f"{step.count:,} elements"
     made = f"{value} in {step.dtype}"
-    if inserted := _inserted(step):
-        return f"{step.text} = {inserted} = {made}"
-    operands = ", ".join(_operand(source) for source in step.sources if source.first)
+    if step.direct and len(step.sources) == 2 and (middle := _between_names(step.text)):
+        return f"{step.text} = {middle.join(map(_value, step.sources))} = {made}"
+    named = ((f"{source.name} = " if source.name else "", _value(source)) for source in step.sources if source.first)
+    operands = ", ".join(name + value for name, value in named)
     return f"{step.text} = {made}{f', from {operands}' if operands else ''}"
 
 
-def _inserted(step: Step) -> str:
-    """Insert values for names in an expression of two names; empty for any other expression."""
+def _between_names(text: str) -> str:
+    """Return what stands between the names of an expression of two names; empty for any other expression."""
     try:
-        made = ast.parse(step.text, mode="eval").body
+        made = ast.parse(text, mode="eval").body
     except SyntaxError:
         return ""
-    if not isinstance(made, ast.BinOp) or len(step.sources) != 2 or not step.direct:
-        return ""
-    if not (isinstance(made.left, ast.Name) and isinstance(made.right, ast.Name)):
-        return ""
-    middle = step.text[made.left.end_col_offset : made.right.col_offset]
-    return middle.join(_value(source) for source in step.sources)
-
-
-def _operand(source: Source) -> str:
-    return f"{source.name} = {_value(source)}" if source.name else _value(source)
+    match made:
+        case ast.BinOp(left=ast.Name() as left, right=ast.Name() as right):
+            return text[left.end_col_offset : right.col_offset]
+    return ""
 
 
 def _value(source: Source) -> str:
@@ -389,3 +363,134 @@ def excerpt(step: Step) -> list[SourceLine]:
     last = max(step.line, step.end_line)
     shown = range(max(1, step.line - AROUND), min(len(lines), last + AROUND) + 1)
     return [SourceLine(number, lines[number - 1], step.line <= number <= last) for number in shown]
+
+
+# `lastbit explain --trace`
+
+# Beside place and value it leaves a step one line of 100 characters.
+MOST_TEXT = 40
+"""Characters of an expression that are shown."""
+INPUT = "input"
+
+_STEP_HEADERS = ("line", "expression", "dtype", "value", "bits", "stage", "from")
+_STEP_SPARE = ("from", "dtype")
+
+
+def print_trace(found: KernelTrace, console: Console) -> None:
+    """Print the element, the steps that led to it as a table, and the line where it leaves the contract."""
+    head = f" on {found.device}  contract {told(found.contract, found.idle)} of {found.op}  "
+    line(console, Text.assemble((found.kernel, "bold"), head, verdict_word(found.verdict)))
+    line(console, f"  {found.case}", "dim")
+    if found.worst is not None:
+        paragraph(console, Text(about(found.stage, found.worst)), label="  ")
+    if found.reason:
+        paragraph(console, Text(f"Nothing is traced: {found.reason}", "bold magenta"), label="  ")
+        return
+    rows: list[tuple[Text, ...] | Text] = []
+    for who, group in groupby(found.all or found.steps, key=_who):
+        rows.append(Text(f"  {who}", "bold cyan"))
+        for where, part in groupby(group, key=_where):
+            rows += [Text(f"  {where}", "cyan")] * bool(where)
+            rows += (_step_row(step, found.leaves is not None and _at(step) == _at(found.leaves)) for step in part)
+    if gone := print_table(console, _STEP_HEADERS, rows, spare=_STEP_SPARE, wrap_first=True):
+        paragraph(console, Text(f"columns that this width has no room for: {', '.join(gone)}", "dim"), label="  ")
+    step = found.leaves
+    said = "" if step is None else f"The value leaves the contract in line {step.line}, {_expression(step)}: "
+    if step is not None and step.match is not None and step.match.leaves:
+        match, own = step.match, step.first[0] if step.direct and step.first else Element("unknown")
+        exact = "" if math.isnan(match.exact) else f", exact is {number(match.exact)}"
+        said += f"as stage {match.stage}, {match.outside:,} of {match.of:,} elements are not possible. Here it is "
+        said += f"{own.decimal} in {step.dtype}; the contract allows {allowed(match.lo, match.hi)}{exact}."
+    elif step is not None and found.wrong:
+        said += f"with it, stage {found.wrong} does not follow from what the kernel had before."
+    elif found.steps and found.worst is not None and found.exit_code == 1 and not found.worst.is_allowed:
+        first = f" No step agrees with stage {found.unmatched[0]}." if found.unmatched else ""
+        said = f"No step was found with which the value leaves what the contract allows.{first}"
+    else:
+        said = ""
+    for sentence, style in [*[(said, "bold red")] * bool(said), *((note, "") for note in found.notes)]:
+        paragraph(console, Text(sentence, style), label="  → ")
+    line(console)
+
+
+def _who(step: Step) -> str:
+    """Name the performer of a step: a Triton program, PyTorch, or the tensors of the case."""
+    if step.operation == INPUT:
+        return "Tensors of the case"
+    return f"Program {step.program} of {step.launch}" if step.launch else "PyTorch"
+
+
+def _where(step: Step) -> str:
+    """Name the function and file of a step."""
+    return f"{step.function} in {shown_path(step.file)}{_called(step)}" if step.file else ""
+
+
+def _at(step: Step) -> tuple[object, ...]:
+    """Return a key of a step's operation and place."""
+    return step.file, step.line, step.column, step.text, step.operation, step.called, step.program
+
+
+def _step_row(step: Step, leaves: bool) -> tuple[Text, ...]:
+    if step.again:
+        lines = f"lines {step.line} to {step.end_line}" if step.line != step.end_line else f"line {step.line}"
+        more = Text(f"… {step.again:,} more rounds of {lines}", "dim")
+        return (Text("…", "dim"), more, *(Text() for _ in _STEP_HEADERS[2:]))
+    alone = step.first[0] if step.direct and step.first and step.count else None
+    text = _expression(step)
+    if len(text) > MOST_TEXT:  # its beginning and end say what is loaded and what becomes of it
+        end = MOST_TEXT // 3
+        text = f"{text[: MOST_TEXT - end - 1]}…{text[-end:]}"
+    stage = "" if step.match is None else step.match.stage
+    led = ", ".join(map(_source, step.sources))  # of several elements the operation and its shape
+    if not step.direct or not step.sources:
+        led = f"{step.operation} {list(step.shape)}" if step.line else ""
+    return (
+        Text(str(step.line) if step.line else ""),
+        Text(text),
+        Text(step.dtype),
+        Text(alone.decimal, "bold") if alone else Text(_several(step.count, step.first)),
+        Text(alone.bits if alone else "", "bold"),
+        Text(f"✗ {stage}".rstrip(), "bold red") if leaves else Text(stage, "green"),
+        Text(led, "dim"),
+    )
+
+
+def _expression(step: Step) -> str:
+    return f"{step.operation} in {step.text}" if step.part else step.text or step.operation
+
+
+def _several(count: int, first: Sequence[Element]) -> str:
+    shown = ", ".join(_short(element) for element in first[:2])
+    return f"{count:,}: {shown}, …" if count > len(first[:2]) else shown
+
+
+def _short(element: Element) -> str:
+    return f"{float(element.decimal):.6g}" if element.bits else element.decimal
+
+
+def _source(source: Source) -> str:
+    if source.count > 1:
+        return _several(source.count, source.first)
+    if source.name.endswith("]"):
+        return source.name
+    known = _short(source.first[0]) if source.first else "unknown"
+    return f"{source.name} = {known}" if source.name else known
+
+
+def about(stage: str, worst: Worst) -> str:
+    """Describe the element to explain and the values that the contract allows for it."""
+    index = ", ".join(map(str, worst.index))
+    may = allowed(worst.lo, worst.hi)
+    relation = f"as the contract allows ({may})" if worst.is_allowed else f"but the contract allows {may}"
+    exact = "" if math.isnan(worst.exact) else f"; exact {number(worst.exact)}"
+    return f"{stage}[{index}] is {number(worst.actual)}, {relation}{exact}"
+
+
+def allowed(lo: float, hi: float) -> str:
+    """Describe the allowed values: the only one, or both ends."""
+    return f"{number(lo)} only" if lo == hi or math.isnan(lo) else f"{number(lo)} to {number(hi)}"
+
+
+def number(value: float) -> str:
+    """Format a number with nine digits, enough to tell fp32 numbers apart."""
+    return f"{value:.9g}"

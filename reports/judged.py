@@ -13,7 +13,7 @@ from rich.text import Text
 from lastbit.files import BUILT_IN
 from lastbit.reports.bench import Sample, amount, short
 from lastbit.reports.encoding import encoded
-from lastbit.reports.paper import paragraph, to_copy, verdict_word
+from lastbit.reports.paper import paragraph, print_field, verdict_word
 from lastbit.reports.summary import shown_path, tally
 from lastbit.result import Verdict, told
 
@@ -166,9 +166,6 @@ class FileVerdict:
         return _CODES.get(self.verdict, _NOTHING_RUN)
 
 
-_WIDTH = 10  # of labels
-
-
 def schema() -> dict[str, Any]:
     """Load the JSON Schema of the document."""
     loaded: dict[str, Any] = json.loads((BUILT_IN / "reports" / "schemas" / "judge-1.json").read_text())
@@ -200,11 +197,7 @@ def print_judged(found: FileVerdict, console: Console) -> None:
         label_style=str(verdict.style),
     )
     for label, text in _fields(found):
-        head = f"  {label:<{_WIDTH}}"
-        if label == "next":
-            to_copy(console, text, label=head, label_style="dim")
-        else:
-            paragraph(console, Text(text), label=head, label_style="dim")
+        print_field(console, label, text, to_copy=label == "next")
 
 
 def _fields(found: FileVerdict) -> Iterator[tuple[str, str]]:

@@ -77,12 +77,17 @@ def paragraph(console: Console, text: Text, *, label: str = "", label_style: str
         line(console, Text.assemble(prefix, part))
 
 
-def to_copy(console: Console, text: str, *, label: str, label_style: str = "") -> None:
-    """Print a line to copy or a path to click, unbroken: after `label` where it fits, and else below it."""
-    if len(label) + cell_len(text) <= console.width:
-        line(console, Text.assemble((label, label_style), text))
+def print_field(
+    console: Console, label: str, text: str, *, width: int = 10, style: str = "dim", to_copy: bool = False
+) -> None:
+    """Print a text behind its label; one `to_copy`, or a path to click, unbroken: below the label where it has room."""
+    head = f"  {label:<{width}}"
+    if not to_copy:
+        paragraph(console, Text(text), label=head, label_style=style)
+    elif len(head) + cell_len(text) <= console.width:
+        line(console, Text.assemble((head, style), text))
     else:
-        line(console, Text.assemble((label.rstrip(), label_style), f"\n    {text}"))
+        line(console, Text.assemble((head.rstrip(), style), f"\n    {text}"))
 
 
 def print_table(

@@ -1,5 +1,6 @@
-"""The table of stages: figures of ordinary cases, and apart from them the cases that are extreme.
+"""How the kernels of a run stand: the table of their stages, and what else every form of a report says of each.
 
+Figures are those of ordinary cases, and apart from them stand the cases that are extreme.
 A case is extreme at a stage if the contract itself loses more there than its roundings explain, or lets a kernel lose
 far more (`StageResult.extreme`). A kernel's own fault makes no case extreme.
 """
@@ -12,14 +13,14 @@ import operator
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, NamedTuple
 
-from lastbit.reports.summary import distance, error, grouped, plural, share, signed
-from lastbit.reports.why import StageMatch, Step
-from lastbit.result import NEAR, CaseResult, Comparison, StageResult, Verdict
-from lastbit.run import Run
+from lastbit.reports.summary import distance, error, grouped, plural, share, shown_path, signed, tally
+from lastbit.result import BAD, NEAR, CaseResult, Comparison, StageResult, Verdict, idle_in, told
+from lastbit.run import LEAST_JUDGED, Decided, Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,10 +169,19 @@ def stage_summaries(results: Sequence[CaseResult], order: Sequence[str]) -> list
 
 
 def summary_of(pairs: Sequence[Pair], apart: Sequence[bool] | None = None) -> StageSummary:
-    """Summarize one stage; `apart` says which cases count as extreme, if they do not say so themselves."""
+    """Summarize one stage; `apart` says which cases count as extreme, if they do not say so themselves.
+
+    It is FAILED if a case has elements outside or a finding at the stage, INCONCLUSIVE if every case is. A case may
+    have failed besides for what is no value of a stage: see `beside_values`.
+    """
     first = pairs[0][1]
     apart = [stage.extreme for _, stage in pairs] if apart is None else apart
     seen = [(stage.cumulative, extreme) for (_, stage), extreme in zip(pairs, apart, strict=True)]
+    verdict = Verdict.INCONCLUSIVE
+    if any(_stage_is_wrong(result, stage) for result, stage in pairs):
+        verdict = Verdict.FAILED
+    elif any(result.verdict is not Verdict.INCONCLUSIVE for result, _ in pairs):
+        verdict = Verdict.PASSED
     return StageSummary(
         name=first.name,
         dtype=first.dtype,
@@ -181,19 +191,8 @@ def summary_of(pairs: Sequence[Pair], apart: Sequence[bool] | None = None) -> St
         ordinary=tuple(comparison for comparison, extreme in seen if comparison.numel and not extreme),
         extreme=tuple(comparison for comparison, extreme in seen if comparison.numel and extreme),
         outside=sum(max(stage.cumulative.outside, stage.isolated.outside) for _, stage in pairs),
-        verdict=_stage_verdict(pairs),
+        verdict=verdict,
     )
-
-
-def _stage_verdict(pairs: Sequence[Pair]) -> Verdict:
-    """Return FAILED if a case has elements outside or a finding at the stage; INCONCLUSIVE if every case is.
-
-    A case may have failed besides for what is no value of a stage: see `beside_values`.
-    """
-    if any(_stage_is_wrong(result, stage) for result, stage in pairs):
-        return Verdict.FAILED
-    conclusive = any(result.verdict is not Verdict.INCONCLUSIVE for result, _ in pairs)
-    return Verdict.PASSED if conclusive else Verdict.INCONCLUSIVE
 
 
 def beside_values(results: Iterable[CaseResult]) -> str:
@@ -293,25 +292,25 @@ def traced_stages(run: Run, kernel: str, device: str) -> list[TracedStage]:
     traces = [t for t in run.traces if t.kernel == kernel and (t.device == device or (alone and t.device == "cpu"))]
     matched = [(step, step.match) for trace in traces for step in trace.stages if step.match is not None]
     found = grouped(((match.stage, step.file, step.line, step.dtype), (step, match)) for step, match in matched)
-    return [_traced(kernel, seen) for seen in found.values()]
-
-
-def _traced(kernel: str, seen: Sequence[tuple[Step, StageMatch]]) -> TracedStage:
-    step, match = max(seen, key=lambda pair: -1.0 if math.isnan(pair[1].error) else pair[1].error)
-    return TracedStage(
-        kernel=kernel,
-        stage=match.stage,
-        dtype=step.dtype,
-        format=match.format,
-        file=step.file,
-        line=step.line,
-        code=step.code,
-        cases=len(seen),
-        error=match.error,
-        contract_error=match.contract_error,
-        outside=sum(m.outside for _, m in seen),
-        of=sum(m.of for _, m in seen),
-    )
+    stages = []
+    for seen in found.values():
+        step, match = max(seen, key=lambda pair: -1.0 if math.isnan(pair[1].error) else pair[1].error)
+        stage = TracedStage(
+            kernel=kernel,
+            stage=match.stage,
+            dtype=step.dtype,
+            format=match.format,
+            file=step.file,
+            line=step.line,
+            code=step.code,
+            cases=len(seen),
+            error=match.error,
+            contract_error=match.contract_error,
+            outside=sum(m.outside for _, m in seen),
+            of=sum(m.of for _, m in seen),
+        )
+        stages.append(stage)
+    return stages
 
 
 def traced_cells(stage: TracedStage) -> dict[str, StageFigure]:
@@ -334,3 +333,121 @@ def frame(run: Run) -> pd.DataFrame:
     kernels = dict.fromkeys(trace.kernel for trace in run.traces)
     rows = [asdict(stage) for kernel in kernels for stage in traced_stages(run, kernel, "cpu")]
     return pd.DataFrame(rows, columns=list(TracedStage.__dataclass_fields__))
+
+
+# Kernels
+
+Subject = tuple[str, str]
+"""A kernel on a device."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One kernel on one device; `first` is its first result, counted or not."""
+
+    run: Run
+    first: CaseResult
+    _orders: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def op(self) -> str:
+        return self.first.op
+
+    @property
+    def kernel(self) -> str:
+        return self.first.kernel
+
+    @property
+    def device(self) -> str:
+        return self.first.device
+
+    @property
+    def subject(self) -> Subject:
+        return self.kernel, self.device
+
+    @property
+    def source(self) -> str:
+        return shown_path(self.first.source)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        return self.run.verdict(*self.subject)
+
+    @cached_property
+    def cases(self) -> tuple[CaseResult, ...]:
+        """The counted results."""
+        return self.run.of(*self.subject)
+
+    @cached_property
+    def decided(self) -> tuple[Decided, ...]:
+        """Return what the run decided of each result."""
+        return self.run.decided(*self.subject)
+
+    @property
+    def contract(self) -> str:
+        """The contract, as a reader is told it."""
+        return told(self.first.contract, idle_in(self.cases))
+
+    @property
+    def tally(self) -> str:
+        """The cases by their verdicts: `65 cases: 64 passed, 1 failed`."""
+        return f"{plural(len(self.cases), 'case')}: {tally(result.verdict for result in self.cases)}"
+
+    @property
+    def on_cases(self) -> str:
+        return on_cases(self.run, self.subject)
+
+    @property
+    def beside(self) -> str:
+        return beside_values(self.cases)
+
+    @property
+    def extremes(self) -> str:
+        return extremes(self.cases)
+
+    @cached_property
+    def stages(self) -> list[StageSummary]:
+        """The stages over all cases, in the order of the reference."""
+        if self.op not in self._orders:
+            self._orders[self.op] = stage_order(result for result in self.run.results if result.op == self.op)
+        return stage_summaries(self.cases, self._orders[self.op])
+
+    @cached_property
+    def traced(self) -> list[TracedStage]:
+        return traced_stages(self.run, *self.subject)
+
+    @cached_property
+    def short(self) -> str:
+        """Return how little of a kernel that PASSED was judged, as `on 2 of 122 cases`; empty if it was enough."""
+        if self.verdict is not Verdict.PASSED:
+            return ""
+        judged, planned = self.run.judged(*self.subject)
+        of = f"of {plural(planned, 'case')}"
+        if judged < planned:
+            return f"on {judged:,} {of}"
+        passed = sum(result.verdict is Verdict.PASSED for result in self.cases)
+        if passed < LEAST_JUDGED * planned:
+            return f"on {passed:,} {of}, the others decided nothing"
+        few = (d for d in self.decided if d.few)
+        return ", ".join(f"{share(d.decided, d.numel)} of {d.stage} ({d.dtype}) decided" for d in few)
+
+
+def standings(run: Run) -> dict[Subject, Standing]:
+    """Return how every kernel of a run stands on every device, in the order of the run."""
+    first, orders = {(r.kernel, r.device): r for r in reversed(run.results)}, dict[str, list[str]]()
+    return {subject: Standing(run, first[subject], orders) for subject in run.subjects()}
+
+
+def by_op(found: dict[Subject, Standing]) -> dict[str, list[Standing]]:
+    """Group the kernels by their ops, in the order of the run."""
+    return grouped((one.op, one) for one in found.values())
+
+
+def on_cases(run: Run, *subjects: tuple[str, str]) -> str:
+    """Write ` on 2 of 122 cases` after the verdict on kernels that declined the others; empty if none or they fail."""
+    verdicts = {run.verdict(*subject) for subject in subjects}
+    judged, planned = (
+        sum(counts) for counts in zip((0, 0), *(run.judged(*subject) for subject in subjects), strict=True)
+    )
+    said = 0 < judged < planned and verdicts.isdisjoint(BAD)
+    return f" on {judged:,} of {plural(planned, 'case')}" if said else ""

@@ -96,7 +96,7 @@ class StageSearch:
         return int(self.kind is not StageKind.CLEAN or bool(self.beside))
 
 
-# As in changes_text.py.
+# As in changes.py.
 MOST_OTHERS = 4
 """Stages that are named beside the first one."""
 

@@ -11,14 +11,20 @@ from textwrap import shorten, wrap
 from rich.console import Console
 from rich.text import Text
 
-from lastbit.reports import unreached, wording
-from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
+from lastbit.reports import coverage, wording
+from lastbit.reports.coverage import COVERAGE_HEADERS, coverage_tables
 from lastbit.reports.explanation import brief_lines, explain_line, explanation_of, problem_and_why
-from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_table, to_copy, verdict_word
-from lastbit.reports.progress import RunProgress
-from lastbit.reports.properties import broken, found_in, held
-from lastbit.reports.stage_summary import STAGE_COLUMNS, stage_cells, traced_cells
-from lastbit.reports.standing import Standing, by_op, standings
+from lastbit.reports.invariance import broken, found_in, held
+from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_field, print_table, verdict_word
+from lastbit.reports.stage_summary import (
+    STAGE_COLUMNS,
+    Standing,
+    by_op,
+    on_cases,
+    stage_cells,
+    standings,
+    traced_cells,
+)
 from lastbit.reports.summary import (
     ORDER,
     KernelFailure,
@@ -36,8 +42,6 @@ from lastbit.reports.summary import (
 from lastbit.reports.why import Explanation
 from lastbit.result import BAD, OF_VALUES, Verdict
 from lastbit.run import Run
-
-__all__ = ["RunProgress", "make_console", "print_run"]
 
 # Five lines each: two pages. Of more, the HTML report is the better place.
 MOST_FINDINGS = 10
@@ -92,7 +96,12 @@ def print_run(
         _print_findings(run, console, verbose)
     if verbose:
         _print_stages(stages_of or run, console)
-        _print_list(console, "Properties of the bits", list(_properties(run)))
+        said = list[str | Text]()
+        for one in found_in(run):
+            said.append(f"{one.kernel} on {one.device}: {'; '.join(held(one)) or 'nothing holds'}")
+            for text, fails in broken(one):
+                said.append(Text(f"  {text}", STYLES[Verdict.FAILED if fails else Verdict.INCONCLUSIVE]))
+        _print_list(console, "Properties of the bits", said)
         _print_notices(run, console)
         _print_agreement(run, console)
     if verbose > 1:
@@ -100,7 +109,7 @@ def print_run(
     _print_ops(run, console)
     _print_list(console, "Inconclusive", wording.inconclusive(run))
     if uncovered or (verbose and run.unreached):
-        _print_list(console, unreached.HEADING, unreached.every_line(run))
+        _print_list(console, coverage.HEADING, coverage.every_line(run))
     every_reason = [*wording.first_lines(wording.not_run(run)), *wording.first_lines(wording.turned_down(run))]
     _print_list(console, "Not run", every_reason if verbose else list(_not_run(run, console.width - 2)))
     facts = {"Kernels in processes of their own, which were kept from": "isolated", "Sanitized": "sanitized"}
@@ -114,7 +123,7 @@ def print_run(
         _print_verdict(run, console)
     if folder := run.environment.get("records"):
         line(console, f"records in {shown_path(folder)}")
-        if run.coverage and (said := unreached.counted(run)) and not (verbose or uncovered):
+        if run.coverage and (said := coverage.counted(run)) and not (verbose or uncovered):
             line(console, f"{said}: lastbit report {shlex.quote(shown_path(folder))} --uncovered", "dim")
         if verbose < 2:
             more = "coverage" if verbose else "stages and statistics"
@@ -129,7 +138,7 @@ def _print_verdict(run: Run, console: Console) -> None:
     if unverified := wording.unverified(run):
         paragraph(console, Text(unverified, "bold yellow"))
     text = verdict_word(run.overall) if run.overall else Text("NOTHING VERIFIED", "bold yellow")
-    text.append(wording.on_cases(run, *run.subjects()), "yellow")
+    text.append(on_cases(run, *run.subjects()), "yellow")
     text.append(f"  kernels: {tally(run.verdict(*subject) for subject in run.subjects())}", "")
     text.append(f" · cases: {tally(r.verdict for r in run.results if r.counted)}", "")
     text.append(f" · {sum(r.seconds for r in run.results):,.1f} s in cases", "")
@@ -137,9 +146,22 @@ def _print_verdict(run: Run, console: Console) -> None:
 
 
 def _print_findings(run: Run, console: Console, verbose: int) -> None:
-    """Print each cause once, with all kernels that show it."""
-    explained = [(problem, explanation_of(run, problem)) for problem in problems(run)]
-    causes = grouped((_cause(*pair), pair) for pair in explained)
+    """Print each cause once, with all kernels that show it.
+
+    Problems have one cause if the line that is proven wrong is the same, or else all that is known.
+    """
+    causes: dict[tuple[object, ...], Cause] = {}
+    for problem in problems(run):
+        result, explanation = problem.smallest, explanation_of(run, problem)
+        kinds = tuple(dict.fromkeys(finding.kind for finding in result.faults))
+        key: tuple[object, ...]
+        if explanation is not None and explanation.culprit is not None:
+            key = result.verdict, explanation.culprit.file, explanation.culprit.line
+        elif result.verdict is Verdict.ERRORED:
+            key = result.op, result.reason
+        else:
+            key = result.op, result.source, result.contract, problem.explained_by, wrong_stage(result), kinds
+        causes.setdefault(key, []).append((problem, explanation))
     if verbose and len(causes) > 1:
         paragraph(console, Text(ORDER, "dim"))
     found = list(causes.values())
@@ -148,21 +170,10 @@ def _print_findings(run: Run, console: Console, verbose: int) -> None:
     if rest := found[MOST_FINDINGS:]:
         line(console, f"and {plural(len(rest), 'more finding')}; the records have all of them")
         for cause in rest:
-            _, said = next(_brief(cause))
-            title = _title(cause).append(f": {shorten(said, MOST_OF_THE_REST, placeholder='…')}", "")
+            _, text = next(_brief(cause))
+            title = _title(cause).append(f": {shorten(text, MOST_OF_THE_REST, placeholder='…')}", "")
             paragraph(console, title, label="  ")
         line(console)
-
-
-def _cause(problem: KernelFailure, explanation: Explanation | None) -> tuple[object, ...]:
-    """Return what is the same for problems of one cause: a line that is proven wrong, or else all that is known."""
-    result = problem.smallest
-    if explanation is not None and explanation.culprit is not None:
-        return result.verdict, explanation.culprit.file, explanation.culprit.line
-    if result.verdict is Verdict.ERRORED:
-        return result.op, result.reason
-    kinds = tuple(dict.fromkeys(finding.kind for finding in result.faults))
-    return result.op, result.source, result.contract, problem.explained_by, wrong_stage(result), kinds
 
 
 def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> None:
@@ -176,14 +187,10 @@ def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> No
         fields = problem_and_why(problem, explanation, options, most_sentences=MOST_SENTENCES[1])
     width = max(len("rounding"), *(len(label) for label, _ in fields)) + 1
     for label, text in fields:
-        head = f"  {label:<{width}}"
-        if label == "smallest" and len(text) > MOST_CASE_LINES * console.width:
+        too_long = label == "smallest" and len(text) > MOST_CASE_LINES * console.width
+        if too_long:
             text = f"{_GIVEN.sub('values(…)', text)}; `lastbit explain` and run.json of the records have the values"
-            paragraph(console, Text(text), label=head, label_style="dim")
-        elif label in _TO_COPY:
-            to_copy(console, text, label=head, label_style="dim")
-        else:
-            paragraph(console, Text(text), label=head, label_style="dim")
+        print_field(console, label, text, width=width, to_copy=label in _TO_COPY and not too_long)
     if again := repro_line(result, options):
         line(console, f"  {again}")
     if explanation is not None and not verbose:  # with -v it stands under "see more"
@@ -203,9 +210,14 @@ def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
     """Yield label and text of what is sure: what the kernels keep, or what is wrong; the line, and the tensors."""
     problem, explanation = cause[0]
     result = problem.smallest
-    kept = (_kept(other.kept, other.claimed) for other, _ in cause if other.kept)
-    for said in dict.fromkeys(kept):
-        yield "keeps", said
+    kept = dict[str, None]()
+    for other in (other for other, _ in cause if other.kept):
+        names = [*other.kept, other.claimed]  # options that differ, or whole contracts if one has none
+        common = set.intersection(*(set(name.split("+")) for name in names))
+        differing = ["+".join(option for option in name.split("+") if option not in common) for name in names]
+        *keeps, claims = differing if all(differing) else names
+        kept[f"{' or '.join(keeps)} where it claims {claims}"] = None
+    yield from (("keeps", said) for said in kept)
     if result.verdict is Verdict.ERRORED:
         yield "error", result.reason
     sentences = [f.sentence for f in result.faults if not problem.explained_by or f.kind not in OF_VALUES]
@@ -217,15 +229,6 @@ def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
     if "line" not in dict(explained):
         yield "source", shown_path(result.source)
     yield from explained
-
-
-def _kept(kept: Sequence[str], claimed: str) -> str:
-    """Say what kernels keep in place of what they claim: options that differ, or whole contracts if one has none."""
-    names = [*kept, claimed]
-    common = set.intersection(*(set(name.split("+")) for name in names))
-    differing = ["+".join(option for option in name.split("+") if option not in common) for name in names]
-    *kept, claimed = differing if all(differing) else names
-    return f"{' or '.join(kept)} where it claims {claimed}"
 
 
 def _print_ops(run: Run, console: Console) -> None:
@@ -245,9 +248,7 @@ def _print_ops(run: Run, console: Console) -> None:
             share(sum(one.decided for one in decided), sum(one.numel for one in decided)),
             f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.1f} s",
         )
-        rows.append(
-            (*map(Text, cells), verdict.append(wording.on_cases(run, *(one.subject for one in found)), "yellow"))
-        )
+        rows.append((*map(Text, cells), verdict.append(on_cases(run, *(one.subject for one in found)), "yellow")))
     if rows:
         print_table(console, _OPS, rows, spare=("time", "cases"))
         paragraph(console, Text(DECIDED, "dim"), label="  ")
@@ -271,22 +272,22 @@ def _not_run(run: Run, width: int) -> Iterator[str]:
 
 def _print_stages(run: Run, console: Console) -> None:
     """Print a table for each device, and what its columns mean."""
+    found = grouped((one.device, one) for one in standings(run).values())
     gone: list[str] = []
-    found = standings(run).values()
-    devices = dict.fromkeys(one.device for one in found)
-    for device in devices:
+    for device, kernels in found.items():
         line(console, f"Stages on {device}", "bold")
-        rows = [row for one in found if one.device == device for row in _stage_rows(one)]
+        rows = [row for one in kernels for row in _stage_rows(one)]
         gone += print_table(console, tuple(STAGE_COLUMNS), rows, spare=_SPARE)
         line(console)
-    for name, meaning in wording.legend(run) if devices else ():
+    if not found:
+        return
+    for name, meaning in wording.legend(run):
         if name not in gone:
             paragraph(console, Text(meaning, "dim"), label=f"{name:<12} ", label_style="dim")
     if gone:
         said = f"columns that this width has no room for: {', '.join(dict.fromkeys(gone))}"
         paragraph(console, Text(said, "dim"))
-    if devices:
-        line(console)
+    line(console)
 
 
 def _stage_rows(one: Standing) -> Iterator[Sequence[Text] | Text]:
@@ -304,14 +305,6 @@ def _stage_rows(one: Standing) -> Iterator[Sequence[Text] | Text]:
         yield tuple(Text(cell.text, "dim") for cell in traced_cells(traced).values())
     if one.extremes:
         yield Text(f"  extreme: {one.extremes}", "dim")
-
-
-def _properties(run: Run) -> Iterator[Text]:
-    """Yield what each kernel that was asked keeps, and what is broken."""
-    for one in found_in(run):
-        yield Text(f"{one.kernel} on {one.device}: {'; '.join(held(one)) or 'nothing holds'}")
-        for text, fails in broken(one):
-            yield Text(f"  {text}", STYLES[Verdict.FAILED if fails else Verdict.INCONCLUSIVE])
 
 
 def _print_notices(run: Run, console: Console) -> None:
@@ -347,7 +340,7 @@ def _print_coverage(run: Run, console: Console) -> None:
             paragraph(console, Text(gap), label="  ")
         line(console)
     if tables:
-        paragraph(console, Text(MEANING, "dim"), label="coverage   ", label_style="dim")
+        paragraph(console, Text(coverage.MEANING, "dim"), label="coverage   ", label_style="dim")
         line(console)
     _print_list(console, "What this run could not have seen", wording.unseen(run))
 

@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from lastbit.reports import unreached
+from lastbit.reports import coverage
 from lastbit.reports.stage_summary import MEANING
 from lastbit.reports.summary import KernelFailure, grouped, listed, plural, share, shown_path, signed, ulp_bins
-from lastbit.result import BAD, CaseResult, StageResult, Verdict, idle_in, simplest, told
+from lastbit.result import CaseResult, Verdict, idle_in, simplest, told
 from lastbit.run import LEAST_DECIDED, LEAST_JUDGED, Run
 
-# As in changes_text.py.
+# As in changes.py.
 MOST_NAMES = 4
 # What fits into a line with their dtypes.
 MOST_PAIRS = 2
@@ -80,58 +80,48 @@ def problem_fields(problem: KernelFailure, *, most_sentences: int | None = None)
     given, and how many more there are.
     """
     result = problem.smallest
-    said = [("keeps", _kept(problem))] if problem.explained_by else []  # it is sure, and leads
-    said += [("claims" if said else "contract", f"{problem.claimed} of {result.op}")]
-    said += [("error", result.reason)] if result.verdict is Verdict.ERRORED else []
-    said += _failure(problem, most_sentences) if result.verdict is not Verdict.ERRORED or result.faults else []
+    errored = result.verdict is Verdict.ERRORED
+    said = []
+    if problem.explained_by:  # it is sure, and leads
+        failed = [r for r in problem.bad if r.verdict is Verdict.FAILED]
+        extent = f"all {len(failed):,} failed results" if len(failed) > 1 else "the failed result"
+        extent += ", those tried while shrinking included" if any(not r.counted for r in failed) else ""
+        said.append(("keeps", allowed_by(problem.kept, extent)))
+    said.append(("claims" if said else "contract", f"{problem.claimed} of {result.op}"))
+    if errored:
+        said.append(("error", result.reason))
+    if not errored or result.faults:
+        failing = result.failing_stage
+        if failing is not None:
+            seen = ", given the kernel's own earlier stages" if failing.isolated.outside else ", given the inputs"
+            where = f"stage {failing.name} ({failing.dtype}){seen if len(result.stages) > 1 else ''}"
+            said.append(("first wrong", where))
+        sentences = [finding.sentence for finding in result.faults][:most_sentences]
+        said += zip(["finding", *[""] * len(sentences)], sentences, strict=False)
+        if rest := len(result.faults) - len(sentences):
+            said.append(("", f"and {plural(rest, 'more sentence')} in the records"))
+        said += _statistics(result)
+        if not problem.explained_by and (own := simplest(result.explained_by, result.contract)):
+            names = " or ".join(told(name, result.idle) for name in own)
+            kept = f"{names} in this case, but no contract of the op allows every failed result"
+            said.append(("explained by", kept))
     return [*said, ("cases", _extent(problem)), ("source", shown_path(result.source))]
 
 
-def _failure(problem: KernelFailure, most_sentences: int | None) -> list[tuple[str, str]]:
-    result = problem.smallest
-    failing = result.failing_stage
-    said = []
-    if failing is not None:
-        seen = ", given the kernel's own earlier stages" if failing.isolated.outside else ", given the inputs"
-        said.append(("first wrong", f"stage {failing.name} ({failing.dtype}){seen if len(result.stages) > 1 else ''}"))
-    sentences = [finding.sentence for finding in result.faults][:most_sentences]
-    said += zip(["finding", *[""] * len(sentences)], sentences, strict=False)
-    if rest := len(result.faults) - len(sentences):
-        said.append(("", f"and {plural(rest, 'more sentence')} in the records"))
-    if stage := failing or _named_stage(result):
-        said.append(("statistics", _statistics(result, stage)))
-    if not problem.explained_by and (own := simplest(result.explained_by, result.contract)):
-        names = " or ".join(told(name, result.idle) for name in own)
-        kept = f"{names} in this case, but no contract of the op allows every failed result"
-        said.append(("explained by", kept))
-    return said
-
-
-def _named_stage(result: CaseResult) -> StageResult | None:
-    """Return the stage that a finding names, or else the last result."""
+def _statistics(result: CaseResult) -> list[tuple[str, str]]:
+    """Describe the errors of the stage that fails, or else of one that a finding names, or else of the last result."""
     named = {finding.stage for finding in result.faults}
     stages = [s for s in result.stages if s.name in named] or [s for s in result.stages if s.result]
-    return stages[-1] if stages else None
-
-
-def _statistics(result: CaseResult, stage: StageResult) -> str:
+    if (stage := result.failing_stage or next(reversed(stages), None)) is None:
+        return []
     seen = stage.isolated if stage.isolated.outside else stage.cumulative
     mismatch = f"{share(seen.mismatched, seen.numel)} of {plural(seen.numel, 'element')} mismatched"
     parts = [] if math.isnan(seen.bias) else [f"bias {signed(seen.bias)} ulp"]
     parts.append(f"{mismatch} ({ulp_bins(seen.ulp_histogram)})")
-    if result.rows is not None:
-        parts.append(
-            f"{result.rows.explained:,} of {plural(result.rows.rows, 'row')} explained by one {result.rows.stages}"
-            + (f", {result.rows.split:,} by two" if result.rows.split else "")
-        )
-    return f"{stage.name}: {'; '.join(parts)}"
-
-
-def _kept(problem: KernelFailure) -> str:
-    failed = [r for r in problem.bad if r.verdict is Verdict.FAILED]
-    extent = f"all {len(failed):,} failed results" if len(failed) > 1 else "the failed result"
-    extent += ", those tried while shrinking included" if any(not r.counted for r in failed) else ""
-    return allowed_by(problem.kept, extent)
+    if (rows := result.rows) is not None:
+        two = f", {rows.split:,} by two" if rows.split else ""
+        parts.append(f"{rows.explained:,} of {plural(rows.rows, 'row')} explained by one {rows.stages}{two}")
+    return [("statistics", f"{stage.name}: {'; '.join(parts)}")]
 
 
 def allowed_by(contracts: Sequence[str], extent: str) -> str:
@@ -217,7 +207,7 @@ def _to_decide(run: Run, kernel: str, device: str) -> str:
         return f"it declined {planned - judged:,} of {plural(planned, 'case')}; {_to_declare(run.of(kernel, device))}"
     if branches := run.left_out(kernel):
         more = f", and {len(branches) - 1:,} more, which --uncovered lists" if len(branches) > 1 else ""
-        return f"{unreached.reaching(branches[0])}{more}"
+        return f"{coverage.reaching(branches[0])}{more}"
     return next(r.reason for r in run.of(kernel, device) if r.verdict is Verdict.INCONCLUSIVE)
 
 
@@ -253,18 +243,8 @@ def undecided(run: Run) -> list[str]:
         "further off fails"
         for (stage, dtype), kernels in open_always.items()
     ]
-    lines += [unreached.reaching(one) for one in run.unreached or () if one.decides]
+    lines += [coverage.reaching(one) for one in run.unreached or () if one.decides]
     return [*lines, *_by_reason(run, Verdict.INCONCLUSIVE)]
-
-
-def on_cases(run: Run, *subjects: tuple[str, str]) -> str:
-    """Write ` on 2 of 122 cases` after the verdict on kernels that declined the others; empty if none or they fail."""
-    verdicts = {run.verdict(*subject) for subject in subjects}
-    judged, planned = (
-        sum(counts) for counts in zip((0, 0), *(run.judged(*subject) for subject in subjects), strict=True)
-    )
-    said = 0 < judged < planned and verdicts.isdisjoint(BAD)
-    return f" on {judged:,} of {plural(planned, 'case')}" if said else ""
 
 
 def _by_reason(run: Run, *verdicts: Verdict) -> list[str]:

@@ -20,10 +20,9 @@ from lastbit.diagnosing.explainer import Explainer
 from lastbit.diagnosing.handover import search_kernel
 from lastbit.diagnosing.trace import trace_kernel
 from lastbit.errors import UsageError
-from lastbit.reports.explanation import as_json, print_explanation
+from lastbit.reports.explanation import as_json, print_explanation, print_trace
 from lastbit.reports.paper import STANDARD_OUTPUT, line, make_console, write_text
 from lastbit.reports.stages import StageSearch, print_legend, print_stages
-from lastbit.reports.trace import print_trace
 from lastbit.reports.why import Explanation, KernelTrace
 from lastbit.result import Verdict
 from lastbit.verify.worker import Worker, WorkerEnded, planned

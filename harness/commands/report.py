@@ -4,53 +4,38 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from lastbit.commands.options import RUNS, add_uncovered, add_verbose
 from lastbit.errors import LastbitError, UsageError
-from lastbit.reports import html, junit, markdown, records, sarif
-from lastbit.reports.annotations import lines
-from lastbit.reports.changes import DRIFT, compare, names_of, with_base
-from lastbit.reports.changes_text import as_json, print_changes
+from lastbit.reports import alerts, html, junit, markdown, records
+from lastbit.reports.changes import DRIFT, as_json, compare, names_of, print_changes, with_base
 from lastbit.reports.paper import STANDARD_OUTPUT, make_console, write_text
 from lastbit.reports.terminal import print_run
 from lastbit.run import Run
 
-
-@dataclass(frozen=True)
-class _Format:
-    """A format of reports: the help of its option, and its text of a run and the run to compare with."""
-
-    help: str
-    text: Callable[[Run, Run | None], str]
-
-
-FORMATS: Mapping[str, _Format] = {
-    "html": _Format("a page that needs nothing else", lambda run, base: html.page(run, base=base)),
-    "markdown": _Format("for a comment on a pull request", lambda run, base: markdown.page(run, base=base)),
-    "junit": _Format("JUnit XML, for the test report of a CI server", lambda run, _: junit.document(run)),
-    "sarif": _Format("SARIF, for code scanning", lambda run, _: sarif.document(run)),
+FORMATS: Mapping[str, tuple[str, Callable[[Run, Run | None], str]]] = {
+    "html": ("a page that needs nothing else", lambda run, base: html.page(run, base=base)),
+    "markdown": ("for a comment on a pull request", lambda run, base: markdown.page(run, base=base)),
+    "junit": ("JUnit XML, for the test report of a CI server", lambda run, _: junit.document(run)),
+    "sarif": ("SARIF, for code scanning", lambda run, _: alerts.sarif(run)),
 }
+"""Format of reports → the help of its option, and its text of a run and the run to compare with."""
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     """Make a parser that of the command."""
     parser.description = "Write what a run found. FILE may be - for standard output. Without any format, print it."
     parser.set_defaults(command=_report)
-    add_run_argument(parser, "run", nargs="?", help="a run (default: the newest complete one below .lastbit/runs)")
-    for name, form in FORMATS.items():
-        parser.add_argument(f"--{name}", metavar="FILE", help=form.help)
+    help = "a run (default: the newest complete one below .lastbit/runs)"
+    parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help=help)
+    for name, (help, _) in FORMATS.items():
+        parser.add_argument(f"--{name}", metavar="FILE", help=help)
     parser.add_argument("--annotations", action="store_true", help="print annotations of GitHub Actions")
     parser.add_argument("--base", type=Path, metavar="RUN", help="say what changed since this run")
     add_uncovered(parser)
     add_verbose(parser)
-
-
-def add_run_argument(parser: argparse.ArgumentParser, name: str, *, help: str, nargs: str | None = None) -> None:
-    """Add an argument that names a run: its folder, or the records.jsonl in it."""
-    parser.add_argument(name, type=Path, nargs=nargs, metavar=name.upper(), help=help)
 
 
 def read_run(path: Path) -> Run:
@@ -65,15 +50,20 @@ def read_run(path: Path) -> Run:
 
 
 def _report(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    run, base = _runs(options)
+    run, base = with_base(read_run(options.run or newest_run()))
+    if options.base:  # another run, in place of its own kernels of another revision
+        base = with_base(read_run(options.base))[0]
     wanted = {name: target for name in FORMATS if (target := getattr(options, name)) is not None}
     _check_targets(wanted, annotations=options.annotations)
-    texts = {f"--{name}": (target, partial(FORMATS[name].text, run, base)) for name, target in wanted.items()}
+    texts = {f"--{name}": (target, partial(FORMATS[name][1], run, base)) for name, target in wanted.items()}
     if options.annotations:
-        texts["--annotations"] = (STANDARD_OUTPUT, partial(lines, run))
+        texts["--annotations"] = (STANDARD_OUTPUT, partial(alerts.annotations, run))
     _write_each(texts)
     if not texts:
-        _print(run, base, options.verbose, uncovered=options.uncovered)
+        console = make_console()
+        if base is not None:
+            print_changes(compare(base, run, names=names_of(base)), console)
+        print_run(run, console, verbose=options.verbose, uncovered=options.uncovered)
     return 0
 
 
@@ -110,12 +100,6 @@ def _check_targets(wanted: Mapping[str, str], *, annotations: bool) -> None:
         places.add(place)
 
 
-def _runs(options: argparse.Namespace) -> tuple[Run, Run | None]:
-    """Read the run and the run to compare with: another one, or its own kernels of another revision."""
-    run, base = with_base(read_run(options.run or newest_run()))
-    return run, with_base(read_run(options.base))[0] if options.base else base
-
-
 def newest_run(folder: Path = RUNS) -> Path:
     """Return the complete run below `folder` that ended last.
 
@@ -128,13 +112,6 @@ def newest_run(folder: Path = RUNS) -> Path:
     return max(complete, key=lambda path: path.stat().st_mtime).parent
 
 
-def _print(run: Run, base: Run | None, verbose: int, *, uncovered: bool = False) -> None:
-    console = make_console()
-    if base is not None:
-        print_changes(compare(base, run, names=names_of(base)), console)
-    print_run(run, console, verbose=verbose, uncovered=uncovered)
-
-
 def add_diff(parser: argparse.ArgumentParser) -> None:
     """Make a parser that of the command."""
     parser.description = (
@@ -142,15 +119,10 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
         "that both have. Exit code 1: a verdict got worse, or elements outside rose, or a new kernel fails."
     )
     parser.set_defaults(command=_diff)
-    add_run_argument(parser, "before", help="the folder of a run")
-    add_run_argument(parser, "after", help="the folder of the run to compare with it")
-    parser.add_argument(
-        "--drift",
-        type=_factor,
-        metavar="F",
-        default=DRIFT,
-        help=f"factor beyond which a figure has drifted (default: {DRIFT})",
-    )
+    parser.add_argument("before", type=Path, metavar="BEFORE", help="the folder of a run")
+    parser.add_argument("after", type=Path, metavar="AFTER", help="the folder of the run to compare with it")
+    help = f"factor beyond which a figure has drifted (default: {DRIFT})"
+    parser.add_argument("--drift", type=_factor, metavar="F", default=DRIFT, help=help)
     parser.add_argument("--strict", action="store_true", help="exit code 1 also for worse figures and kernels gone")
     parser.add_argument("--json", action="store_true", help="print JSON instead")
 

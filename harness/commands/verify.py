@@ -202,8 +202,7 @@ def _shown(execute: Callable[[], Run], **how: Any) -> int:
 
 def _print(run: Run, *, verbose: int = 0, uncovered: bool = False, show_inputs: bool = False) -> int:
     """Print the run; the exit code is that of this revision, or 1 if it got worse than the other."""
-    from lastbit.reports.changes import compare, names_of, with_base
-    from lastbit.reports.changes_text import print_changes
+    from lastbit.reports.changes import compare, names_of, print_changes, with_base
     from lastbit.reports.paper import line, make_console
     from lastbit.reports.terminal import print_run
 

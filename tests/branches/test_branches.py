@@ -16,7 +16,7 @@ from lastbit.branches.taken import TakenBranches, traced_call, watching
 from lastbit.errors import UsageError
 from lastbit.interpret import install
 from lastbit.kernel import load_file
-from lastbit.reports.unreached import said
+from lastbit.reports.coverage import said
 from lastbit.run import DEVICE, ERROR, EXTENT, REFUSAL, Unreached
 
 if triton.knobs.runtime.interpret:

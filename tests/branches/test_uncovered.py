@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lastbit import cli
-from lastbit.reports import alerts, annotations, markdown, records, sarif, unreached
+from lastbit.reports import alerts, coverage, markdown, records
 from lastbit.result import Verdict
 from lastbit.run import DEVICE, REFUSAL, Coverage, Run, Unreached
 from tests.commands.test_verify_cli import REFERENCE
@@ -39,14 +39,14 @@ def test_a_green_run_counts_them_and_says_how_to_see_them() -> None:
 
 def test_every_form_lists_them() -> None:
     run = run_with(UNTRIED, WIDE, FALLBACK)
-    lines = list(unreached.every_line(run))
+    lines = list(coverage.every_line(run))
     assert lines == [
         SAID,
         "norms.py:5 `if not n` was never true (12 cases); a refusal, not tried",
         "norms.py:9 `if x.is_cuda` was never true (12 cases); behind a fallback for another device",
     ]
     text = shown(run, verbose=1)
-    assert text.index(unreached.HEADING) < text.index(SAID)
+    assert text.index(coverage.HEADING) < text.index(SAID)
     assert "norms.py:41" in markdown.page(run)
 
 
@@ -74,17 +74,17 @@ def test_with_strict_a_kernel_is_inconclusive_and_the_line_says_which_case_would
 
 def test_sarif_has_a_note_at_the_line_and_annotations_have_none() -> None:
     run = run_with(WIDE, UNTRIED)
-    [result] = json.loads(sarif.document(run))["runs"][0]["results"]
+    [result] = json.loads(alerts.sarif(run))["runs"][0]["results"]
     place = result["locations"][0]["physicalLocation"]
     assert (result["ruleId"], result["level"], place["region"]) == ("unreached", "note", {"startLine": 41})
     assert place["artifactLocation"]["uri"] == "norms.py"
-    assert annotations.lines(run) == ""
+    assert alerts.annotations(run) == ""
 
 
 def test_what_is_not_known_is_said_only_where_somebody_asks() -> None:
     run = replace(run_with(), unreached=None)
     assert "is not known" not in shown(run, verbose=1)
-    assert list(unreached.every_line(run)) == [unreached.UNKNOWN]
+    assert list(coverage.every_line(run)) == [coverage.UNKNOWN]
 
 
 KERNELS = """\

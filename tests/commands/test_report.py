@@ -15,7 +15,7 @@ import pytest
 from lastbit import cli
 from lastbit.commands import report
 from lastbit.errors import LastbitError, UsageError
-from lastbit.reports import junit, markdown, records, sarif
+from lastbit.reports import alerts, junit, markdown, records
 from lastbit.run import Run
 from tests.reports.test_changes import failed as worse
 from tests.reports.test_changes import result, run
@@ -44,7 +44,7 @@ def test_command_writes_several_reports(folder: Path) -> None:
     assert command([".lastbit/runs/old", *(word for pair in files.items() for word in pair)]) == 0
     assert Path("new/a.md").read_text() == markdown.page(full_run())
     assert Path("new/a.xml").read_text() == junit.document(full_run())
-    assert Path("new/a.sarif").read_text() == sarif.document(full_run())
+    assert Path("new/a.sarif").read_text() == alerts.sarif(full_run())
     assert len(list(Path("new").iterdir())) == 3
 
 

@@ -16,7 +16,8 @@ from lastbit.case import Case, Group, contiguous_strides, parse_case
 from lastbit.config import Config
 from lastbit.errors import UnsupportedCase, UsageError
 from lastbit.kernel import Kernel, declarations_of, kernel
-from lastbit.reports.wording import on_cases, undecided
+from lastbit.reports.stage_summary import on_cases
+from lastbit.reports.wording import undecided
 from lastbit.result import TURNED_DOWN, CaseResult, Verdict
 from lastbit.run import Run
 from lastbit.takes import as_text, beyond, declared_takes, of_text, placed_inside, told

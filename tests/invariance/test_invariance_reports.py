@@ -15,7 +15,7 @@ from lastbit.history.golden_check import Take, Target, asked_of, compare, held, 
 from lastbit.history.golden_file import Golden, read, write
 from lastbit.kernel import Kernel
 from lastbit.property_result import PropertyOutcome, PropertyResult
-from lastbit.reports import changes, changes_text, html, junit, markdown, records, sarif
+from lastbit.reports import alerts, changes, html, junit, markdown, records
 from lastbit.reports.golden import KernelOutcome, Status
 from lastbit.reports.summary import repro_line
 from lastbit.reports.terminal import print_run
@@ -119,7 +119,7 @@ def test_what_is_declared_and_nothing_could_show_is_said_with_the_reason() -> No
 
 def test_machines_get_those_that_are_declared() -> None:
     run = Run((result(declared(BROKEN)),))
-    [alert] = json.loads(sarif.document(run))["runs"][0]["results"]
+    [alert] = json.loads(alerts.sarif(run))["runs"][0]["results"]
     assert alert["ruleId"] == "broken_property"
     assert 'type="broken_property"' in junit.document(run)
 
@@ -154,8 +154,8 @@ def test_gained_and_lost(
     found = between(before, after)
     [kernel] = found.kernels
     assert (kernel.change, found.exit_code()) == (fate, code)
-    assert any(said in note for note in changes_text.notes(kernel, found.names))
-    [one] = json.loads(changes_text.as_json(found))["kernels"][0]["properties"]
+    assert any(said in note for note in changes.notes(kernel, found.names))
+    [one] = json.loads(changes.as_json(found))["kernels"][0]["properties"]
     assert (one["property"], one["lost"], one["worse"]) == ("rows", after is not HOLDS, code == 1)
 
 

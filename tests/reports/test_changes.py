@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from lastbit.reports import changes_text
-from lastbit.reports.changes import Changes, Fate, compare, names_of, revisions
-from lastbit.reports.changes_text import as_json, print_changes
+from lastbit.reports.changes import Changes, Fate, as_json, cells, compare, names_of, print_changes, revisions
 from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
 from lastbit.run import NotRun, Power, Run
 
@@ -125,7 +123,7 @@ def test_without_a_common_case_figures_do_not_drift() -> None:
     [kernel] = changes.kernels
     assert (kernel.change, kernel.drifts, kernel.tensors) == (Fate.UNPAIRED, (), 0)
     [only_stage] = kernel.stages
-    assert changes_text.cells(only_stage)[3:6] == ("–", "0", "0 % → 90 %")
+    assert cells(only_stage)[3:6] == ("–", "0", "0 % → 90 %")
     assert changes.exit_code(strict=True) == 0
 
 
@@ -242,7 +240,7 @@ def test_new_and_gone_stages() -> None:
     before = run(result("c1", stage("sum", "fp32"), stage()))
     after = run(result("c1", stage(), stage("scale", "fp32")))
     [kernel] = compare(before, after).kernels
-    rows = {changes_text.cells(s)[0]: changes_text.cells(s)[3] for s in kernel.stages}
+    rows = {cells(s)[0]: cells(s)[3] for s in kernel.stages}
     assert rows == {"sum": "gone", "scale": "new", "output": "1/1"}
     assert (kernel.change, kernel.tensors) == (Fate.CHANGED, 1)
 

@@ -14,10 +14,9 @@ import pytest
 from explanations import BLAMED, LINES, explained, kernel_file, step
 from rich.console import Console
 
-from lastbit.reports import alerts, annotations, html, junit, markdown, sarif
-from lastbit.reports.explanation import MOST_STEPS, excerpt, stage_of
-from lastbit.reports.html_tables import stage_anchor
-from lastbit.reports.trace import print_trace
+from lastbit.reports import alerts, html, junit, markdown
+from lastbit.reports.explanation import MOST_STEPS, excerpt, print_trace, stage_of
+from lastbit.reports.html import stage_anchor
 from lastbit.reports.why import Explanation, StageMatch
 from lastbit.result import StageResult
 from lastbit.run import Run
@@ -44,7 +43,7 @@ def run_of(folder: Path, file: str = "norm.py", **changes: object) -> Run:
 
 
 def sarif_result(run: Run) -> dict[str, Any]:
-    [found] = json.loads(sarif.document(run))["runs"][0]["results"]
+    [found] = json.loads(alerts.sarif(run))["runs"][0]["results"]
     return dict(found)
 
 
@@ -184,7 +183,7 @@ def test_sarif_fingerprint_does_not_depend_on_what_was_explained(folder: Path) -
 
 
 def test_annotation_is_at_the_expression(folder: Path) -> None:
-    [line] = annotations.lines(run_of(folder)).splitlines()
+    [line] = alerts.annotations(run_of(folder)).splitlines()
     place = "file=norm.py,line=3,endLine=3,col=12,endColumn=20"
     assert line.startswith(f"::error {place},title=FAILED k%3A normalized::keeps: ")
     assert "0.14904 in fp32" in line
@@ -234,7 +233,7 @@ def test_a_stage_after_the_wrong_one_follows_from_it(folder: Path) -> None:
     trace, said = replace(one.trace, steps=steps), "output, 300 of 300 elements follow from a wrong value"
     run = run_of(folder, trace=trace)
     last = read(html.page(run)).tables["The way of the worst element"][-1][3]
-    assert last.removesuffix("CopyCopy") == said and said in sarif.document(run)
+    assert last.removesuffix("CopyCopy") == said and said in alerts.sarif(run)
     unknown = replace(one, trace=replace(trace, blamed=None))
     assert stage_of(steps[-1], unknown) == "output, 300 of 300 elements not possible"
 
@@ -289,4 +288,4 @@ def test_source_and_values_cannot_leave_their_place(folder: Path) -> None:
 def test_reports_of_a_run_that_explained_nothing_say_nothing_of_it() -> None:
     for text in (shown(full_run()), html.page(full_run()), markdown.page(full_run()), junit.document(full_run())):
         assert "lastbit explain" not in text
-    assert all("codeFlows" not in result for result in json.loads(sarif.document(full_run()))["runs"][0]["results"])
+    assert all("codeFlows" not in result for result in json.loads(alerts.sarif(full_run()))["runs"][0]["results"])

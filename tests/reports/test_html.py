@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lastbit.errors import LastbitError
-from lastbit.reports import charts, html, stage_summary, standing, summary
+from lastbit.reports import charts, html, stage_summary, summary
 from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
 from lastbit.run import DeviceAgreement, NotRun, Power, Run, Undecidable, Unreached
 
@@ -219,7 +219,7 @@ def test_what_was_judged_on_few_cases_or_hardly_decided_is_not_green() -> None:
     undecidable = (Undecidable("open", "cpu", "lse", "fp32"),)
     run = Run((passed(), *results), undecidable=undecidable)
     assert run.overall is Verdict.PASSED
-    assert [one.short for one in standing.standings(run).values()] == [
+    assert [one.short for one in stage_summary.standings(run).values()] == [
         "",
         "on 2 of 3 cases",
         "on 1 of 3 cases, the others decided nothing",

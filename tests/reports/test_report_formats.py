@@ -18,7 +18,7 @@ from rich.console import Console
 
 from lastbit.cli import make_parser
 from lastbit.errors import LastbitError
-from lastbit.reports import alerts, annotations, junit, markdown, markdown_text, records, sarif
+from lastbit.reports import alerts, junit, markdown, records
 from lastbit.reports.terminal import print_run
 from lastbit.result import Finding, Verdict
 from lastbit.run import Power, Run
@@ -94,7 +94,7 @@ def on_a_terminal(run: Run) -> str:
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize("form", [on_a_terminal, markdown.page, junit.document, annotations.lines])
+@pytest.mark.parametrize("form", [on_a_terminal, markdown.page, junit.document, alerts.annotations])
 def test_no_character_of_a_name_or_reason_is_a_command(form: Callable[[Run], str]) -> None:
     """What names and messages hold is shown escaped, and never sent to a terminal or left out."""
     text = form(nasty())
@@ -105,14 +105,14 @@ def test_no_character_of_a_name_or_reason_is_a_command(form: Callable[[Run], str
 
 @pytest.mark.parametrize("text", ["a|b", "``", "`a", "a` `", "x ``` y", "<b>", "\\|"])
 def test_code_in_a_table_is_one_cell(text: str) -> None:
-    page = rendered(markdown_text.table(("a", "b"), [(markdown_text.code(text), "end")], left=1))
+    page = rendered(markdown.table(("a", "b"), [(markdown.code(text), "end")], left=1))
     first, last = re.findall(r"<td.*?>(.*?)</td>", page)
     assert html.unescape(first.removeprefix("<code>").removesuffix("</code>")) == text
     assert last == "end"
 
 
 def test_block_of_code_cannot_be_left() -> None:
-    assert "<h1>" not in rendered(markdown_text.block_of_code("a\n```\n# b"))
+    assert "<h1>" not in rendered(markdown.block_of_code("a\n```\n# b"))
 
 
 @pytest.mark.parametrize("count", [50, 200])
@@ -240,7 +240,7 @@ def test_figures_and_environment_are_properties() -> None:
 
 
 def log(run: Run) -> dict[str, object]:
-    [only] = json.loads(sarif.document(run))["runs"]
+    [only] = json.loads(alerts.sarif(run))["runs"]
     return dict(only)
 
 
@@ -317,27 +317,27 @@ def test_every_kind_of_finding_has_a_rule() -> None:
     found = {kind for groups in kinds for kind in groups if kind} | {"outside", "wrote_outside", "mutated_input"}
     found |= {"rebound_input"}
     assert found >= {"rows", "placement", "unwritten", "process_state"}
-    assert found <= set(sarif.RULES)
+    assert found <= set(alerts.RULES)
 
 
 def test_annotations_are_one_line_each() -> None:
     finding = Finding("outside", "output", "50% wrong,\r\nreally: yes")
     result = failed(kernel="a:b,c%", findings=(finding,), source=str(Path.cwd() / "a,b.py") + ":3")
-    [line] = annotations.lines(Run((result,))).splitlines()
+    [line] = alerts.annotations(Run((result,))).splitlines()
     assert line.startswith("::error file=a%2Cb.py,line=3,title=FAILED a%3Ab%2Cc%25%3A output::keeps: ")
     assert "50%25 wrong,%0D%0Areally: yes%0A" in line
 
 
 def test_annotations_of_an_inconclusive_kernel_are_warnings() -> None:
     run = Run((passed(),), power=(Power(passed().kernel, "cpu", "bf16", "other", 1, 0, True),))
-    assert annotations.lines(run).startswith("::warning file=kernels/rms_norm.py,line=108,title=INCONCLUSIVE ")
+    assert alerts.annotations(run).startswith("::warning file=kernels/rms_norm.py,line=108,title=INCONCLUSIVE ")
 
 
 def test_broken_run_is_an_annotation_without_a_place() -> None:
-    assert annotations.lines(Run((passed(),), broken="ended early")) == "::error title=lastbit::ended early\n"
+    assert alerts.annotations(Run((passed(),), broken="ended early")) == "::error title=lastbit::ended early\n"
 
 
-@pytest.mark.parametrize("text", [annotations.lines(nasty()), *annotations.lines(nasty()).splitlines()])
+@pytest.mark.parametrize("text", [alerts.annotations(nasty()), *alerts.annotations(nasty()).splitlines()])
 def test_nothing_in_an_annotation_is_a_command(text: str) -> None:
     assert all(re.match(r"::(error|warning) (file|title)=", line) for line in text.splitlines())
 

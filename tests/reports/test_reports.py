@@ -13,7 +13,8 @@ from rich.console import Console
 
 from lastbit.errors import LastbitError
 from lastbit.reports import markdown, records, stage_summary, summary, wording
-from lastbit.reports.terminal import RunProgress, print_run
+from lastbit.reports.progress import RunProgress
+from lastbit.reports.terminal import print_run
 from lastbit.result import ULP_BINS, CaseResult, Comparison, Finding, RowCheck, StageResult, Verdict, Worst
 from lastbit.run import COMBINATIONS, Coverage, DeviceAgreement, NotRun, Power, Run
 

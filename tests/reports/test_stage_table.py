@@ -11,8 +11,7 @@ import pytest
 from lastbit.judging.expected import Steps
 from lastbit.numerics.formats import BF16, FP32
 from lastbit.reports import html, markdown, records, stage_summary, wording
-from lastbit.reports.changes import compare
-from lastbit.reports.changes_text import cells
+from lastbit.reports.changes import cells, compare
 from lastbit.reports.stage_summary import extremes, stage_summaries
 from lastbit.reports.why import KernelTrace, StageMatch, Step
 from lastbit.result import CaseResult, Comparison, StageResult, Verdict, Worst

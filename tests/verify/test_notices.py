@@ -17,7 +17,7 @@ from lastbit.config import Config
 from lastbit.diagnosing.handover import search_stages
 from lastbit.kernel import Kernel
 from lastbit.references.rms_norm import rms_norm
-from lastbit.reports import alerts, annotations, html, junit, markdown, records, sarif
+from lastbit.reports import alerts, html, junit, markdown, records
 from lastbit.reports.stage_summary import stage_order, stage_summaries
 from lastbit.reports.stages import StageKind, sentences
 from lastbit.reports.summary import problems
@@ -70,8 +70,8 @@ def test_every_report_shows_notices(run: Run) -> None:
         "markdown": markdown.page(run),
         "html": html.page(run),
         "junit": ElementTree.fromstring(junit.document(run)).findtext(".//system-out", ""),
-        "sarif": sarif.document(run),
-        "annotations": annotations.lines(run),
+        "sarif": alerts.sarif(run),
+        "annotations": alerts.annotations(run),
     }
     for form, text in texts.items():
         assert "2 cases, 6 rows; in the case below, 3 of 10 rows come from two values." in text, form
