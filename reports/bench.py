@@ -127,13 +127,10 @@ def amount(sample: Sample, unit: str) -> str:
     """Format `1.23 ms [1.20, 1.31]`, in the unit that suits the median."""
     scales = _SCALES.get(unit, ((unit, 1.0),))
     name, scale = next((s for s in scales if sample.median >= s[1]), scales[-1])
-    low, median, high = (_number(value / scale) for value in (sample.low, sample.median, sample.high))
+    scaled = (value / scale for value in (sample.low, sample.median, sample.high))
+    low, median, high = (f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in scaled)
     spread = f" [{low}, {high}]" if sample.count > 1 else ""
     return f"{median} {name}{spread}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _one(value: float, unit: str) -> str:
@@ -226,18 +223,16 @@ class Costs(Bench):
 
 
 def _costs(found: Sequence[Measurement]) -> str:
-    compared = any(m.base is not None for m in found)
-    headers = ("ratio", "of", "what", "median", "against", "its median")
-    rows = [[_ratio(m.ratio), code(short(m.of)), plain(m.what), *_bases(m)] for m in found]
-    if compared:
+    """Write a row per measurement; without what it is measured against where none is measured against anything."""
+    headers, rows = ("ratio", "of", "what", "median", "against", "its median"), []
+    for m in found:
+        ratio = "" if m.ratio is None else f"**{m.ratio:,.0f}**" if m.ratio >= 100 else f"**{m.ratio:.3g}**"
+        base = amount(m.base, m.unit) if m.base is not None else ""
+        cells = [ratio, code(short(m.of)), plain(m.what), amount(m.value, m.unit), plain(m.against), base]
+        rows.append(cells)
+    if any(m.base is not None for m in found):
         return table(headers, rows, left=len(headers))
     return table(headers[1:4], [row[1:4] for row in rows], left=len(headers))
-
-
-def _bases(m: Measurement) -> Iterator[str]:
-    yield amount(m.value, m.unit)
-    yield plain(m.against)
-    yield amount(m.base, m.unit) if m.base is not None else ""
 
 
 def _parts(found: Sequence[Measurement]) -> str:
@@ -250,12 +245,6 @@ def _parts(found: Sequence[Measurement]) -> str:
         shares = [f"{own[part].ratio or 0:.0%}" if part in own else "" for part in parts]
         rows.append([code(short(of)), amount(whole, "s") if whole is not None else "", *shares])
     return table(("of", "seconds", *parts), rows, left=1)
-
-
-def _ratio(ratio: float | None) -> str:
-    if ratio is None:
-        return ""
-    return f"**{ratio:,.0f}**" if ratio >= 100 else f"**{ratio:.3g}**"
 
 
 # How fast kernels are
@@ -352,32 +341,33 @@ class Speeds(Bench):
     @property
     def page(self) -> str:
         """Markdown: a table per case, the fastest first."""
-        used = [text for how, text in _HOW.items() if any(s.how == how for s in self.found)]
-        blocks = [] if self.roof is None else [_roof(self.roof)]
-        blocks += [_SPEEDS.format(how="; ".join(used))] * bool(used)
+        blocks, roof = list[str](), self.roof
+        if roof is not None:
+            copy, matmul = amount(roof.copy, "B/s"), amount(roof.matmul, "FLOP/s")
+            blocks.append(f"In the same run: a copy {copy}, read and written; a matrix product in bf16 {matmul}.")
+        if used := [text for how, text in _HOW.items() if any(s.how == how for s in self.found)]:
+            blocks.append(_SPEEDS.format(how="; ".join(used)))
         cases = dict(self.by_case())
         for of, found in cases.items():
             speeds = sorted(found, key=lambda s: s.time.median)
-            blocks += [f"## {code(title(of, cases))}", _about_case(of, speeds, self.roof), _table(speeds, self.roof)]
+            rows = [_speed_row(s, speeds, roof) for s in speeds]
+            about = _about_case(of, speeds, roof)
+            blocks += [f"## {code(title(of, cases))}", about, table(_OF_SPEEDS, rows, left=3)]
         wrong = [f"{s.kernel}, {title(s.of, cases)}: {s.why}" for s in self.found if s.why]
         return self._page("How fast kernels are", blocks, wrong)
-
-
-def _roof(roof: Roof) -> str:
-    return (
-        f"In the same run: a copy {amount(roof.copy, 'B/s')}, read and written; a matrix product in bf16 "
-        f"{amount(roof.matmul, 'FLOP/s')}."
-    )
 
 
 def _about_case(of: str, speeds: Sequence[Speed], roof: Roof | None) -> str:
     """Describe a case: its line, the traffic and FLOP of its roof, and the case that was judged in its place."""
     traffic, flops = speeds[0].traffic, max(s.flops for s in speeds)
-    by_copy, by_matmul = (None, None) if roof is None else roof.bounds(traffic, flops)
-    work = [_work(traffic, "B", by_copy, "a copy")]
-    if flops:
-        work.append(_work(flops, "FLOP", by_matmul, "a matrix product"))
-    sentences = [f"{code(of)}: {'; '.join(work)}"]
+    work = [_one(traffic, "B"), _one(flops, "FLOP")]
+    if roof is not None:
+        by_copy, by_matmul = (_one(seconds, "s") for seconds in roof.bounds(traffic, flops))
+        work = [
+            f"{work[0]}, {by_copy} at the rate of a copy",
+            f"{work[1]}, {by_matmul} at the rate of a matrix product",
+        ]
+    sentences = [f"{code(of)}: {'; '.join(work if flops else work[:1])}"]
     sentences += [f"Judged on {code(judged)}" for judged in dict.fromkeys(s.judged for s in speeds) if judged]
     return ". ".join(sentences) + "."
 
@@ -400,32 +390,22 @@ def _words(of: str) -> dict[str, str]:
     return {word.partition("=")[0]: word for word in words if not word.startswith("seed=")}
 
 
-def _work(value: float, unit: str, seconds: float | None, of: str) -> str:
-    return _one(value, unit) + ("" if seconds is None else f", {_one(seconds, 's')} at the rate of {of}")
-
-
-def _table(speeds: Sequence[Speed], roof: Roof | None) -> str:
-    rows = [[plain(s.kernel), plain(s.contract), _verdict(s), *_figures(s, speeds, roof)] for s in speeds]
-    return table(_OF_SPEEDS, rows, left=3)
-
-
-def _verdict(s: Speed) -> str:
-    if not s.judged:
-        return s.verdict
-    apart = "" if s.apart is None else f", {s.apart:.1e} apart"
-    return f"{s.verdict} (smaller){apart}"
-
-
-def _figures(s: Speed, speeds: Sequence[Speed], roof: Roof | None) -> Iterator[str]:
+def _speed_row(s: Speed, speeds: Sequence[Speed], roof: Roof | None) -> list[str]:
     own = min(other.time.median for other in speeds if other.contract == s.contract)
     everyone = min(other.time.median for other in speeds)
-    yield amount(s.time, "s") + (f" ({EVENTS})" if s.how == EVENTS else "")
-    yield f"{s.time.median / own:.2f}"
-    yield f"{s.time.median / everyone:.2f}"
-    yield _one((s.flops or s.traffic) / s.time.median, "FLOP/s" if s.flops else "B/s")
-    yield "" if roof is None else f"{s.share(roof):.0%}"
-    yield amount(s.host, "s")
-    yield f"{s.host.median / s.launch.median:.2f}"
+    apart = "" if s.apart is None else f", {s.apart:.1e} apart"
+    return [
+        plain(s.kernel),
+        plain(s.contract),
+        f"{s.verdict} (smaller){apart}" if s.judged else s.verdict,
+        amount(s.time, "s") + (f" ({EVENTS})" if s.how == EVENTS else ""),
+        f"{s.time.median / own:.2f}",
+        f"{s.time.median / everyone:.2f}",
+        _one((s.flops or s.traffic) / s.time.median, "FLOP/s" if s.flops else "B/s"),
+        "" if roof is None else f"{s.share(roof):.0%}",
+        amount(s.host, "s"),
+        f"{s.host.median / s.launch.median:.2f}",
+    ]
 
 
 # How fast a kernel is that nobody trusts
@@ -492,15 +472,13 @@ class Bounds(Bench):
         """Markdown: a table per case, in the order in which they were timed."""
         blocks = [_BOUNDS]
         for of, found in self.by_case():
-            blocks += [f"## {code(of)}", table(_OF_BOUNDS, [list(_row(b, self.roof)) for b in found], left=3)]
-        return self._page(
-            "How fast a kernel is at least", blocks, [f"{b.kernel}: {b.why}" for b in self.found if b.why]
-        )
-
-
-def _row(b: SpeedBound, roof: Roof | None) -> Iterator[str]:
-    yield from (plain(b.kernel), plain(b.contract), b.verdict)
-    yield from (amount(b.time, "s"), amount(b.empty, "s"), f"{b.overhead:.0%}")
-    yield amount(b.time.rate(b.flops or b.traffic), "FLOP/s" if b.flops else "B/s")
-    yield "" if roof is None else f"{b.share(roof):.0%}"
-    yield from (f"{b.copied:.0%}", str(b.time.count), str(b.judged))
+            rows = []
+            for b in found:
+                times = amount(b.time, "s"), amount(b.empty, "s"), f"{b.overhead:.0%}"
+                rate = amount(b.time.rate(b.flops or b.traffic), "FLOP/s" if b.flops else "B/s")
+                share = "" if self.roof is None else f"{b.share(self.roof):.0%}"
+                counts = f"{b.copied:.0%}", str(b.time.count), str(b.judged)
+                rows.append([plain(b.kernel), plain(b.contract), b.verdict, *times, rate, share, *counts])
+            blocks += [f"## {code(of)}", table(_OF_BOUNDS, rows, left=3)]
+        wrong = [f"{b.kernel}: {b.why}" for b in self.found if b.why]
+        return self._page("How fast a kernel is at least", blocks, wrong)

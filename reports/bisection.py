@@ -206,22 +206,15 @@ def print_step(criterion: Criterion, step: BisectStep, console: Console) -> None
     """Print one line: the number of the run, the commit or version, its outcome, and how many are left."""
     word, style = MARKS[step.mark]
     text = Text.assemble(f"{step.run or '–':>3}  {step.point.short:<7}  ", (f"{word:<7}", style))
-    if step.result:
-        text.append("  ").append_text(_outcome(step.result, criterion))
+    if step.result:  # with the figure by which it was marked
+        metric = criterion.metric or "outside"
+        figure = _written(metric, stage_of(step.result, criterion.stage))
+        verdict = verdict_word(step.result.verdict).append(f"  {FIGURES[metric][0]} {figure:<8}", "")
+        text.append("  ").append_text(verdict)
     for words in filter(None, (step.point.title, step.reason)):
         text.append(f"  {words}")
     text.append(f"  ({step.left} left)", "dim")
     line(console, text)
-
-
-def _outcome(result: CaseResult, criterion: Criterion) -> Text:
-    """Write the verdict and the figure by which a step was marked."""
-    metric = criterion.metric or "outside"
-    name, _ = FIGURES[metric]
-    stage = stage_of(result, criterion.stage)
-    verdict = verdict_word(result.verdict)
-    verdict.append(f"  {name} {_written(metric, stage):<8}", "")
-    return verdict
 
 
 def _written(metric: str, stage: StageResult | None) -> str:
@@ -233,28 +226,45 @@ def _written(metric: str, stage: StageResult | None) -> str:
 
 def print_bisection(bisection: Bisection, console: Console, options: str = "") -> None:
     """Print the outcome of the search; `options` of the command line say where ops are."""
+    what, criterion, candidates = bisection.what, bisection.criterion, bisection.candidates
     line(console)
-    _print_culprit(bisection, console)
-    _print_figures(bisection, console)
-    _print_change(bisection.change, console)
-    _print_recipe(bisection, console, options)
-    _print_log(bisection.log, console)
-
-
-def _print_culprit(bisection: Bisection, console: Console) -> None:
-    culprit = bisection.culprit
-    if culprit:
-        line(console, Text.assemble(f"First bad {bisection.what}  ", (_named(culprit), "bold")))
+    if len(candidates) == 1:
+        line(console, Text.assemble(f"First bad {what}  ", (_named(candidates[0]), "bold")))
     else:
-        text = f"The first bad {bisection.what} is one of these {len(bisection.candidates)}; it cannot be told which, "
+        text = f"The first bad {what} is one of these {len(candidates)}; it cannot be told which, "
         paragraph(console, Text(f"{text}because those between the good and the last one could not be measured:"))
-        for point in bisection.candidates:
+        for point in candidates:
             line(console, f"  {_named(point)}")
     skipped = len(bisection.skipped)
-    why = f"; {plural(skipped, bisection.what)} skipped, which could not be measured" if skipped else ""
+    why = f"; {plural(skipped, what)} skipped, which could not be measured" if skipped else ""
     line(console, f"{plural(bisection.verifications, 'verification')}{why}")
-    paragraph(console, Text(f"Bad means: {_meaning(bisection.criterion, bisection)}."))
+    paragraph(console, Text(f"Bad means: {_meaning(criterion, bisection)}."))
     line(console)
+    line(console, f"stage {criterion.stage}", "bold")
+    rows = []
+    for word, step in {"before": bisection.before, "after": bisection.after}.items():
+        stage = stage_of(step.result, criterion.stage) if step.result else None
+        figures = (_written(metric, stage) for metric in FIGURES)
+        rows.append([*map(Text, (word, step.point.short, *figures, step.result.verdict if step.result else "–"))])
+    print_table(console, ("", "", *(name for name, _ in FIGURES.values()), "verdict"), rows)
+    line(console)
+    lines = bisection.change.splitlines()
+    for text in lines[:MOST_LINES]:
+        line(console, text, next((style for start, style in COLOURS.items() if text.startswith(start)), ""))
+    if rest := lines[MOST_LINES:]:
+        line(console, f"… and {plural(len(rest), 'more line')}", "dim")
+    if lines:
+        line(console)
+    recipe, result = bisection.recipe, bisection.after.result
+    if recipe and result:  # commands that run the case again as it was after the change
+        line(console, "Look further", "bold")
+        line(console, f"  {recipe.setup}")
+        line(console, f"  {recipe.prefix}{repro_line(result, ' '.join(filter(None, (recipe.options, options))))}")
+        line(console)
+    if bisection.log:
+        line(console, "Log, for `git bisect replay`", "bold")
+        for text in bisection.log.splitlines():
+            line(console, f"  {text}", "dim" if text.startswith("#") else "")
 
 
 def _named(point: Point) -> str:
@@ -265,60 +275,14 @@ def _meaning(criterion: Criterion, bisection: Bisection) -> str:
     if not criterion.metric:
         return "the verdict is FAILED"
     good, bad = (step.point.short for step in bisection.steps[:2])
-    name = FIGURES[criterion.metric][0]
+    name, threshold, falling = FIGURES[criterion.metric][0], criterion.threshold, criterion.falling
     figure = f"{'the size of the ' * (criterion.metric == 'bias')}{name} of stage {criterion.stage}"
     chosen = f" ({criterion.choice})" if criterion.choice else ""
     why = f"{criterion.drift:g} times that of {good}" if criterion.drift else f"nearer to {bad} than to {good}"
-    return f"{figure}{chosen} is {_bound(criterion)}, {why}"
-
-
-def _bound(criterion: Criterion) -> str:
-    if criterion.threshold == 0:
-        return "0" if criterion.falling else "above 0"
-    if math.isinf(criterion.threshold):
-        return "finite" if criterion.falling else "inf"
-    size = f"{criterion.threshold:.2g}" if criterion.metric != "mismatch" else f"{100 * criterion.threshold:.2g} %"
-    return f"{'below' if criterion.falling else 'at least'} {size}"
-
-
-def _print_figures(bisection: Bisection, console: Console) -> None:
-    """Print a table of the stage before and after, a row each."""
-    line(console, f"stage {bisection.criterion.stage}", "bold")
-    steps = {"before": bisection.before, "after": bisection.after}
-    rows = [_row(word, step, bisection.criterion.stage) for word, step in steps.items()]
-    print_table(console, ("", "", *(name for name, _ in FIGURES.values()), "verdict"), rows)
-    line(console)
-
-
-def _row(word: str, step: BisectStep, name: str) -> list[Text]:
-    stage = stage_of(step.result, name) if step.result else None
-    figures = (_written(metric, stage) for metric in FIGURES)
-    return [*map(Text, (word, step.point.short, *figures, step.result.verdict if step.result else "–"))]
-
-
-def _print_change(change: str, console: Console) -> None:
-    lines = change.splitlines()
-    for text in lines[:MOST_LINES]:
-        line(console, text, next((style for start, style in COLOURS.items() if text.startswith(start)), ""))
-    if rest := lines[MOST_LINES:]:
-        line(console, f"… and {plural(len(rest), 'more line')}", "dim")
-    if lines:
-        line(console)
-
-
-def _print_recipe(bisection: Bisection, console: Console, options: str) -> None:
-    """Print the commands that run the case again as it was after the change."""
-    recipe, result = bisection.recipe, bisection.after.result
-    if recipe and result:
-        every = " ".join(filter(None, (recipe.options, options)))
-        line(console, "Look further", "bold")
-        line(console, f"  {recipe.setup}")
-        line(console, f"  {recipe.prefix}{repro_line(result, every)}")
-        line(console)
-
-
-def _print_log(log: str, console: Console) -> None:
-    if log:
-        line(console, "Log, for `git bisect replay`", "bold")
-        for text in log.splitlines():
-            line(console, f"  {text}", "dim" if text.startswith("#") else "")
+    size = f"{threshold:.2g}" if criterion.metric != "mismatch" else f"{100 * threshold:.2g} %"
+    bound = f"{'below' if falling else 'at least'} {size}"
+    if threshold == 0:
+        bound = "0" if falling else "above 0"
+    elif math.isinf(threshold):
+        bound = "finite" if falling else "inf"
+    return f"{figure}{chosen} is {bound}, {why}"

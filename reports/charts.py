@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lastbit.reports.stage_summary import StageSummary
@@ -69,51 +69,30 @@ def rows(
     results: Sequence[CaseResult], subjects: Sequence[Subject], summaries: Mapping[Subject, Sequence[StageSummary]]
 ) -> dict[str, Rows]:
     """Compute the rows of every chart of one op, from its counted results and the summaries of its stages."""
-    numbers = {subject: number for number, subject in enumerate(subjects)}
-    measured = _measured(results, numbers)
-    return {
-        "stages": [_stage_row(numbers[key], stage) for key, stages in summaries.items() for stage in stages],
-        "shapes": _shapes(measured),
-        "ulps": [row for key, stages in summaries.items() for stage in stages for row in _ulps(numbers[key], stage)],
-        "sizes": _sizes(measured),
-    }
-
-
-def _stage_row(subject: int, stage: StageSummary) -> tuple[Any, ...]:
-    total = stage.total
-    units = stage.typical_error / UNIT_ROUNDOFF.get(stage.dtype, 1.0)
-    mismatch = share(total.mismatched, total.numel)
-    errors = map(error, (stage.typical_error, stage.worst_error, stage.contract_error))
-    words = *errors, distance(stage.near_ulp), mismatch
-    return (subject, stage.name, stage.dtype, _rounded(units), *words, stage.outside, stage.cases)
-
-
-def _ulps(subject: int, stage: StageSummary) -> Rows:
-    counts = zip(ulp_names(), stage.total.ulp_histogram, strict=True)
-    return [(subject, stage.name, stage.dtype, name, count) for name, count in counts if count]
-
-
-def _measured(results: Iterable[CaseResult], numbers: Mapping[Subject, int]) -> pd.DataFrame:
-    """Make a table with one row per case and stage that has elements."""
     import pandas as pd  # it takes 0.3 s, and starts a thread
 
-    found = []
+    numbers = {subject: number for number, subject in enumerate(subjects)}
+    stages, ulps = Rows(), Rows()
+    for subject, found in summaries.items():
+        for stage in found:
+            total, key = stage.total, (numbers[subject], stage.name, stage.dtype)
+            units = _rounded(stage.typical_error / UNIT_ROUNDOFF.get(stage.dtype, 1.0))
+            errors = map(error, (stage.typical_error, stage.worst_error, stage.contract_error))
+            words = *errors, distance(stage.near_ulp), share(total.mismatched, total.numel)
+            stages.append((*key, units, *words, stage.outside, stage.cases))
+            ulps += ((*key, name, n) for name, n in zip(ulp_names(), total.ulp_histogram, strict=True) if n)
+    measured = []  # one row per case and stage
     for result in results:
-        subject, shape = numbers[result.kernel, result.device], _extents(result.case)
+        match = _SHAPE.search(result.case)
+        *leading, last = [int(size) for size in match[1].split(",")] if match and match[1] else [1]
         for stage in result.stages:
             seen, outside = stage.cumulative, bool(stage.cumulative.outside or stage.isolated.outside)
-            about = (stage.name, stage.dtype, stage.result, result.dtypes)
-            found.append((subject, *about, *shape, seen.numel, seen.rel_l2, outside))
+            about = (numbers[result.kernel, result.device], stage.name, stage.dtype, stage.result, result.dtypes)
+            measured.append((*about, math.prod(leading), last, seen.numel, seen.rel_l2, outside))
     names = "subject stage dtype result dtypes rows columns numel rel_l2 outside"
-    table = pd.DataFrame(found, columns=names.split())
-    return table[table["numel"] > 0]
-
-
-def _extents(case: str) -> tuple[int, int]:
-    """Return rows and columns of the first tensor of a case line: all dimensions but the last, and the last."""
-    match = _SHAPE.search(case)
-    *leading, last = [int(size) for size in match[1].split(",")] if match and match[1] else [1]
-    return math.prod(leading), last
+    table = pd.DataFrame(measured, columns=names.split())
+    table = table[table["numel"] > 0]
+    return {"stages": stages, "shapes": _shapes(table), "ulps": ulps, "sizes": _sizes(table)}
 
 
 def _shapes(measured: pd.DataFrame) -> Rows:
@@ -132,7 +111,13 @@ def _shapes(measured: pd.DataFrame) -> Rows:
 
 def _sizes(measured: pd.DataFrame) -> Rows:
     """Count cases by size of the stage and by the error's decimal logarithm."""
-    table = measured.assign(size=measured["numel"].map(_power), error=measured["rel_l2"].map(_error_bin))
+
+    def error_bin(value: float) -> float:
+        if not math.isfinite(value):
+            return NOT_FINITE
+        return round(math.log10(value) * ERROR_STEPS) / ERROR_STEPS if value else ZERO
+
+    table = measured.assign(size=measured["numel"].map(_power), error=measured["rel_l2"].map(error_bin))
     groups = table.groupby(["subject", "stage", "dtype", "size", "error"], sort=False)
     found = groups.agg(outside=("outside", "sum"), cases=("outside", "size"))
     return [tuple(row) for row in found.reset_index().itertuples(index=False)]
@@ -141,14 +126,6 @@ def _sizes(measured: pd.DataFrame) -> Rows:
 def _power(size: int) -> int:
     """Return the least k with 2^k at least `size`; -1 for size 0."""
     return (size - 1).bit_length() if size > 0 else -1
-
-
-def _error_bin(value: float) -> float:
-    if not math.isfinite(value):
-        return NOT_FINITE
-    if value == 0:
-        return ZERO
-    return round(math.log10(value) * ERROR_STEPS) / ERROR_STEPS
 
 
 def _rounded(value: float) -> float | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from rich.console import Console
 from rich.text import Text
 
-from lastbit.reports.paper import line, paragraph
+from lastbit.reports.paper import line, print_field
 from lastbit.reports.summary import (
     KernelFailure,
     distance,
@@ -246,6 +246,9 @@ COMPARED: Mapping[Status, str] = {
 }
 
 
+_COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
+
+
 def print_goldens(report: GoldenReport, console: Console, words: Mapping[Status, str] = CHECKED) -> None:
     """Print the outcome of each golden, the worst first, in the words for what was done with them."""
     line(console, f"Goldens on {report.subject}" if words is not COMPARED else f"Goldens in {report.subject}", "bold")
@@ -259,16 +262,21 @@ def print_goldens(report: GoldenReport, console: Console, words: Mapping[Status,
 
 
 def _print_kernel(kernel: KernelOutcome, console: Console, words: Mapping[Status, str], options: str) -> None:
+    """Print a golden, the provenance that has changed since it was made, and the cases that changed.
+
+    The worst and smallest cases come first; of many, the first of each status are shown.
+    """
     status = kernel.status
+    what, _, advice = words[status].partition(": ")
     head = Text.assemble((f"{status.value:<9}", STYLES[status]), (kernel.kernel, "bold"))
     if kernel.cases:
         of = kernel.having(status)
         some = f"{len(of):,} of " if of and len(of) < len(kernel.cases) else ""
         head.append(f"  {some}{plural(len(kernel.cases), 'case')}")
     if words[status].lower() != status.value.lower():
-        head.append(f"  {words[status].partition(':')[0]}")
+        head.append(f"  {what}")
     line(console, head)
-    if advice := words[status].partition(": ")[2]:
+    if advice:
         _field(console, "what to do", advice)
     if kernel.reason:
         _field(console, "reason", kernel.reason)
@@ -279,70 +287,38 @@ def _print_kernel(kernel: KernelOutcome, console: Console, words: Mapping[Status
         return
     if kernel.cases or status not in (Status.NEW, Status.SKIPPED):
         _field(console, "golden", shown_path(kernel.path))
-    if kernel.status is not Status.NEW:
-        _print_origin(kernel, console)
-        for sentence in kernel.lost:
-            _field(console, "lost", sentence)
-        for sentence in kernel.elsewhere:
-            _field(console, "elsewhere", f"{sentence} The golden is of another processor, and this is no loss.")
-        _print_cases(kernel, console, options)
-
-
-def _print_origin(kernel: KernelOutcome, console: Console) -> None:
-    """Print the provenance that has changed since the golden was made."""
+    if status is Status.NEW:
+        return
     before, after = kernel.contracts
     if before and after and before != after:
         _field(console, "contract", f"{before} → {after}")
-    if kernel.cases and kernel.contracts[0]:
-        parts = [f"{d.item} {_shown(d.before)} → {_shown(d.after)}" for d in kernel.provenance]
-        _field(
-            console,
-            "provenance",
-            ", ".join(parts) or "same code, packages, device, driver, torch and triton",
-        )
-
-
-def _shown(value: str) -> str:
-    """Format an item of provenance; of a git commit, the first digits."""
-    return _COMMIT.sub(r"\1", value) or "unknown"
-
-
-_COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
-
-
-def _print_cases(kernel: KernelOutcome, console: Console, options: str) -> None:
-    """Print the cases that changed, the worst and smallest first; of many, the first of each status."""
-    if explanation := _explanation(kernel):
-        _field(console, "explained by", explanation)
-    for status in reversed(Status):
+    if kernel.cases and before:  # of a git commit, the first digits
+        shown = [
+            (d.item, *(_COMMIT.sub(r"\1", v) or "unknown" for v in (d.before, d.after))) for d in kernel.provenance
+        ]
+        parts = ", ".join(f"{item} {old} → {new}" for item, old, new in shown)
+        _field(console, "provenance", parts or "same code, packages, device, driver, torch and triton")
+    for sentence in kernel.lost:
+        _field(console, "lost", sentence)
+    for sentence in kernel.elsewhere:
+        _field(console, "elsewhere", f"{sentence} The golden is of another processor, and this is no loss.")
+    broken = tuple(case.result for case in kernel.having(Status.BROKEN) if case.result is not None)
+    if broken and (kept := KernelFailure(broken, len(broken)).kept):
+        extent = f"all {len(broken):,} broken cases" if len(broken) > 1 else "the broken case"
+        _field(console, "explained by", allowed_by(kept, extent))
+    for status in (status for status in reversed(Status) if status is not Status.SAME):
         cases = sorted(kernel.having(status), key=lambda case: elements(case.line))
-        if status is Status.SAME or not cases:
-            continue
         for case in cases[:MOST_CASES]:
-            _print_case(case, console, held=bool(kernel.contracts[0]))
+            _print_case(case, console, held=bool(before))
             if status in (Status.BROKEN, Status.ERRORED) and case.result is not None:
                 line(console, f"    {repro_line(case.result, options)}")
         if rest := cases[MOST_CASES:]:
-            _field(console, "", f"and {plural(len(rest), 'more case')} {status.value.lower()}{_extent(rest)}")
-
-
-def _explanation(kernel: KernelOutcome) -> str:
-    """Name the contracts that allow every bit of every broken case."""
-    broken = tuple(case.result for case in kernel.having(Status.BROKEN) if case.result is not None)
-    if broken and (names := KernelFailure(broken, len(broken)).kept):
-        extent = f"all {len(broken):,} broken cases" if len(broken) > 1 else "the broken case"
-        return allowed_by(names, extent)
-    return ""
-
-
-def _extent(cases: Sequence[CaseOutcome]) -> str:
-    """Describe how much changed, where elements were compared."""
-    changes = [change for case in cases for change in case.changes if change.compared]
-    if not changes:
-        return ""
-    changed, compared = (sum(getattr(c, name) for c in changes) for name in ("changed", "compared"))
-    farthest = max(change.max_ulp for change in changes)
-    return f": {changed:,} of {plural(compared, 'element')}, by at most {distance(farthest)} ulp"
+            extent = ""
+            if changes := [change for case in rest for change in case.changes if change.compared]:
+                changed, compared = (sum(getattr(c, name) for c in changes) for name in ("changed", "compared"))
+                farthest = distance(max(change.max_ulp for change in changes))
+                extent = f": {changed:,} of {plural(compared, 'element')}, by at most {farthest} ulp"
+            _field(console, "", f"and {plural(len(rest), 'more case')} {status.value.lower()}{extent}")
 
 
 def _print_case(case: CaseOutcome, console: Console, *, held: bool) -> None:
@@ -362,47 +338,38 @@ def _print_case(case: CaseOutcome, console: Console, *, held: bool) -> None:
 
 
 def _sentence(change: Change) -> str:
+    """Say what changed in a stage: whether it is declared unordered, its elements, and how far it is from its contract.
+
+    Elements are counted as far as the golden tells.
+    """
     if change.before != change.after:
         return f"{change.stage}: {change.before or 'not there'} → {change.after or 'not there'}"
-    parts = [f"{change.stage} {change.before}: {_declared(change)}{_counted(change)}"]
+    was, now = change.unordered
+    declared = "" if was == now else f"{'now' if now else 'no longer'} declared unordered; "
+    by = f", by at most {distance(change.max_ulp)} ulp" if change.changed else ""
+    differing, blocks = change.blocks
+    if change.same_bits:
+        counted = "the same bits"
+    elif blocks:
+        spans = listed((f"{list(first)} to {list(last)}" for first, last in change.spans), MOST_SPANS)
+        where = "everywhere" if differing == blocks else f"in {plural(differing, 'block')} of {blocks}, {spans}"
+        counted = f"changed {where}; {change.changed:,} of a sample of {plural(change.compared, 'element')}{by}"
+    else:
+        counted = f"{change.changed:,} of {plural(change.compared, 'element')} changed{by}"
+    parts = [f"{change.stage} {change.before}: {declared}{counted}"]
     if (farthest := change.farthest) is not None:
         parts.append(f"farthest at {list(farthest.index)}: {farthest.before:.9g} → {farthest.after:.9g}")
     before, after = change.figures
     if before is not None and after is not None:
-        parts.append(_moved(before, after))
+        pairs = (
+            ("mismatch", share(before.mismatched, before.numel), share(after.mismatched, after.numel)),
+            ("rel. error", error(before.rel_l2), error(after.rel_l2)),
+            ("bias", signed(before.bias), signed(after.bias)),
+        )
+        moved = (f"{name} {old} → {new}" if old != new else f"{name} {old} as before" for name, old, new in pairs)
+        parts.append(", ".join(moved))
     return "; ".join(parts)
 
 
-def _declared(change: Change) -> str:
-    """Say whether the stage is declared unordered now, if that has changed."""
-    before, after = change.unordered
-    if before == after:
-        return ""
-    return f"{'now' if after else 'no longer'} declared unordered; "
-
-
-def _counted(change: Change) -> str:
-    """Count the changed elements, as far as the golden tells."""
-    if change.same_bits:
-        return "the same bits"
-    by = f", by at most {distance(change.max_ulp)} ulp" if change.changed else ""
-    differing, blocks = change.blocks
-    if not blocks:
-        return f"{change.changed:,} of {plural(change.compared, 'element')} changed{by}"
-    spans = listed((f"{list(first)} to {list(last)}" for first, last in change.spans), MOST_SPANS)
-    where = "everywhere" if differing == blocks else f"in {plural(differing, 'block')} of {blocks}, {spans}"
-    return f"changed {where}; {change.changed:,} of a sample of {plural(change.compared, 'element')}{by}"
-
-
-def _moved(before: Figures, after: Figures) -> str:
-    """Describe the distance from the contract, before and after."""
-    pairs = (
-        ("mismatch", share(before.mismatched, before.numel), share(after.mismatched, after.numel)),
-        ("rel. error", error(before.rel_l2), error(after.rel_l2)),
-        ("bias", signed(before.bias), signed(after.bias)),
-    )
-    return ", ".join(f"{name} {old} → {new}" if old != new else f"{name} {old} as before" for name, old, new in pairs)
-
-
 def _field(console: Console, label: str, text: str) -> None:
-    paragraph(console, Text(text), label=f"  {label:<12} ", label_style="dim")
+    print_field(console, label, text, width=13)

@@ -204,8 +204,6 @@ MOST_NAMES = 3
 # Arbitrary: cases that are against a contract mostly say the same.
 MOST_LINES = 6
 
-Row = tuple[Text, ...]
-
 
 def print_identification(found: Identification, console: Console, *, every: bool = False) -> None:
     """Print what a kernel keeps, and what that rests on; `every` adds a table of all contracts, nearest first."""
@@ -225,63 +223,46 @@ def print_identification(found: Identification, console: Console, *, every: bool
         for text in [*texts[:MOST_LINES], *([f"and {len(texts) - MOST_LINES} more"] if texts[MOST_LINES:] else [])]:
             paragraph(console, Text(text, style), label="  ")
     if every and found.cases:
-        _print_candidates(found, found.candidates, console)
+        _print_candidates(found, console)
         line(console)
 
 
-_HEADERS = ("contract", "elements outside", "cases against", "rows unexplained")
+_HEADERS = ("contract", "elements outside", "cases against", "rows unexplained", "of another formula")
 
 
-def _print_candidates(found: Identification, shown: Sequence[Candidate], console: Console) -> None:
+def _print_candidates(found: Identification, console: Console) -> None:
     """Print the table of candidates; on a narrow console without totals, which are given below it."""
-    headers = _HEADERS + (("of another formula",) if found.followed else ())
-    rows = [_row(candidate)[: len(headers)] for candidate in shown]
-    if fits(console, headers, rows):
-        print_table(console, headers, rows)
-        return
-    print_table(console, headers, [_row(candidate, whole=False)[: len(headers)] for candidate in shown])
-    tried = plural(max(candidate.total.elements for candidate in shown), "element")
+    headers = _HEADERS if found.followed else _HEADERS[:-1]
+    for whole in (True, False):
+        rows = []
+        for candidate in found.candidates:
+            total, cells = candidate.total, [name(candidate), elements(candidate.total, whole=whole)]
+            pairs = (total.against, total.cases), (total.unexplained, total.rows), (total.differing, total.followed)
+            cells += [f"{part:,}{f' of {of:,}' * whole}" if of else "–" for part, of in pairs]
+            rows.append([Text(cell, "green" if total.fits else "") for cell in cells[: len(headers)]])
+        if whole and fits(console, headers, rows):
+            print_table(console, headers, rows)
+            return
+    print_table(console, headers, rows)
+    tried = plural(max(candidate.total.elements for candidate in found.candidates), "element")
     text = f"of up to {tried} in {plural(found.cases, 'case')}; a wider terminal shows of how many each figure is"
     paragraph(console, Text(text, "dim"), label="  ")
-
-
-def _row(candidate: Candidate, *, whole: bool = True) -> Row:
-    """Return the cells of a candidate; with `whole`, each count comes with its total."""
-    total = candidate.total
-
-    def figure(part: int, of: int) -> str:
-        return f"{part:,}{f' of {of:,}' * whole}" if of else "–"
-
-    cells = (
-        name(candidate),
-        elements(total, whole=whole),
-        figure(total.against, total.cases),
-        figure(total.unexplained, total.rows),
-        figure(total.differing, total.followed),
-    )
-    return tuple(Text(cell, "green" if total.fits else "") for cell in cells)
 
 
 def print_overview(found: Sequence[Identification], console: Console) -> None:
     """Print one line per kernel: the contract it keeps, whether it claims that, and the next best one."""
     rows = []
     for one in found:
+        claimed = "–"
+        if one.cases:
+            claimed = "yes" if one.settled else "open" if one.keeps_claim else f"no: {claim(one)}"
+            claimed = claimed if one.claim else "claims none"
+            claimed += f", but it errored in {plural(len(one.errors), 'case')}" if one.errors else ""
         other = next_best(one)
-        cells = one.kernel, kept(one), _as_claimed(one)
-        rows.append(tuple(map(Text, (*cells, *((name(other), elements(other.total)) if other else ("", ""))))))
+        next_one = (name(other), elements(other.total)) if other else ("", "")
+        rows.append(tuple(map(Text, (one.kernel, kept(one), claimed, *next_one))))
     headers = ("kernel", "keeps", "as claimed", "next best", "elements outside it")
     print_table(console, headers, rows, spare=headers[:-3:-1], wrap_first=True)
-
-
-def _as_claimed(found: Identification) -> str:
-    """Say whether the kernel keeps the contract it claims; `–` if it was not judged."""
-    if not found.cases:
-        return "–"
-    if not found.claim:
-        said = "claims none"
-    else:
-        said = "yes" if found.settled else "open" if found.keeps_claim else f"no: {claim(found)}"
-    return f"{said}, but it errored in {plural(len(found.errors), 'case')}" if found.errors else said
 
 
 def name(candidate: Candidate) -> str:
@@ -360,8 +341,22 @@ def answer(found: Identification) -> str:
 
 
 def remarks(found: Identification) -> Iterator[str]:
-    """Yield what an answer rests on, and its limits."""
-    yield _evidence(found)
+    """Yield what an answer rests on, and its limits.
+
+    First how many cases there were, what was followed by its formula in them, and which axes they say nothing of.
+    """
+    said = plural(found.cases, "case")
+    total = found.kept[0].total if found.kept else ContractTally()
+    if found.followed and total.followed:
+        rest = total.followed - total.equal
+        said += f"; in {found.followed:,}, {total.equal:,} of {total.followed:,} elements follow from its formula"
+        said += f", {rest:,} left open" if rest else ""
+    elif found.followed:
+        said += f"; {found.followed:,} followed by formula"
+    axes = dict.fromkeys(axis for one in found.candidates for axis in one.free)
+    if free := [axis for axis in axes if all(axis in one.free for one in found.candidates if one.fixed)]:
+        said += f"; {' and '.join(free)} of a contract make{'s' * (len(free) == 1)} no difference in them"
+    yield f"{said}."
     if found.untold:
         yield f"These options fit all of them as well: {', '.join(found.untold)}."
     if found.kept and (other := next_best(found)) is not None:
@@ -378,22 +373,6 @@ def remarks(found: Identification) -> Iterator[str]:
         yield f"Where no contract fits, {plural(search.tried, 'combination')} with {changed} were tried."
     if search.left:
         yield f"{search.left:,} with {search.points + 1} changed were not: --combinations raises the limit."
-
-
-def _evidence(found: Identification) -> str:
-    """Say how many cases there were, what was followed by its formula in them, and which axes they say nothing of."""
-    said = plural(found.cases, "case")
-    total = found.kept[0].total if found.kept else ContractTally()
-    if found.followed and total.followed:
-        rest = total.followed - total.equal
-        said += f"; in {found.followed:,}, {total.equal:,} of {total.followed:,} elements follow from its formula"
-        said += f", {rest:,} left open" if rest else ""
-    elif found.followed:
-        said += f"; {found.followed:,} followed by formula"
-    axes = dict.fromkeys(axis for one in found.candidates for axis in one.free)
-    if free := [axis for axis in axes if all(axis in one.free for one in found.candidates if one.fixed)]:
-        said += f"; {' and '.join(free)} of a contract make{'s' * (len(free) == 1)} no difference in them"
-    return f"{said}."
 
 
 def _how_far(total: ContractTally) -> str:

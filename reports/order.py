@@ -8,7 +8,6 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -206,24 +205,16 @@ def print_order(order: Order, console: Console) -> None:
             line(console, f"  {text}")
         tree = f"height {order.tree.height:,}, tree {order.tree.digest}, form {notation(order.form)}"
         paragraph(console, Text(tree), label="  ")
-    if order.asked:
-        paragraph(console, Text(how(order), "dim"), label="  ")
+    if order.asked:  # how it was found and checked
+        read = f"read from {order.read}; " if order.read else ""
+        checked = f"; checked on {order.checked:,} further triples, {order.contradicted:,} contradicted"
+        how = f"{read}{order.asked:,} probes in {plural(order.calls, 'call')}{checked if order.checked else ''}"
+        paragraph(console, Text(how, "dim"), label="  ")
     for note in order.notes:
         paragraph(console, Text(note), label="  note: ")
     for declared in order.declared:
-        _print_declared(declared, console)
-
-
-def _print_declared(declared: Declared, console: Console) -> None:
-    word, style = ("kept", "green") if declared.kept else ("FAILED", "bold red")
-    paragraph(console, Text(declared.said, "" if declared.kept else "bold red"), label=f"  {word}: ", label_style=style)
-
-
-def how(order: Order) -> str:
-    """Describe how an order was found and checked."""
-    read = f"read from {order.read}; " if order.read else ""
-    checked = f"; checked on {order.checked:,} further triples, {order.contradicted:,} contradicted"
-    return f"{read}{order.asked:,} probes in {plural(order.calls, 'call')}{checked if order.checked else ''}"
+        word, label_style, style = ("kept", "green", "") if declared.kept else ("FAILED", "bold red", "bold red")
+        paragraph(console, Text(declared.said, style), label=f"  {word}: ", label_style=label_style)
 
 
 def tree_lines(form: Form) -> Iterator[str]:
@@ -242,8 +233,8 @@ def _levels(form: Form, name: str, depth: int) -> Iterator[str]:
         return
     several = len(form.parts) > 1
     for count, part in form.parts:
-        own = f"{_named(part, 1)} of {part.terms:,} terms" + f" ({count} of them)" * (several and count > 1)
-        yield from _levels(part, f"in each {_named(part, 1)}" if not several else own, depth + 1)
+        own = f"{_named(part)} of {part.terms:,} terms" + f" ({count} of them)" * (several and count > 1)
+        yield from _levels(part, own if several else f"in each {_named(part)}", depth + 1)
 
 
 def head(form: Form) -> str:
@@ -260,7 +251,10 @@ def head(form: Form) -> str:
                 return f"{parts} added to each other, at distance {form.strides[0][1]:,}"
             distances = ", ".join(f"{distance:,}" for _, distance in form.strides)
             levels = plural(len(form.strides), "level")
-            return f"{parts}{_modulus(form)} joined in pairs over {levels}, at distances {distances}"
+            # The columns of a lane, if these are the ones with one remainder.
+            regular = form.span == form.terms and form.part.kind == "chain" and len(form.part.strides) == 1
+            modulus = f" (column mod {form.count:,})" * (regular and form.part.strides[0][1] == form.count)
+            return f"{parts}{modulus}, joined in pairs over {levels}, at distances {distances}"
         case "steps":
             steps = plural(form.count // form.width, "step")
             return f"{parts} in {steps}, one after the other: each adds {form.width} at once to the sum so far"
@@ -269,20 +263,14 @@ def head(form: Form) -> str:
 
 
 def _several(count: int, part: Form) -> str:
-    return plural(count, "term") if part.kind == "term" else f"{plural(count, _named(part, 1))} of {part.terms:,} terms"
+    return plural(count, "term") if part.kind == "term" else f"{plural(count, _named(part))} of {part.terms:,} terms"
 
 
-def _named(part: Form, count: int) -> str:
+def _named(part: Form) -> str:
     """Name a part: a block has all columns from its first to its last; a lane leaves some to others."""
     if part.kind == "term":
         return "term"
     return "block" if part.span == part.terms else "lane"
-
-
-def _modulus(form: Form) -> str:
-    """Name the columns of a lane, if these are the ones with one remainder."""
-    regular = form.span == form.terms and form.part.kind == "chain" and len(form.part.strides) == 1
-    return f" (column mod {form.count:,})," if regular and form.part.strides[0][1] == form.count else ","
 
 
 def _places(form: Form) -> str:
@@ -320,36 +308,31 @@ def _notation(form: Form, depth: int) -> str:
 
 
 def difference(first: Order, second: Order, names: tuple[str, str] = ("", "")) -> str:
-    """Describe how the order of a sum differs in two places, in a sentence."""
-    one, other = (name or _called(order, first, second) for name, order in zip(names, (first, second), strict=True))
+    """Describe how the order of a sum differs in two places, in a sentence.
+
+    An order without a name is called by its first attribute that differs from the other's. What is told is the first
+    level, from the last addition on, at which their forms differ.
+    """
+    for what in ("kernel", "terms", "device", "rows", "dtype"):
+        values = getattr(first, what), getattr(second, what)
+        if values[0] != values[1]:
+            own = tuple(f"{value:,} {what}" if isinstance(value, int) else str(value) for value in values)
+            break
+    else:
+        own = "the first", "the second"
+    one, other = (name or called for name, called in zip(names, own, strict=True))
     lacking = [f"{name} has none: {o.reason}" for name, o in ((one, first), (other, second)) if o.form is None]
     if lacking or first.form is None or second.form is None or first.tree is None or second.tree is None:
         return f"{first.sum}: no two orders to compare, {'; '.join(lacking)}."
     if first.tree == second.tree:
         return f"{first.sum}, N = {first.terms:,}: the same tree in {one} and {other}."
-    level, a, b = _first_difference(first.form, second.form)
-    where = f", {level}" if level else ""
-    sizes = f"N = {first.terms:,}" if first.terms == second.terms else f"N = {first.terms:,} and {second.terms:,}"
-    return f"{first.sum}, {sizes}{where}: {head(a)} ({one}); {head(b)} ({other})."
-
-
-def _called(order: Order, first: Order, second: Order) -> str:
-    """Name an order by its first attribute that differs from the other's."""
-    for what in ("kernel", "terms", "device", "rows", "dtype"):
-        if getattr(first, what) != getattr(second, what):
-            value = getattr(order, what)
-            return f"{value:,} {what}" if isinstance(value, int) else str(value)
-    return "the first" if order is first else "the second"
-
-
-def _first_difference(a: Form, b: Form) -> tuple[str, Form, Form]:
-    """Find the first level, from the last addition on, at which two forms differ; return where it is, and both."""
-    level = ""
+    level, a, b = "", first.form, second.form
     while a.kind == b.kind and a.strides == b.strides and a.width == b.width and len(a.parts) == len(b.parts) == 1:
         if a.count != b.count or "term" in (a.part.kind, b.part.kind):
             break
-        level, a, b = f"in each {_named(a.part, 1)} of {a.part.terms:,} terms", a.part, b.part
-    return level, a, b
+        level, a, b = f", in each {_named(a.part)} of {a.part.terms:,} terms", a.part, b.part
+    sizes = f"N = {first.terms:,}" if first.terms == second.terms else f"N = {first.terms:,} and {second.terms:,}"
+    return f"{first.sum}, {sizes}{level}: {head(a)} ({one}); {head(b)} ({other})."
 
 
 # JSON
@@ -357,17 +340,15 @@ def _first_difference(a: Form, b: Form) -> tuple[str, Form, Form]:
 
 def to_json(orders: Sequence[Order]) -> str:
     """Write orders as a document that `from_json` reads."""
-    return json.dumps({"schema": SCHEMA, "orders": [_plain(order) for order in orders]})
-
-
-def _plain(order: Order) -> Mapping[str, Any]:
-    plain = {f.name: getattr(order, f.name) for f in fields(order) if f.name not in ("tree", "form", "declared")}
-    tree = order.tree
-    plain["declared"] = [asdict(declared) for declared in order.declared]
-    plain["form"] = notation(order.form, longest=10_000) if order.form else None
-    plain["height"], plain["tree"] = (tree.height, tree.digest) if tree else (None, None)
-    plain["parents"] = list(tree.parents) if tree else None
-    return plain
+    documents = []
+    for order in orders:
+        tree = order.tree
+        plain = {f.name: getattr(order, f.name) for f in fields(order) if f.name not in ("tree", "form", "declared")}
+        plain["declared"] = [asdict(declared) for declared in order.declared]
+        plain["form"] = notation(order.form, longest=10_000) if order.form else None
+        plain["height"], plain["tree"] = (tree.height, tree.digest) if tree else (None, None)
+        documents.append({**plain, "parents": list(tree.parents) if tree else None})
+    return json.dumps({"schema": SCHEMA, "orders": documents})
 
 
 def from_json(text: str, source: str) -> list[Order]:
@@ -376,21 +357,19 @@ def from_json(text: str, source: str) -> list[Order]:
     Raises:
         UsageError: it is none; `source` is named.
     """
+    names, orders = {f.name for f in fields(Order)} - {"tree", "form", "declared"}, []
     try:
         document = json.loads(text)
         if document["schema"] != SCHEMA:
             raise UsageError(f"{source} has schema {document['schema']}; this lastbit reads {SCHEMA}")
-        return [_order(plain) for plain in document["orders"]]
+        for plain in document["orders"]:
+            own = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names}
+            parents = plain["parents"]
+            tree = None if parents is None else SumTree(int(plain["terms"]), tuple(map(int, parents)))
+            orders.append(Order(**own, tree=tree, declared=tuple(Declared(**d) for d in plain["declared"])))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{source} holds no orders; write it with lastbit order K --json ({error!r})") from error
-
-
-def _order(plain: Mapping[str, Any]) -> Order:
-    names = {f.name for f in fields(Order)} - {"tree", "form", "declared"}
-    own: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names}
-    parents = plain["parents"]
-    tree = None if parents is None else SumTree(int(plain["terms"]), tuple(map(int, parents)))
-    return Order(**own, tree=tree, declared=tuple(Declared(**d) for d in plain["declared"]))
+    return orders
 
 
 def print_differences(sentences: Iterable[str], console: Console) -> None:

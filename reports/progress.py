@@ -73,21 +73,15 @@ class RunProgress:
         if self._total is not None and self._done > self._total:  # cases are added where contracts are not told apart
             self.set_total(self._done)
         now = visible(result.kernel if result.counted else f"shrinking a failure of {result.kernel}")
-        self._bar.update(self._task, completed=self._done, counts=self._counts, description=now)
-        if not self._console.is_terminal:
-            self._print_sometimes(now)
-
-    @property
-    def _counts(self) -> str:
-        return f"{self._passed:,} passed, {self._bad:,} failed"
-
-    def _print_sometimes(self, now: str) -> None:
-        at = self._clock()
-        if self._last_line is not None and at - self._last_line < self._interval:
+        counts = f"{self._passed:,} passed, {self._bad:,} failed"
+        self._bar.update(self._task, completed=self._done, counts=counts, description=now)
+        if self._console.is_terminal:
             return
-        self._last_line = at
-        some = plural(self._done, "case") if self._total is None else f"{self._done:,} of {plural(self._total, 'case')}"
-        line(self._console, f"{some}: {self._counts}; {now}")
+        at = self._clock()
+        if self._last_line is None or at - self._last_line >= self._interval:
+            self._last_line, of = at, plural(self._total or 0, "case")
+            some = plural(self._done, "case") if self._total is None else f"{self._done:,} of {of}"
+            line(self._console, f"{some}: {counts}; {now}")
 
 
 @contextmanager

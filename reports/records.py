@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +50,7 @@ from lastbit.errors import LastbitError
 from lastbit.files import replace_file
 from lastbit.reports.encoding import decoded, encoded, names_of
 from lastbit.reports.summary import ulp_names
-from lastbit.result import CaseResult, Comparison, StageResult, Worst
+from lastbit.result import CaseResult, Comparison, Worst
 from lastbit.run import Run
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ _TABLE = (
 COLUMNS: Mapping[str, str] = {name: kind for kind, names in _TABLE for name in names.split()}
 """Column → pandas dtype, in the order of the table."""
 
+_MEASURED = tuple(name for name in COLUMNS if hasattr(Comparison, name))
+
 
 def dump(result: CaseResult) -> str:
     """Write one result as one line of JSON, without the line break."""
@@ -95,14 +98,11 @@ def parse(line: bytes, where: str) -> CaseResult:
     try:
         result = decoded(CaseResult, json.loads(line))
     except _MALFORMED as error:
-        raise LastbitError(f"{where} is malformed ({error}): {_start_of(line)}") from error
+        text = line.decode(errors="replace")
+        rest = f" and {len(text) - _SHOWN:,} more characters" if len(text) > _SHOWN else ""
+        raise LastbitError(f"{where} is malformed ({error}): {text[:_SHOWN]!r}{rest}") from error
     assert isinstance(result, CaseResult)
     return result
-
-
-def _start_of(line: bytes) -> str:
-    text = line.decode(errors="replace")
-    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r} and {len(text) - _SHOWN:,} more characters"
 
 
 # Two lines of a terminal: it stands in an error beside what is wrong with it.
@@ -119,7 +119,8 @@ def load(path: Path) -> list[CaseResult]:
         LastbitError: the file cannot be read, or another line is malformed.
     """
     *lines, tail = _read(path).split(b"\n")
-    if _is_json(tail):
+    with suppress(ValueError, RecursionError):
+        json.loads(tail)
         lines.append(tail)
     return [parse(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
@@ -128,7 +129,12 @@ def frame(results: Iterable[CaseResult]) -> pd.DataFrame:
     """Make the table described at the top of this module."""
     import pandas as pd
 
-    rows = [{k: _in_utf8(v) for k, v in row.items()} for result in results for row in _rows(result)]
+    def in_utf8(value: object) -> object:  # without lone surrogates, which an exception's message may hold
+        if not isinstance(value, str) or value.isascii():
+            return value
+        return value.encode(errors="backslashreplace").decode()
+
+    rows = [{k: in_utf8(v) for k, v in row.items()} for result in results for row in _rows(result)]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict(COLUMNS))
 
 
@@ -191,49 +197,29 @@ def _rows(result: CaseResult) -> Iterator[dict[str, object]]:
         "notices": "\n".join(notice.sentence for notice in result.notices),
         "stage": "",
     }
-    yield from ({**case, **_stage_columns(stage)} for stage in result.stages)
+    for stage in result.stages:
+        seen, isolated, worst = stage.cumulative, stage.isolated, stage.cumulative.worst
+        yield {
+            **case,
+            "stage": stage.name,
+            "stage_dtype": stage.dtype,
+            "result": stage.result,
+            **{name: getattr(seen, name) for name in _MEASURED},
+            **dict(zip(_BINS, seen.ulp_histogram, strict=True)),
+            "worst_index": json.dumps(worst.index) if worst else "",
+            **({f"worst_{name}": getattr(worst, name) for name in names_of(Worst) if name != "index"} if worst else {}),
+            "roundoff": stage.roundoff,
+            "extreme": stage.extreme,
+            "equal": stage.equal,
+            "differing": stage.differing,
+            "isolated_outside": isolated.outside,
+            "isolated_mismatched": isolated.mismatched,
+            "isolated_rel_l2": isolated.rel_l2,
+            "isolated_max_ulp": isolated.max_ulp,
+            "output_fingerprint": stage.fingerprint,
+        }
     if not result.stages:
         yield {**dict.fromkeys((name for name, kind in COLUMNS.items() if kind == "str"), ""), **case}
-
-
-def _in_utf8(value: object) -> object:
-    """Escape lone surrogates, which UTF-8 lacks and an exception's message may hold."""
-    if not isinstance(value, str) or value.isascii():
-        return value
-    return value.encode(errors="backslashreplace").decode()
-
-
-_MEASURED = tuple(name for name in COLUMNS if hasattr(Comparison, name))
-
-
-def _stage_columns(stage: StageResult) -> dict[str, object]:
-    seen, isolated, worst = stage.cumulative, stage.isolated, stage.cumulative.worst
-    return {
-        "stage": stage.name,
-        "stage_dtype": stage.dtype,
-        "result": stage.result,
-        **{name: getattr(seen, name) for name in _MEASURED},
-        **dict(zip(_BINS, seen.ulp_histogram, strict=True)),
-        "worst_index": json.dumps(worst.index) if worst else "",
-        **({f"worst_{name}": getattr(worst, name) for name in names_of(Worst) if name != "index"} if worst else {}),
-        "roundoff": stage.roundoff,
-        "extreme": stage.extreme,
-        "equal": stage.equal,
-        "differing": stage.differing,
-        "isolated_outside": isolated.outside,
-        "isolated_mismatched": isolated.mismatched,
-        "isolated_rel_l2": isolated.rel_l2,
-        "isolated_max_ulp": isolated.max_ulp,
-        "output_fingerprint": stage.fingerprint,
-    }
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _read(path: Path) -> bytes:

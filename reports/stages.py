@@ -119,7 +119,18 @@ def print_stages(found: StageSearch, console: Console) -> None:
     if not found.handovers:
         paragraph(console, Text(f"{found.verdict.lower()}: {found.reason}", "bold magenta"), label="  ")
         return
-    print_table(console, _HEADERS, [_row(h) for h in found.handovers])
+    rows = []
+    for handover in found.handovers:
+        isolated, forward = handover.isolated, handover.forward
+        counts = (isolated.outside, forward.outside, handover.backward)
+        own, ahead, behind = (Text(f"{count:,}", "bold red" if count else "") for count in counts)
+        name = handover.stage if handover.result else f"({handover.stage or 'inputs'})"
+        first = [Text(name), Text(handover.dtype), own, Text(f"{isolated.numel:,}")]
+        if not handover.stage:
+            first[1:] = [Text(), Text(), Text()]
+        figures = error(handover.error), share(forward.mismatched, forward.numel), signed(forward.bias)
+        rows.append((*first, ahead, *map(Text, figures), behind))
+    print_table(console, _HEADERS, rows)
     style = "green" if found.kind is StageKind.CLEAN else "bold red"
     for sentence in sentences(found):
         paragraph(console, Text(sentence, style), label="  → ")
@@ -132,43 +143,30 @@ def print_legend(console: Console) -> None:
         paragraph(console, Text(meaning, "dim"), label=f"{word:<9} ", label_style="dim")
 
 
-def _row(handover: Handover) -> tuple[Text, ...]:
-    isolated, forward = handover.isolated, handover.forward
-    name = handover.stage if handover.result else f"({handover.stage or 'inputs'})"
-    counts = (isolated.outside, forward.outside, handover.backward)
-    own, ahead, behind = (Text(f"{count:,}", "bold red" if count else "") for count in counts)
-    figures = error(handover.error), share(forward.mismatched, forward.numel), signed(forward.bias)
-    middle = tuple(map(Text, figures))
-    if not handover.stage:
-        return Text(name), Text(""), Text(""), Text(""), ahead, *middle, behind
-    return Text(name), Text(handover.dtype), own, Text(f"{isolated.numel:,}"), ahead, *middle, behind
-
-
 def sentences(found: StageSearch) -> Iterator[str]:
     """Yield sentences on the first stage that goes wrong, and other wrong stages."""
-    yield _first(found)
+    match found.kind:
+        case StageKind.CLEAN:
+            yield f"No stage goes wrong.{_largest_step(found.handovers)}"
+        case StageKind.ROWS:
+            assert found.rows is not None
+            unexplained = f"{found.rows.unexplained:,} of {plural(found.rows.rows, 'row')}"
+            yield f"Every element is possible, but {unexplained} cannot come from one {found.stage}."
+        case StageKind.MISSING:
+            yield f"Every stage follows from those before it, but not the results from the inputs.{_seen(found)}"
+        case _:
+            wrong, numel = found.wrong
+            begins = f"Stage {found.stage} is the first that goes wrong: {wrong:,} of {plural(numel, 'element')}"
+            given = ""
+            if len(found.handovers) != 2:
+                seen = " No result shows it here." if found.kind is StageKind.UNSEEN else _seen(found)
+                given = f", given the kernel's own stages before it.{seen}"
+            yield f"{begins} impossible{given or '.'}"
     also = [h.stage for h in found.handovers if h.isolated.outside and h.stage != found.stage]
     if also:
         yield f"Not possible given the stages before them, either: {listed(also, MOST_OTHERS)}."
     yield from found.beside
     yield from (f"Notice: {sentence}" for sentence in found.notices)
-
-
-def _first(found: StageSearch) -> str:
-    if found.kind is StageKind.CLEAN:
-        return f"No stage goes wrong.{_largest_step(found.handovers)}"
-    if found.kind is StageKind.ROWS:
-        assert found.rows is not None
-        unexplained = f"{found.rows.unexplained:,} of {plural(found.rows.rows, 'row')}"
-        return f"Every element is possible, but {unexplained} cannot come from one {found.stage}."
-    if found.kind is StageKind.MISSING:
-        return f"Every stage follows from those before it, but not the results from the inputs.{_seen(found)}"
-    wrong, numel = found.wrong
-    begins = f"Stage {found.stage} is the first that goes wrong: {wrong:,} of {plural(numel, 'element')} impossible"
-    if len(found.handovers) == 2:
-        return f"{begins}."
-    consequence = " No result shows it here." if found.kind is StageKind.UNSEEN else _seen(found)
-    return f"{begins}, given the kernel's own stages before it.{consequence}"
 
 
 def _seen(found: StageSearch) -> str:

@@ -96,21 +96,20 @@ def problems(run: Run) -> list[KernelFailure]:
 
     Cases in which nothing but NaN and infinities is wrong have a cause of their own, so that they hide no wrong number.
     """
-    together = grouped(((r.kernel, wrong_stage(r), _is_special(r)), r) for r in run.results if r.verdict in BAD)
-    # Workers record results in any order; the names make this one the same in every run.
-    found = sorted((_problem(run, together[key]) for key in sorted(together)), key=lambda p: p.severity, reverse=True)
+    together: dict[tuple[str, str, bool], list[CaseResult]] = {}
+    for r in run.results:
+        if r.verdict in BAD:
+            special = bool(r.faults) and r.faults[0].kind == "special"
+            together.setdefault((r.kernel, wrong_stage(r), special), []).append(r)
+    found = []
+    for (kernel, *_), bad in sorted(together.items(), key=lambda one: one[0]):  # workers record in any order
+        groups = {result.group for result in bad}
+        cases = sum(r.counted for r in run.results if r.kernel == kernel and r.group in groups)
+        found.append(KernelFailure(tuple(bad), cases))
+    found.sort(key=lambda problem: problem.severity, reverse=True)
     by_kernel = grouped((problem.smallest.kernel, problem) for problem in found)
     rank = {id(problem): place for own in by_kernel.values() for place, problem in enumerate(own)}
     return sorted(found, key=lambda problem: rank[id(problem)])
-
-
-def _is_special(result: CaseResult) -> bool:
-    return bool(result.faults) and result.faults[0].kind == "special"
-
-
-def _problem(run: Run, bad: Sequence[CaseResult]) -> KernelFailure:
-    kernel, groups = bad[0].kernel, {result.group for result in bad}
-    return KernelFailure(tuple(bad), sum(r.counted for r in run.results if r.kernel == kernel and r.group in groups))
 
 
 def wrong_stage(result: CaseResult) -> str:

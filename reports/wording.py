@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from lastbit.reports import coverage
@@ -181,16 +182,17 @@ def turned_down(run: Run) -> list[str]:
 def inconclusive(run: Run) -> list[str]:
     """Return a line for each op and reason: how many kernels are inconclusive, what would decide them, and which."""
     ops = {result.kernel: result.op for result in run.results}
-    lines = []
-    for op in dict.fromkeys(ops.values()):
-        verdicts = {subject: run.verdict(*subject) for subject in run.subjects() if ops[subject[0]] == op}
-        open_ones = [subject for subject, verdict in verdicts.items() if verdict is Verdict.INCONCLUSIVE]
-        ways = grouped((_to_decide(run, kernel, device), kernel) for kernel, device in open_ones)
-        lines += [
-            f"{op}, {len(kernels)} of {plural(len(verdicts), 'kernel')}: {way} ({', '.join(dict.fromkeys(kernels))})"
-            for way, kernels in ways.items()
-        ]
-    return lines
+    kernels, ways = Counter[str](), dict[tuple[str, str], dict[str, int]]()
+    for kernel, device in run.subjects():
+        kernels[ops[kernel]] += 1
+        if run.verdict(kernel, device) is Verdict.INCONCLUSIVE:
+            own = ways.setdefault((ops[kernel], _to_decide(run, kernel, device)), {})
+            own[kernel] = own.get(kernel, 0) + 1
+    order = list(dict.fromkeys(ops.values()))
+    return [
+        f"{op}, {sum(own.values())} of {plural(kernels[op], 'kernel')}: {way} ({', '.join(own)})"
+        for (op, way), own in sorted(ways.items(), key=lambda one: order.index(one[0][0]))
+    ]
 
 
 def _to_decide(run: Run, kernel: str, device: str) -> str:
