@@ -15,7 +15,7 @@ from typing import Any
 import torch.nn.functional as F
 
 from lastbit.case import parse_case
-from lastbit.commands.reference import written
+from lastbit.commands.new import reference_of
 from lastbit.errors import LastbitError
 
 
@@ -146,7 +146,7 @@ MODULES: dict[Callable[..., Any], str] = {
 def main() -> None:
     for function, example in MODULES.items():
         try:
-            _, found = written(function, parse_case(f"{function.__name__} {example}"), function.__name__)
+            _, found = reference_of(function, parse_case(f"{function.__name__} {example}"), function.__name__)
         except LastbitError as error:
             print(f"| `{function.__name__}` | no | {error} |")
             continue

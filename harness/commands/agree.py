@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from lastbit.command_line import read_words
 from lastbit.commands.options import KERNEL, add_device, add_timeout, add_tried, add_words, config_of
-from lastbit.config import PROFILES, Config
+from lastbit.config import PROFILES
 from lastbit.errors import MOST_NAMES, UsageError
 from lastbit.history.revisions import kernels_at
 from lastbit.identifying.bitwise_agreement import agree_kernels
@@ -37,45 +37,29 @@ def add_agree(parser: argparse.ArgumentParser) -> None:
 
 
 def _agree(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    asked = read_words(options.words)
-    names = tuple(dict.fromkeys(name.partition(REVISION_MARK)[0] for name in asked.kernels))
+    names = read_words(options.words).kernels
     chosen = {"profile": options.profile, "cases": options.cases_per_group, "seed": options.seed}
-    config = config_of(options, kernels=names, **chosen)
-    with ExitStack() as stack:
-        config = _with_revisions(config, asked.kernels, stack)
+    today = tuple(dict.fromkeys(name.partition(REVISION_MARK)[0] for name in names))
+    config = config_of(options, kernels=today, **chosen)
+    labels = dict.fromkeys(label for name in names if (label := name.partition(REVISION_MARK)[2]))
+    with ExitStack() as stack:  # it removes the folders of the revisions
+        folders = kernel_folders(config)
+        places = {label: stack.enter_context(kernels_at(label, folders, asked=f"@{label}")) for label in labels}
+        config = replace(config, revisions={label: place.kernels for label, place in places.items()})
         with Worker(config) as worker:
-            first, second = _two(asked.kernels or _planned(worker))
-            found = _compared(worker, config.devices[0], first, second, options.combinations)
+            names = names or tuple(dict.fromkeys(item.kernel for item in worker.do(planned)))
+            if len(names) != 2:
+                given = ", ".join(names[:MOST_NAMES]) or "none"
+                raise UsageError(f"agree takes two kernels, not {given}; name two: PATH::A PATH::B")
+            if names[0] == names[1]:
+                other = f"give two kernels, or one of another revision as {names[0]}@REVISION"
+                raise UsageError(f"{names[0]} agrees with itself; {other}")
+            found = _compared(worker, config.devices[0], *names, most=options.combinations)
     if options.json:
         print(as_json(found))
     else:
         print_agreement(found, make_console(), options_of(config))
     return found.exit_code
-
-
-def _planned(worker: Worker) -> tuple[str, ...]:
-    """Return the names of the kernels of the paths that were given, in their order."""
-    return tuple(dict.fromkeys(item.kernel for item in worker.do(planned)))
-
-
-def _two(names: Sequence[str]) -> tuple[str, str]:
-    if len(names) != 2:
-        given = ", ".join(names[:MOST_NAMES]) or "none"
-        raise UsageError(f"agree takes two kernels, not {given}; name two: PATH::A PATH::B")
-    first, second = names
-    if first == second:
-        raise UsageError(
-            f"{first} agrees with itself; give two kernels, or one of another revision as {first}@REVISION"
-        )
-    return first, second
-
-
-def _with_revisions(config: Config, names: Sequence[str], stack: ExitStack) -> Config:
-    """Add the revisions that the names ask for to the configuration; the stack removes their folders when it closes."""
-    labels = dict.fromkeys(label for name in names if (label := name.partition(REVISION_MARK)[2]))
-    folders = kernel_folders(config)
-    where = {label: stack.enter_context(kernels_at(label, folders, asked=f"@{label}")) for label in labels}
-    return replace(config, revisions={label: place.kernels for label, place in where.items()})
 
 
 def _compared(worker: Worker, device: str, first: str, second: str, most: int) -> Agreement:

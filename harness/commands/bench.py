@@ -51,44 +51,36 @@ def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
     what = VERIFYING if not options.words else KERNELS
     if options.words and (options.words[0] in _BENCHES or options.words[0].endswith(".py")):
         what = options.words.pop(0)
-    if what not in _BENCHES:
-        _check_file(Path(what), options.op)
+    of_file, path = what not in _BENCHES, Path(what)
+    if of_file and len(options.op) != 1:
+        raise UsageError("name the op that the kernel of the file computes: --op OP")
+    if of_file and not path.is_file():
+        raise UsageError(f"{what!r} is no file")
     config, interrupted = config_of(options, ops=tuple(options.op)), False
     so_far = _SoFar(config, QUICK if options.quick else Effort())
-    with closing(_BENCHES.get(what, partial(_of_file, options=options, path=Path(what)))(so_far)) as steps:
+    with closing(_of_file(so_far, options, path) if of_file else _BENCHES[what](so_far)) as steps:
         try:
-            so_far.measure(steps, said=what in _BENCHES)
+            so_far.measure(steps, said=not of_file)
         except KeyboardInterrupt:  # what was measured took long enough to be shown
             interrupted = True
             so_far.failed.append("the rest: interrupted")
     bench = so_far.as_bench(what)
     line(make_console(), page := bench.page)
     if options.out is not None:
+        stem = path.stem
+        if not of_file:
+            import torch
+
+            from lastbit.history.golden_provenance import kind_of
+
+            kind = kind_of(torch.device(config.devices[0])).replace("-", "_")
+            stem = f"{'bench' if what == VERIFYING else what}_{kind}"
         options.out.mkdir(parents=True, exist_ok=True)
-        stem = _stem(what, config.devices[0])
         (options.out / f"{stem}.jsonl").write_text(bench.jsonl, encoding="utf-8")
         (options.out / f"{stem}.md").write_text(page, encoding="utf-8")
     if interrupted:
         raise KeyboardInterrupt
-    return 2 if bench.failed else int(what not in _BENCHES and any(bound.why for bound in bench.found))
-
-
-def _check_file(path: Path, ops: Sequence[str]) -> None:
-    if len(ops) != 1:
-        raise UsageError("name the op that the kernel of the file computes: --op OP")
-    if not path.is_file():
-        raise UsageError(f"{str(path)!r} is no file")
-
-
-def _stem(what: str, device: str) -> str:
-    """Name the files of a bench by the kind of device, or by the file of a kernel."""
-    if what not in _BENCHES:
-        return Path(what).stem
-    import torch
-
-    from lastbit.history.golden_provenance import kind_of
-
-    return f"{'bench' if what == VERIFYING else what}_{kind_of(torch.device(device)).replace('-', '_')}"
+    return 2 if bench.failed else int(of_file and any(bound.why for bound in bench.found))
 
 
 Steps = Generator[tuple[str, Callable[[], Iterable[Any]]], None, None]

@@ -21,7 +21,7 @@ from lastbit.history.bisection import bisect
 from lastbit.history.criterion import BisectQuestion
 from lastbit.history.packages import Versions, open_versions
 from lastbit.history.revisions import Revisions, open_revisions
-from lastbit.reports.bisection import METRICS, Bisection, print_bisection, print_extent, print_step
+from lastbit.reports.bisection import METRICS, print_bisection, print_extent, print_step
 from lastbit.reports.paper import make_console
 from lastbit.run import Run
 from lastbit.verify.project import open_project
@@ -46,10 +46,15 @@ def add_bisect(parser: argparse.ArgumentParser) -> None:
 
 
 def _bisect(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    asked = read_words(options.words)
+    asked, of_commits = read_words(options.words), options.package is None
     question = BisectQuestion(_one(asked.kernels, ""), options.stage, options.metric, options.drift)
-    config = _config(options)
-    console = make_console()
+    case = parse_case(asked.case("bisect"))
+    # Checked before the first run; the kernels of commits need not be here.
+    config = config_of(options, **({"kernel_folders": ()} if of_commits else {}))
+    if len(config.devices) != 1:
+        raise UsageError(f"--device {options.device}: a search follows one device; choose one of {config.devices}")
+    open_project(config).op(case.op)
+    config, console = config.anywhere, make_console()
 
     def measure(name: str, changes: Mapping[str, Any]) -> Run:
         here = replace(config, folder=str(Path(config.folder, name)), **changes)
@@ -58,20 +63,15 @@ def _bisect(options: argparse.Namespace, rest: Sequence[str]) -> int:
     with _space(options, config) as space:
         print_extent(space.what, len(space.candidates()), options.good, options.bad, console)
         found = bisect(space, question, measure, partial(print_step, console=console))
-        found = _explained(found, space)
-    print_bisection(found, console, _places(options))
+        last = found.culprit or found.after.point  # with the difference that it made, and commands to get at it again
+        found = replace(found, recipe=space.recipe(last.name))
+        if not isinstance(space, Versions):
+            found = replace(found, log=space.log(), change=space.change(last.name) if found.culprit else "")
+    # A run of one case finds its ops by these, and the kernels of a search through versions.
+    folders = [("--kernels", path) for path in asked.paths if not of_commits]
+    folders += [("--project", folder) for folder in options.project]
+    print_bisection(found, console, " ".join(f"{option} {shlex.quote(folder)}" for option, folder in folders))
     return 0 if found.culprit else 1
-
-
-def _config(options: argparse.Namespace) -> Config:
-    """Make the configuration of every run, and check it before the first."""
-    case = parse_case(read_words(options.words).case("bisect"))
-    now = {"kernel_folders": ()} if options.package is None else {}  # those of commits need not be here
-    config = config_of(options, **now)
-    if len(config.devices) != 1:
-        raise UsageError(f"--device {options.device}: a search follows one device; choose one of {config.devices}")
-    open_project(config).op(case.op)
-    return config.anywhere
 
 
 @contextmanager
@@ -93,19 +93,3 @@ def _one(given: Sequence[str], otherwise: str) -> str:
     if len(given) > 1:
         raise UsageError(f"{', '.join(given)}: a search follows one kernel; give one, as in my_kernels::norm")
     return given[0] if given else otherwise
-
-
-def _explained(found: Bisection, space: Revisions | Versions) -> Bisection:
-    """Add the difference that the culprit made, git's log, and commands to get at it again."""
-    last = found.culprit or found.after.point
-    found = replace(found, recipe=space.recipe(last.name))
-    if isinstance(space, Versions):
-        return found
-    return replace(found, log=space.log(), change=space.change(last.name) if found.culprit else "")
-
-
-def _places(options: argparse.Namespace) -> str:
-    """Spell the options by which a run of one case finds its ops, and the kernels of a search through versions."""
-    folders = [("--kernels", path) for path in read_words(options.words).paths if options.package is not None]
-    folders += [("--project", folder) for folder in options.project]
-    return " ".join(f"{option} {shlex.quote(folder)}" for option, folder in folders)

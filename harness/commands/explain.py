@@ -6,7 +6,6 @@ import argparse
 import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -55,9 +54,16 @@ def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
     asked = read_words(options.words)
     case = parse_case(asked.case("explain"))
     _check(options, asked, case)
-    found, console = list[Any](), make_console()
-    find, show = _ways(options)
-    for one in find(config_of(options)):
+    found, console, config = list[Any](), make_console(), config_of(options)
+    results: Iterator[Any]
+    show: Callable[[Any, Console], None] = print_explanation
+    if options.stages:
+        results, show = _asked(config, search_kernel, StageSearch), print_stages
+    elif options.trace:
+        results, show = _asked(config, trace_kernel, KernelTrace, every=options.all), print_trace
+    else:
+        results = _reasons(config, options)
+    for one in results:
         found.append(one)
         if options.format == "text":
             show(one, console)
@@ -68,15 +74,6 @@ def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
     elif options.stages:
         print_legend(console)
     return worst_code(one.exit_code for one in found)
-
-
-def _ways(options: argparse.Namespace) -> tuple[Callable[[Config], Iterator[Any]], Callable[[Any, Console], None]]:
-    """Return how what is asked is found out, and how it is printed."""
-    if options.stages:
-        return partial(_asked, work=search_kernel, outcome=StageSearch), print_stages
-    if options.trace:
-        return partial(_asked, work=trace_kernel, outcome=KernelTrace, every=options.all), print_trace
-    return partial(_reasons, options=options), print_explanation
 
 
 def _check(options: argparse.Namespace, asked: Asked, case: Case) -> None:

@@ -79,24 +79,31 @@ def failures_of(run: Run) -> list[CaseResult]:
     There are `MOST_CAUSES` of them at most, and the first of each kernel comes before any second.
     """
     found, counts = list[CaseResult](), Counter[tuple[str, str]]()
-    for problem in problems(run):
-        for device, bad in _of_values(problem):
-            smallest = replace(problem, bad=bad).smallest
-            counts[smallest.kernel, device] += 1
-            if counts[smallest.kernel, device] <= MOST_CAUSES:
-                found.append(smallest)
+    for problem, device, bad in _of_values(run):
+        smallest = replace(problem, bad=bad).smallest
+        counts[smallest.kernel, device] += 1
+        if counts[smallest.kernel, device] <= MOST_CAUSES:
+            found.append(smallest)
     return sorted(found, key=lambda result: result.device)
 
 
 def wider_of(run: Run, failures: Sequence[CaseResult]) -> dict[Named, CaseResult]:
     """Map each failure to the smallest case of the same problem with enough wrong elements to name a line."""
     found: dict[Named, CaseResult] = {}
-    for problem in problems(run):
-        for _, bad in _of_values(problem):
-            own = [failure for failure in failures if any(failure is result for result in bad)]
-            many = tuple(r for r in bad if r.failing_stage and r.failing_stage.cumulative.outside >= LEAST_WRONG)
-            found |= {_named(failure): replace(problem, bad=many).smallest for failure in own if many}
+    for problem, _, bad in _of_values(run):
+        own = [failure for failure in failures if any(failure is result for result in bad)]
+        many = tuple(r for r in bad if r.failing_stage and r.failing_stage.cumulative.outside >= LEAST_WRONG)
+        found |= {_named(failure): replace(problem, bad=many).smallest for failure in own if many}
     return found
+
+
+def _of_values(run: Run) -> Iterator[tuple[KernelFailure, str, tuple[CaseResult, ...]]]:
+    """Yield each problem with each device on which values of this revision are wrong, and the results that say so."""
+    for problem in problems(run):
+        wrong = [r for r in problem.bad if r.verdict is Verdict.FAILED and REVISION_MARK not in r.kernel]
+        wrong = [r for r in wrong if any(finding.kind in OF_STAGES for finding in r.faults)]
+        for device in dict.fromkeys(result.device for result in wrong):
+            yield problem, device, tuple(result for result in wrong if result.device == device)
 
 
 def passed_of(run: Run, failures: Sequence[CaseResult]) -> dict[tuple[str, str], list[str]]:
@@ -110,20 +117,6 @@ def passed_of(run: Run, failures: Sequence[CaseResult]) -> dict[tuple[str, str],
 
 def _named(result: CaseResult) -> Named:
     return result.kernel, result.device, result.case
-
-
-def _of_values(problem: KernelFailure) -> Iterator[tuple[str, tuple[CaseResult, ...]]]:
-    """Yield each device on which values are wrong, and the results that say so."""
-    for device in dict.fromkeys(result.device for result in problem.bad):
-        bad = tuple(result for result in problem.bad if result.device == device and _is_of_values(result))
-        if bad:
-            yield device, bad
-
-
-def _is_of_values(result: CaseResult) -> bool:
-    """Check whether an element is wrong, of a kernel of this revision."""
-    wrong = result.verdict is Verdict.FAILED and any(finding.kind in OF_STAGES for finding in result.faults)
-    return wrong and REVISION_MARK not in result.kernel
 
 
 def explained(
@@ -173,14 +166,13 @@ def _explained(
         return unexplained(failure, str(error))
     except Exception as error:
         return unexplained(failure, _bug(error))
-    return found.without_vain_test if found.verdict is failure.verdict else unexplained(failure, _otherwise(found))
-
-
-def _otherwise(found: Explanation) -> str:
-    """Say in words what happened when the kernel ran again and did not fail; the failure itself stays unexplained."""
+    if found.verdict is failure.verdict:
+        return found.without_vain_test
     if found.verdict is Verdict.PASSED:
-        return "it passed when it was run again: what it gives is not the same each time"
-    return f"it gave nothing to compare when it was run again: {found.reason or found.verdict}"
+        otherwise = "it passed when it was run again: what it gives is not the same each time"
+    else:
+        otherwise = f"it gave nothing to compare when it was run again: {found.reason or found.verdict}"
+    return unexplained(failure, otherwise)
 
 
 def _bug(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +12,6 @@ import torch
 from lastbit.command_line import read_words
 from lastbit.commands.options import add_device, add_timeout, add_words, config_of, whole_number
 from lastbit.commands.running import NOTHING_RUN
-from lastbit.config import Config
 from lastbit.errors import LastbitError, UsageError
 from lastbit.history.golden_check import (
     Proposal,
@@ -44,40 +43,27 @@ def add_golden(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="run goldens again: same, changed but still legal, or broken")
     approve = actions.add_parser("approve", help="show what changes and why, then write it")
     diff = actions.add_parser("diff", help="compare two goldens, or two folders of them, without running anything")
+    help = f"default: {FOLDER}, or beside the kernels or --project"
     for parser, command in ((record, _record), (check, _check), (approve, _approve)):
         parser.set_defaults(command=command)
         add_words(parser, "[KERNEL …]")
         add_device(parser)
-        parser.add_argument(
-            "--folder", type=Path, metavar="FOLDER", help=f"default: {FOLDER}, or beside the kernels or --project"
-        )
+        parser.add_argument("--folder", type=Path, metavar="FOLDER", help=help)
         add_timeout(parser)
-    for parser in (record, approve):
-        _add_selection(parser)
+    for parser in (record, approve):  # which cases a new golden holds
+        group = parser.add_argument_group("cases", "for kernels without a golden; the others keep the cases of theirs")
+        add = group.add_argument
+        add("--cases", type=Path, metavar="FILE", help="hold the case lines of this file instead of chosen ones")
+        help = "generated cases per group (default: 1)"
+        add("--cases-per-group", type=whole_number(0), metavar="N", default=1, help=help)
+        add("--seed", type=int, metavar="N", default=0, help="seed of the generated cases")
+        help = "of all inputs of a case (default: 32768)"
+        add("--most-elements", type=whole_number(1), metavar="N", default=1 << 15, help=help)
     check.add_argument("--exact", action="store_true", help="also fail on changes that are still legal")
     approve.add_argument("--yes", action="store_true", help="do not ask")
     diff.set_defaults(command=_diff)
     diff.add_argument("before", type=Path, help="a golden, or a folder of them")
     diff.add_argument("after", type=Path, help="the other one")
-
-
-def _add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add what says which cases a new golden holds."""
-    add = parser.add_argument_group(
-        "cases", "for kernels without a golden; the others keep the cases of theirs"
-    ).add_argument
-    add("--cases", type=Path, metavar="FILE", help="hold the case lines of this file instead of chosen ones")
-    add(
-        "--cases-per-group", type=whole_number(0), metavar="N", default=1, help="generated cases per group (default: 1)"
-    )
-    add("--seed", type=int, metavar="N", default=0, help="seed of the generated cases")
-    add(
-        "--most-elements",
-        type=whole_number(1),
-        metavar="N",
-        default=1 << 15,
-        help="of all inputs of a case (default: 32768)",
-    )
 
 
 def _record(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -94,8 +80,7 @@ def _record(options: argparse.Namespace, rest: Sequence[str]) -> int:
             settle(proposal)
         return proposal.outcome
 
-    config = _config(options)
-    report = _report(options, config, _each(options, config, outcome))
+    report, _ = _report(options, outcome, left=False)
     print_goldens(report, make_console(), RECORDED)
     return report.exit_code({Status.SAME, Status.SKIPPED, Status.NEW})
 
@@ -106,12 +91,9 @@ def _check(options: argparse.Namespace, rest: Sequence[str]) -> int:
             return KernelOutcome(kernel, str(path), own=Status.NEW)
         return worker.do(propose_held, kernel, path.parent).outcome
 
-    config = _config(options)
-    found = _each(options, config, outcome)
-    outcomes = [*found, *_left_over(options, config, found)]
-    report = _report(options, config, outcomes)
+    report, _ = _report(options, outcome)
     print_goldens(report, make_console())
-    if all(kernel.status is Status.NEW for kernel in outcomes):
+    if all(kernel.status is Status.NEW for kernel in report.kernels):
         return NOTHING_RUN
     return report.exit_code({Status.SAME, Status.NEW} | (set() if options.exact else {Status.CHANGED}))
 
@@ -124,61 +106,27 @@ def _approve(options: argparse.Namespace, rest: Sequence[str]) -> int:
     proposals: list[Proposal] = []
 
     def outcome(worker: Worker, kernel: str, path: Path) -> KernelOutcome:
-        held = path.exists()
-        proposal = (
-            worker.do(propose_held, kernel, path.parent, anew=True) if held else _fresh(worker, kernel, path, options)
-        )
-        proposals.append(proposal)
-        return proposal.outcome
+        if path.exists():
+            proposals.append(worker.do(propose_held, kernel, path.parent, anew=True))
+        else:
+            proposals.append(_fresh(worker, kernel, path, options))
+        return proposals[-1].outcome
 
-    config = _config(options)
-    outcomes = _each(options, config, outcome)
-    gone = list(_left_over(options, config, outcomes))
-    report = _report(options, config, [*outcomes, *gone])
+    report, gone = _report(options, outcome)
     console = make_console()
     print_goldens(report, console)
     pending = [proposal for proposal in (*proposals, *map(Proposal, gone)) if proposal.open]
-    if pending and not options.yes and not _confirmed(pending):
-        return 1
+    if pending and not options.yes:
+        try:
+            said = input(f"Write or remove {len(pending)} goldens? [y/N] ")
+        except EOFError:  # Ctrl-D
+            said = ""
+        if said.strip().lower() not in ("y", "yes"):
+            return 1
     for proposal in pending:
         settle(proposal)
     line(console, f"{len(pending)} written or removed, {len(report.kernels) - len(pending)} left as they are")
     return report.exit_code(frozenset(Status) - REFUSED)
-
-
-def _diff(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    report = GoldenReport(f"{options.before} and {options.after}", tuple(difference(options.before, options.after)))
-    print_goldens(report, make_console(), COMPARED)
-    return report.exit_code({Status.SAME})
-
-
-def _config(options: argparse.Namespace) -> Config:
-    read_words(options.words).without_case("golden")
-    return config_of(options, seed=options.seed) if "seed" in options else config_of(options)
-
-
-def _folder(options: argparse.Namespace, config: Config) -> Path:
-    """Return the folder of goldens for this kind of device: below --folder, or beside the kernels or the project."""
-    kernels = map(Path, config.kernel_folders)
-    homes = [(path if path.is_dir() else path.parent) / "golden" for path in kernels]
-    homes += [Path(folder) / FOLDER for folder in config.projects]
-    root = options.folder or (homes[0] if homes else FOLDER)
-    return root / kind_of(torch.device(config.devices[0]))
-
-
-def _each(
-    options: argparse.Namespace, config: Config, outcome: Callable[[Worker, str, Path], KernelOutcome]
-) -> list[KernelOutcome]:
-    """Collect the outcome of each kernel while showing progress; a broken file is an outcome too."""
-    outcomes = []
-    with RunProgress() as progress, Worker(config, progress.advance) as worker:
-        for kernel in dict.fromkeys(item.kernel for item in worker.do(planned)):
-            path = path_of(kernel, _folder(options, config))
-            try:
-                outcomes.append(outcome(worker, kernel, path))
-            except LastbitError as error:
-                outcomes.append(broken(kernel, path, error))
-    return outcomes
 
 
 def _fresh(worker: Worker, kernel: str, path: Path, options: argparse.Namespace) -> Proposal:
@@ -186,19 +134,35 @@ def _fresh(worker: Worker, kernel: str, path: Path, options: argparse.Namespace)
     return worker.do(propose_fresh, kernel, path.parent, drawn=drawn, most=most)
 
 
-def _left_over(options: argparse.Namespace, config: Config, found: Iterable[KernelOutcome]) -> Iterable[KernelOutcome]:
-    """List goldens whose kernels no longer exist; none if only some kernels were asked for."""
-    known = [Path(kernel.path) for kernel in found]
-    return () if config.kernels else left_over(_folder(options, config), known, config.devices[0])
+def _report(
+    options: argparse.Namespace, outcome: Callable[[Worker, str, Path], KernelOutcome], *, left: bool = True
+) -> tuple[GoldenReport, list[KernelOutcome]]:
+    """Report the outcome of each kernel, and of goldens that are `left` over; return these, too.
+
+    A broken file is an outcome. Goldens whose kernels no longer exist are not looked for if only some were asked for.
+    The folder for this kind of device is below --folder, or beside the kernels or the project.
+    """
+    read_words(options.words).without_case("golden")
+    config = config_of(options, seed=options.seed) if "seed" in options else config_of(options)
+    kernels = map(Path, config.kernel_folders)
+    homes = [(path if path.is_dir() else path.parent) / "golden" for path in kernels]
+    homes += [Path(folder) / FOLDER for folder in config.projects]
+    [device, *_] = config.devices
+    folder = (options.folder or (homes[0] if homes else FOLDER)) / kind_of(torch.device(device))
+    outcomes, gone = list[KernelOutcome](), list[KernelOutcome]()
+    with RunProgress() as progress, Worker(config, progress.advance) as worker:
+        for kernel in dict.fromkeys(item.kernel for item in worker.do(planned)):
+            path = path_of(kernel, folder)
+            try:
+                outcomes.append(outcome(worker, kernel, path))
+            except LastbitError as error:
+                outcomes.append(broken(kernel, path, error))
+    if left and not config.kernels:
+        gone += left_over(folder, [Path(kernel.path) for kernel in outcomes], device)
+    return GoldenReport(f"{device}, in {folder}", (*outcomes, *gone), options_of(config)), gone
 
 
-def _report(options: argparse.Namespace, config: Config, outcomes: Sequence[KernelOutcome]) -> GoldenReport:
-    return GoldenReport(f"{config.devices[0]}, in {_folder(options, config)}", tuple(outcomes), options_of(config))
-
-
-def _confirmed(pending: Sequence[Proposal]) -> bool:
-    try:
-        answer = input(f"Write or remove {len(pending)} goldens? [y/N] ")
-    except EOFError:  # Ctrl-D
-        return False
-    return answer.strip().lower() in ("y", "yes")
+def _diff(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    report = GoldenReport(f"{options.before} and {options.after}", tuple(difference(options.before, options.after)))
+    print_goldens(report, make_console(), COMPARED)
+    return report.exit_code({Status.SAME})

@@ -10,7 +10,6 @@ from lastbit.commands.running import worst_code
 from lastbit.identifying.kept_contracts import identify_kernel
 from lastbit.reports.identification import Identification, print_identification, print_overview
 from lastbit.reports.paper import line, make_console
-from lastbit.verify.notes import Planned
 from lastbit.verify.worker import Worker, WorkerEnded, planned
 
 
@@ -22,12 +21,8 @@ def add_identify(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(command=_identify)
     add_words(parser, "[KERNEL …] ['CASE' …]")
-    parser.add_argument(
-        "--op",
-        action="append",
-        default=[],
-        help="only kernels of this op (repeatable); one op is that of a function without @kernel, too",
-    )
+    help = "only kernels of this op (repeatable); one op is that of a function without @kernel, too"
+    parser.add_argument("--op", action="append", default=[], help=help)
     add_tried(parser, 3)
     parser.add_argument("--all", action="store_true", help="add a table of every contract, nearest first")
     add_timeout(parser)
@@ -35,29 +30,18 @@ def add_identify(parser: argparse.ArgumentParser) -> None:
 
 
 def _identify(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    config = config_of(
-        options,
-        ops=tuple(options.op),
-        seed=options.seed,
-        cases=options.cases_per_group,
-        plain=True,
-    )
-    console = make_console()
-    found = []
+    chosen = {"ops": tuple(options.op), "seed": options.seed, "cases": options.cases_per_group, "plain": True}
+    config, console, found = config_of(options, **chosen), make_console(), []
     with Worker(config) as worker:
         for item in {item.kernel: item for item in worker.do(planned)}.values():
-            found.append(_identified(worker, item, options.combinations))
-            print_identification(found[-1], console, every=options.all)
+            try:
+                one = worker.do(identify_kernel, item.kernel, most=options.combinations)
+            except WorkerEnded as ended:
+                one = Identification(item.kernel, item.op, item.device, item.contract, errors=(str(ended),))
+            found.append(one)
+            print_identification(one, console, every=options.all)
     if not found:
         line(console, NO_KERNEL.format("these ops"))
     if len(found) > 1:
         print_overview(found, console)
     return worst_code(one.exit_code for one in found)
-
-
-def _identified(worker: Worker, item: Planned, most: int) -> Identification:
-    """Identify the contract of a kernel in the worker; a kernel that ends its process makes an error."""
-    try:
-        return worker.do(identify_kernel, item.kernel, most=most)
-    except WorkerEnded as ended:
-        return Identification(item.kernel, item.op, item.device, item.contract, errors=(str(ended),))

@@ -14,7 +14,6 @@ from lastbit.reports.invariance import Invariance, as_json, print_invariance, pr
 from lastbit.reports.paper import line, make_console
 from lastbit.reports.progress import doing
 from lastbit.verify.asking import answer, askings
-from lastbit.verify.notes import Planned
 from lastbit.verify.processes import options_of
 from lastbit.verify.worker import Worker, planned
 
@@ -41,9 +40,26 @@ def _invariance(options: argparse.Namespace, rest: Sequence[str]) -> int:
     console, found = make_console(), list[Invariance]()
     with Worker(config) as worker:
         for item in {item.kernel: item for item in worker.do(planned)}.values():
-            found.append(_asked(worker, item, quick=options.quick))
+            results, errors = list[PropertyResult](), dict[str, list[str]]()
+            asked = worker.do(askings, item.kernel, quick=options.quick)
+            with doing(f"asking {item.kernel} on {item.device}"):
+                for asking in asked:
+                    try:
+                        results.append(worker.do(answer, item.kernel, asking, thorough=not options.quick))
+                    except LastbitError as error:  # a question that ends the process loses only its own answer
+                        errors.setdefault(str(error), []).append(asking.property)
+            one = Invariance(
+                kernel=item.kernel,
+                op=item.op,
+                contract=item.contract,
+                device=item.device,
+                cases=tuple(dict.fromkeys(asking.case for asking in asked)),
+                results=tuple(results),
+                errors=tuple(f"{', '.join(names)}: {error}" for error, names in errors.items()),
+            )
+            found.append(one)
             if not options.json:
-                print_invariance(found[-1], console, options_of(config))
+                print_invariance(one, console, options_of(config))
     if options.json:
         print(as_json(found))
     elif not found:
@@ -51,24 +67,3 @@ def _invariance(options: argparse.Namespace, rest: Sequence[str]) -> int:
     elif len(found) > 1:
         print_overview(found, console)
     return worst_code(one.exit_code for one in found)
-
-
-def _asked(worker: Worker, item: Planned, *, quick: bool) -> Invariance:
-    """Ask for each property of a kernel; a question that ends the kernel's process loses only its own answer."""
-    results, errors = list[PropertyResult](), dict[str, list[str]]()
-    asked = worker.do(askings, item.kernel, quick=quick)
-    with doing(f"asking {item.kernel} on {item.device}"):
-        for asking in asked:
-            try:
-                results.append(worker.do(answer, item.kernel, asking, thorough=not quick))
-            except LastbitError as error:
-                errors.setdefault(str(error), []).append(asking.property)
-    return Invariance(
-        kernel=item.kernel,
-        op=item.op,
-        contract=item.contract,
-        device=item.device,
-        cases=tuple(dict.fromkeys(asking.case for asking in asked)),
-        results=tuple(results),
-        errors=tuple(f"{', '.join(names)}: {error}" for error, names in errors.items()),
-    )

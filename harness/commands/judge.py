@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lastbit.command_line import read_words
 from lastbit.commands.options import CASE, add_words, whole_number
@@ -16,7 +15,7 @@ from lastbit.errors import UsageError
 from lastbit.judges.question import EXPLAIN, PROFILE, RANDOM
 from lastbit.judges.warm_judges import Judges, default_count
 from lastbit.kernel import PLACEMENTS
-from lastbit.reports.judged import FileVerdict, as_json_line, print_judged
+from lastbit.reports.judged import as_json_line, print_judged
 from lastbit.reports.paper import make_console
 
 _ASKED = (
@@ -38,12 +37,7 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--op", required=True, help="what the kernel computes")
     parser.add_argument("--device", default="cpu", help="auto, or torch devices as in cuda:0,cuda:1 (default: cpu)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON per file")
-    _add_kernel(parser.add_argument_group("what the kernel is and may do; its file is not believed"))
-    _add_effort(parser.add_argument_group("how much is done"))
-
-
-def _add_kernel(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
+    add = parser.add_argument_group("what the kernel is and may do; its file is not believed").add_argument
     add("--contract", default="", help="contract options joined by + (default: the first of each axis)")
     add("--function", default="", help="its name, where the file does not make clear which it is")
     add("--mutates", action="append", default=[], metavar="INPUT[=RESULT]", help="an input that it may overwrite")
@@ -52,17 +46,10 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
     add("--forbid-torch-op", action="store_true", help="it fails if it calls torch's own operator for the op")
     add("--may-decline", action="store_true", help="it may raise UnsupportedCase for cases that its signature takes")
     add("--strict", action="store_true", help="notices fail a case, too")
-
-
-def _add_effort(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
+    add = parser.add_argument_group("how much is done").add_argument
     add("--profile", default=PROFILE, choices=tuple(PROFILES), help=f"how many cases (default: {PROFILE})")
-    add(
-        "--seed",
-        metavar="N",
-        default=RANDOM,
-        help="of the cases; by default drawn when the kernel has been loaded, and reported as random:N",
-    )
+    help = "of the cases; by default drawn when the kernel has been loaded, and reported as random:N"
+    add("--seed", metavar="N", default=RANDOM, help=help)
     add("--fail-fast", action="store_true", help="stop at the first failing case, and do not make it small")
     seconds = f"look for the wrong line for so long (default: {EXPLAIN:g}, or 0 with --fail-fast)"
     add("--explain", type=float, metavar="SECONDS", help=seconds)
@@ -70,13 +57,8 @@ def _add_effort(group: argparse._ArgumentGroup) -> None:
     add("--beside", action="store_true", help="with --speed: time a kernel of the project as well")
     add("--timeout", type=float, metavar="SECONDS", default=120.0, help="seconds that one case may take (default: 120)")
     add("--memory", type=int, metavar="BYTES", help="that the kernel's process may take")
-    add(
-        "-n",
-        dest="judges",
-        metavar="N",
-        type=whole_number(1),
-        help="judges (default: one for each core, or device with --speed, or file)",
-    )
+    help = "judges (default: one for each core, or device with --speed, or file)"
+    add("-n", dest="judges", metavar="N", type=whole_number(1), help=help)
 
 
 def _judge(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -87,29 +69,20 @@ def _judge(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if not files or len(asked.kernels) > 1:
         raise UsageError("judge takes files with a kernel each; name one, as in lastbit judge norms.py --op OP")
     options.function = next(iter(asked.kernels), options.function)
-    show = _as_json if options.json else _as_text()
-    codes = []
+    question = {name: getattr(options, name) for name in _ASKED} | {
+        "mutates": dict(text.partition("=")[::2] for text in options.mutates),
+        "unordered": tuple(options.unordered),
+        "lines": tuple(asked.cases),
+    }
+    codes, console = [], make_console()
     devices = plan_devices(options.device).devices
     count = options.judges or min(len(files), default_count(devices, speed=options.speed))
-    with Judges(count, device=options.device, projects=options.project, **_asked(options, asked.cases)) as judges:
+    with Judges(count, device=options.device, projects=options.project, **question) as judges:
         futures = [judges.judge(path) for path in files]
         for found in (future.result() for future in futures):  # in the order of the files
-            show(found)
+            if options.json:
+                print(as_json_line(found), flush=True)
+            else:
+                print_judged(found, console)
             codes.append(found.exit_code)
     return worst_code(codes)
-
-
-def _asked(options: argparse.Namespace, lines: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of the question."""
-    given = {name: getattr(options, name) for name in _ASKED}
-    mutates = dict(text.partition("=")[::2] for text in options.mutates)
-    return {**given, "mutates": mutates, "unordered": tuple(options.unordered), "lines": tuple(lines)}
-
-
-def _as_json(found: FileVerdict) -> None:
-    print(as_json_line(found), flush=True)
-
-
-def _as_text() -> Callable[[FileVerdict], None]:
-    console = make_console()
-    return lambda found: print_judged(found, console)

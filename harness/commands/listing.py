@@ -18,8 +18,7 @@ from lastbit.config import Config
 from lastbit.errors import no_kernel, unknown
 from lastbit.inputs import LAYOUTS, regimes
 from lastbit.invariance.properties import properties_of
-from lastbit.kernel import Kernel
-from lastbit.ops import REQUIRED, Op
+from lastbit.ops import REQUIRED
 from lastbit.reports.paper import STANDARD_OUTPUT, line, make_console, paragraph, write_text
 from lastbit.reports.summary import shown_path
 from lastbit.verify.project import Project, open_project
@@ -43,7 +42,11 @@ def _list(options: argparse.Namespace, rest: Sequence[str]) -> int:
     config = Config(folder="", projects=tuple(options.project), kernel_folders=asked.paths)
     project = open_project(config)
     chosen = [section for section in SECTIONS if section in (sections or SECTIONS)]
-    ops = [word for word in asked.kernels if _is_op(word, project, sections)]
+    ops = [word for word in asked.kernels if word in project.ops]
+    if ops and "ops" not in sections:  # where ops are not asked for, kernels go first
+        prepare(torch.device("cpu"))
+        kernels = {kernel.name for kernel in project.kernels()}
+        ops = [word for word in ops if word not in kernels]
     options.words = [word for word in options.words if word not in ops]
     if here := kernels_here(options):
         config = replace(config, **here)
@@ -54,9 +57,8 @@ def _list(options: argparse.Namespace, rest: Sequence[str]) -> int:
         raise unknown(what, config.kernels[0], [*known])
     listing = {section: tuple(SECTIONS[section](project, config)) for section in chosen}
     if options.json:
-        write_text(
-            STANDARD_OUTPUT, json.dumps({s: [asdict(e) for e in entries] for s, entries in listing.items()}) + "\n"
-        )
+        text = json.dumps({section: [asdict(entry) for entry in entries] for section, entries in listing.items()})
+        write_text(STANDARD_OUTPUT, f"{text}\n")
     else:
         print_listing(listing, make_console())
     return 0
@@ -77,36 +79,23 @@ class Entry:
     facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def _is_op(word: str, project: Project, sections: Sequence[str]) -> bool:
-    """Return whether a word that may name a kernel names an op; where ops are not asked for, kernels go first."""
-    if word not in project.ops or "ops" in sections:
-        return word in project.ops
-    prepare(torch.device("cpu"))
-    return word not in {kernel.name for kernel in project.kernels()}
-
-
 def _ops(project: Project, config: Config) -> Iterator[Entry]:
     for op in map(project.op, config.ops or sorted(project.ops)):
-        yield Entry(op.name, _first_line(sys.modules[op.module].__doc__), _facts_of(op))
-
-
-def _facts_of(op: Op) -> Mapping[str, tuple[str, ...]]:
-    inputs = (f"{name} (optional)" if name in op.optional else name for name in op.inputs)
-    params = (name if default is REQUIRED else f"{name}={default}" for name, default in op.params.items())
-    axes = {f"axis {axis}": tuple(_options(choices)) for axis, choices in op.axes.items()}
-    presets = {f"preset {name}": tuple(filter(None, options)) for name, options in op.presets.items()}
-    returns = op.in_order(dict.fromkeys([*op.returns, *sorted(op.optional_results)]))
-    results = tuple(f"{name} (optional)" if name in op.optional_results else name for name in returns)
-    given = {"results": results} if results else {}
-    sums = {"sums": tuple(op.sums)} if op.sums else {}
-    return {"inputs": tuple(inputs), "parameters": tuple(params), **given, **axes, **presets, **sums}
-
-
-def _options(choices: Sequence[str] | Mapping[str, object]) -> Iterator[str]:
-    """Yield the names of the options of an axis; one without a name changes nothing, and is left out."""
-    for number, option in enumerate(choices):
-        if option:
-            yield option if number else f"{option} (default)"
+        params = (name if default is REQUIRED else f"{name}={default}" for name, default in op.params.items())
+        facts = {
+            "inputs": tuple(f"{name} (optional)" if name in op.optional else name for name in op.inputs),
+            "parameters": tuple(params),
+        }
+        returns = op.in_order(dict.fromkeys([*op.returns, *sorted(op.optional_results)]))
+        if results := tuple(f"{name} (optional)" if name in op.optional_results else name for name in returns):
+            facts["results"] = results
+        for axis, choices in op.axes.items():  # an option without a name changes nothing, and is left out
+            named = ((number, option) for number, option in enumerate(choices) if option)
+            facts[f"axis {axis}"] = tuple(option if number else f"{option} (default)" for number, option in named)
+        facts |= {f"preset {name}": tuple(filter(None, options)) for name, options in op.presets.items()}
+        if op.sums:
+            facts["sums"] = tuple(op.sums)
+        yield Entry(op.name, _first_line(sys.modules[op.module].__doc__), facts)
 
 
 def _kernels(project: Project, config: Config) -> Iterator[Entry]:
@@ -119,29 +108,17 @@ def _kernels(project: Project, config: Config) -> Iterator[Entry]:
             raise no_kernel(name, [*kernels, *SECTIONS])
     for kernel in kernels.values():
         if (not config.ops or kernel.op in config.ops) and (not config.kernels or kernel.name in config.kernels):
-            yield Entry(kernel.name, facts=_facts_of_kernel(kernel, project.op(kernel.op)))
-
-
-def _facts_of_kernel(kernel: Kernel, op: Op) -> Mapping[str, tuple[str, ...]]:
-    facts = {
-        "op": (kernel.op,),
-        "contract": (str(op.contract(kernel.contract)),),
-        "devices": kernel.devices or ("any",),
-        "stages": kernel.stages,
-        "mutates": tuple(kernel.mutates),
-        "holds": tuple(f"{result} in {name}" for name, result in kernel.held.items()),
-        "invariant": kernel.invariant,
-        "source": (kernel.source,),
-    }
-    return {label: values for label, values in facts.items() if values}
-
-
-def _regimes(project: Project, config: Config) -> Iterator[Entry]:
-    yield from (Entry(name, about) for name, about in regimes().items())
-
-
-def _layouts(project: Project, config: Config) -> Iterator[Entry]:
-    yield from (Entry(name, _first_line(rule.__doc__)) for name, rule in LAYOUTS.items())
+            facts = {
+                "op": (kernel.op,),
+                "contract": (str(project.op(kernel.op).contract(kernel.contract)),),
+                "devices": kernel.devices or ("any",),
+                "stages": kernel.stages,
+                "mutates": tuple(kernel.mutates),
+                "holds": tuple(f"{result} in {name}" for name, result in kernel.held.items()),
+                "invariant": kernel.invariant,
+                "source": (kernel.source,),
+            }
+            yield Entry(kernel.name, facts={label: values for label, values in facts.items() if values})
 
 
 def _properties(project: Project, config: Config) -> Iterator[Entry]:
@@ -160,8 +137,8 @@ def _first_line(text: str | None) -> str:
 SECTIONS: Mapping[str, Callable[[Project, Config], Iterator[Entry]]] = {
     "ops": _ops,
     "kernels": _kernels,
-    "regimes": _regimes,
-    "layouts": _layouts,
+    "regimes": lambda project, config: (Entry(name, about) for name, about in regimes().items()),
+    "layouts": lambda project, config: (Entry(name, _first_line(rule.__doc__)) for name, rule in LAYOUTS.items()),
     "properties": _properties,
 }
 """Section → its entries."""
@@ -183,25 +160,17 @@ def print_listing(listing: Mapping[str, tuple[Entry, ...]], console: Console) ->
             paragraph(console, Text(MEANINGS[section], "dim"), label="  ")
         width = max((len(entry.name) for entry in entries if not entry.facts), default=0)
         for entry in entries:
-            _print_block(entry, console) if entry.facts else _print_short(entry, width, console)
+            if not entry.facts:
+                paragraph(console, Text(entry.about), label=f"  {entry.name:<{width}}  ", label_style="bold")
+                continue
+            line(console, Text.assemble("  ", (entry.name, "bold")))
+            if entry.about:
+                paragraph(console, Text(entry.about), label="    ")
+            widest = max(map(len, entry.facts))
+            for label, values in entry.facts.items():
+                head = f"    {label:<{widest}}  "
+                if label == "source":
+                    line(console, Text.assemble((head, "dim"), *map(shown_path, values)))
+                else:
+                    paragraph(console, Text(", ".join(values) or "none"), label=head, label_style="dim")
         line(console)
-
-
-def _print_short(entry: Entry, width: int, console: Console) -> None:
-    paragraph(console, Text(entry.about), label=f"  {entry.name:<{width}}  ", label_style="bold")
-
-
-def _print_block(entry: Entry, console: Console) -> None:
-    line(console, Text.assemble("  ", (entry.name, "bold")))
-    if entry.about:
-        paragraph(console, Text(entry.about), label="    ")
-    width = max(map(len, entry.facts))
-    for label, values in entry.facts.items():
-        _print_fact(f"    {label:<{width}}  ", label, values, console)
-
-
-def _print_fact(head: str, label: str, values: Sequence[str], console: Console) -> None:
-    if label == "source":
-        line(console, Text.assemble((head, "dim"), *map(shown_path, values)))
-    else:
-        paragraph(console, Text(", ".join(values) or "none"), label=head, label_style="dim")

@@ -1,18 +1,27 @@
-"""`lastbit new`."""
+"""`lastbit new op` and `lastbit new reference`."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import keyword
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from lastbit.commands.reference import add_reference
+import lastbit.numerics
+from lastbit.case import Case, parse_case
 from lastbit.config import Config
-from lastbit.errors import UsageError
+from lastbit.errors import UsageError, unknown
 from lastbit.files import PACKAGE
-from lastbit.reports.paper import line, make_console
+from lastbit.from_torch.reference_check import Tried, tried
+from lastbit.from_torch.reference_file import write_reference
+from lastbit.from_torch.tracing import Example
+from lastbit.inputs import build
+from lastbit.kernel import load_file
+from lastbit.reports.paper import STANDARD_OUTPUT, line, make_console, write_text
+from lastbit.siblings import siblings
 from lastbit.verify.project import open_project
 
 TEMPLATES = PACKAGE / "templates"
@@ -24,7 +33,23 @@ _NAME = "op_name"
 def add_new(parser: argparse.ArgumentParser) -> None:
     """Make a parser that of the command."""
     actions = parser.add_subparsers(required=True, metavar="WHAT")
-    add_reference(actions.add_parser("reference", help="write the reference of an op from a PyTorch function"))
+    parser = actions.add_parser("reference", help="write the reference of an op from a PyTorch function")
+    parser.description = (
+        "Write the reference of an op from a plain PyTorch function: each of its operations as an enclosure, its "
+        "variables as stages, and a rounding where PyTorch rounds. Operations without a mapping are named with file "
+        "and line. What is written is tried on the function first."
+    )
+    parser.set_defaults(command=_reference)
+    parser.usage = "%(prog)s FILE:FUNCTION NAME=VALUE … [--OPTION …]"
+    add = parser.add_argument
+    add("function", metavar="FILE:FUNCTION", help="the function, as in model.py:gelu")
+    help = "a tensor or number for each parameter, as in a case: x=bf16[3,64] weight=bf16[64] eps=1e-06"
+    add("example", nargs="+", metavar="NAME=VALUE", help=help)
+    add("--name", help="name of the op (default: that of the function)")
+    help = "round the results only, as a fused kernel does, and no operation before them"
+    add("--once", action="store_true", help=help)
+    help = "write to this file, references/NAME.py of a project (default: print)"
+    add("--output", metavar="PATH", help=help)
     parser = actions.add_parser("op", help="write the files of a new op, which run at once")
     parser.description = (
         "Write the files of a new op: reference, cases, kernels and a test. They run at once, as max(x, 0)² · weight, "
@@ -73,3 +98,75 @@ def written(name: str, folder: Path) -> dict[Path, str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return {files[path]: _FILES[what] for path, what in sources.items()}
+
+
+def _reference(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    file, colon, wanted = options.function.rpartition(":")
+    if not colon or not wanted.isidentifier():
+        raise UsageError(f"{options.function!r} is not FILE:FUNCTION, as in model.py:gelu")
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(f"there is no file {file!r}")
+    name = options.name or wanted
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise UsageError(f"{name!r} cannot be the name of an op: --name takes lower-case letters, digits and _")
+    if name in {"op", "contract", "stage", *lastbit.numerics.__all__}:
+        raise UsageError(f"{name!r} has a meaning in every reference: --name gives the op another name")
+    if options.output and Path(options.output).name != f"{name}.py":
+        raise UsageError(f"--output {options.output}: the file of the op {name!r} must be called {name}.py")
+    with siblings(path.parent):
+        function = loaded(path, wanted)
+        case = parse_case(" ".join([name, *options.example]))
+        text, found = reference_of(function, case, f"{path.name}:{wanted}", steps=not options.once)
+    write_text(options.output or STANDARD_OUTPUT, text)
+    console = make_console(stderr=not options.output)
+    if found is None:
+        said = ["the results are rounded once; the function itself rounds more, so that it was not tried"]
+    else:
+        said = [f"{found.calls} calls of the function, {found.elements:,} elements of {found.stages} stages compared"]
+        steps = "torch computes it on the CPU in steps of its own (docs/from_torch.md)"
+        said += [f"{sentence}. Either {steps}, or a rule of lastbit is wrong" for sentence in found.broken.values()]
+    for sentence in said:
+        line(console, f"{options.output or name}: {sentence}")
+    return 1 if found is not None and found.broken else 0
+
+
+def loaded(path: Path, name: str) -> Callable[..., Any]:
+    """Load a file and return the function of this name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    module = load_file(path)
+    functions = {key: value for key, value in vars(module).items() if inspect.isfunction(value)}
+    if name not in functions:
+        raise unknown(f"function of {path}", name, functions)
+    return functions[name]
+
+
+def reference_of(
+    function: Callable[..., Any], case: Case, source: str, *, steps: bool = True
+) -> tuple[str, Tried | None]:
+    """Write the reference of a function; return its text, and the result of its trial if it was tried.
+
+    Numbers stay parameters of the op; other values are fixed by tracing.
+
+    Raises:
+        UsageError: the function has no such parameter, or needs one that the example lacks.
+    """
+    parameters = inspect.signature(function).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for name in case.names:
+            if name not in parameters:
+                raise unknown(f"parameter of {function.__name__}", name, parameters)
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [n for n, p in parameters.items() if p.kind not in starred and p.default is p.empty]
+    if missing := [name for name in needed if name not in case.names]:
+        lacks = f"the example lacks {', '.join(missing)}"
+        raise UsageError(f"{lacks}: write {missing[0]}=bf16[3,64], or {missing[0]}=NUMBER")
+    numbers = {n: v for n, v in case.params.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    fixed = {n: v for n, v in case.params.items() if n not in numbers}
+    case = Case(case.op, case.tensors, numbers, case.seed)
+    example = Example(dict(build(case, "cpu").tensors), numbers, fixed)
+    made = write_reference(case.op, function, example, source, steps=steps)
+    return made.text, tried(made, function, case, fixed) if steps else None

@@ -52,9 +52,8 @@ def add_words(parser: argparse.ArgumentParser, shape: str, help: str = "") -> No
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
     """Add --timeout."""
-    parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", default=120.0, help="seconds that one case may take (default: 120)"
-    )
+    help = "seconds that one case may take (default: 120)"
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", default=120.0, help=help)
 
 
 def add_tried(parser: argparse.ArgumentParser, per_group: int | None) -> None:
@@ -75,9 +74,8 @@ def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> N
     add_timeout(parser)
     help = "notices fail a case, and a kernel is inconclusive if no case reached code of it that handles inputs"
     parser.add_argument("--strict", action="store_true", help=help)
-    parser.add_argument(
-        "--run-folder", type=Path, metavar="FOLDER", help="where the records go (default: below .lastbit/runs)"
-    )
+    help = "where the records go (default: below .lastbit/runs)"
+    parser.add_argument("--run-folder", type=Path, metavar="FOLDER", help=help)
     own = f"one for each core, at most {MOST_ON_CPU}, or {PER_ACCELERATOR} for each accelerator; for a given case one"
     help = f"worker processes per type of device (default: {workers or own})"
     parser.add_argument("-n", dest="workers", metavar="N", type=_workers, default=workers, help=help)
@@ -117,11 +115,11 @@ def kernels_here(options: argparse.Namespace) -> dict[str, Any] | None:
 
 def kernel_folders_here() -> set[str]:
     """Return the names of folders of the working directory with files that name lastbit: others are none of its."""
-    return {path.name for path in Path().iterdir() if any(_names_lastbit(file) for file in path.glob("*.py"))}
 
+    def names_lastbit(file: Path) -> bool:
+        return file.is_file() and "lastbit" in file.read_text(encoding="utf-8", errors="replace")
 
-def _names_lastbit(file: Path) -> bool:
-    return file.is_file() and "lastbit" in file.read_text(encoding="utf-8", errors="replace")
+    return {path.name for path in Path().iterdir() if any(map(names_lastbit, path.glob("*.py")))}
 
 
 def seed(text: str) -> int | None:
@@ -168,25 +166,17 @@ def config_of(options: argparse.Namespace, **changes: Any) -> Config:
         "projects": tuple(options.project),
         "kernel_folders": asked.paths,
         "lines": tuple(map(str, cases)),
+        "properties": tuple(given.get("property", ())),
+        **{name: given.get(name, False) for name in ("strict", "sanitize", "isolate")},
     }
     if "timeout" in given:
         settings["timeout"] = options.timeout
-    settings["strict"] = given.get("strict", False)
-    settings["sanitize"] = given.get("sanitize", False)
-    settings["isolate"] = given.get("isolate", False)
-    settings["properties"] = tuple(given.get("property", ()))
-    if "run_folder" in given:
-        settings["folder"] = str(_run_folder(options.run_folder))
+    if "run_folder" in given:  # `Config.save` makes it when the run begins, so that bad input leaves none behind
+        folder = options.run_folder or Path(RUNS, f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}")
+        if options.run_folder is not None and folder.exists() and any(folder.iterdir()):
+            raise UsageError(f"run folder {str(folder)!r} is not empty; a run needs a folder of its own")
+        settings["folder"] = str(folder)
     config = Config(**{"folder": "", **settings, **changes})
     config.check_places()
     on_cluster = given.get("cluster") is not None  # which says itself what devices it has
     return config if on_cluster else replace(config, device_plan=plan_devices(options.device))
-
-
-def _run_folder(given: Path | None) -> Path:
-    """Name the run folder, which `Config.save` makes when the run begins, so that bad input leaves none behind."""
-    if given is None:
-        return Path(RUNS, f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}")
-    if given.exists() and any(given.iterdir()):
-        raise UsageError(f"run folder {str(given)!r} is not empty; a run needs a folder of its own")
-    return given

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,18 +35,10 @@ def add_order(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_words(parser, "KERNEL …")
     add("--sum", action="append", default=[], help="only this sum of the op (repeatable; default: all)")
-    add(
-        "--columns",
-        type=_numbers,
-        metavar="N,…",
-        help="how many terms, as in 1024,4096 (default: 4096; on the cpu 128)",
-    )
-    add(
-        "--rows",
-        type=whole_number(1),
-        metavar="N",
-        help="sums in each call, on which the order may depend (default: 4096; on the cpu 256)",
-    )
+    help = "how many terms, as in 1024,4096 (default: 4096; on the cpu 128)"
+    add("--columns", type=lambda text: tuple(map(whole_number(3), text.split(","))), metavar="N,…", help=help)
+    help = "sums in each call, on which the order may depend (default: 4096; on the cpu 256)"
+    add("--rows", type=whole_number(1), metavar="N", help=help)
     add("--dtype", choices=_DTYPES, default="bf16", help="of the terms (default: bf16)")
     add("--json", action="store_true", help="print JSON instead, to be compared later")
     add("--compare", nargs=2, type=Path, metavar="FILE", help="say how the orders in two such JSON files differ")
@@ -59,66 +51,47 @@ def _order(options: argparse.Namespace, rest: Sequence[str]) -> int:
         return _compared(options.compare)
     if not options.words:
         raise UsageError("no kernel is named; write lastbit order KERNEL, or --compare with two files")
-    console, found = make_console(), []
-    for order in _orders(options):
-        found.append(order)
-        if not options.json:
-            print_order(order, console)
-            line(console)
-    if options.json:
-        write_text(STANDARD_OUTPUT, to_json(found) + "\n")
-    else:
-        print_differences(_differences(found), console)
-    return worst_code({order.exit_code for order in found})
-
-
-def _orders(options: argparse.Namespace) -> Iterator[Order]:
-    """Yield the order of every sum of every kernel at every size."""
+    console, found = make_console(), list[Order]()
     asked = read_words(options.words).without_case("order")
     config = config_of(options, kernels=tuple(dict.fromkeys(asked.kernels)))
     on_cpu = config.devices[0] == "cpu"
     columns = options.columns or (_COLUMNS_ON_CPU if on_cpu else _COLUMNS)
     rows = options.rows or (_ROWS_ON_CPU if on_cpu else _ROWS)
-    environment = environment_of(config)
+    environment, wanted = environment_of(config), tuple(options.sum)
     with Worker(config, opening=open_orders) as worker:
-        sums = [
-            (kernel, name) for kernel in worker.do(named) for name in worker.do(sums_of, kernel, tuple(options.sum))
-        ]
+        sums = [(kernel, name) for kernel in worker.do(named) for name in worker.do(sums_of, kernel, wanted)]
         for (kernel, name), terms in itertools.product(sums, columns):
-            found = worker.do(order_of, Probe(kernel, name, terms, rows, options.dtype))
-            yield replace(found, environment=environment)
-
-
-def _differences(found: Sequence[Order]) -> Iterator[str]:
-    """Yield the differences between neighbouring sizes of a kernel, and between kernels at one size."""
-    of_kernels = grouped(((order.kernel, order.sum), order) for order in found)
-    of_sizes = grouped(((order.sum, order.terms), order) for order in found)
-    for group in (*of_kernels.values(), *of_sizes.values()):
-        yield from (difference(a, b) for a, b in itertools.pairwise(group))
+            order = worker.do(order_of, Probe(kernel, name, terms, rows, options.dtype))
+            found.append(replace(order, environment=environment))
+            if not options.json:
+                print_order(found[-1], console)
+                line(console)
+    if options.json:
+        write_text(STANDARD_OUTPUT, to_json(found) + "\n")
+    else:  # between neighbouring sizes of a kernel, and between kernels at one size
+        of_kernels = grouped(((order.kernel, order.sum), order) for order in found)
+        of_sizes = grouped(((order.sum, order.terms), order) for order in found)
+        pairs = (pair for group in (*of_kernels.values(), *of_sizes.values()) for pair in itertools.pairwise(group))
+        print_differences((difference(a, b) for a, b in pairs), console)
+    return worst_code({order.exit_code for order in found})
 
 
 def _compared(files: Sequence[Path]) -> int:
-    """Say how the orders of two files differ; 1 if any two do, 3 if there are none to compare."""
-    first, second = (_read(file) for file in files)
-    pairs = [(a, b) for a in first for b in second if _alike(a, b, first, second)]
+    """Say how the orders of two files differ; 1 if any two do, 3 if there are none to compare.
+
+    Two orders are compared if they are of one sum and size, and of one kernel if both files have that.
+    """
+    first, second = (from_json(file.read_text(), str(file)) for file in files)
+    first, second = ([replace(o, form=form_of(o.tree) if o.tree else None) for o in found] for found in (first, second))
+    shared = {order.kernel for order in first} & {order.kernel for order in second}
+    pairs = [
+        (a, b)
+        for a, b in itertools.product(first, second)
+        if (a.sum, a.terms) == (b.sum, b.terms) and (not shared or a.kernel == b.kernel)
+    ]
     names = (str(files[0]), str(files[1]))
     console = make_console()
     print_differences([difference(a, b, names) for a, b in pairs], console)
     if not pairs:
         line(console, f"{files[0]} and {files[1]} have no sum of the same name and number of terms")
     return worst_code({int(a.tree != b.tree or a.tree is None) for a, b in pairs})
-
-
-def _read(file: Path) -> list[Order]:
-    found = from_json(file.read_text(), str(file))
-    return [replace(order, form=form_of(order.tree) if order.tree else None) for order in found]
-
-
-def _alike(a: Order, b: Order, first: Sequence[Order], second: Sequence[Order]) -> bool:
-    """Check whether two orders are of one sum and size, and of one kernel if both files have that."""
-    shared = {order.kernel for order in first} & {order.kernel for order in second}
-    return (a.sum, a.terms) == (b.sum, b.terms) and (not shared or (a.kernel == b.kernel))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(whole_number(3), text.split(",")))

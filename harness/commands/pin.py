@@ -41,23 +41,19 @@ def add_pin(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(command=_pin)
     add_words(parser, "KERNEL 'CASE'")
-    parser.add_argument(
-        "--reason", required=True, metavar="TEXT", help="what was wrong, for whoever sees it fail again"
-    )
+    help = "what was wrong, for whoever sees it fail again"
+    parser.add_argument("--reason", required=True, metavar="TEXT", help=help)
     parser.add_argument("--smallest", action="store_true", help="keep the smallest tensors that fail in place of it")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        metavar="SECONDS",
-        default=60.0,
-        help="of the processor in which these are searched for (default: 60)",
-    )
+    help = "of the processor in which these are searched for (default: 60)"
+    parser.add_argument("--seconds", type=float, metavar="SECONDS", default=60.0, help=help)
     add_timeout(parser)
     add_device(parser)
 
 
 def _pin(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    console, folder, reason = make_console(), _folder(options.project), _reason(options.reason)
+    console, folder = make_console(), _folder(options.project)
+    if not (reason := visible(" ".join(options.reason.split()))):  # on one line, without controls of a terminal
+        raise UsageError("--reason is empty; say what was wrong, for whoever sees the case fail again")
     asked, projects = read_words(options.words), tuple(options.project or [str(folder)])
     case = parse_case(asked.case("pin"))
     if not options.words[1:]:
@@ -78,13 +74,6 @@ def _pin(options: argparse.Namespace, rest: Sequence[str]) -> int:
     words = ["lastbit", "verify", *kernel_words(asked.paths, [kernel.name]), "--project", str(folder)]
     line(console, f"it runs first in\n  {shlex.join(words)}")
     return 0
-
-
-def _reason(given: str) -> str:
-    """Put the reason on one line, without control characters of a terminal."""
-    if not (reason := visible(" ".join(given.split()))):
-        raise UsageError("--reason is empty; say what was wrong, for whoever sees the case fail again")
-    return reason
 
 
 def _smallest(config: Config, kernel: Kernel, case: Case, seconds: float) -> tuple[Case | None, str]:

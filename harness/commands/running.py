@@ -22,7 +22,7 @@ from lastbit.reports.characters import visible
 from lastbit.reports.encoding import decoded
 from lastbit.reports.why import KernelTrace
 from lastbit.run import Run
-from lastbit.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
+from lastbit.sanitize.tool import TOOLS, sanitizer_for
 from lastbit.verify.notes import INTERRUPTED
 from lastbit.verify.processes import caches_of
 
@@ -72,8 +72,15 @@ def execute(
         if config.isolate:
             remove(caches_of(config))
     run = _ended(campaign)
-    if sanitizer is not None:
-        run = _sanitized(config, sanitizer, run, quiet)
+    if sanitizer is not None:  # the cases run again under compute-sanitizer
+        from lastbit.reports.progress import RunProgress
+        from lastbit.sanitize.looking import chosen_of, sanitized
+
+        with RunProgress(total=len(chosen_of(run)) * len(TOOLS)) as progress:
+            run = sanitized(config, sanitizer, run, (lambda result: None) if quiet else progress.advance)
+        run = kept(run, Path(config.folder))
+        if run.broken.endswith(INTERRUPTED):
+            raise Interrupted(run)
     return with_why(config, run) if explaining else run
 
 
@@ -108,19 +115,6 @@ def _ended(campaign: Campaign) -> Run:
     return run
 
 
-def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> Run:
-    """Run the cases again under compute-sanitizer and add its findings to the run."""
-    from lastbit.reports.progress import RunProgress
-    from lastbit.sanitize.looking import chosen_of, sanitized
-
-    with RunProgress(total=len(chosen_of(run)) * len(TOOLS)) as progress:
-        run = sanitized(config, sanitizer, run, (lambda result: None) if quiet else progress.advance)
-    run = kept(run, Path(config.folder))
-    if run.broken.endswith(INTERRUPTED):
-        raise Interrupted(run)
-    return run
-
-
 def execute_on_cluster(
     config: Config, *, address: str, device: str, workers: int | None, explaining: bool = False
 ) -> Run:
@@ -146,24 +140,19 @@ def execute_on_cluster(
 
 def _elsewhere(run: Run) -> Mapping[str, str]:
     """Map each device of a run that this machine lacks to the reason why nothing is explained there."""
-    devices = dict.fromkeys(result.device for result in run.results if result.device != "cpu")
-    names = dict(name.split(": ", 1) for name in run.environment["accelerators"].split(", ") if ": " in name)
-    return {
-        device: f"the kernel ran on {names.get(device, device)} of the cluster, and this machine has {here}; "
-        "`lastbit explain` there says why it fails"
-        for device in devices
-        if names.get(device) != (here := _name_here(device))
-    }
-
-
-def _name_here(device: str) -> str:
-    """Return the name of an accelerator of this machine."""
     import torch
 
     from lastbit.devices import machine
 
-    has = machine()
-    return str(torch.get_device_module(device).get_device_name(device)) if device in has.accelerators else "none"
+    names = dict(name.split(": ", 1) for name in run.environment["accelerators"].split(", ") if ": " in name)
+    found = {}
+    for device in dict.fromkeys(result.device for result in run.results if result.device != "cpu"):
+        has = device in machine().accelerators
+        here = str(torch.get_device_module(device).get_device_name(device)) if has else "none"
+        if names.get(device) != here:
+            ran = f"the kernel ran on {names.get(device, device)} of the cluster, and this machine has {here}"
+            found[device] = f"{ran}; `lastbit explain` there says why it fails"
+    return found
 
 
 def with_why(config: Config, run: Run, *, elsewhere: Mapping[str, str] = MappingProxyType({})) -> Run:

@@ -92,8 +92,11 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     given_cases = bool(read_words(options.words).cases)
     if given_cases and options.workers is None:
         options.workers = "1"
-    if options.cluster is not None:
-        _check_cluster(options, rest)
+    if options.cluster is not None and rest:
+        asked = f"--cluster runs no pytest, which {shlex.join(rest)} is for"
+        raise UsageError(f"{asked}; choose what runs by kernels, cases and --op")
+    if options.cluster is not None and options.sanitize:
+        raise UsageError("--sanitize looks at processes of this machine; run it without --cluster")
     given: int | None = vars(options).get("seed", None if options.isolate else 0)
     for package in options.watch:
         folders_of_package(package)
@@ -133,16 +136,6 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         folder = str(Path(config.folder, "base").absolute())
         before = replace(config.anywhere, folder=folder, revision=options.base, **place.settings)
         return _shown(lambda: _with_base(run, config, before), **how)
-
-
-def _check_cluster(options: argparse.Namespace, rest: Sequence[str]) -> None:
-    """Raise `UsageError` for what cannot be asked of a cluster."""
-    if rest:
-        raise UsageError(
-            f"--cluster runs no pytest, which {shlex.join(rest)} is for; choose what runs by kernels, cases and --op"
-        )
-    if options.sanitize:
-        raise UsageError("--sanitize looks at processes of this machine; run it without --cluster")
 
 
 def _run(config: Config, arguments: Sequence[str], *, workers: int | None, **how: Any) -> int:

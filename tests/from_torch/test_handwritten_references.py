@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lastbit.case import Case, parse_case
-from lastbit.commands.reference import loaded, written
+from lastbit.commands.new import loaded, reference_of
 from lastbit.config import Config
 from lastbit.from_torch.reference_check import load_op
 from lastbit.inputs import build
@@ -42,7 +42,7 @@ def kernels() -> Mapping[str, object]:
 
 
 def traced_op(function: object, example: str) -> Op:
-    text, tried = written(function, parse_case(f"traced {example} seed=0"), "here")
+    text, tried = reference_of(function, parse_case(f"traced {example} seed=0"), "here")
     assert tried is not None and not tried.broken
     return load_op(text, "traced")
 

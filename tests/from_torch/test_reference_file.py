@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from lastbit import ContractViolation, assert_contract, cli
 from lastbit.case import parse_case
-from lastbit.commands.reference import written
+from lastbit.commands.new import reference_of
 from lastbit.errors import UsageError
 from lastbit.from_torch.reference_check import load_op
 from lastbit.from_torch.reference_file import wrapped
@@ -24,12 +24,12 @@ ROOT = HERE.parents[2]
 
 
 def text_of(function: Callable[..., Any], example: str, **options: bool) -> str:
-    return written(function, parse_case(f"{function.__name__} {example}"), "here", **options)[0]
+    return reference_of(function, parse_case(f"{function.__name__} {example}"), "here", **options)[0]
 
 
 @pytest.mark.parametrize("function", EXAMPLES, ids=lambda f: f.__name__)
 def test_the_function_keeps_the_reference_that_is_written_from_it(function: Callable[..., Any]) -> None:
-    text, tried = written(function, parse_case(f"{function.__name__} {EXAMPLES[function]}"), "here")
+    text, tried = reference_of(function, parse_case(f"{function.__name__} {EXAMPLES[function]}"), "here")
     assert tried is not None and tried.calls == 6 and tried.elements and not tried.broken
     assert max(map(len, text.splitlines())) <= 120
 
