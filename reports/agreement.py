@@ -20,9 +20,7 @@ class Apart:
     """The element in which two kernels are farthest apart, of the smallest case in which they differ.
 
     Attributes:
-        index: of the element.
         values: what each kernel gave, in decimal.
-        case: the line of the case.
     """
 
     index: tuple[int, ...]
@@ -35,7 +33,6 @@ class StageAgreement:
     """A stage that both kernels gave, over all cases.
 
     Attributes:
-        stage: its name.
         result: it is a result; otherwise both kernels show it besides.
         cases, elements: in which it was compared.
         unequal_cases, unequal_elements: in which bits differ; all NaNs count as one.
@@ -58,8 +55,6 @@ class KernelSide:
     """One of the two kernels, and the contracts that it keeps.
 
     Attributes:
-        kernel: its name.
-        claim: the contract that it claims.
         kept: the contracts of the op that allow every bit that it gave, the likeliest first.
         unsupported: reason → cases that it turned down for it.
         errors: what it raised, with the case.
@@ -106,8 +101,6 @@ class Agreement:
     """Two kernels on the cases that both take.
 
     Attributes:
-        op, device: of the kernels.
-        sides: the two kernels.
         cases: cases in which both gave something.
         unequal_cases: those in which a result differs in a bit.
         stages: what both gave, in the order of the reference.

@@ -187,7 +187,7 @@ def repository_root() -> Path:
 # Annotations of GitHub Actions
 
 
-def annotations(run: Run) -> str:
+def workflow_commands(run: Run) -> str:
     """Write one workflow command per problem, worst first; GitHub shows a step's first ten errors and warnings."""
     commands = [f"::error title=lastbit::{_data(run.broken)}"] if run.broken else []
     for alert in alerts(run):
@@ -297,16 +297,15 @@ def _result(alert: Alert, kinds: list[str]) -> dict[str, Any]:
     ]
     if places:
         result["relatedLocations"] = places
-    explanation, root = alert.explanation, repository_root()
-    steps = []  # the way of the worst element through the kernel, with its values, if it was followed
-    for step in shown_steps(explanation) if explanation is not None else ():
-        said = f"{step.text} = {value_of(step)}", stage_of(step, explanation)
-        location = {
-            "physicalLocation": _location(place_of(step, root)),
-            "message": {"text": " · ".join(filter(None, said))},
-        }
-        steps.append({"location": location, "importance": "essential" if step.match is not None else "important"})
-    if steps:
+    if (explanation := alert.explanation) is not None and (shown := shown_steps(explanation)):
+        root, steps = repository_root(), []  # the way of the worst element through the kernel, with its values
+        for step in shown:
+            said = f"{step.text} = {value_of(step)}", stage_of(step, explanation)
+            location = {
+                "physicalLocation": _location(place_of(step, root)),
+                "message": {"text": " · ".join(filter(None, said))},
+            }
+            steps.append({"location": location, "importance": "essential" if step.match is not None else "important"})
         result["codeFlows"] = [{"threadFlows": [{"locations": steps}]}]
     fingerprint = hashlib.sha256("\0".join(alert.key).encode()).hexdigest()[:32]
     return {**result, "partialFingerprints": {"problem/v1": fingerprint}}

@@ -62,7 +62,6 @@ class Bench:
 
     Attributes:
         failed: what could not be measured, with the reason.
-        command: the command line.
         environment: versions and devices.
         roof: None if it could not be measured, or nothing is held against it.
         left_out: kernels that take no case, with the reason.
@@ -159,7 +158,6 @@ class Measurement:
         figure: one of `FIGURES`.
         of: a case line, the name of an op or the shape of a tensor.
         what: what was measured; kernels by their names.
-        unit: of both samples.
         against, base: what it is measured against, and that; empty and None where a number stands for itself.
     """
 
@@ -275,7 +273,6 @@ class Speed(_BelowRoof):
     """A kernel on a case.
 
     Attributes:
-        of: the case line.
         verdict, why: that on the case, or on `judged` where that is not empty; what is wrong first, if anything is.
         judged: a smaller case of the op, in place of one that is too large to be judged.
         apart: where `judged` is not empty, the norm of the difference from the results of the first kernel of the case
@@ -284,7 +281,6 @@ class Speed(_BelowRoof):
             `CLOCK` for wall time on the CPU.
         time, host: seconds of a call, and those that the host takes to ask for it.
         launch: seconds that the host takes to launch a kernel with few arguments, measured right after.
-        traffic: bytes of inputs and results.
         flops: that the op declares; 0 if it declares none.
     """
 
@@ -423,7 +419,6 @@ class SpeedBound(_BelowRoof):
         empty: the same of a kernel that does nothing, in a process of its own.
         judged: calls whose results were judged; which, was drawn after they were timed.
         copied: share of the results that were copied to the judge's memory, within the time.
-        traffic: bytes of inputs and results of a call.
         flops: that the op declares; 0 if it declares none.
     """
 

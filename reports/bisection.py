@@ -124,7 +124,6 @@ class Recipe:
     Attributes:
         setup: a command that fetches it into a folder.
         prefix: variables in front of the command that runs the case.
-        options: options of that command.
     """
 
     setup: str

@@ -22,19 +22,9 @@ from lastbit.property_result import PropertyOutcome, PropertyResult, together
 from lastbit.reports.encoding import as_text
 from lastbit.reports.invariance import extent
 from lastbit.reports.paper import line, make_console, paragraph, print_table
+from lastbit.reports.stage_summary import Pair as StagePair
 from lastbit.reports.stage_summary import StageSummary, stage_order, summary_of
-from lastbit.reports.summary import (
-    distance,
-    elements,
-    error,
-    grouped,
-    listed,
-    plural,
-    repro_line,
-    share,
-    signed,
-    tally,
-)
+from lastbit.reports.summary import distance, elements, error, grouped, listed, plural, repro_line, share, signed, tally
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.run import DeviceAgreement, Power, Run, Undecidable
 
@@ -359,7 +349,10 @@ def _kernel_change(
             pairs.append((before[case], after[case]))
     paired = {first.case for first, _ in pairs}
     alone = [[result for case, result in cases.items() if case not in paired] for cases in (before, after)]
-    stages = paired_stages(pairs, drift=drift) if pairs else separate_stages(*alone) if all(alone) else ()
+    stages = _stage_changes(pairs, ([], []) if pairs or not all(alone) else alone, drift)
+    old, new = (together(one for r in results.values() for one in r.properties) for results in (before, after))
+    turned = {PropertyOutcome.HOLDS, PropertyOutcome.BROKEN}
+    names = [n for n in old if n in new and {old[n].outcome, new[n].outcome} == turned]
     return KernelChange(
         op=next(iter((*after.values(), *before.values()))).op,
         kernel=kernel,
@@ -368,8 +361,8 @@ def _kernel_change(
         pairs=tuple(pairs),
         unpaired=(sum(r.counted for r in alone[0]), sum(r.counted for r in alone[1])),
         other_inputs=len({r.case for r in alone[0]} & {r.case for r in alone[1]}),
-        stages=stages,
-        properties=tuple(properties_changed(before.values(), after.values())),
+        stages=tuple(stages),
+        properties=tuple(PropertyChange(old[name], new[name]) for name in names),
     )
 
 
@@ -391,58 +384,49 @@ def _side(run: Run, kernel: str, device: str, results: Mapping[str, CaseResult])
 
 # Stages and properties of one kernel
 
-
 _Key = tuple[str, str]
 """A stage's name and format."""
-_Alone = Sequence[Mapping[_Key, Sequence[CaseResult]]]
-"""Of each run, the results on stages without a counterpart, cut to the stage."""
 
 
-def paired_stages(pairs: Sequence[Pair], *, drift: float) -> tuple[StageChange, ...]:
-    """Compare the stages of results of the same cases, where both results of a pair have the stage."""
-    cut = [(_by_stage(first), _by_stage(second)) for first, second in pairs]
-    both = grouped((key, (before[key], after[key])) for before, after in cut for key in before if key in after)
-    alone = [
-        grouped((key, own[side][key]) for own in cut for key in own[side] if key not in own[1 - side])
-        for side in (0, 1)
-    ]
-    return _changes(both, alone, stage_order(result for pair in pairs for result in pair), drift)
+def _stage_changes(pairs: Sequence[Pair], alone: Sequence[Sequence[CaseResult]], drift: float) -> list[StageChange]:
+    """List the changes of stages, in the order of the reference and then by format.
 
-
-def separate_stages(before: Iterable[CaseResult], after: Iterable[CaseResult]) -> tuple[StageChange, ...]:
-    """List the stages of results without a common case: figures of either run, from which nothing follows."""
-    sides = (tuple(before), tuple(after))
-    alone = [grouped(one for result in results for one in _by_stage(result).items()) for results in sides]
-    return _changes({}, alone, stage_order([*sides[0], *sides[1]]), math.inf)
-
-
-def _by_stage(result: CaseResult) -> dict[_Key, CaseResult]:
-    """Cut the result to each of its stages."""
-    return {(stage.name, stage.dtype): replace(result, stages=(stage,)) for stage in result.stages}
-
-
-def _changes(
-    both: Mapping[_Key, Sequence[Pair]], alone: _Alone, order: Sequence[str], drift: float
-) -> tuple[StageChange, ...]:
-    """Return the stages' changes in `order`, and then by format."""
+    Those of results of the same cases are compared where both results of a pair have the stage. Of results without a
+    common case, which are `alone`, there are figures of either run, from which nothing follows.
+    """
+    both: dict[_Key, list[tuple[StagePair, StagePair]]] = {}
+    sides: tuple[dict[_Key, list[StagePair]], ...] = ({}, {})
+    for pair in pairs:
+        first, second = map(_by_stage, pair)
+        for key, seen in first.items():
+            if key in second:
+                both.setdefault(key, []).append((seen, second[key]))
+            else:
+                sides[0].setdefault(key, []).append(seen)
+        for key, seen in second.items():
+            if key not in first:
+                sides[1].setdefault(key, []).append(seen)
+    for side, results in zip(sides, alone, strict=True):
+        for result in results:
+            for key, seen in _by_stage(result).items():
+                side.setdefault(key, []).append(seen)
+    order = stage_order(result for results in (*pairs, *alone) for result in results)
     found = []
-    for key in sorted({**both, **alone[0], **alone[1]}, key=lambda key: (order.index(key[0]), key[1])):
+    for key in sorted({**both, **sides[0], **sides[1]}, key=lambda key: (order.index(key[0]), key[1])):
         if key in both:
-            pairs = both[key]
-            apart = [any(result.stages[0].extreme for result in pair) for pair in pairs]  # the same ones in both runs
-            before, after = (_summary([pair[side] for pair in pairs], apart) for side in (0, 1))
-            bits = [(a.stages[0].fingerprint, b.stages[0].fingerprint) for a, b in pairs]
-            known = [(a, b) for a, b in bits if a and b]
-            equal = sum(a == b for a, b in known)
-            found.append(StageChange(before, after, len(known), equal, tuple(_drifts(before, after, drift))))
+            apart = [a.extreme or b.extreme for (_, a), (_, b) in both[key]]  # the same cases in both runs
+            old, new = (summary_of([pair[side] for pair in both[key]], apart) for side in (0, 1))
+            bits = [(a.fingerprint, b.fingerprint) for (_, a), (_, b) in both[key] if a.fingerprint and b.fingerprint]
+            drifts = tuple(_drifts(old, new, drift))
+            found.append(StageChange(old, new, len(bits), sum(a == b for a, b in bits), drifts))
         else:
-            found.append(StageChange(*(_summary(side[key]) if key in side else None for side in alone)))
-    return tuple(found)
+            before, after = (summary_of(side[key]) if key in side else None for side in sides)
+            found.append(StageChange(before, after))
+    return found
 
 
-def _summary(results: Sequence[CaseResult], apart: Sequence[bool] | None = None) -> StageSummary:
-    """Summarize results that are cut to one stage."""
-    return summary_of([(result, result.stages[0]) for result in results], apart)
+def _by_stage(result: CaseResult) -> dict[_Key, StagePair]:
+    return {(stage.name, stage.dtype): (result, stage) for stage in result.stages}
 
 
 def _drifts(before: StageSummary, after: StageSummary, factor: float) -> Iterator[Drift]:
@@ -464,14 +448,6 @@ def _apart(first: float, second: float, factor: float) -> bool:
         low, high = sorted((abs(first), abs(second)))
         return high > factor * low
     return not (first == second or (math.isnan(first) and math.isnan(second)))
-
-
-def properties_changed(before: Iterable[CaseResult], after: Iterable[CaseResult]) -> Iterator[PropertyChange]:
-    """Yield the properties that hold in one run and are broken in the other."""
-    old, new = (together(one for result in results for one in result.properties) for results in (before, after))
-    for name in old:
-        if name in new and {old[name].outcome, new[name].outcome} == {PropertyOutcome.HOLDS, PropertyOutcome.BROKEN}:
-            yield PropertyChange(old[name], new[name])
 
 
 # In sentences and cells
@@ -696,32 +672,19 @@ def print_changes(changes: Changes, console: Console | None = None, *, strict: b
 
 def as_json(changes: Changes, *, strict: bool = False) -> str:
     """Write the changes as one JSON object; a float that JSON cannot spell is a string such as `NaN` or `-Infinity`."""
-    data = {
-        "runs": changes.names,
-        "exit_code": changes.exit_code(strict=strict),
-        "settings": {name: (before, after) for name, before, after in changes.settings},
-        "across": changes.across,
-        "broken": changes.broken,
-        "kernels": tuple(map(_plain_kernel, changes.kernels)),
-    }
-    return as_text(data)
-
-
-def _plain_kernel(kernel: KernelChange) -> dict[str, Any]:
-    stages = (
+    return as_text(
         {
-            "stage": stage.shown.name,
-            "dtype": stage.shown.dtype,
-            "tensors": stage.tensors,
-            "tensors_equal": stage.equal,
-            "before": stage.before and stage.before.figures,
-            "after": stage.after and stage.after.figures,
-            "drifts": tuple(
-                {"figure": d.figure, "worse": d.worse, "before": d.before, "after": d.after} for d in stage.drifts
-            ),
+            "runs": changes.names,
+            "exit_code": changes.exit_code(strict=strict),
+            "settings": {name: (before, after) for name, before, after in changes.settings},
+            "across": changes.across,
+            "broken": changes.broken,
+            "kernels": [_plain(kernel) for kernel in changes.kernels],
         }
-        for stage in kernel.stages
     )
+
+
+def _plain(kernel: KernelChange) -> dict[str, Any]:
     return {
         "op": kernel.op,
         "kernel": kernel.kernel,
@@ -732,13 +695,26 @@ def _plain_kernel(kernel: KernelChange) -> dict[str, Any]:
         "cases_in_both": len(kernel.pairs),
         "cases_in_one": kernel.unpaired,
         "cases_on_other_inputs": kernel.other_inputs,
-        "cases_worse": tuple(after.case for _, after in kernel.worse_cases),
-        "cases_better": tuple(after.case for _, after in kernel.better_cases),
+        "cases_worse": [after.case for _, after in kernel.worse_cases],
+        "cases_better": [after.case for _, after in kernel.better_cases],
         "tensors": kernel.tensors,
         "tensors_equal": kernel.equal,
-        "stages": tuple(stages),
-        "properties": tuple(
+        "stages": [
+            {
+                "stage": stage.shown.name,
+                "dtype": stage.shown.dtype,
+                "tensors": stage.tensors,
+                "tensors_equal": stage.equal,
+                "before": stage.before and stage.before.figures,
+                "after": stage.after and stage.after.figures,
+                "drifts": [
+                    {"figure": d.figure, "worse": d.worse, "before": d.before, "after": d.after} for d in stage.drifts
+                ],
+            }
+            for stage in kernel.stages
+        ],
+        "properties": [
             {"property": one.after.name, "lost": one.lost, "worse": one.worse, "where": one.after.where}
             for one in kernel.properties
-        ),
+        ],
     }

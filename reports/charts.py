@@ -85,9 +85,9 @@ def rows(
     for result in results:
         match = _SHAPE.search(result.case)
         *leading, last = [int(size) for size in match[1].split(",")] if match and match[1] else [1]
-        for stage in result.stages:
-            seen, outside = stage.cumulative, bool(stage.cumulative.outside or stage.isolated.outside)
-            about = (numbers[result.kernel, result.device], stage.name, stage.dtype, stage.result, result.dtypes)
+        for own in result.stages:
+            seen, outside = own.cumulative, bool(own.cumulative.outside or own.isolated.outside)
+            about = (numbers[result.kernel, result.device], own.name, own.dtype, own.result, result.dtypes)
             measured.append((*about, math.prod(leading), last, seen.numel, seen.rel_l2, outside))
     names = "subject stage dtype result dtypes rows columns numel rel_l2 outside"
     table = pd.DataFrame(measured, columns=names.split())
@@ -188,7 +188,6 @@ def specifications(op: str, stages: Sequence[str], rows: Mapping[str, Rows]) -> 
 
 
 def _units(title: str) -> alt.Color:
-    """Define the colour of an error in units of the format's roundoff, on a logarithmic scale."""
     import altair as alt
 
     scale = alt.Scale(type="log", domain=[0.1, 1000], clamp=True)

@@ -128,12 +128,6 @@ def reaching(one: Unreached) -> str:
     return f"{said(one)}; {case}"
 
 
-def counted(run: Run) -> str:
-    """Write `3 branches that no case reached`, of those that handle inputs; empty for none."""
-    count = len(telling(run))
-    return f"{count:,} branch{'' if count == 1 else 'es'} that no case reached" if count else ""
-
-
 def every_line(run: Run) -> Sequence[str]:
     """Return a line for each branch, those that handle inputs first; one line where nothing is known."""
     if run.unreached is None:

@@ -58,12 +58,13 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
         item = _decoder(arguments[1])
         return lambda value: {key: item(each) for key, each in _of_type(dict, value).items()}
     if is_dataclass(hint):
+        make: Any = hint
         decoders = {name: _decoder(kind) for name, kind in typing.get_type_hints(hint).items()}
 
         def of_fields(value: Any) -> Any:
             if unknown := _of_type(dict, value).keys() - decoders.keys():
                 raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
-            return hint(**{name: decoders[name](item) for name, item in value.items()})
+            return make(**{name: decoders[name](item) for name, item in value.items()})
 
         return of_fields
     return hint if hint is float or issubclass(hint, Enum) else functools.partial(_of_type, hint)

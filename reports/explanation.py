@@ -421,12 +421,10 @@ def _who(step: Step) -> str:
 
 
 def _where(step: Step) -> str:
-    """Name the function and file of a step."""
     return f"{step.function} in {shown_path(step.file)}{_called(step)}" if step.file else ""
 
 
 def _at(step: Step) -> tuple[object, ...]:
-    """Return a key of a step's operation and place."""
     return step.file, step.line, step.column, step.text, step.operation, step.called, step.program
 
 

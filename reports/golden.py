@@ -82,7 +82,6 @@ class Change:
     """A stage whose bits differ from the golden's, or no longer keep its contract.
 
     Attributes:
-        stage: its name.
         before, after: dtype and shape, as in `bf16[4,128]`; empty where there is no such stage.
         changed: elements that differ, of the `compared` ones.
         compared: elements that were compared one by one: those of a sample where the golden holds one, none where dtype
@@ -118,7 +117,6 @@ class CaseOutcome:
     """One case of a golden, beside the kernel's results of today, or beside another golden.
 
     Attributes:
-        line: the case.
         changes: stages that differ bit for bit, or in whether they are `unordered`; those left out that were and are.
         result: of today; None where nothing was run.
         reason: more about the status, where there is more to say.
@@ -145,12 +143,10 @@ class KernelOutcome:
     """One golden file, beside the kernel's results of today, or beside another golden.
 
     Attributes:
-        path: the file.
         contracts: the contract of the golden, and the one of today.
         provenance: what else is not as it was when the golden was made.
         unordered: results that are only held to the enclosure, because atomic additions change their bits.
         own: status of the file itself, such as NEW, SKIPPED or ERRORED; that of its cases may be worse.
-        reason: why it has that status.
         lost: a sentence for each property that its bits had, and do not have today.
         elsewhere: the same of those that they need not have on this processor, which is not the golden's; no loss.
     """

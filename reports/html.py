@@ -39,6 +39,7 @@ from lastbit.reports.stage_summary import (
     StageSummary,
     Standing,
     Subject,
+    TracedStage,
     by_op,
     stage_cells,
     stage_order,
@@ -103,7 +104,6 @@ def page(run: Run, *, base: Run | None = None) -> str:
 
 
 def _context(run: Run) -> dict[str, Any]:
-    """Collect everything that the template shows."""
     subjects = standings(run)
     by_ops = by_op(subjects)
     in_order = [one for found in by_ops.values() for one in found]
@@ -192,7 +192,6 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _changes(base: Run, run: Run) -> dict[str, Any]:
-    """Describe the changes since another run, worst first."""
     found = changes.compare(base, run, names=changes.names_of(base))
     kinds = dict.fromkeys(changes.HEADERS, "number") | {"stage": "name", "dtype": ""}
     kernels = []
@@ -223,7 +222,6 @@ def _changes(base: Run, run: Run) -> dict[str, Any]:
 
 
 def _op(op: str, found: Sequence[Standing], subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Make the table and charts of one op."""
     results = [result for one in found for result in one.cases]
     rows = charts.rows(results, subjects, {one.subject: one.stages for one in found})
     data = {"rows": rows, "specifications": charts.specifications(op, stage_order(results), rows)}
@@ -294,8 +292,8 @@ _NEEDLESS_IF_ALIKE = ("op", "device")
 _NEEDLESS_IF_ZERO = ("failed", "errored", "inconclusive", "turned down", "outside")
 
 
-def _named(text: str, **more: str) -> Cell:
-    return Cell(text, kind="name", **more)
+def _named(text: str, *, detail: str = "", href: str = "") -> Cell:
+    return Cell(text, kind="name", detail=detail, href=href)
 
 
 def _count(number: int, kind: str = "") -> Cell:
@@ -330,7 +328,6 @@ _DECIDED = {"decided": "elements of its results for which the contract allows ex
 
 
 def _ops_table(subjects: Mapping[str, Sequence[Standing]]) -> Table:
-    """Make a table with one row per op, each a link to the section of its number."""
     rows = []
     for position, (op, found) in enumerate(subjects.items(), start=1):
         verdicts, cases = [one.verdict for one in found], [case for one in found for case in one.cases]
@@ -351,7 +348,6 @@ def _ops_table(subjects: Mapping[str, Sequence[Standing]]) -> Table:
 
 
 def _kernels_table(found: Iterable[Standing]) -> Table:
-    """Make a table with one row per kernel and device, worst first."""
     severity, rows = list(Verdict), []
     for one in sorted(found, key=lambda one: (-severity.index(one.verdict), not one.short)):
         verdicts = Counter(result.verdict for result in one.cases)
@@ -390,16 +386,17 @@ def _stages_table(op: str, found: Iterable[Standing]) -> Table:
     """
     rows = []
     for one in found:
-        shown = [(stage_cells(stage), stage.dtype, stage) for stage in one.stages]
-        shown += [(traced_cells(stage), stage.dtype, stage) for stage in one.traced]
-        for figures, dtype, stage in shown:
+        every: list[StageSummary | TracedStage] = [*one.stages, *one.traced]
+        for stage in every:
+            dtype, anchor = stage.dtype, ""
+            figures = stage_cells(stage) if isinstance(stage, StageSummary) else traced_cells(stage)
             cells, about = {"kernel": _named(one.kernel), "device": Cell(one.device)}, {**_about(one), "dtype": dtype}
             cells |= {"stage": _named(figures["stage"].text), "dtype": Cell(dtype)}
             if isinstance(stage, StageSummary):
                 cells["values"], about["verdict"] = _verdict(stage.verdict), stage.verdict.value
                 anchor = stage_anchor(*one.subject, stage.name, dtype)
             else:
-                cells["values"], anchor = Cell(figures["values"].text), ""
+                cells["values"] = Cell(figures["values"].text)
                 cells["stage"] = _named(figures["stage"].text, detail=stage.code)
             for name, (text, value, wrong) in figures.items():
                 kind = "number nothing" if text == "0" else "number bad" if wrong else "number"
@@ -438,7 +435,6 @@ def _power_table(entries: Sequence[Power], ops: Mapping[str, str]) -> Table:
 
 
 def _sensitivity_table(found: Iterable[Standing]) -> Table:
-    """Make a table with one row per op, kernel, device, stage and format: the share that the contract decides."""
     pairs = ((one, stage) for one in found for stage in one.stages if stage.total.numel)
     rows = []
     for one, stage in sorted(pairs, key=lambda pair: pair[1].total.decided / pair[1].total.numel):
@@ -463,7 +459,6 @@ def _sensitivity_table(found: Iterable[Standing]) -> Table:
 
 
 def _coverage_table(found: CoverageTable) -> Table:
-    """Make a table with one row per tensor and dtype, and per parameter, of the choices of an op's cases."""
     about, meanings = (
         {"op": found.op, "device": found.device},
         dict.fromkeys(("regimes", "layouts", "values"), coverage.MEANING),
@@ -473,7 +468,6 @@ def _coverage_table(found: CoverageTable) -> Table:
 
 
 def _agreement_table(entries: Sequence[DeviceAgreement], ops: Mapping[str, str]) -> Table:
-    """Make a table with one row per kernel, stage and pair of devices; the least equal first."""
     rows = []
     for a in sorted(entries, key=lambda a: a.equal / a.tensors if a.tensors else 1):
         cells = {

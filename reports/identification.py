@@ -76,7 +76,6 @@ class Candidate:
     """Contracts that are one computation in all cases in which they were tried.
 
     Attributes:
-        contracts: their names.
         fixed: the options that they share, as a name; empty if they are not all that these options leave open.
         free: the axes that make no difference.
         tallies: dtypes → figures of the cases with these dtypes.
@@ -101,8 +100,6 @@ class Answer:
     """The contracts that the kernel keeps for one set of dtypes.
 
     Attributes:
-        dtypes: those of the inputs.
-        cases: cases with these dtypes.
         fits: the candidates that allow every bit of them; where some fit all dtypes, only those.
         coinciding: those of `fits` that no input of these dtypes can tell from the first.
         telling: name of each other of `fits` that is a contract of the op → a case that can tell it from the first.
@@ -120,7 +117,6 @@ class CombinationSearch:
     """The combinations of rounding points that were tried where no contract of the op fits.
 
     Attributes:
-        tried: how many.
         points: most rounding points that were changed at once, in all ways that there are.
         left: how many ways there are to change one more, if they were too many to try.
     """
@@ -138,7 +134,6 @@ class Identification:
         claim: the contract that the kernel claims, which plays no part; empty if it claims none.
         candidates: nearest first.
         answers: one per set of dtypes.
-        cases: cases that were judged.
         unsupported: reason → cases that the kernel does not take.
         errors: one line per case in which the kernel raised, or returned what cannot be judged.
         contracts: how many contracts the op has.

@@ -123,7 +123,6 @@ class Invariance:
     """The properties of one kernel's bits.
 
     Attributes:
-        kernel, op, contract, device: what was asked.
         cases: lines of the cases.
         results: of each property on each case, but for those in `errors`.
         errors: one for each question that has no answer because the kernel raised, or ended its process.

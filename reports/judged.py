@@ -31,7 +31,6 @@ class CaseFinding:
     Attributes:
         kind: of the finding, as in a report; `errored` where the kernel gave nothing that can be judged.
         stage: what it is about; empty for none.
-        case: the line of the case.
         repro: the command that judges the file on that case alone.
     """
 
@@ -92,7 +91,6 @@ class CallTime:
     """The time of a call, by the judge's clock, where that was asked for.
 
     Attributes:
-        case: the line of the case that was timed.
         seconds: per call, an upper bound.
         overhead: seconds per call of a kernel that does nothing, measured in the same way.
         calls: how many were timed, one by one.
@@ -114,7 +112,6 @@ class FileVerdict:
 
     Attributes:
         file, sha256: what was judged; the hash is that of the file alone, not of what it imports.
-        kernel: the function.
         contract: what it is held to.
         idle: options of it that change nothing in any of the cases.
         reason: why it is ERRORED, or why nothing was run; empty otherwise.
@@ -222,21 +219,18 @@ def _fields(found: FileVerdict) -> Iterator[tuple[str, str]]:
         yield "keeps", " or ".join(told(name, found.idle) for name in found.contracts.keeps)
     if found.torch_ops:
         yield "torch", f"calls {' and '.join(found.torch_ops)}, which computes the op"
-    if found.speed is not None:
-        yield "speed", "; ".join(_speed(found.speed))
+    if (time := found.speed) is not None:
+        taken, nothing = _seconds(time.seconds), _seconds(time.overhead)
+        said = [f"at most {taken} on {short(time.case)}, of which nothing takes {nothing}"]
+        if time.roof is not None:
+            said.append(f"at least {time.roof:.0%} of the roof")
+        said += [f"{name}: {_seconds(seconds)}" for name, seconds in time.beside.items()]
+        yield "speed", "; ".join(said)
     if found.speed_reason:
         yield "not timed", found.speed_reason
     yield from (("note", note) for note in found.notes)
     if found.findings:
         yield "next", found.findings[0].repro
-
-
-def _speed(time: CallTime) -> Iterator[str]:
-    """Yield remarks on a call's time, for one line."""
-    yield f"at most {_seconds(time.seconds)} on {short(time.case)}, of which nothing takes {_seconds(time.overhead)}"
-    if time.roof is not None:
-        yield f"at least {time.roof:.0%} of the roof"
-    yield from (f"{name}: {_seconds(seconds)}" for name, seconds in time.beside.items())
 
 
 def _seconds(value: float) -> str:

@@ -7,7 +7,7 @@ are properties of the suite, named `KERNEL/STAGE/DTYPE/FIGURE`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
@@ -42,7 +42,7 @@ def document(run: Run) -> str:
     """
     root = ElementTree.Element("testsuites", name="lastbit")
     for (op, device), found in grouped(((one.op, one.device), one) for one in standings(run).values()).items():
-        _add_suite(root, f"{op} on {device}", [*_cases(run, found)], [*_figures(found)], run)
+        _add_suite(root, f"{op} on {device}", [*_cases(run, found)], found, run)
     whole = [_TestCase(n.what, outcome="skipped", kind="not run", message=n.reason) for n in dict.fromkeys(run.not_run)]
     if run.broken:
         whole.insert(0, _TestCase("came to its end", outcome="error", kind="broken", message=run.broken))
@@ -57,15 +57,19 @@ def document(run: Run) -> str:
 
 
 def _add_suite(
-    root: ElementTree.Element, name: str, cases: Sequence[_TestCase], figures: Sequence[tuple[str, str]], run: Run
+    root: ElementTree.Element, name: str, cases: Sequence[_TestCase], found: Sequence[Standing], run: Run
 ) -> None:
     outcomes = {"failures": "failure", "errors": "error", "skipped": "skipped"}
     counts = {what: str(sum(case.outcome == one for case in cases)) for what, one in outcomes.items()}
     seconds = f"{sum(case.seconds for case in cases):.3f}"
     suite = _element(root, "testsuite", name=name, tests=str(len(cases)), time=seconds, **counts)
     properties = ElementTree.SubElement(suite, "properties")
-    for key, value in (*run.environment.items(), *figures):
+    for key, value in run.environment.items():
         _element(properties, "property", name=key, value=value)
+    for kernel, stage in ((one.kernel, stage) for one in found for stage in one.stages):
+        for figure, number in stage.figures.items():
+            written = f"{number:.6g}" if isinstance(number, float) else str(number)
+            _element(properties, "property", name=f"{kernel}/{stage.name}/{stage.dtype}/{figure}", value=written)
     for case in cases:
         about = {"classname": f"lastbit.{name}", "name": case.name, "time": f"{case.seconds:.3f}"}
         element = _element(suite, "testcase", **about)
@@ -108,7 +112,6 @@ def _cases(run: Run, found: Sequence[Standing]) -> Iterator[_TestCase]:
 
 
 def _group(results: Sequence[CaseResult], run: Run) -> _TestCase:
-    """Make the test case of a kernel on one group of cases."""
     bad = tuple(result for result in results if result.verdict in BAD)
     if not bad:
         if any(result.verdict is Verdict.PASSED for result in results):
@@ -128,12 +131,3 @@ def _group(results: Sequence[CaseResult], run: Run) -> _TestCase:
         message=sentences[0] if sentences else result.verdict.value,
         text=f"{fields}\n\n{repro_line(result, options)}".rstrip("\n"),
     )
-
-
-def _figures(found: Iterable[Standing]) -> Iterator[tuple[str, str]]:
-    """Name and value of every figure of every stage of some kernels."""
-    for one in found:
-        for stage in one.stages:
-            for figure, value in stage.figures.items():
-                written = f"{value:.6g}" if isinstance(value, float) else str(value)
-                yield f"{one.kernel}/{stage.name}/{stage.dtype}/{figure}", written

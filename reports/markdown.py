@@ -68,24 +68,31 @@ def page(run: Run, *, base: Run | None = None) -> str:
 
     What has no room is left out as a whole, and the last line says how much that is.
     """
-    blocks = [_headline(run)]
-    if base is not None:
-        blocks += _changes(changes.compare(base, run, names=changes.names_of(base)))
-    blocks += [*_problems(run), *_notices(run), *_stages(run), *_properties(run), *_gaps(run), _environment(run)]
-    return joined(blocks, LIMIT)
-
-
-def _headline(run: Run) -> MarkdownBlock:
-    verdict = run.overall
+    verdict, options = run.overall, run.environment.get("options", "")
     word = f"{SYMBOLS[verdict]} {verdict.value}" if verdict else "⚠️ NOTHING VERIFIED"
-    kernels = tally(run.verdict(*subject) for subject in run.subjects())
     word += on_cases(run, *run.subjects())
-    text = f"## {word} · kernels: {kernels} · cases: {tally(r.verdict for r in run.results if r.counted)}"
+    kernels, cases = (
+        (run.verdict(*subject) for subject in run.subjects()),
+        (r.verdict for r in run.results if r.counted),
+    )
+    text = f"## {word} · kernels: {tally(kernels)} · cases: {tally(cases)}"
     if run.broken:
         text += f"\n\nThe run did not come to its end: {plain(run.broken)}"
     if unverified := wording.unverified(run):
         text += f"\n\n{plain(unverified)}"
-    return MarkdownBlock(text, "headline", important=True)
+    blocks = [MarkdownBlock(text, "headline", important=True)]
+    if base is not None:
+        blocks += _changes(changes.compare(base, run, names=changes.names_of(base)))
+    blocks += _problems(run, options)
+    for number, entry in enumerate(noticed(run)):
+        heading = "" if number else "### Notices\n\n"
+        text = f"{heading}{plain(entry.sentence)}\n\n{block_of_code(entry.repro(options))}"
+        blocks.append(MarkdownBlock(text, "notice"))
+    blocks += [*_stages(run), *_properties(run), *_gaps(run)]
+    rows = [(plain(name), code(value)) for name, value in run.environment.items() if value]
+    rows += [("time", plain(spent))] if (spent := wording.time_spent(run)) else []
+    text = folded("Environment", table(("setting", "value"), rows, left=2))
+    return joined([*blocks, MarkdownBlock(text, "environment", important=True)], LIMIT)
 
 
 def _changes(found: changes.Changes) -> Iterator[MarkdownBlock]:
@@ -104,8 +111,8 @@ def _changes(found: changes.Changes) -> Iterator[MarkdownBlock]:
             yield _block(title, "\n\n".join(parts), "kernel that changed", opened=kernel.worse, level=4)
 
 
-def _problems(run: Run) -> Iterator[MarkdownBlock]:
-    found, options = problems(run), run.environment.get("options", "")
+def _problems(run: Run, options: str) -> Iterator[MarkdownBlock]:
+    found = problems(run)
     if len(found) > 1:
         yield MarkdownBlock(plain(ORDER), "order of findings")
     for number, problem in enumerate(found):
@@ -119,13 +126,6 @@ def _problems(run: Run) -> Iterator[MarkdownBlock]:
         body = f"{bullets(lines)}\n\n{block_of_code(again)}" if again else bullets(lines)
         heading = f"### {SYMBOLS[result.verdict]} {plain(title)}\n\n{body}"
         yield MarkdownBlock(heading if number < MOST_OPEN else folded(title, body), "finding")
-
-
-def _notices(run: Run) -> Iterator[MarkdownBlock]:
-    options = run.environment.get("options", "")
-    for number, entry in enumerate(noticed(run)):
-        heading = "" if number else "### Notices\n\n"
-        yield MarkdownBlock(f"{heading}{plain(entry.sentence)}\n\n{block_of_code(entry.repro(options))}", "notice")
 
 
 def _stages(run: Run) -> Iterator[MarkdownBlock]:
@@ -175,13 +175,6 @@ def _gaps(run: Run) -> Iterator[MarkdownBlock]:
         gaps = bullets(map(plain, wording.first_lines(found.gaps))) if found.gaps else ""
         text = "\n\n".join(filter(None, [plain(coverage.MEANING), body, gaps]))
         yield MarkdownBlock(folded(f"Coverage of {found.op} on {found.device}", text), "coverage")
-
-
-def _environment(run: Run) -> MarkdownBlock:
-    rows = [(plain(name), code(value)) for name, value in run.environment.items() if value]
-    rows += [("time", plain(spent))] if (spent := wording.time_spent(run)) else []
-    text = folded("Environment", table(("setting", "value"), rows, left=2))
-    return MarkdownBlock(text, "environment", important=True)
 
 
 # Pieces of Markdown
@@ -256,5 +249,4 @@ def _encodable(text: str) -> str:
 
 
 def _longest_run(text: str) -> int:
-    """Return the length of the longest run of backticks."""
     return max(map(len, re.findall("`+", text)), default=0)

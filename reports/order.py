@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -85,7 +86,6 @@ class Form:
             form are added, these sums again, and so on; `at once`: parts are added in one operation; `steps`: `width`
             parts at a time are added in one operation to the sum of those before; `row`: as a chain, but of parts of
             several forms; `other`: such parts in one operation.
-        terms: how many.
         span: columns from the first to the last, both counted.
         strides: where the parts begin, as (count, distance), the innermost first: there are as many parts as the
             product of the counts. Of `pairs` these are the levels, in the order of the additions. Empty of parts
@@ -137,10 +137,8 @@ class Order:
     Attributes:
         sum, about: name of the sum among those of its op, and what is added.
         terms, rows: how many terms there are, and how many sums in each call.
-        dtype: of the terms.
         read: what told whether a small term was lost, as in `output (bf16)`.
         tree, form: what was found; None where no tree was.
-        reason: why there is none.
         triples: what contradicts every tree: for some columns, what the probes say of them.
         asked, calls: probes, and calls of the kernel.
         checked, contradicted: how many more triples of columns were asked, and of how many the tree says otherwise.
@@ -274,7 +272,6 @@ def _named(part: Form) -> str:
 
 
 def _places(form: Form) -> str:
-    """Describe where the parts of a chain begin."""
     if not form.strides:
         return ", at irregular places"
     (count, distance), *further = form.strides
@@ -363,7 +360,8 @@ def from_json(text: str, source: str) -> list[Order]:
         if document["schema"] != SCHEMA:
             raise UsageError(f"{source} has schema {document['schema']}; this lastbit reads {SCHEMA}")
         for plain in document["orders"]:
-            own = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names}
+            known = ((name, value) for name, value in plain.items() if name in names)
+            own: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in known}
             parents = plain["parents"]
             tree = None if parents is None else SumTree(int(plain["terms"]), tuple(map(int, parents)))
             orders.append(Order(**own, tree=tree, declared=tuple(Declared(**d) for d in plain["declared"])))

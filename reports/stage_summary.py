@@ -1,8 +1,8 @@
 """How the kernels of a run stand: the table of their stages, and what else every form of a report says of each.
 
-Figures are those of ordinary cases, and apart from them stand the cases that are extreme.
-A case is extreme at a stage if the contract itself loses more there than its roundings explain, or lets a kernel lose
-far more (`StageResult.extreme`). A kernel's own fault makes no case extreme.
+Figures are those of ordinary cases, and apart from them stand the cases that are extreme. A case is extreme at a stage
+if the contract itself loses more there than its roundings explain, or lets a kernel lose far more
+(`StageResult.extreme`). A kernel's own fault makes no case extreme.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def summary_of(pairs: Sequence[Pair], apart: Sequence[bool] | None = None) -> St
     """Summarize one stage; `apart` says which cases count as extreme, if they do not say so themselves.
 
     It is FAILED if a case has elements outside or a finding at the stage, INCONCLUSIVE if every case is. A case may
-    have failed besides for what is no value of a stage: see `beside_values`.
+    have failed besides for what is no value of a stage: see `Standing.beside`.
     """
     first = pairs[0][1]
     apart = [stage.extreme for _, stage in pairs] if apart is None else apart
@@ -193,15 +193,6 @@ def summary_of(pairs: Sequence[Pair], apart: Sequence[bool] | None = None) -> St
         outside=sum(max(stage.cumulative.outside, stage.isolated.outside) for _, stage in pairs),
         verdict=verdict,
     )
-
-
-def beside_values(results: Iterable[CaseResult]) -> str:
-    """Say why cases failed whose stages hold allowed values only: `2 cases failed for wrote outside`; or empty."""
-    kinds = Counter[str]()
-    for result in results:
-        if result.verdict is Verdict.FAILED and not any(_stage_is_wrong(result, stage) for stage in result.stages):
-            kinds.update({finding.kind.replace("_", " ") for finding in result.faults} or {"no stated reason"})
-    return ", ".join(f"{plural(count, 'case')} failed for {kind}" for kind, count in kinds.items())
 
 
 def _stage_is_wrong(result: CaseResult, stage: StageResult) -> bool:
@@ -264,7 +255,6 @@ class TracedStage:
         dtype: what the line holds it in; that of the contract is `format`.
         error, contract_error: relative L2 error of the line's values and of the contract's, in the worst of the cases.
         outside, of: elements that the contract excludes, of those compared.
-        code: the whole line.
     """
 
     kernel: str
@@ -346,20 +336,11 @@ class Standing:
     """One kernel on one device; `first` is its first result, counted or not."""
 
     run: Run
+    op: str
+    kernel: str
+    device: str
     first: CaseResult
     _orders: dict[str, list[str]] = field(default_factory=dict)
-
-    @property
-    def op(self) -> str:
-        return self.first.op
-
-    @property
-    def kernel(self) -> str:
-        return self.first.kernel
-
-    @property
-    def device(self) -> str:
-        return self.first.device
 
     @property
     def subject(self) -> Subject:
@@ -399,7 +380,12 @@ class Standing:
 
     @property
     def beside(self) -> str:
-        return beside_values(self.cases)
+        """Say why cases failed whose stages hold allowed values only: `2 cases failed for wrote outside`; or empty."""
+        kinds = Counter[str]()
+        for result in self.cases:
+            if result.verdict is Verdict.FAILED and not any(_stage_is_wrong(result, stage) for stage in result.stages):
+                kinds.update({finding.kind.replace("_", " ") for finding in result.faults} or {"no stated reason"})
+        return ", ".join(f"{plural(count, 'case')} failed for {kind}" for kind, count in kinds.items())
 
     @property
     def extremes(self) -> str:
@@ -435,7 +421,7 @@ class Standing:
 def standings(run: Run) -> dict[Subject, Standing]:
     """Return how every kernel of a run stands on every device, in the order of the run."""
     first, orders = {(r.kernel, r.device): r for r in reversed(run.results)}, dict[str, list[str]]()
-    return {subject: Standing(run, first[subject], orders) for subject in run.subjects()}
+    return {one: Standing(run, first[one].op, *one, first[one], orders) for one in run.subjects()}
 
 
 def by_op(found: dict[Subject, Standing]) -> dict[str, list[Standing]]:

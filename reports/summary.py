@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -158,12 +158,6 @@ def error(value: float) -> str:
     if math.isnan(value):
         return "–"
     return f"{value:.1e}" if value else "0"
-
-
-def ulp_bins(histogram: Sequence[int]) -> str:
-    """Write `1 ulp: 12, 3–4 ulp: 3`: the non-empty bins beyond the elements that match; `all match` if none is."""
-    filled = [f"{name} ulp: {count:,}" for name, count in zip(ulp_names()[1:], histogram[1:], strict=True) if count]
-    return ", ".join(filled) or "all match"
 
 
 def ulp_names(to: str = "–", above: str = ">") -> tuple[str, ...]:

@@ -16,15 +16,7 @@ from lastbit.reports.coverage import COVERAGE_HEADERS, coverage_tables
 from lastbit.reports.explanation import brief_lines, explain_line, explanation_of, problem_and_why
 from lastbit.reports.invariance import broken, found_in, held
 from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_field, print_table, verdict_word
-from lastbit.reports.stage_summary import (
-    STAGE_COLUMNS,
-    Standing,
-    by_op,
-    on_cases,
-    stage_cells,
-    standings,
-    traced_cells,
-)
+from lastbit.reports.stage_summary import STAGE_COLUMNS, Standing, by_op, on_cases, stage_cells, standings, traced_cells
 from lastbit.reports.summary import (
     ORDER,
     KernelFailure,
@@ -96,12 +88,12 @@ def print_run(
         _print_findings(run, console, verbose)
     if verbose:
         _print_stages(stages_of or run, console)
-        said = list[str | Text]()
+        properties = list[str | Text]()
         for one in found_in(run):
-            said.append(f"{one.kernel} on {one.device}: {'; '.join(held(one)) or 'nothing holds'}")
+            properties.append(f"{one.kernel} on {one.device}: {'; '.join(held(one)) or 'nothing holds'}")
             for text, fails in broken(one):
-                said.append(Text(f"  {text}", STYLES[Verdict.FAILED if fails else Verdict.INCONCLUSIVE]))
-        _print_list(console, "Properties of the bits", said)
+                properties.append(Text(f"  {text}", STYLES[Verdict.FAILED if fails else Verdict.INCONCLUSIVE]))
+        _print_list(console, "Properties of the bits", properties)
         _print_notices(run, console)
         _print_agreement(run, console)
     if verbose > 1:
@@ -123,7 +115,8 @@ def print_run(
         _print_verdict(run, console)
     if folder := run.environment.get("records"):
         line(console, f"records in {shown_path(folder)}")
-        if run.coverage and (said := coverage.counted(run)) and not (verbose or uncovered):
+        if run.coverage and (count := len(coverage.telling(run))) and not (verbose or uncovered):
+            said = f"{count:,} branch{'' if count == 1 else 'es'} that no case reached"
             line(console, f"{said}: lastbit report {shlex.quote(shown_path(folder))} --uncovered", "dim")
         if verbose < 2:
             more = "coverage" if verbose else "stages and statistics"
@@ -271,7 +264,6 @@ def _not_run(run: Run, width: int) -> Iterator[str]:
 
 
 def _print_stages(run: Run, console: Console) -> None:
-    """Print a table for each device, and what its columns mean."""
     found = grouped((one.device, one) for one in standings(run).values())
     gone: list[str] = []
     for device, kernels in found.items():
@@ -291,7 +283,6 @@ def _print_stages(run: Run, console: Console) -> None:
 
 
 def _stage_rows(one: Standing) -> Iterator[Sequence[Text] | Text]:
-    """Yield what is said of one kernel on one device, and its stages."""
     title = Text.assemble((one.kernel, "bold"), " on ", one.device, "  ", verdict_word(one.verdict))
     yield title.append(one.on_cases, "yellow").append(f"  {one.source}" if one.source else "", "dim")
     yield Text(f"  contract {one.contract} of {one.op}  {one.tally}", "dim")
@@ -346,7 +337,6 @@ def _print_coverage(run: Run, console: Console) -> None:
 
 
 def _print_list(console: Console, heading: str, lines: Sequence[str | Text]) -> None:
-    """Print paragraphs under a heading, and nothing if there are none."""
     if lines:
         line(console, heading, "bold")
         for text in lines:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from lastbit.reports import coverage
 from lastbit.reports.stage_summary import MEANING
-from lastbit.reports.summary import KernelFailure, grouped, listed, plural, share, shown_path, signed, ulp_bins
+from lastbit.reports.summary import KernelFailure, grouped, listed, plural, share, shown_path, signed, ulp_names
 from lastbit.result import CaseResult, Verdict, idle_in, simplest, told
 from lastbit.run import LEAST_DECIDED, LEAST_JUDGED, Run
 
@@ -117,8 +117,10 @@ def _statistics(result: CaseResult) -> list[tuple[str, str]]:
         return []
     seen = stage.isolated if stage.isolated.outside else stage.cumulative
     mismatch = f"{share(seen.mismatched, seen.numel)} of {plural(seen.numel, 'element')} mismatched"
+    counts = zip(ulp_names()[1:], seen.ulp_histogram[1:], strict=True)  # beyond the elements that match
+    bins = ", ".join(f"{name} ulp: {count:,}" for name, count in counts if count) or "all match"
     parts = [] if math.isnan(seen.bias) else [f"bias {signed(seen.bias)} ulp"]
-    parts.append(f"{mismatch} ({ulp_bins(seen.ulp_histogram)})")
+    parts.append(f"{mismatch} ({bins})")
     if (rows := result.rows) is not None:
         two = f", {rows.split:,} by two" if rows.split else ""
         parts.append(f"{rows.explained:,} of {plural(rows.rows, 'row')} explained by one {rows.stages}{two}")
@@ -292,5 +294,4 @@ def coinciding(run: Run) -> str:
 
 
 def _named_together(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Group the second items by the first, in order of appearance."""
     return [(key, listed(dict.fromkeys(items), MOST_NAMES)) for key, items in grouped(pairs).items()]

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from lastbit.command_line import read_words
-from lastbit.commands.options import KERNEL, add_device, add_timeout, add_tried, add_words, config_of
+from lastbit.commands.options import KERNEL, add_shared, add_tried, add_words, config_of
 from lastbit.config import PROFILES
 from lastbit.errors import MOST_NAMES, UsageError
 from lastbit.history.revisions import kernels_at
@@ -32,8 +32,7 @@ def add_agree(parser: argparse.ArgumentParser) -> None:
     add_tried(parser, None)
     parser.add_argument("--profile", default="smoke", choices=tuple(PROFILES), help="how many cases (default: smoke)")
     parser.add_argument("--json", action="store_true", help="print JSON instead")
-    add_timeout(parser)
-    add_device(parser)
+    add_shared(parser, "--timeout", "--device")
 
 
 def _agree(options: argparse.Namespace, rest: Sequence[str]) -> int:

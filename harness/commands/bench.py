@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lastbit.commands.options import CASE, KERNEL, add_device, add_words, config_of
+from lastbit.commands.options import CASE, KERNEL, add_shared, add_words, config_of
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UnsupportedCase, UsageError
 
@@ -41,7 +41,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="few repetitions, to see that it works")
     help = "write bench_DEVICE.jsonl and .md there, or kernels_DEVICE.jsonl and .md"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=help)
-    add_device(parser)
+    add_shared(parser, "--device")
 
 
 def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -125,7 +125,6 @@ class _SoFar:
 
 
 def _verifying(so_far: _SoFar) -> Steps:
-    """Measure the cost of verifying."""
     from lastbit.bench.own_cost import asserting, comparing, cost, rate
     from lastbit.bench.subjects import case_lines, ops_of
     from lastbit.verify.worker import Worker

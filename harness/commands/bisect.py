@@ -13,7 +13,7 @@ from typing import Any
 
 from lastbit.case import parse_case
 from lastbit.command_line import read_words
-from lastbit.commands.options import CASE, KERNEL, add_device, add_run, add_words, config_of, workers_of
+from lastbit.commands.options import CASE, KERNEL, add_run, add_shared, add_words, config_of, workers_of
 from lastbit.commands.running import execute
 from lastbit.config import Config
 from lastbit.errors import UsageError
@@ -41,7 +41,7 @@ def add_bisect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drift", type=float, metavar="F", help="bad is where the metric has risen by this factor")
     parser.add_argument("--repository", type=Path, metavar="DIR", help="the git repository (default: this folder's)")
     parser.add_argument("--build", default="", metavar="COMMAND", help="builds a commit, in its root, before it is run")
-    add_device(parser)
+    add_shared(parser, "--device")
     add_run(parser, workers="1")
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from lastbit.commands.options import add_device
+from lastbit.commands.options import add_shared
 from lastbit.commands.running import worst_code
 from lastbit.devices import plan_devices
 from lastbit.reports.paper import line, make_console
@@ -17,7 +17,7 @@ from lastbit.verify.processes import environment_for
 def add_calibrate(parser: argparse.ArgumentParser) -> None:
     """Make a parser that of the command."""
     parser.set_defaults(command=_calibrate)
-    add_device(parser)
+    add_shared(parser, "--device")
 
 
 def _calibrate(options: argparse.Namespace, rest: Sequence[str]) -> int:

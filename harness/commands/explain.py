@@ -12,7 +12,7 @@ from rich.console import Console
 
 from lastbit.case import Case, parse_case
 from lastbit.command_line import Asked, kernel_words, read_words
-from lastbit.commands.options import NO_KERNEL, add_device, add_isolate, add_timeout, add_words, config_of
+from lastbit.commands.options import NO_KERNEL, add_shared, add_words, config_of
 from lastbit.commands.running import worst_code
 from lastbit.config import Config
 from lastbit.diagnosing.explainer import Explainer
@@ -45,9 +45,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     help = "with --trace: every operation of the program that wrote the element"
     parser.add_argument("--all", action="store_true", help=help)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="what to print (default: text)")
-    add_timeout(parser)
-    add_isolate(parser)
-    add_device(parser)
+    add_shared(parser, "--timeout", "--isolate", "--device")
 
 
 def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:

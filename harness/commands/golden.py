@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from lastbit.command_line import read_words
-from lastbit.commands.options import add_device, add_timeout, add_words, config_of, whole_number
+from lastbit.commands.options import add_shared, add_words, config_of, whole_number
 from lastbit.commands.running import NOTHING_RUN
 from lastbit.errors import LastbitError, UsageError
 from lastbit.history.golden_check import (
@@ -47,9 +47,9 @@ def add_golden(parser: argparse.ArgumentParser) -> None:
     for parser, command in ((record, _record), (check, _check), (approve, _approve)):
         parser.set_defaults(command=command)
         add_words(parser, "[KERNEL …]")
-        add_device(parser)
+        add_shared(parser, "--device")
         parser.add_argument("--folder", type=Path, metavar="FOLDER", help=help)
-        add_timeout(parser)
+        add_shared(parser, "--timeout")
     for parser in (record, approve):  # which cases a new golden holds
         group = parser.add_argument_group("cases", "for kernels without a golden; the others keep the cases of theirs")
         add = group.add_argument

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from lastbit.commands.options import NO_KERNEL, add_device, add_timeout, add_tried, add_words, config_of
+from lastbit.commands.options import NO_KERNEL, add_shared, add_tried, add_words, config_of
 from lastbit.commands.running import worst_code
 from lastbit.identifying.kept_contracts import identify_kernel
 from lastbit.reports.identification import Identification, print_identification, print_overview
@@ -25,8 +25,7 @@ def add_identify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--op", action="append", default=[], help=help)
     add_tried(parser, 3)
     parser.add_argument("--all", action="store_true", help="add a table of every contract, nearest first")
-    add_timeout(parser)
-    add_device(parser)
+    add_shared(parser, "--timeout", "--device")
 
 
 def _identify(options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lastbit.commands.options import NO_KERNEL, add_device, add_timeout, add_words, config_of
+from lastbit.commands.options import NO_KERNEL, add_shared, add_words, config_of
 from lastbit.commands.running import worst_code
 from lastbit.errors import LastbitError
 from lastbit.property_result import PropertyResult
@@ -31,8 +31,7 @@ def add_invariance(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", type=Path, metavar="FILE", help="ask on the case lines of this file")
     parser.add_argument("--quick", action="store_true", help="make few pairs of calls, as `lastbit verify` does")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
-    add_timeout(parser)
-    add_device(parser)
+    add_shared(parser, "--timeout", "--device")
 
 
 def _invariance(options: argparse.Namespace, rest: Sequence[str]) -> int:

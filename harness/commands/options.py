@@ -6,7 +6,7 @@ import argparse
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,36 @@ RUNS = Path(".lastbit", "runs")
 """Where runs are kept unless they are told otherwise, below the working directory."""
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add --device."""
-    parser.add_argument("--device", default="cpu", help="auto, or torch devices as in cpu,cuda:1 (default: cpu)")
+_SHARED: Mapping[str, Mapping[str, Any]] = {
+    "--device": {"default": "cpu", "help": "auto, or torch devices as in cpu,cuda:1 (default: cpu)"},
+    "--timeout": {
+        "type": float,
+        "metavar": "SECONDS",
+        "default": 120.0,
+        "help": "seconds that one case may take (default: 120)",
+    },
+    "--uncovered": {
+        "action": "store_true",
+        "help": "list every branch of the kernels' own files that no case reached",
+    },
+    "--isolate": {
+        "action": "store_true",
+        "help": "call kernels in processes of their own, which have neither reference nor seeds nor records",
+    },
+    "-v": {
+        "action": "count",
+        "dest": "verbose",
+        "default": 0,
+        "help": "print the table of stages, statistics and notices, too; "
+        "-vv: coverage, and what the run could not have seen",
+    },
+}
+
+
+def add_shared(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add options that mean the same in every command that has them."""
+    for name in names:
+        parser.add_argument(name, **_SHARED[name])
 
 
 KERNEL = "the path of kernels (my_kernels, my_kernels/norms.py, my_kernels/norms.py::norm), or the name of one (norm)"
@@ -50,12 +77,6 @@ def add_words(parser: argparse.ArgumentParser, shape: str, help: str = "") -> No
     parser.add_argument("--project", action="append", default=[], metavar="DIR", help=help)
 
 
-def add_timeout(parser: argparse.ArgumentParser) -> None:
-    """Add --timeout."""
-    help = "seconds that one case may take (default: 120)"
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", default=120.0, help=help)
-
-
 def add_tried(parser: argparse.ArgumentParser, per_group: int | None) -> None:
     """Add on which cases contracts are tried, `per_group` or as many as a profile says, and how many combinations."""
     help = "take the case lines of this file instead of generated cases"
@@ -71,7 +92,7 @@ def add_tried(parser: argparse.ArgumentParser, per_group: int | None) -> None:
 
 def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> None:
     """Add what a run of worker processes needs: as many of them as `workers` says, or as the devices call for."""
-    add_timeout(parser)
+    add_shared(parser, "--timeout")
     help = "notices fail a case, and a kernel is inconclusive if no case reached code of it that handles inputs"
     parser.add_argument("--strict", action="store_true", help=help)
     help = "where the records go (default: below .lastbit/runs)"
@@ -79,24 +100,6 @@ def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> N
     own = f"one for each core, at most {MOST_ON_CPU}, or {PER_ACCELERATOR} for each accelerator; for a given case one"
     help = f"worker processes per type of device (default: {workers or own})"
     parser.add_argument("-n", dest="workers", metavar="N", type=_workers, default=workers, help=help)
-
-
-def add_verbose(parser: argparse.ArgumentParser) -> None:
-    """Add -v, which may be given twice."""
-    help = "print the table of stages, statistics and notices, too; -vv: coverage, and what the run could not have seen"
-    parser.add_argument("-v", action="count", dest="verbose", default=0, help=help)
-
-
-def add_uncovered(parser: argparse.ArgumentParser) -> None:
-    """Add --uncovered."""
-    help = "list every branch of the kernels' own files that no case reached"
-    parser.add_argument("--uncovered", action="store_true", help=help)
-
-
-def add_isolate(parser: argparse.ArgumentParser) -> None:
-    """Add --isolate."""
-    help = "call kernels in processes of their own, which have neither reference nor seeds nor records"
-    parser.add_argument("--isolate", action="store_true", help=help)
 
 
 def kernels_here(options: argparse.Namespace) -> dict[str, Any] | None:

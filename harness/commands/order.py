@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lastbit.command_line import read_words
-from lastbit.commands.options import add_device, add_timeout, add_words, config_of, whole_number
+from lastbit.commands.options import add_shared, add_words, config_of, whole_number
 from lastbit.commands.running import worst_code
 from lastbit.errors import UsageError
 from lastbit.orders.form import form_of
@@ -42,8 +42,7 @@ def add_order(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=_DTYPES, default="bf16", help="of the terms (default: bf16)")
     add("--json", action="store_true", help="print JSON instead, to be compared later")
     add("--compare", nargs=2, type=Path, metavar="FILE", help="say how the orders in two such JSON files differ")
-    add_timeout(parser)
-    add_device(parser)
+    add_shared(parser, "--timeout", "--device")
 
 
 def _order(options: argparse.Namespace, rest: Sequence[str]) -> int:

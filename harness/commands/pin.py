@@ -13,7 +13,7 @@ import torch
 
 from lastbit.case import Case, parse_case
 from lastbit.command_line import kernel_words, read_words
-from lastbit.commands.options import add_device, add_timeout, add_words, config_of
+from lastbit.commands.options import add_shared, add_words, config_of
 from lastbit.commands.running import NOTHING_RUN
 from lastbit.config import Config
 from lastbit.errors import MOST_NAMES, UsageError, no_kernel
@@ -46,8 +46,7 @@ def add_pin(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smallest", action="store_true", help="keep the smallest tensors that fail in place of it")
     help = "of the processor in which these are searched for (default: 60)"
     parser.add_argument("--seconds", type=float, metavar="SECONDS", default=60.0, help=help)
-    add_timeout(parser)
-    add_device(parser)
+    add_shared(parser, "--timeout", "--device")
 
 
 def _pin(options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from lastbit.commands.options import RUNS, add_uncovered, add_verbose
+from lastbit.commands.options import RUNS, add_shared
 from lastbit.errors import LastbitError, UsageError
 from lastbit.reports import alerts, html, junit, markdown, records
 from lastbit.reports.changes import DRIFT, as_json, compare, names_of, print_changes, with_base
@@ -34,8 +34,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", metavar="FILE", help=help)
     parser.add_argument("--annotations", action="store_true", help="print annotations of GitHub Actions")
     parser.add_argument("--base", type=Path, metavar="RUN", help="say what changed since this run")
-    add_uncovered(parser)
-    add_verbose(parser)
+    add_shared(parser, "--uncovered", "-v")
 
 
 def read_run(path: Path) -> Run:
@@ -57,7 +56,7 @@ def _report(options: argparse.Namespace, rest: Sequence[str]) -> int:
     _check_targets(wanted, annotations=options.annotations)
     texts = {f"--{name}": (target, partial(FORMATS[name][1], run, base)) for name, target in wanted.items()}
     if options.annotations:
-        texts["--annotations"] = (STANDARD_OUTPUT, partial(alerts.annotations, run))
+        texts["--annotations"] = (STANDARD_OUTPUT, partial(alerts.workflow_commands, run))
     _write_each(texts)
     if not texts:
         console = make_console()

@@ -12,11 +12,8 @@ from typing import Any
 
 from lastbit.command_line import read_words
 from lastbit.commands.options import (
-    add_device,
-    add_isolate,
     add_run,
-    add_uncovered,
-    add_verbose,
+    add_shared,
     add_words,
     config_of,
     kernel_folders_here,
@@ -72,19 +69,19 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=seed, metavar="N", default=argparse.SUPPRESS, help=help)
     help = "run all cases of a kernel that has failed, too (always with --base and --cases)"
     parser.add_argument("--keep-going", action="store_true", help=help)
-    add_device(parser)
+    add_shared(parser, "--device")
     help = "run on a Ray cluster: its address, auto for one that runs here, local to start one; --device any uses all"
     parser.add_argument("--cluster", metavar="ADDRESS", help=help)
     add_run(parser)
     help = "look at memory accesses, too: on CUDA with compute-sanitizer, of interpreted kernels for races"
     parser.add_argument("--sanitize", action="store_true", help=help)
-    add_isolate(parser)
+    add_shared(parser, "--isolate")
     help = "ask about this property of the kernels' bits alone, of given lines too (repeatable): see lastbit invariance"
     parser.add_argument("--property", action="append", default=[], metavar="NAME", help=help)
-    add_uncovered(parser)
+    add_shared(parser, "--uncovered")
     help = "an installed package whose branches are kernels' own, too, as of those that they adapt (repeatable)"
     parser.add_argument("--watch", action="append", default=[], metavar="PACKAGE", help=help)
-    add_verbose(parser)
+    add_shared(parser, "-v")
 
 
 def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -139,7 +136,6 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _run(config: Config, arguments: Sequence[str], *, workers: int | None, **how: Any) -> int:
-    """Start the run, show its progress, print and keep its records."""
     print(visible(str(config.device_plan), keep="\n"), flush=True)
     return _shown(lambda: execute(config, arguments, workers=workers, explaining=True), **how)
 

@@ -78,7 +78,7 @@ def test_sarif_has_a_note_at_the_line_and_annotations_have_none() -> None:
     place = result["locations"][0]["physicalLocation"]
     assert (result["ruleId"], result["level"], place["region"]) == ("unreached", "note", {"startLine": 41})
     assert place["artifactLocation"]["uri"] == "norms.py"
-    assert alerts.annotations(run) == ""
+    assert alerts.workflow_commands(run) == ""
 
 
 def test_what_is_not_known_is_said_only_where_somebody_asks() -> None:

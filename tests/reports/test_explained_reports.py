@@ -183,7 +183,7 @@ def test_sarif_fingerprint_does_not_depend_on_what_was_explained(folder: Path) -
 
 
 def test_annotation_is_at_the_expression(folder: Path) -> None:
-    [line] = alerts.annotations(run_of(folder)).splitlines()
+    [line] = alerts.workflow_commands(run_of(folder)).splitlines()
     place = "file=norm.py,line=3,endLine=3,col=12,endColumn=20"
     assert line.startswith(f"::error {place},title=FAILED k%3A normalized::keeps: ")
     assert "0.14904 in fp32" in line

@@ -94,7 +94,7 @@ def on_a_terminal(run: Run) -> str:
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize("form", [on_a_terminal, markdown.page, junit.document, alerts.annotations])
+@pytest.mark.parametrize("form", [on_a_terminal, markdown.page, junit.document, alerts.workflow_commands])
 def test_no_character_of_a_name_or_reason_is_a_command(form: Callable[[Run], str]) -> None:
     """What names and messages hold is shown escaped, and never sent to a terminal or left out."""
     text = form(nasty())
@@ -323,21 +323,21 @@ def test_every_kind_of_finding_has_a_rule() -> None:
 def test_annotations_are_one_line_each() -> None:
     finding = Finding("outside", "output", "50% wrong,\r\nreally: yes")
     result = failed(kernel="a:b,c%", findings=(finding,), source=str(Path.cwd() / "a,b.py") + ":3")
-    [line] = alerts.annotations(Run((result,))).splitlines()
+    [line] = alerts.workflow_commands(Run((result,))).splitlines()
     assert line.startswith("::error file=a%2Cb.py,line=3,title=FAILED a%3Ab%2Cc%25%3A output::keeps: ")
     assert "50%25 wrong,%0D%0Areally: yes%0A" in line
 
 
 def test_annotations_of_an_inconclusive_kernel_are_warnings() -> None:
     run = Run((passed(),), power=(Power(passed().kernel, "cpu", "bf16", "other", 1, 0, True),))
-    assert alerts.annotations(run).startswith("::warning file=kernels/rms_norm.py,line=108,title=INCONCLUSIVE ")
+    assert alerts.workflow_commands(run).startswith("::warning file=kernels/rms_norm.py,line=108,title=INCONCLUSIVE ")
 
 
 def test_broken_run_is_an_annotation_without_a_place() -> None:
-    assert alerts.annotations(Run((passed(),), broken="ended early")) == "::error title=lastbit::ended early\n"
+    assert alerts.workflow_commands(Run((passed(),), broken="ended early")) == "::error title=lastbit::ended early\n"
 
 
-@pytest.mark.parametrize("text", [alerts.annotations(nasty()), *alerts.annotations(nasty()).splitlines()])
+@pytest.mark.parametrize("text", [alerts.workflow_commands(nasty()), *alerts.workflow_commands(nasty()).splitlines()])
 def test_nothing_in_an_annotation_is_a_command(text: str) -> None:
     assert all(re.match(r"::(error|warning) (file|title)=", line) for line in text.splitlines())
 

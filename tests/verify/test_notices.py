@@ -71,7 +71,7 @@ def test_every_report_shows_notices(run: Run) -> None:
         "html": html.page(run),
         "junit": ElementTree.fromstring(junit.document(run)).findtext(".//system-out", ""),
         "sarif": alerts.sarif(run),
-        "annotations": alerts.annotations(run),
+        "annotations": alerts.workflow_commands(run),
     }
     for form, text in texts.items():
         assert "2 cases, 6 rows; in the case below, 3 of 10 rows come from two values." in text, form
