@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lastbit.inputs import Inputs, bits_of
 from lastbit.inputs.bits import bits_with_one_nan
-from lastbit.invariance.basis import Basis, contiguous, difference, line_of
-from lastbit.invariance.property import Pairs
+from lastbit.invariance.property import Basis, Pairs, contiguous, difference, line_of
 from lastbit.relations import Matched, NotApplicable, Related, Tensors
 
 Numbers = range | Sequence[int]

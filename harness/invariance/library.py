@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lastbit.dtypes import DTYPE_NAMES
 from lastbit.inputs import Inputs, bits_of
 from lastbit.inputs.bits import bits_with_one_nan
-from lastbit.invariance.basis import Basis
+from lastbit.invariance.property import Basis
 from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.relations import Tensors
 

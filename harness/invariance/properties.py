@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 
-from lastbit.errors import UsageError, no_such, unknown
-from lastbit.invariance.again import RUN_TO_RUN
-from lastbit.invariance.aliasing import IN_PLACE
-from lastbit.invariance.batches import PADDING, PERMUTATION
-from lastbit.invariance.fusion import FP_FUSION
-from lastbit.invariance.gradients import GRAD
-from lastbit.invariance.graphs import GRAPH
-from lastbit.invariance.independent import of_independent
-from lastbit.invariance.other_device import DEVICE
-from lastbit.invariance.other_layouts import LAYOUT
-from lastbit.invariance.property import Property, both, of_relation
-from lastbit.invariance.rows import ROWS
-from lastbit.invariance.streams import CONTENTION, STREAM
-from lastbit.invariance.torch_compile import COMPILED
+from lastbit.errors import UnsupportedCase, UsageError, no_such, unknown
+from lastbit.invariance import library
+from lastbit.invariance.other_layouts import IN_PLACE, LAYOUT
+from lastbit.invariance.property import Basis, Pairs, Property, both, of_relation
+from lastbit.invariance.rows import PADDING, PERMUTATION, ROWS, of_independent
+from lastbit.invariance.ways import WAYS
 from lastbit.kernel import Kernel
 from lastbit.ops import Op
-from lastbit.relations import Independent
+from lastbit.property_result import PropertyOutcome, PropertyResult
+from lastbit.relations import Independent, NotApplicable
+
+# As _SHOWN of case.py.
+_SHOWN = 300  # characters of what a kernel raised
 
 GENERIC: tuple[Property, ...] = (ROWS, PERMUTATION, PADDING, LAYOUT, IN_PLACE)
-
-
-WAYS: tuple[Property, ...] = (RUN_TO_RUN, STREAM, GRAPH, COMPILED, GRAD, CONTENTION, DEVICE, FP_FUSION)
 
 
 def properties_of(op: Op) -> dict[str, Property]:
@@ -50,3 +45,51 @@ def check_names(names: Iterable[str], ops: Iterable[Op]) -> None:
     for name in names:
         if name not in known:
             raise unknown("property", name, known)
+
+
+def result_of(property: Property, basis: Basis) -> PropertyResult:
+    """Return what is found of a property, and which operation of torch breaks it where that fails the kernel."""
+    found = _found(property, basis)
+    if not (found.outcome is PropertyOutcome.BROKEN and found.fails and basis.direct):
+        return found
+    return replace(found, library=library.breaking(found, basis, partial(_found, property)))
+
+
+def _found(property: Property, basis: Basis) -> PropertyResult:
+    """Make the property's pairs of calls and return its result; an exception of the kernel is reported, not raised."""
+    found = PropertyResult(property.name, PropertyOutcome.HOLDS, property.name in basis.kernel.invariant)
+    left_out = frozenset(() if property.unordered else basis.kernel.unordered) & basis.results.keys()
+    pairs = Pairs(left_out)
+    raised = ""
+    try:
+        property.show(basis, pairs)
+    except (NotApplicable, UnsupportedCase) as reason:
+        if not pairs.tried:
+            return replace(found, outcome=PropertyOutcome.NOT_APPLICABLE, reason=str(reason))
+        pairs.skip("other calls", reason)
+    except Exception as error:  # of the kernel: it may raise anything
+        raised = f"errored: {type(error).__name__}: {error}"[:_SHOWN]
+    left = f"not compared: {', '.join(sorted(left_out))}, declared as unordered" if left_out else ""
+    reason = "; ".join(filter(None, [raised, left, *pairs.untried, *pairs.notes]))
+    found = replace(found, pairs=pairs.tried, reason=reason)
+    first = pairs.first
+    if first is None or pairs.most is None:
+        if not (raised or pairs.tried):
+            nothing = found.reason or "no pair of calls was made whose results have elements to compare"
+            return replace(found, outcome=PropertyOutcome.NOT_APPLICABLE, reason=nothing)
+        return replace(found, outcome=PropertyOutcome.ERRORED if raised else PropertyOutcome.HOLDS)
+    most = pairs.most.difference
+    return replace(
+        found,
+        outcome=PropertyOutcome.BROKEN,
+        declared=found.declared and most.result not in basis.kernel.unordered,  # whose bits may change by declaration
+        first=first.first,
+        second=first.second,
+        where=pairs.where,
+        result=most.result,
+        elements=most.elements,
+        numel=most.numel,
+        rows=most.row_count,
+        ulp=max(most.ulp, pairs.furthest),
+        legal=first.legal,
+    )

@@ -1,20 +1,151 @@
-"""A property, what pairs of calls show of it, and its result."""
+"""A property of a kernel's bits: the call that others are compared with, what pairs of calls show, and its result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
+from random import Random
 
-from lastbit.errors import UnsupportedCase
-from lastbit.inputs import Inputs
-from lastbit.invariance import library
-from lastbit.invariance.basis import Basis, BitDifference, difference
-from lastbit.property_result import PropertyOutcome, PropertyResult
-from lastbit.relations import Matched, NotApplicable, Related, Relation, Tensors
+import torch
+from torch import Tensor
 
-# As _SHOWN of case.py.
-_SHOWN = 300  # characters of what a kernel raised
+from lastbit.case import Case, TensorSpec
+from lastbit.dtypes import DTYPE_NAMES
+from lastbit.errors import UnsupportedCase, UsageError
+from lastbit.inputs import Inputs, build, holding, unequal
+from lastbit.inputs.bits import bits_with_one_nan, distance
+from lastbit.kernel import Kernel
+from lastbit.ops import Op
+from lastbit.relations import Matched, NotApplicable, Related, Relation, Tensors, same
+
+Call = Callable[[Inputs], Tensors]
+Anew = Callable[[Mapping[str, str]], Tensors]
+"""The results of a call with these variables in the environment of its process."""
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """A kernel and its call on a case, with which every other call is compared.
+
+    Attributes:
+        kernel, op, device: what is asked.
+        inputs: of the case.
+        results: what the kernel gave for them, copies.
+        call: the kernel on other inputs: its results, copies.
+        allows: whether the contract allows the results of a call on these inputs.
+        direct: the kernel may be called in this process, in other ways than `call` does.
+        thorough: pairs may cost seconds.
+        line: the case line of the inputs; empty where that is the line of their case.
+        anew: the results of the call in a new process with these environment variables, where one can be started.
+    """
+
+    kernel: Kernel
+    op: Op
+    device: torch.device
+    inputs: Inputs
+    results: Tensors
+    call: Call
+    allows: Callable[[Inputs, Tensors], bool]
+    direct: bool = True
+    thorough: bool = False
+    line: str = ""
+    anew: Anew | None = None
+
+    @property
+    def case(self) -> Case:
+        return self.inputs.case
+
+    @cached_property
+    def allowed(self) -> bool:
+        """Return whether the contract allows the results of the call itself."""
+        return self.allows(self.inputs, self.results)
+
+    @property
+    def random(self) -> Random:
+        """Random numbers that depend on the case alone."""
+        return Random(self.case.seed)
+
+    def related(self, related: Related) -> Inputs:
+        """Return the inputs of a related call; contiguous where their shape is new or elements share memory."""
+        own, specs = {spec.name: spec for spec in self.case.tensors}, list[TensorSpec]()
+        for name, tensor in related.tensors.items():
+            shape, dtype = tuple(tensor.shape), DTYPE_NAMES[tensor.dtype]
+            spec = own.get(name, TensorSpec(name, dtype, shape))
+            if spec.shape != shape or spec.repeats:
+                spec = replace(spec, shape=shape, dtype=dtype, strides=None, offset=0)
+            specs.append(spec)
+        case = replace(self.case, tensors=tuple(specs), params={**self.case.params, **related.params})
+        return holding(case, related.tensors, self.device)
+
+
+def contiguous(basis: Basis) -> Basis:
+    """Return the basis with contiguous, aligned copies of the inputs; itself if no tensor has strides or an offset."""
+    specs = basis.case.tensors
+    if all(spec.strides is None and not spec.offset for spec in specs):
+        return basis
+    case = replace(basis.case, tensors=tuple(replace(spec, strides=None, offset=0) for spec in specs))
+    inputs = holding(case, basis.inputs.tensors, basis.device)
+    line = f"{basis.case}, its tensors contiguous" if any(spec.repeats for spec in specs) else ""
+    return replace(basis, inputs=inputs, results=basis.call(inputs), line=line)
+
+
+def line_of(inputs: Inputs, device: torch.device) -> str:
+    """Return the case line that builds these inputs; empty if its regimes and seed build other values."""
+    try:
+        built = build(inputs.case, device)
+    except UsageError:  # given values for another number of elements
+        return ""
+    pairs = ((built.tensors[name], tensor) for name, tensor in inputs.tensors.items())
+    return str(inputs.case) if not any(unequal(list(pairs))) else ""
+
+
+@dataclass(frozen=True)
+class BitDifference:
+    """Elements of a result in which two calls differ; NaNs are equal, whatever their sign and payload.
+
+    Attributes:
+        result: its name.
+        elements, numel: how many differ, of how many.
+        rows: indices of the rows that these are in, as far as the first `_MOST_ROWS`.
+        row_count: how many there are; 0 for a result of one dimension or none.
+        ulp: the largest distance.
+    """
+
+    result: str
+    elements: int
+    numel: int
+    rows: tuple[int, ...] = ()
+    row_count: int = 0
+    ulp: float = 0.0
+
+
+# Of more, sentences name a range or a number; a result keeps these in its record.
+_MOST_ROWS = 256
+
+
+def difference(matched: Matched) -> BitDifference | None:
+    """Return the difference of the result with the most differing elements; None if all results are bitwise equal."""
+    found = [d for name, (a, b) in matched.items() if (d := _difference(name, a, b)) is not None]
+    return max(found, key=lambda d: d.elements, default=None)
+
+
+def _difference(name: str, a: Tensor, b: Tensor) -> BitDifference | None:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return BitDifference(name, max(a.numel(), b.numel()), max(a.numel(), b.numel()), ulp=math.inf)
+    a, b = a.detach(), b.detach().to(a.device)
+    changed = bits_with_one_nan(a) != bits_with_one_nan(b)
+    elements = int(changed.sum())
+    if not elements:
+        return None
+    ulp = float(distance(a[changed], b[changed]).max())
+    if changed.ndim < 2:
+        return BitDifference(name, elements, a.numel(), ulp=ulp)
+    rows = changed.reshape(-1, changed.shape[-1]).any(-1).nonzero().flatten()
+    return BitDifference(name, elements, a.numel(), tuple(rows[:_MOST_ROWS].tolist()), len(rows), ulp)
+
+
 _JUDGED, _JUDGED_QUICKLY = 8, 2  # pairs that differ of which the contract is asked, however small the difference is
 
 
@@ -61,6 +192,10 @@ class Pairs:
     untried: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def again(self, basis: Basis, second: str, results: Tensors) -> bool:
+        """Count a pair whose second call is one on the same values, and say whether it is equal."""
+        return self.compare(basis, second, same(basis.results, results), basis.inputs, results)
+
     def compare(
         self, basis: Basis, second: str, matched: Matched, inputs: Inputs, results: Tensors, *, shown: bool = False
     ) -> bool:
@@ -75,7 +210,10 @@ class Pairs:
         found = difference(compared)
         if found is None:
             return True
-        legal = self._legal(basis, inputs, results) if self.asks(found, basis, shown=shown) else None
+        legal = None
+        if self.asks(found, basis, shown=shown):
+            self.judged += 1
+            legal = basis.allowed and basis.allows(inputs, results)
         broken = Broken(basis.line or str(basis.case), second, found, legal)
         if self.first is None or legal is False or (shown and self.first.legal):
             self.first = broken
@@ -92,10 +230,6 @@ class Pairs:
         few = _JUDGED if basis.thorough else _JUDGED_QUICKLY
         excluded = self.first is not None and self.first.legal is False
         return not excluded and (shown or self.judged < few or found.ulp > self.furthest)
-
-    def _legal(self, basis: Basis, inputs: Inputs, results: Tensors) -> bool:
-        self.judged += 1
-        return basis.allowed and basis.allows(inputs, results)
 
     def count(self, basis: Basis, second: str, matched: Matched) -> None:
         """Count the changed elements of a pair that many calls make up, in place of those of single calls."""
@@ -188,58 +322,3 @@ def both(one: Property, other: Property) -> Property:
     return Property(
         one.name, f"{one.promise}; {other.promise}", show, one.quick and other.quick, one.unordered or other.unordered
     )
-
-
-def result_of(property: Property, basis: Basis) -> PropertyResult:
-    """Return what is found of a property, and which operation of torch breaks it where that fails the kernel."""
-    found = _found(property, basis)
-    if not (found.outcome is PropertyOutcome.BROKEN and found.fails and basis.direct):
-        return found
-    return replace(found, library=library.breaking(found, basis, partial(_found, property)))
-
-
-def _found(property: Property, basis: Basis) -> PropertyResult:
-    """Make the property's pairs of calls and return its result; an exception of the kernel is reported, not raised."""
-    found = PropertyResult(property.name, PropertyOutcome.HOLDS, property.name in basis.kernel.invariant)
-    left_out = frozenset(() if property.unordered else basis.kernel.unordered) & basis.results.keys()
-    pairs = Pairs(left_out)
-    raised = ""
-    try:
-        property.show(basis, pairs)
-    except (NotApplicable, UnsupportedCase) as reason:
-        if not pairs.tried:
-            return replace(found, outcome=PropertyOutcome.NOT_APPLICABLE, reason=str(reason))
-        pairs.skip("other calls", reason)
-    except Exception as error:  # of the kernel: it may raise anything
-        raised = f"errored: {type(error).__name__}: {error}"[:_SHOWN]
-    found = replace(found, pairs=pairs.tried, reason="; ".join(filter(None, [raised, *_said(pairs)])))
-    if pairs.first is None or pairs.most is None:
-        if not (raised or pairs.tried):
-            nothing = found.reason or "no pair of calls was made whose results have elements to compare"
-            return replace(found, outcome=PropertyOutcome.NOT_APPLICABLE, reason=nothing)
-        return replace(found, outcome=PropertyOutcome.ERRORED if raised else PropertyOutcome.HOLDS)
-    kept = pairs.most.difference.result not in basis.kernel.unordered  # whose bits may change by declaration
-    return _broken(replace(found, declared=found.declared and kept), pairs, pairs.first, pairs.most.difference)
-
-
-def _broken(found: PropertyResult, pairs: Pairs, first: Broken, most: BitDifference) -> PropertyResult:
-    return replace(
-        found,
-        outcome=PropertyOutcome.BROKEN,
-        first=first.first,
-        second=first.second,
-        where=pairs.where,
-        result=most.result,
-        elements=most.elements,
-        numel=most.numel,
-        rows=most.row_count,
-        ulp=max(most.ulp, pairs.furthest),
-        legal=first.legal,
-    )
-
-
-def _said(pairs: Pairs) -> Iterable[str]:
-    """Yield remarks on the outcome: results left out, calls that were not tried, and notes."""
-    if pairs.left_out:
-        yield f"not compared: {', '.join(sorted(pairs.left_out))}, declared as unordered"
-    yield from [*pairs.untried, *pairs.notes]

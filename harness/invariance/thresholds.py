@@ -48,19 +48,6 @@ Bits = tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
-class BitChanges:
-    """Causes of changed bits in rows.
-
-    Attributes:
-        sentence: the causes, in words that follow a comma or a colon; empty if nothing was found.
-        counted: the largest number of rows known in whose launches rows have other bits than in that of all; 0 if none.
-    """
-
-    sentence: str
-    counted: int = 0
-
-
-@dataclass(frozen=True)
 class Profile:
     """Copies of a few rows in launches of one size: one launch for each of the rows.
 
@@ -81,13 +68,17 @@ Following = Callable[[int], Bits | None]
 """Number of rows → the bits of a few rows in a launch of so many; None if the kernel does not take it."""
 
 
-def of(launches: Launches, rows: Sequence[int]) -> BitChanges:
-    """Find the causes of changed bits in rows that are known to change: numbers of rows, places, other rows."""
+def of(launches: Launches, rows: Sequence[int]) -> tuple[str, int]:
+    """Find the causes of changed bits in rows that are known to change: numbers of rows, places, other rows.
+
+    Returns them in words that follow a comma or a colon, empty if nothing was found, and the largest number of rows
+    known in whose launches rows have other bits than in that of all; 0 if none.
+    """
     sizes = [*sizes_up_to(launches.count, launches.basis.device), launches.count]
     profile = cache(partial(_profile, launches, rows[:_COPIED]))
     known = [one for size in sizes if (one := profile(size)) is not None]
     if not known:
-        return BitChanges("")
+        return "", 0
     placed = [_places(one, launches.count) for one in known if one.other]
     alone = known[-1].own and not placed  # rows do without each other: several can be followed in a launch
 
@@ -100,7 +91,7 @@ def of(launches: Launches, rows: Sequence[int]) -> BitChanges:
 
     by_size, counted = _by_size({one.size: bits for one in known if (bits := following(one.size))}, following)
     others = ["changes with what the other rows hold"] if not known[-1].own else []
-    return BitChanges(", and ".join([*others, *by_size, *placed[-1:]]), counted)
+    return ", and ".join([*others, *by_size, *placed[-1:]]), counted
 
 
 def _by_size(first: dict[int, Bits], following: Following) -> tuple[list[str], int]:

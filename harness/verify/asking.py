@@ -15,8 +15,8 @@ from lastbit.case import Case, parse_case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.inputs import build
-from lastbit.invariance.basis import Anew
 from lastbit.invariance.properties import properties_of
+from lastbit.invariance.property import Anew
 from lastbit.kernel import REVISION_MARK
 from lastbit.property_result import PropertyResult
 from lastbit.relations import Tensors

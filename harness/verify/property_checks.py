@@ -14,9 +14,8 @@ from lastbit.case import Case, Group
 from lastbit.devices import made_current
 from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.inputs import Inputs, build
-from lastbit.invariance.basis import Anew, Basis
-from lastbit.invariance.properties import properties_of
-from lastbit.invariance.property import Property, result_of
+from lastbit.invariance.properties import properties_of, result_of
+from lastbit.invariance.property import Anew, Basis, Property
 from lastbit.judging.problem import Problem
 from lastbit.judging.verdict import judge
 from lastbit.property_result import PropertyOutcome, PropertyResult

@@ -15,8 +15,8 @@ from torch import Tensor
 from lastbit.case import Case, parse_case
 from lastbit.config import Config
 from lastbit.errors import OpError
-from lastbit.invariance.independent import worded
 from lastbit.invariance.properties import properties_of
+from lastbit.invariance.rows import worded
 from lastbit.kernel import Kernel
 from lastbit.ops import op
 from lastbit.property_result import PropertyOutcome, PropertyResult

@@ -5,7 +5,8 @@ from random import Random
 import pytest
 import torch
 
-from lastbit.invariance.property import of_relation, result_of
+from lastbit.invariance.properties import result_of
+from lastbit.invariance.property import of_relation
 from lastbit.property_result import PropertyOutcome
 from lastbit.relations import NotApplicable, scaled
 from lastbit.verify.property_checks import basis_of

@@ -18,10 +18,10 @@ from torch import Tensor
 from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.inputs import Inputs
-from lastbit.invariance import direct, graphs, other_device
-from lastbit.invariance.basis import Basis
-from lastbit.invariance.properties import WAYS
-from lastbit.invariance.property import Property, result_of
+from lastbit.invariance import ways
+from lastbit.invariance.properties import result_of
+from lastbit.invariance.property import Basis, Property
+from lastbit.invariance.ways import WAYS
 from lastbit.kernel import Kernel, load_kernels
 from lastbit.property_result import PropertyOutcome, PropertyResult
 from lastbit.verify import asking
@@ -130,9 +130,9 @@ def test_an_odd_distance_is_found_however_far_apart_allocations_are(
 ) -> None:
     """Distances are in multiples of 256 bytes; a heap often gives blocks of one size one behind the other."""
     places = count(2, apart)
-    monkeypatch.setattr(direct, "elsewhere", lambda basis, steps=0: next(places) + steps)
-    monkeypatch.setattr(direct, "_place", lambda inputs: inputs)
-    assert direct.oddly_elsewhere(SimpleNamespace(inputs=0)) % 2 == 1
+    monkeypatch.setattr(ways, "elsewhere", lambda basis, steps=0: next(places) + steps)
+    monkeypatch.setattr(ways, "_place", lambda inputs: inputs)
+    assert ways.oddly_elsewhere(SimpleNamespace(inputs=0)) % 2 == 1
 
 
 def test_later_calls_of_a_kernel_without_memory_are_the_same() -> None:
@@ -287,8 +287,8 @@ def test_inputs_that_require_grad(
 def test_another_device_is_compared(
     monkeypatch: pytest.MonkeyPatch, function: object, outcome: PropertyOutcome
 ) -> None:
-    monkeypatch.setattr(other_device, "require_accelerator", lambda *asked: None)
-    monkeypatch.setattr(other_device, "alike", lambda device: (CPU,))
+    monkeypatch.setattr(ways, "require_accelerator", lambda *asked: None)
+    monkeypatch.setattr(ways, "alike", lambda device: (CPU,))
     one = found(BY_NAME["device"], function)
     assert (one.outcome, one.pairs) == (outcome, 1)
 
@@ -317,12 +317,12 @@ def scaled(x: Tensor, weight: Tensor, *, eps: float, scale: float | None = None)
 def test_a_graph_that_keeps_a_number_of_its_capture(
     monkeypatch: pytest.MonkeyPatch, bakes: bool, outcome: PropertyOutcome
 ) -> None:
-    def replay_of(basis: Basis, inputs: Inputs) -> graphs.GraphReplay:
+    def replay_of(basis: Basis, inputs: Inputs) -> ways.GraphReplay:
         graph = Baked(inputs, float(inputs.tensors["x"].abs().max()) if bakes else 0.0)
-        return graphs.GraphReplay(graph, inputs, {"output": graph.output})  # type: ignore[arg-type]
+        return ways.GraphReplay(graph, inputs, {"output": graph.output})  # type: ignore[arg-type]
 
-    monkeypatch.setattr(graphs, "require_accelerator", lambda *asked: None)
-    monkeypatch.setattr(graphs, "replay_of", replay_of)
+    monkeypatch.setattr(ways, "require_accelerator", lambda *asked: None)
+    monkeypatch.setattr(ways, "replay_of", replay_of)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
     one = found(BY_NAME["graph"], scaled)
     assert (one.outcome, one.pairs) == (outcome, 4)
