@@ -68,24 +68,15 @@ def device_seconds(calls: Sequence[Call], device: torch.device, effort: Effort) 
     the device, are timed one by one by `on_device`.
     """
     turns = cycle(calls)
-    if device.type == "cuda" and not why_it_waits(calls[0]) and (graph := _captured(calls)) is not None:
-        return GRAPH, _replayed(graph, len(calls), effort)
+    if device.type == "cuda" and not why_it_waits(calls[0]):
+        with suppress(RuntimeError):  # something cannot be captured
+            graph = captured(lambda: [call() for call in calls])[0]  # the results have memory of their own
+            first = _seconds_of(graph)
+            rounds = max(_FEWEST, min(_MOST, int(_SHARE * effort.seconds / max(first, 1e-6))))
+            for _ in range(2):
+                graph.replay()
+            return GRAPH, Sample.of([_seconds_of(graph) / len(calls) for _ in range(rounds)])
     return CLOCK if device.type == "cpu" else EVENTS, on_device(lambda: next(turns)(), device, effort)
-
-
-def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph | None:
-    """Capture all calls in one graph, whose results have their own memory; None if something cannot be captured."""
-    with suppress(RuntimeError):
-        return captured(lambda: [call() for call in calls])[0]
-    return None
-
-
-def _replayed(graph: torch.cuda.CUDAGraph, calls: int, effort: Effort) -> Sample:
-    first = _seconds_of(graph)
-    rounds = max(_FEWEST, min(_MOST, int(_SHARE * effort.seconds / max(first, 1e-6))))
-    for _ in range(2):
-        graph.replay()
-    return Sample.of([_seconds_of(graph) / calls for _ in range(rounds)])
 
 
 def _seconds_of(graph: torch.cuda.CUDAGraph) -> float:
@@ -137,21 +128,12 @@ def roof(place: Workplace, effort: Effort) -> Roof:
     cpu = device.type == "cpu"
     size, side = (_COPY_ON_CPU, _SIDE_ON_CPU) if cpu else (_COPY, _SIDE)
     with made_current(device):
-        return Roof(_copied(size, device, effort), _multiplied(side, device, effort))
-
-
-def _copied(size: int, device: torch.device, effort: Effort) -> Sample:
-    """Measure bytes per second of `copy_`, which a driver may do without a kernel, or `neg`: the faster one."""
-    source = torch.zeros(size, dtype=torch.uint8, device=device).random_().view(torch.bfloat16)
-    target = torch.empty_like(source)
-    ways: tuple[Callable[[], object], ...] = (lambda: target.copy_(source), lambda: torch.neg(source, out=target))
-    return min((on_device(way, device, effort) for way in ways), key=lambda s: s.median).rate(2 * size)
-
-
-def _multiplied(side: int, device: torch.device, effort: Effort) -> Sample:
-    """Measure FLOP per second of a square matrix product in bf16."""
-    a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
-    return on_device(lambda: torch.matmul(a, b), device, effort).rate(2 * side**3)
+        source = torch.zeros(size, dtype=torch.uint8, device=device).random_().view(torch.bfloat16)
+        target = torch.empty_like(source)  # which a driver may copy to without a kernel: the faster way counts
+        ways: tuple[Call, ...] = (lambda: target.copy_(source), lambda: torch.neg(source, out=target))
+        copied = min((on_device(way, device, effort) for way in ways), key=lambda s: s.median).rate(2 * size)
+        a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
+        return Roof(copied, on_device(lambda: torch.matmul(a, b), device, effort).rate(2 * side**3))
 
 
 def takers(place: Workplace, line: str) -> list[str]:
@@ -171,8 +153,17 @@ def speed(place: Workplace, line: str, name: str, effort: Effort) -> Speed:
     case, subject = parse_case(line), place.subjects[name]
     with place.watch(line), made_current(subject.device):
         judged = _judged(place, subject, case)
-        result = _result(subject, judged)
-        ready = _ready(case, subject.device)
+        result: CaseResult = verify_case(subject, judged, repeat=True, settled=None)  # no other contract is tried
+        give_back(subject.device)
+        if result.verdict in TURNED_DOWN:
+            raise UnsupportedCase(result.reason)
+        if result.verdict is Verdict.ERRORED:
+            raise LastbitError(f"{result.reason}, in {judged}")
+        if not _kept or _kept[0].case != case:
+            _kept.clear()  # before more memory is asked for
+            give_back(subject.device)
+            _kept.append(_Ready(case, _sets(case, subject.device)))
+        ready = _kept[0]
         return _timed(subject, ready, effort, result, "" if judged == case else str(judged))
 
 
@@ -184,17 +175,6 @@ def _judged(place: Workplace, subject: Subject, case: Case) -> Case:
         if smaller.op == case.op and smaller.names == case.names:
             return smaller
     raise LastbitError(f"{case.op}: too large to be judged, and no case of {_JUDGED} has the same tensors: {case}")
-
-
-def _result(subject: Subject, case: Case) -> CaseResult:
-    """Judge the kernel on a case; no other contract is tried."""
-    result: CaseResult = verify_case(subject, case, repeat=True, settled=None)
-    give_back(subject.device)
-    if result.verdict in TURNED_DOWN:
-        raise UnsupportedCase(result.reason)
-    if result.verdict is Verdict.ERRORED:
-        raise LastbitError(f"{result.reason}, in {case}")
-    return result
 
 
 @dataclass
@@ -210,26 +190,14 @@ _kept: list[_Ready] = []
 """The case of the last call, whose tensors the next kernel gets, too."""
 
 
-def _ready(case: Case, device: torch.device) -> _Ready:
-    if not _kept or _kept[0].case != case:
-        _kept.clear()  # before more memory is asked for
-        give_back(device)
-        _kept.append(_Ready(case, _sets(case, device)))
-    return _kept[0]
-
-
 def _sets(case: Case, device: torch.device) -> list[Tensors]:
     """Make sets of tensors that exceed the L2 cache several times, at most `_MOST_SETS`; two of all but huge ones."""
     guards = build(case, device).guards
     first = {guarded.name: guarded.tensor for guarded in guards}
     size = max(1, size_of(first))
-    more = 0 if size > _COPY else min(_MOST_SETS - 1, max(1, _TIMES * _cache(device) // size))
+    cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else _CACHE
+    more = 0 if size > _COPY else min(_MOST_SETS - 1, max(1, _TIMES * cache // size))
     return [first, *({g.name: twin(g, g.words.clone()) for g in guards} for _ in range(more))]
-
-
-def _cache(device: torch.device) -> int:
-    """Return the bytes of the L2 cache."""
-    return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else _CACHE
 
 
 def _timed(subject: Subject, ready: _Ready, effort: Effort, result: CaseResult, judged: str) -> Speed:
@@ -239,7 +207,12 @@ def _timed(subject: Subject, ready: _Ready, effort: Effort, result: CaseResult, 
         tensors |= {name: _copied_in_place(tensors[name]) for name in kernel.mutates if name in tensors}
     returned = kernel.call(**sets[0], **case.params)
     results = named_results(returned, tuple(subject.op.in_order(s.name for s in result.stages if s.result)))
-    apart = _apart(results, ready) if judged else None
+    apart = None
+    if judged and not ready.first:
+        ready.first.update({name: tensor.clone() for name, tensor in results.items()})
+    elif judged:
+        both = results.keys() & ready.first.keys()
+        apart = max((_distance(results[name], ready.first[name]) for name in both), default=math.inf)
     traffic = size_of(sets[0]) + size_of(results)
     del returned, results
     calls: list[Callable[[], Any]] = [partial(kernel.call, **tensors, **case.params) for tensors in sets]
@@ -271,15 +244,6 @@ def _copied_in_place(tensor: Tensor) -> Tensor:
     """Copy all of a tensor's memory, and view the copy with the same strides and offset."""
     memory = tensor.untyped_storage().clone()
     return tensor.new_empty(0).set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def _apart(results: dict[str, Tensor], ready: _Ready) -> float | None:
-    """Measure the distance of results from those of the first kernel of the case: see `Speed.apart`."""
-    if not ready.first:
-        ready.first.update({name: tensor.clone() for name, tensor in results.items()})
-        return None
-    both = results.keys() & ready.first.keys()
-    return max((_distance(results[name], ready.first[name]) for name in both), default=math.inf)
 
 
 def _distance(own: Tensor, first: Tensor) -> float:

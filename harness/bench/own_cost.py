@@ -7,8 +7,8 @@ tensors, one call of the kernel, one of an eager implementation, `assert_close`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -58,11 +58,19 @@ from lastbit.verify.worker import Tick, Watch, Worker, Workplace
 def plain_test(kernel: Kernel, eager: Kernel, case: Case, device: torch.device) -> Callable[[], None]:
     """Make a function that does one plain test; integers are those of the case, and differing values raise nothing."""
     built = build(case, device).tensors
-    integers = {t.name: built[t.name] for t in case.tensors if not t.torch_dtype.is_floating_point}
+
+    def values(spec: TensorSpec) -> Tensor:
+        if spec.torch_dtype.is_floating_point:
+            return torch.randn(spec.shape, device=device).to(spec.torch_dtype)
+        return built[spec.name].clone()
+
+    def results(kernel: Kernel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        named = under_any_name(kernel.call(**tensors, **case.params))  # assert_close compares nothing of 8 bits
+        return {name: t.float() if t.is_floating_point() and t.itemsize == 1 else t for name, t in named.items()}
 
     def test() -> None:
-        tensors = {t.name: _values(t, integers, device) for t in case.tensors}
-        actual, expected = (_results(k.call(**tensors, **case.params)) for k in (kernel, eager))
+        tensors = {t.name: values(t) for t in case.tensors}
+        actual, expected = results(kernel, tensors), results(eager, tensors)
         for name in actual.keys() & expected.keys():
             try:
                 assert_close(actual[name], expected[name])
@@ -70,18 +78,6 @@ def plain_test(kernel: Kernel, eager: Kernel, case: Case, device: torch.device) 
                 continue
 
     return test
-
-
-def _values(spec: TensorSpec, integers: Mapping[str, Tensor], device: torch.device) -> Tensor:
-    if spec.name in integers:
-        return integers[spec.name].clone()
-    return torch.randn(spec.shape, device=device).to(spec.torch_dtype)
-
-
-def _results(returned: Any) -> dict[str, Tensor]:
-    """Name the results, and convert those of 8 bits to fp32, which `assert_close` can compare."""
-    named = under_any_name(returned)
-    return {name: t.float() if t.is_floating_point() and t.itemsize == 1 else t for name, t in named.items()}
 
 
 def seconds_of(tests: Sequence[Callable[[], object]], rounds: int, now: Callable[[], float]) -> tuple[float, ...]:
@@ -95,13 +91,8 @@ def seconds_of(tests: Sequence[Callable[[], object]], rounds: int, now: Callable
     return tuple(taken)
 
 
-@dataclass(frozen=True)
-class Plain:
-    """Seconds of each round over the `count` plain tests that did not raise, and what the others raised."""
-
-    seconds: tuple[float, ...]
-    count: int
-    raised: tuple[str, ...] = ()
+Plain = tuple[tuple[float, ...], int, tuple[str, ...]]
+"""Seconds of each round over plain tests that did not raise, how many these are, and what the others raised."""
 
 
 def plain(kernel: Kernel, eager: Kernel, cases: Sequence[Case], device: torch.device, rounds: int) -> Plain:
@@ -115,7 +106,7 @@ def plain(kernel: Kernel, eager: Kernel, cases: Sequence[Case], device: torch.de
             raised.append(f"{type(error).__name__}: {error}")
         else:
             tests.append(test)
-    return Plain(seconds_of(tests, rounds, now(device)), len(tests), tuple(raised))
+    return seconds_of(tests, rounds, now(device)), len(tests), tuple(raised)
 
 
 def plain_under_stock_interpreter(config: Config, kernel: str, eager: str, lines: Sequence[str], rounds: int) -> Plain:
@@ -146,84 +137,59 @@ _WHOLE = "verify_case"
 
 
 def cost(place: Workplace, line: str, effort: Effort) -> list[Measurement]:
-    """Measure the cost of one case line.
+    """Measure the cost of one case line, with four calls of the kernel, and with two as in most cases of a run.
 
     Raises:
         LastbitError: the kernel declines the case, or raises.
     """
     case = parse_case(line)
-    subject = subject_for(place, case)
-    with made_current(subject.device):
-        memory = list(_memory(subject, case))
-        whole = _wall(subject, case, effort, repeat=True)
-        verified = _verified(subject, case, whole, effort)
-        return [*verified, *memory, *_use(subject, case, whole), *_parts(subject, case)]
+    line, subject = str(case), subject_for(place, case)
+    kernel, device = subject.kernel, subject.device
+
+    def reseeded(number: int) -> Case:
+        return replace(case, seed=(case.seed + number) % 2**63)
+
+    def verify(number: int, *, repeat: bool = True) -> CaseResult:
+        PROBLEMS.forget()  # as of a case that no other kernel was given before
+        return verify_case(subject, reseeded(number), repeat=repeat)
+
+    def checked() -> None:
+        result = verify(0)
+        if result.verdict in TURNED_DOWN | {Verdict.ERRORED}:
+            raise LastbitError(f"{result.kernel} on {result.device}: {result.reason}, in {result.case}")
+
+    with made_current(device):
+        inputs, most = size_of(build(case, device).tensors), peak_memory(checked, device)
+        whole = wall(verify, effort)
+        tensors = in_turn(lambda number: build(reseeded(number), device).tensors, device)
+        one = on_device(lambda: kernel.call(**next(tensors), **case.params), device, effort)
+        ways = {"four calls": whole, "two calls": wall(partial(verify, repeat=False), effort)}
+        found = [Measurement(VERIFIED, line, f"{kernel.name}, {way}", "s", s, _ONE, one) for way, s in ways.items()]
+        if most is not None:
+            sizes = Sample.of([most]), "bytes of the inputs", Sample.of([inputs])
+            found.append(Measurement(MEMORY, line, _WHOLE, "B", *sizes))
+        if device.type != "cpu":
+            found += _use(partial(verify, 0), subject, line, whole)
+        with listening(Clock(now(device))) as clock:  # every part waits for the device
+            verify(0)
+            seconds = clock.seconds
+    total = Sample.of([sum(seconds.values())])
+    parts = {part: Sample.of([seconds[part]]) for part in PARTS_OF_TIME if seconds.get(part)}
+    return [*found, *(Measurement(PARTS, line, part, "s", own, _WHOLE, total) for part, own in parts.items())]
 
 
-def _wall(subject: Subject, case: Case, effort: Effort, *, repeat: bool) -> Sample:
-    return wall(lambda number: _verify(subject, reseeded(case, number), repeat=repeat), effort)
-
-
-def _verify(subject: Subject, case: Case, *, repeat: bool = True) -> CaseResult:
-    """Verify a case that no other kernel was given before."""
-    PROBLEMS.forget()
-    return verify_case(subject, case, repeat=repeat)
-
-
-def reseeded(case: Case, number: int) -> Case:
-    """Reseed a case, so that each number gives the same problem other values."""
-    return replace(case, seed=(case.seed + number) % 2**63)
-
-
-def _checked(result: CaseResult) -> None:
-    """Raise unless the case ran to its end, whatever the verdict."""
-    if result.verdict in TURNED_DOWN | {Verdict.ERRORED}:
-        raise LastbitError(f"{result.kernel} on {result.device}: {result.reason}, in {result.case}")
-
-
-def _verified(subject: Subject, case: Case, whole: Sample, effort: Effort) -> list[Measurement]:
-    """Measure a verified case with four calls of the kernel, and with two as in most cases of a run."""
-    name, one = subject.kernel.name, on_device(_one_call(subject, case), subject.device, effort)
-    most = _wall(subject, case, effort, repeat=False)
-    ways = ((f"{name}, four calls", whole), (f"{name}, two calls", most))
-    return [Measurement(VERIFIED, str(case), what, "s", sample, _ONE, one) for what, sample in ways]
-
-
-def _one_call(subject: Subject, case: Case) -> Callable[[], Any]:
-    tensors = in_turn(lambda number: build(reseeded(case, number), subject.device).tensors, subject.device)
-    return lambda: subject.kernel.call(**next(tensors), **case.params)
-
-
-def _memory(subject: Subject, case: Case) -> Iterator[Measurement]:
-    """Yield the peak memory of a verified case beside the bytes of its inputs, on an accelerator."""
-    inputs = size_of(build(case, subject.device).tensors)
-    most = peak_memory(lambda: _checked(_verify(subject, case)), subject.device)
-    if most is not None:
-        yield Measurement(MEMORY, str(case), _WHOLE, "B", Sample.of([most]), "bytes of the inputs", Sample.of([inputs]))
-
-
-def _use(subject: Subject, case: Case, whole: Sample) -> Iterator[Measurement]:
+def _use(verify: Callable[[], object], subject: Subject, line: str, whole: Sample) -> list[Measurement]:
     """Measure how long an accelerator works during a verified case, and how many operations it does."""
-    if subject.device.type == "cpu":
-        return
     activities = set(torch.profiler.supported_activities()) - {ProfilerActivity.CPU}
     with profile(activities=activities, acc_events=True) as profiled:
-        _verify(subject, case)
+        verify()
         torch.accelerator.synchronize(subject.device)
     operations = [event for event in profiled.events() or () if event.device_type.name != "CPU"]
     busy = sum(event.time_range.elapsed_us() for event in operations) / 1e6
-    yield Measurement(BUSY, str(case), "time of operations", "s", Sample.of([busy]), _WHOLE, whole)
-    yield Measurement(OPERATIONS, str(case), _WHOLE, "operations", Sample.of([len(operations)]))
-
-
-def _parts(subject: Subject, case: Case) -> Iterator[Measurement]:
-    """Measure the time of each part of a verified case, where every part waits for the device."""
-    with listening(Clock(now(subject.device))) as clock:
-        _verify(subject, case)
-        seconds = clock.seconds
-    total = Sample.of([sum(seconds.values())])
-    for part in filter(seconds.get, PARTS_OF_TIME):
-        yield Measurement(PARTS, str(case), part, "s", Sample.of([seconds[part]]), _WHOLE, total)
+    return [
+        Measurement(BUSY, line, "time of operations", "s", Sample.of([busy]), _WHOLE, whole),
+        Measurement(OPERATIONS, line, _WHOLE, "operations", Sample.of([len(operations)])),
+    ]
 
 
 # A width of the models in cases/shapes.toml.
@@ -239,7 +205,10 @@ def comparing(place: Workplace, of: str, effort: Effort) -> list[Measurement]:
     """
     device = torch.device(*place.config.devices)
     with made_current(device):
-        actual, expected = _block(_ROWS_ON_CPU if device.type == "cpu" else _ROWS, device)
+        exact = torch.randn(_ROWS_ON_CPU if device.type == "cpu" else _ROWS, _WIDTH, dtype=torch.float64, device=device)
+        value, a, b = ((exact * factor).bfloat16().double() for factor in (1.0, 1 - 2**-10, 1 + 2**-10))
+        actual = value.bfloat16()
+        expected = Enclosure(torch.stack([exact, value, a.minimum(b), a.maximum(b)]))  # some values are decided
         read = actual.nbytes + expected.parts.nbytes
         source = torch.empty(read, dtype=torch.uint8, device=device).random_()
         target = torch.empty_like(source)
@@ -256,14 +225,6 @@ def comparing(place: Workplace, of: str, effort: Effort) -> list[Measurement]:
     ]
 
 
-def _block(rows: int, device: torch.device) -> tuple[Tensor, Enclosure]:
-    """Make random values in bf16, and an enclosure in which some of them are decided."""
-    exact = torch.randn(rows, _WIDTH, dtype=torch.float64, device=device)
-    ends = [(exact * factor).bfloat16().double() for factor in (1.0, 1 - 2**-10, 1 + 2**-10)]
-    value, inner, outer = ends
-    return value.bfloat16(), Enclosure(torch.stack([exact, value, inner.minimum(outer), inner.maximum(outer)]))
-
-
 def asserting(place: Workplace, line: str, effort: Effort) -> list[Measurement]:
     """Measure `assert_contract` on the result of another implementation than the first kernel, or on its own.
 
@@ -273,67 +234,57 @@ def asserting(place: Workplace, line: str, effort: Effort) -> list[Measurement]:
     case = parse_case(line)
     first = subject_for(place, case)
     subject = eager_for(place, first, case) or first
-    with made_current(subject.device):
-        tensors = build(case, subject.device).tensors
-        actual = subject.kernel.call(**tensors, **case.params)
-        return list(_asserted(place, subject, actual, line, tensors | dict(case.params), effort))
+    kernel, device, project = subject.kernel, subject.device, next(iter(place.config.projects), None)
+    with made_current(device):
+        tensors = build(case, device).tensors
+        actual = kernel.call(**tensors, **case.params)
 
+        def judge() -> object:
+            claim, depth, order = kernel.contract, kernel.depth, kernel.order
+            arguments: dict[str, Any] = {**tensors, **case.params}
+            return assert_contract(
+                kernel.op, actual, contract=claim, depth=depth, order=order, project=project, **arguments
+            )
 
-def _asserted(
-    place: Workplace, subject: Subject, actual: Any, line: str, arguments: Mapping[str, Any], effort: Effort
-) -> Iterator[Measurement]:
-    kernel, device = subject.kernel, subject.device
-    project = next(iter(place.config.projects), None)
-
-    def judge() -> object:
-        claim, depth, order = kernel.contract, kernel.depth, kernel.order
-        return assert_contract(
-            kernel.op, actual, contract=claim, depth=depth, order=order, project=project, **arguments
-        )
-
-    whole, close = wall(lambda number: judge(), effort), _beside_its_clone(actual, effort)
-    yield Measurement(ASSERTED, line, f"assert_contract, {kernel.name}", "s", whole, _CLOSE, close)
-    if (most := peak_memory(judge, device)) is not None:
-        inputs = size_of({name: value for name, value in arguments.items() if isinstance(value, Tensor)})
-        base = Sample.of([inputs])
-        yield Measurement(MEMORY, line, "assert_contract", "B", Sample.of([most]), "bytes of the inputs", base)
-
-
-def _beside_its_clone(actual: Any, effort: Effort) -> Sample:
-    """Time `assert_close` on a result, a tensor or a mapping, and its clone."""
-    named = under_any_name(actual)
-    other = {name: tensor.clone() for name, tensor in named.items()}
-    return wall(lambda number: assert_close(named, other), effort)
-
-
-_UNIT = "cases/s"
+        named = under_any_name(actual)
+        other = {name: tensor.clone() for name, tensor in named.items()}
+        whole = wall(lambda number: judge(), effort)
+        close = wall(lambda number: assert_close(named, other), effort)
+        found = [Measurement(ASSERTED, line, f"assert_contract, {kernel.name}", "s", whole, _CLOSE, close)]
+        if (most := peak_memory(judge, device)) is not None:
+            sizes = Sample.of([most]), "bytes of the inputs", Sample.of([size_of(tensors)])
+            found.append(Measurement(MEMORY, line, "assert_contract", "B", *sizes))
+        return found
 
 
 def rate(place: Workplace, op: str, effort: Effort) -> list[Measurement]:
     """Measure cases per second of the op's first kernel, warm, beside plain tests and the stock interpreter."""
     subject = next(subject for subject in place.subjects.values() if subject.op.name == op)
-    drawn = _drawn(place, subject, effort)
-    eager = next((eager_for(place, subject, case) for group in drawn for case in group.examples), None)
-    with made_current(subject.device):
-        groups = _accepted(subject, eager, drawn)
-        cases = [case for group in groups for case in group.examples]
-        seconds = seconds_of(
-            [partial(_verify_group, subject, group) for group in groups], effort.rounds, now(subject.device)
-        )
-        own, name = Sample.of(seconds).rate(len(cases)), subject.kernel.name
-        bases = [] if eager is None else list(_bases(place, subject, eager, cases, effort))
-    alone = Measurement(RATE, op, name, _UNIT, own)
-    return [replace(alone, against=against, base=base) for against, base in bases] or [alone]
-
-
-def _drawn(place: Workplace, subject: Subject, effort: Effort) -> list[Group]:
-    """Choose groups spread over those that the op generates, and draw the first cases of each."""
-    kernel = subject.kernel
+    kernel, device = subject.kernel, subject.device
     made = groups_of(place.project, kernel, small=place.config.small)
     generated = [replace(group, examples=()) for group in made if group.strategy is not None]
-    step = max(1, len(generated) // effort.groups)
+    step = max(1, len(generated) // effort.groups)  # groups are spread over those that the op generates
     chosen = islice(generated, 0, step * effort.groups, step)
-    return [Group(group.name, examples=tuple(draw(group, effort.cases))) for group in chosen]
+    drawn = [Group(group.name, examples=tuple(draw(group, effort.cases))) for group in chosen]
+    eager = next((eager_for(place, subject, case) for group in drawn for case in group.examples), None)
+    with made_current(device):
+        groups = _accepted(subject, eager, drawn)
+        cases = [case for group in groups for case in group.examples]
+        whole = [partial(_verify_group, subject, group) for group in groups]
+        own = Sample.of(seconds_of(whole, effort.rounds, now(device))).rate(len(cases))
+        plain_tests: dict[str, Plain] = {}
+        if eager is not None:
+            name = f"plain test with {eager.kernel.name}"
+            plain_tests[name] = plain(kernel, eager.kernel, cases, device, effort.rounds)
+            if device.type == "cpu":
+                asked = kernel.name, eager.kernel.name, list(map(str, cases)), effort.rounds
+                plain_tests["plain test, stock interpreter"] = plain_under_stock_interpreter(place.config, *asked)
+    alone, found = Measurement(RATE, op, kernel.name, "cases/s", own), []
+    for against, (seconds, count, raised) in plain_tests.items():
+        if count:
+            told = f" ({len(raised)} of {len(cases)} raise)" if raised else ""
+            found.append(replace(alone, against=against + told, base=Sample.of(seconds).rate(count)))
+    return found or [alone]
 
 
 def _accepted(subject: Subject, eager: Subject | None, groups: Iterable[Group]) -> list[Group]:
@@ -341,10 +292,9 @@ def _accepted(subject: Subject, eager: Subject | None, groups: Iterable[Group]) 
     kernels = [s.kernel for s in (subject, eager) if s is not None]
     kept = []
     for group in groups:
-        fitting = tuple(case for case in group.examples if not any(unsupported(kernel, case) for kernel in kernels))
-        declined = {
-            r.case for r in _verify_group(subject, replace(group, examples=fitting)) if r.verdict in TURNED_DOWN
-        }
+        fitting = [case for case in group.examples if not any(unsupported(kernel, case) for kernel in kernels)]
+        results = _verify_group(subject, replace(group, examples=tuple(fitting)))
+        declined = {result.case for result in results if result.verdict in TURNED_DOWN}
         kept.append(replace(group, examples=tuple(case for case in fitting if str(case) not in declined)))
     return kept
 
@@ -353,18 +303,3 @@ def _verify_group(subject: Subject, group: Group) -> list[CaseResult]:
     """Verify the cases of a group as a run does."""
     explorer = Explorer(Item(subject, group), record=lambda result: None, started=lambda item, case, counted: None)
     return [explorer.run(case) for case in group.examples]
-
-
-def _bases(
-    place: Workplace, subject: Subject, eager: Subject, cases: Sequence[Case], effort: Effort
-) -> Iterator[tuple[str, Sample]]:
-    """Yield the rates of plain tests: in this process, and on the CPU under Triton's own interpreter."""
-    own, other, device = subject.kernel, eager.kernel, subject.device
-    found = {f"plain test with {other.name}": plain(own, other, cases, device, effort.rounds)}
-    if device.type == "cpu":
-        asked = own.name, other.name, list(map(str, cases)), effort.rounds
-        found["plain test, stock interpreter"] = plain_under_stock_interpreter(place.config, *asked)
-    for name, tests in found.items():
-        raised = f" ({len(tests.raised)} of {len(cases)} raise)" if tests.raised else ""
-        if tests.count:
-            yield name + raised, Sample.of(tests.seconds).rate(tests.count)

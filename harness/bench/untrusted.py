@@ -4,23 +4,31 @@ The time of a call is from the message to go until the judge has read results in
 it: all streams, messages, the mapping of memory. So it can be too long, and never too short. No times are subtracted
 from each other, because a kernel could be slow in one of them. Nothing of a call can be done in another one, since its
 inputs come with its own message, when the call before is over.
+
+Each call has inputs of its own: other values, drawn by seeds that nobody knows before, in other memory. The process
+gets that memory with the message to go, when all of it is written, and after the call before is over. Its results are
+to lie in memory of the judge when it answers. The judge then reads words that it has drawn before out of all results,
+and the clock stops when it has them; after that it copies everything. What is written later shows, because those words
+are compared.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import SystemRandom
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lastbit.bench.samples import Effort
-from lastbit.bench.unseen import MemoryMap, Shaped, Taken, contiguous, drawn, places_in, settle, shapes_of, take, write
-from lastbit.case import Case
+from lastbit.case import Case, contiguous_strides
 from lastbit.errors import LastbitError, UsageError
 from lastbit.inputs import build
+from lastbit.inputs.guards import extent
 from lastbit.isolation import answers
 from lastbit.isolation.isolated import FRAMES, Isolated
 from lastbit.isolation.process import ForkServer, KernelProcess, Start
@@ -30,8 +38,6 @@ from lastbit.judging.verdict import judge
 from lastbit.reports.bench import Sample, SpeedBound
 from lastbit.result import Finding, Judgement, Verdict
 from lastbit.verify.check import Subject
-
-Message = Mapping[str, Any]
 
 _FEWEST, _MOST = 24, 512  # calls that are timed
 # As that of kernel_speed.py.
@@ -43,6 +49,146 @@ _MOST_JUDGED = 448  # calls that are judged
 # As _TIMES of kernel_speed.py.
 _FLUSH = 3  # times that the L2 cache is written over
 _POISON = -0x0101010101010102  # int64 of which each half and quarter is a NaN, or a number that nothing computes
+
+# Memory of the judge, for inputs that a kernel process has not seen, and for its results
+
+ALIGNMENT = 512
+"""Bytes, of which the starts of tensors are multiples, as torch allocates them on CUDA."""
+
+WITNESSES = 1024
+"""Words of a result that are read when the process answers: 1 in 1000 that is missing shows in 64 of 100 calls."""
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """The name, dtype, shape and strides, in elements, of a tensor that every call has."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """The elements from the tensor's first to the end of its last one."""
+        return extent(self.shape, self.strides)
+
+    @property
+    def room(self) -> int:
+        """Bytes that it takes, up to where the next one may start."""
+        return -(-max(1, self.elements * self.dtype.itemsize) // ALIGNMENT) * ALIGNMENT
+
+
+def contiguous(name: str, dtype: torch.dtype, shape: Sequence[int]) -> Shaped:
+    """Describe a tensor whose elements lie one after the other."""
+    return Shaped(name, dtype, tuple(shape), contiguous_strides(tuple(shape)))
+
+
+@dataclass(frozen=True)
+class MemoryMap:
+    """The places of a call's tensors in memory: name → first byte."""
+
+    tensors: tuple[Shaped, ...]
+    starts: Mapping[str, int]
+    nbytes: int
+
+    @classmethod
+    def of(cls, tensors: Sequence[Shaped]) -> MemoryMap:
+        starts, free = dict[str, int](), 0
+        for tensor in tensors:
+            starts[tensor.name] = free
+            free += tensor.room
+        return cls(tuple(tensors), starts, free)
+
+    def tensors_in(self, words: Tensor) -> dict[str, Tensor]:
+        """Return all tensors, in memory that is laid out like this."""
+        return {t.name: self._from(words, t).as_strided(t.shape, t.strides) for t in self.tensors}
+
+    def flat(self, words: Tensor, tensor: Shaped) -> Tensor:
+        """Return the memory of a tensor, from its first element to its last."""
+        return self._from(words, tensor)[: tensor.elements]
+
+    def _from(self, words: Tensor, tensor: Shaped) -> Tensor:
+        return words.view(tensor.dtype)[self.starts[tensor.name] // tensor.dtype.itemsize :]
+
+    @property
+    def as_json(self) -> list[dict[str, Any]]:
+        """The tensors' places and types, for a kernel process to find them."""
+        return [
+            {
+                "name": t.name,
+                "dtype": str(t.dtype).removeprefix("torch."),
+                "shape": list(t.shape),
+                "strides": list(t.strides),
+                "at": self.starts[t.name] // t.dtype.itemsize,
+            }
+            for t in self.tensors
+        ]
+
+
+def shapes_of(case: Case) -> tuple[Shaped, ...]:
+    """Describe the inputs of a case."""
+    return tuple(Shaped(t.name, t.torch_dtype, t.shape, t.element_strides) for t in case.tensors)
+
+
+def drawn(case: Case) -> Case:
+    """Return a case like this one with a seed that nobody can know."""
+    return replace(case, seed=secrets.randbits(48))
+
+
+def write(case: Case, layout: MemoryMap, words: Tensor) -> None:
+    """Write the inputs of a case where its call will find them."""
+    guards = {guarded.name: guarded.tensor for guarded in build(case, words.device).guards}
+    for tensor in layout.tensors:
+        source = guards[tensor.name]
+        layout.flat(words, tensor).copy_(source.as_strided((tensor.elements,), (1,), source.storage_offset()))
+
+
+def places_in(layout: MemoryMap, device: torch.device) -> Tensor:
+    """Return places of words of the results, drawn anew."""
+    source, found = torch.Generator().manual_seed(secrets.randbits(63)), [torch.zeros(1, dtype=torch.int64)]
+    for tensor in layout.tensors:
+        if size := tensor.elements * tensor.dtype.itemsize // 8:
+            places = torch.randint(size, (min(size, WITNESSES),), generator=source)
+            found.append(layout.starts[tensor.name] // 8 + places)
+    return torch.cat(found).to(device)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The outcome of a call.
+
+    Attributes:
+        seconds: from the message to go until the judge had drawn words of the results.
+        words: a copy of the memory of results, made right after.
+        late: how many of the drawn words were others in that copy.
+        copied: how many results the process says it had to copy to the judge's memory, within that time.
+    """
+
+    seconds: float
+    words: Tensor
+    late: int
+    copied: int
+
+
+def take(go: Callable[[], Mapping[str, Any]], results: Tensor, places: Tensor, clock: Callable[[], float]) -> Taken:
+    """Let a call be made, and take its results from memory that the process writes to."""
+    start = clock()
+    answer = go()
+    witnesses = results[places]
+    settle(results.device)
+    seconds = clock() - start
+    words = results.clone()
+    return Taken(seconds, words, int((words[places] != witnesses).sum()), int(answer["copied"]))
+
+
+def settle(device: torch.device) -> None:
+    """Wait until the device has done what this process asked for."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+# Calls
 
 
 @dataclass
@@ -116,6 +262,7 @@ def bound(timed: TimedKernel, empty: TimedProcess, effort: Effort) -> SpeedBound
     count = _count(timed, one_call(timed).taken.seconds, effort)
     made = [one_call(timed) for _ in range(count)]
     judgements = judged(timed, made, unlike)
+    op = timed.subject.op
     worst = max(judgements, key=lambda j: list(Verdict).index(j.verdict))
     return SpeedBound(
         of=str(timed.case),
@@ -127,7 +274,7 @@ def bound(timed: TimedKernel, empty: TimedProcess, effort: Effort) -> SpeedBound
         judged=len(judgements),
         copied=sum(one.taken.copied for one in made) / (count * len(timed.results)),
         traffic=timed.traffic,
-        flops=_flops(timed),
+        flops=0 if op.flops is None else int(op.flops(build(timed.case, timed.device).tensors, timed.case.params)),
         why=next((f.sentence for f in worst.findings if not f.notice), ""),
     )
 
@@ -147,24 +294,21 @@ def one_call(
     if process is None:
         write(case, inputs, given.words)
     settle(device)
-    how = {"threaded": threaded, "frames": frames}
-    asked.ask({**_prepared(timed, inputs, results, empty=process is not None), **how}, {"into": taken})
+    announced = {  # everything but the values
+        "do": "prepare",
+        "kernel": timed.subject.kernel.name if process is None else None,
+        "arguments": inputs.as_json,
+        "results": results.as_json,
+        "params": dict(timed.case.params),
+        "device": str(device),
+        "threaded": threaded,
+        "frames": frames,
+    }
+    asked.ask(announced, {"into": taken})
     places = places_in(results, device)
     flush(device)
     found = take(lambda: asked.ask({"do": "go"}, {"inputs": given}), taken.words, places, timed.clock)
     return MadeCall(case, results, found)
-
-
-def _prepared(timed: TimedKernel, inputs: MemoryMap, results: MemoryMap, *, empty: bool) -> dict[str, Any]:
-    """Make the message that announces a call: everything but the values."""
-    return {
-        "do": "prepare",
-        "kernel": None if empty else timed.subject.kernel.name,
-        "arguments": inputs.as_json,
-        "results": results.as_json,
-        "params": dict(timed.case.params),
-        "device": str(timed.device),
-    }
 
 
 def judged(timed: TimedKernel, made: Sequence[MadeCall], unlike: Sequence[MadeCall] = ()) -> list[Judgement]:
@@ -173,7 +317,13 @@ def judged(timed: TimedKernel, made: Sequence[MadeCall], unlike: Sequence[MadeCa
     Calls that are `unlike` those that are timed are judged first.
     """
     late = sum(one.taken.late for one in [*unlike, *made])
-    found = [_written_late(late)] if late else []
+    found = []
+    if late:
+        sentence = (
+            f"{late} words of results that were read when the process answered were others right after: work went on "
+            "when the clock had stopped."
+        )
+        found.append(Judgement(Verdict.FAILED, findings=(Finding("late", "", sentence),)))
     budget = _JUDGED_ON_CPU if timed.device.type == "cpu" else _JUDGED
     most = max(1, budget // max(1, timed.case.numel))
     for one in [*unlike, *SystemRandom().sample(made, min(len(made), most, _MOST_JUDGED))]:
@@ -207,19 +357,6 @@ def _count(timed: TimedKernel, seconds: float, effort: Effort) -> int:
     return max(2, min(max(wanted, _FEWEST), _MOST, fitting))
 
 
-def _flops(timed: TimedKernel) -> int:
-    op = timed.subject.op
-    return 0 if op.flops is None else int(op.flops(build(timed.case, timed.device).tensors, timed.case.params))
-
-
-def _written_late(count: int) -> Judgement:
-    sentence = (
-        f"{count} words of results that were read when the process answered were others right after: work went on when "
-        "the clock had stopped."
-    )
-    return Judgement(Verdict.FAILED, findings=(Finding("late", "", sentence),))
-
-
 def bound_of(subject: Subject, case: Case, server: ForkServer, effort: Effort) -> SpeedBound:
     """Bound from above the time of an isolated kernel on a case, with the verdict on what its calls gave.
 
@@ -233,20 +370,14 @@ def bound_of(subject: Subject, case: Case, server: ForkServer, effort: Effort) -
     if fixed := [t.name for t in case.tensors if "(" in t.regime]:
         raise UsageError(f"{case}: the values of {fixed[0]} are given; a kernel is timed on values that are drawn anew")
     pair, case = performer.pair, case.gathered()
-    results = _results(subject, case)
+    inputs = build(drawn(case), subject.device)
+    call = subject.caller(subject.problem(inputs)).unguarded(inputs)
+    if elsewhere := [name for name in call.results if call.actual[name].device != inputs.guards[0].tensor.device]:
+        raise LastbitError(f"result {elsewhere[0]} lies on another device than the inputs")
+    results = tuple(contiguous(name, call.actual[name].dtype, call.actual[name].shape) for name in call.results)
     nothing = server.start(Start(bare=True, device_type=subject.device.type))
     try:
         asked = TimedProcess(pair.bare, pair.timeout)
         return bound(TimedKernel(subject, case, results, asked), TimedProcess(nothing, pair.timeout), effort)
     finally:
         nothing.end()
-
-
-def _results(subject: Subject, case: Case) -> tuple[Shaped, ...]:
-    """Return name, dtype, shape and strides of each result of a call."""
-    inputs = build(drawn(case), subject.device)
-    call = subject.caller(subject.problem(inputs)).unguarded(inputs)
-    shaped = (contiguous(name, call.actual[name].dtype, call.actual[name].shape) for name in call.results)
-    if elsewhere := [name for name in call.results if call.actual[name].device != inputs.guards[0].tensor.device]:
-        raise LastbitError(f"result {elsewhere[0]} lies on another device than the inputs")
-    return tuple(shaped)

@@ -70,8 +70,8 @@ def _found(property: Property, basis: Basis) -> PropertyResult:
     except Exception as error:  # of the kernel: it may raise anything
         raised = f"errored: {type(error).__name__}: {error}"[:_SHOWN]
     left = f"not compared: {', '.join(sorted(left_out))}, declared as unordered" if left_out else ""
-    reason = "; ".join(filter(None, [raised, left, *pairs.untried, *pairs.notes]))
-    found = replace(found, pairs=pairs.tried, reason=reason)
+    said = "; ".join(filter(None, [raised, left, *pairs.untried, *pairs.notes]))
+    found = replace(found, pairs=pairs.tried, reason=said)
     first = pairs.first
     if first is None or pairs.most is None:
         if not (raised or pairs.tried):

@@ -208,7 +208,7 @@ def _padded(launches: Launches, further: int) -> dict[str, Tensors]:
     """Map the contents of further rows, in words, to these rows of each input that has rows."""
     last = {name: picked(tensor, [launches.count - 1] * further) for name, tensor in launches.tensors.items()}
     zeros = {name: torch.zeros_like(tensor) for name, tensor in last.items()}
-    found = {"zeros": zeros, "copies of the last one": last}
+    found: dict[str, Tensors] = {"zeros": zeros, "copies of the last one": last}
     floats = {name: tensor for name, tensor in zeros.items() if tensor.is_floating_point()}
     for what, value in (("NaN", math.nan), ("infinities", math.inf), ("the largest numbers", None)) if floats else ():
         found[what] = {**zeros, **{name: _filled(tensor, value) for name, tensor in floats.items()}}

@@ -111,14 +111,14 @@ def _run_to_run(basis: Basis, pairs: Pairs) -> None:
     told: tuple[str, Matched, Tensors] | None = None
     for what, results in _later_calls(basis, rounds):
         matched = same(basis.results, results)
-        rest = {name: pair for name, pair in matched.items() if name in basis.kernel.unordered}
-        ordered = {name: pair for name, pair in matched.items() if name not in rest}
+        rest: Matched = {name: pair for name, pair in matched.items() if name in basis.kernel.unordered}
+        ordered: Matched = {name: pair for name, pair in matched.items() if name not in rest}
         pairs.compare(basis, what, ordered or rest, basis.inputs, results)
         if ordered and told is None and difference(rest):
             told = what, rest, results
     if pairs.first is None and told is not None:
-        what, rest, results = told
-        pairs.compare(basis, what, rest, basis.inputs, results)
+        what, unordered, results = told
+        pairs.compare(basis, what, unordered, basis.inputs, results)
 
 
 def _later_calls(basis: Basis, rounds: int) -> Iterator[tuple[str, Tensors]]:

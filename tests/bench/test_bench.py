@@ -175,9 +175,9 @@ def test_plain_tests_that_raise_are_left_out_and_told() -> None:
 
     cases = [parse_case(f"toy x=bf16[{rows},3] seed=0") for rows in (1, 2, 1)]
     kernel = Kernel("a", "toy", "", declines)
-    found = plain(kernel, kernel, cases, CPU, rounds=2)
-    assert (found.count, len(found.seconds)) == (2, 2)
-    assert found.raised == ("ValueError: too long",)
+    seconds, count, raised = plain(kernel, kernel, cases, CPU, rounds=2)
+    assert (count, len(seconds)) == (2, 2)
+    assert raised == ("ValueError: too long",)
 
 
 def test_rounds_are_timed_one_by_one() -> None:
@@ -187,8 +187,8 @@ def test_rounds_are_timed_one_by_one() -> None:
 
 def test_the_process_of_the_stock_interpreter_answers_with_kernels_by_name() -> None:
     place = open_without_interpreter(Config(folder=""), unwatched, lambda result: None)
-    found = plain_by_name(place, "eager[completion_mask]", "eager[completion_mask]", (LINE,), 1)
-    assert (found.count, len(found.seconds), found.raised) == (1, 1, ())
+    seconds, count, raised = plain_by_name(place, "eager[completion_mask]", "eager[completion_mask]", (LINE,), 1)
+    assert (count, len(seconds), raised) == (1, 1, ())
 
 
 def test_the_cost_of_a_case_is_measured_and_broken_down(place: Workplace) -> None:
@@ -228,7 +228,7 @@ def test_rates_are_those_of_the_same_cases(place: Workplace, monkeypatch: pytest
 
     def stock(config: Config, kernel: str, eager: str, lines: Sequence[str], rounds: int) -> Plain:
         asked.append(lines)
-        return Plain((0.5,), 1, ("AttributeError: tl",))
+        return (0.5,), 1, ("AttributeError: tl",)
 
     def groups(*_: object, **__: object) -> list[Group]:
         lines = st.integers(0, 99).map(lambda seed: LINE.replace("seed=0", f"seed={seed}"))

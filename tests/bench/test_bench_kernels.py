@@ -20,7 +20,7 @@ from lastbit.config import Config
 from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.kernel import Kernel
 from lastbit.reports.bench import CLOCK, Sample, Speed
-from lastbit.verify.check import Subject, unsupported
+from lastbit.verify.check import Subject, unsupported, verify_case
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import Project, open_project
 from lastbit.verify.worker import Workplace
@@ -146,10 +146,10 @@ def test_a_kernel_that_overwrites_inputs_leaves_those_of_others(place: Workplace
         return mask
 
     op = project.op("completion_mask")
-    ready = kernel_speed._ready(parse_case(LINE), CPU)
+    ready = kernel_speed._Ready(parse_case(LINE), kernel_speed._sets(parse_case(LINE), CPU))
     before = ready.sets[0]["ids"].clone()
     subject = Subject(Kernel("k", op.name, "", in_place, mutates=("ids",)), op, CPU)
-    kernel_speed._timed(subject, ready, LEAST, kernel_speed._result(subject, ready.case), "")
+    kernel_speed._timed(subject, ready, LEAST, verify_case(subject, ready.case, repeat=True, settled=None), "")
     assert torch.equal(ready.sets[0]["ids"], before)
 
 

@@ -16,8 +16,20 @@ from torch import Tensor
 
 from lastbit.bench import untrusted
 from lastbit.bench.samples import Effort
-from lastbit.bench.unseen import ALIGNMENT, MemoryMap, Shaped, contiguous, drawn, places_in, shapes_of, take, write
-from lastbit.bench.untrusted import TimedKernel, bound, one_call
+from lastbit.bench.untrusted import (
+    ALIGNMENT,
+    MemoryMap,
+    Shaped,
+    TimedKernel,
+    bound,
+    contiguous,
+    drawn,
+    one_call,
+    places_in,
+    shapes_of,
+    take,
+    write,
+)
 from lastbit.case import parse_case
 from lastbit.inputs import build
 from lastbit.isolation.timed import Prepared, nothing
