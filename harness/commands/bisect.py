@@ -17,8 +17,7 @@ from lastbit.commands.options import CASE, KERNEL, add_run, add_shared, add_word
 from lastbit.commands.running import execute
 from lastbit.config import Config
 from lastbit.errors import UsageError
-from lastbit.history.bisection import bisect
-from lastbit.history.criterion import BisectQuestion
+from lastbit.history.bisection import BisectQuestion, bisect
 from lastbit.history.packages import Versions, open_versions
 from lastbit.history.revisions import Revisions, open_revisions
 from lastbit.reports.bisection import METRICS, print_bisection, print_extent, print_step

@@ -7,16 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from torch import Tensor
-
-from lastbit.case import Case, Group, parse_case
+from lastbit.case import Group, parse_case
 from lastbit.errors import LastbitError, UsageError
 from lastbit.history.golden_file import SUFFIX, Golden, RecordedCase, RecordedStage, path_of, read, write
 from lastbit.history.golden_provenance import differences, kind_of, provenance
 from lastbit.history.golden_values import change, same, store
 from lastbit.invariance.properties import properties_of
 from lastbit.property_result import PropertyOutcome, PropertyResult, together
-from lastbit.reports.golden import REFUSED, CaseOutcome, Change, Figures, KernelOutcome, Status
+from lastbit.reports.golden import REFUSED, CaseOutcome, Figures, KernelOutcome, Status
 from lastbit.reports.summary import grouped
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.verify.check import Subject, examine, unsupported
@@ -46,19 +44,25 @@ def take(
 ) -> Take:
     """Run the kernel on case lines, telling `tick` each result, and ask for properties, each on lines of its own."""
     results: dict[str, CaseResult] = {}
-    cases = []
+    cases, kernel = [], subject.kernel
     for line in lines:
         with watch(line):
-            result, actual = _examined(subject, line)
+            try:
+                result, actual = examine(subject, parse_case(line))
+            except LastbitError as error:  # a line of an older lastbit, which means nothing now
+                result, actual = subject.outcome(Verdict.ERRORED, line, "", reason=str(error)), {}
         results[line] = result
         if actual:
-            cases.append(_recorded(line, result, actual, subject.kernel.unordered))
+            stages = {
+                s.name: RecordedStage(store(actual[s.name]), s.name in kernel.unordered, Figures.of(s.cumulative))
+                for s in result.stages
+            }
+            cases.append(RecordedCase(line, result.fingerprint, stages))
         tick(result)
     fails = any(result.verdict in BAD for result in results.values())
     found = found_today(subject, {} if fails else asked, watch)
-    kernel, contract = subject.kernel, str(subject.contract)
-    where = kind_of(subject.device), provenance(subject)
-    golden = Golden(kernel.name, kernel.op, contract, *where, cases=tuple(cases), properties=held_of(found, asked))
+    where = str(subject.contract), kind_of(subject.device), provenance(subject)
+    golden = Golden(kernel.name, kernel.op, *where, cases=tuple(cases), properties=held_of(found, asked))
     return Take(results, golden, found)
 
 
@@ -70,7 +74,8 @@ def lines_for(subject: Subject, groups: Iterable[Group], *, drawn: int, seed: in
     lines: list[str] = []
     for group in groups:
         cases = draw(group, drawn + _SPARE, seed)
-        fitting = [case for case in cases if not case.displaced and _fits(subject, case, most)]
+        small = [case for case in cases if not case.displaced and case.numel <= most]
+        fitting = [case for case in small if not unsupported(subject.kernel, case)]
         generated = [case for case in fitting if case not in group.examples]
         examples = [case for case in fitting if case in group.examples]
         lines += map(str, [*examples[:1], *generated[max(len(generated) - drawn, 0) :]])
@@ -79,10 +84,6 @@ def lines_for(subject: Subject, groups: Iterable[Group], *, drawn: int, seed: in
 
 # Arbitrary: each is one more case to draw, none to run.
 _SPARE = 4  # the first cases that are generated are the simplest, and say the least
-
-
-def _fits(subject: Subject, case: Case, most: int) -> bool:
-    return case.numel <= most and not unsupported(subject.kernel, case)
 
 
 def compare(before: Golden, after: Golden, today: Take | None, path: str) -> KernelOutcome:
@@ -123,26 +124,19 @@ def _unordered(golden: Golden) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name, stage in stages if stage.unordered))
 
 
-def _examined(subject: Subject, line: str) -> tuple[CaseResult, dict[str, Tensor]]:
-    try:
-        return examine(subject, parse_case(line))
-    except LastbitError as error:  # a line of an older lastbit, which means nothing now
-        return subject.outcome(Verdict.ERRORED, line, "", reason=str(error)), {}
-
-
-def _recorded(line: str, result: CaseResult, actual: Mapping[str, Tensor], unordered: tuple[str, ...]) -> RecordedCase:
-    stages = {
-        stage.name: RecordedStage(store(actual[stage.name]), stage.name in unordered, Figures.of(stage.cumulative))
-        for stage in result.stages
-    }
-    return RecordedCase(line, result.fingerprint, stages)
-
-
 def _outcome(
     line: str, before: RecordedCase | None, after: RecordedCase | None, result: CaseResult | None
 ) -> CaseOutcome:
-    changes = tuple(_changes(before, after)) if before and after else ()
-    outcome = CaseOutcome(line, Status.SAME, changes, result)
+    changes = []
+    for name in dict.fromkeys([*before.stages, *after.stages]) if before and after else ():
+        old, new = before.stages.get(name), after.stages.get(name)
+        flags = bool(old and old.unordered), bool(new and new.unordered)
+        if old and new and (all(flags) or (not any(flags) and same(old.values, new.values))):
+            continue
+        found = change(name, old.values if old else None, new.values if new else None)
+        figures = old.figures if old else None, new.figures if new else None
+        changes.append(replace(found, figures=figures, unordered=flags))
+    outcome = CaseOutcome(line, Status.SAME, tuple(changes), result)
     if result is not None and result.verdict in _STATUSES:
         return replace(outcome, status=_STATUSES[result.verdict], reason=result.reason)
     if before is None or after is None:
@@ -161,17 +155,6 @@ _STATUSES = {
 }
 
 
-def _changes(before: RecordedCase, after: RecordedCase) -> Iterator[Change]:
-    for name in dict.fromkeys([*before.stages, *after.stages]):
-        old, new = before.stages.get(name), after.stages.get(name)
-        flags = bool(old and old.unordered), bool(new and new.unordered)
-        if old and new and (all(flags) or (not any(flags) and same(old.values, new.values))):
-            continue
-        found = change(name, old.values if old else None, new.values if new else None)
-        figures = old.figures if old else None, new.figures if new else None
-        yield replace(found, figures=figures, unordered=flags)
-
-
 Held = Mapping[str, Sequence[str]]
 """Property → the lines of the cases on which it holds."""
 
@@ -188,16 +171,15 @@ def asked_of(subject: Subject, groups: Sequence[Group]) -> Held:
 def found_today(subject: Subject, asked: Held, watch: Watch) -> Found:
     """Ask for properties today, and return what is found; those that nobody knows any more are left out."""
     known = properties_of(subject.op)
-    pairs = [(line, name) for name, lines in asked.items() if name in known for line in lines]
-    return together(_found(subject, line, name, watch) for line, name in pairs)
-
-
-def _found(subject: Subject, line: str, name: str, watch: Watch) -> PropertyResult:
-    try:
-        with watch(line):
-            return properties_on(subject, parse_case(line), [name])[0]
-    except Exception as error:  # of the kernel: its own case, or `lastbit verify`, says more
-        return PropertyResult(name, PropertyOutcome.NOT_APPLICABLE, reason=f"the kernel raised {type(error).__name__}")
+    found = []
+    for name, line in ((name, line) for name, lines in asked.items() if name in known for line in lines):
+        try:
+            with watch(line):
+                found.append(properties_on(subject, parse_case(line), [name])[0])
+        except Exception as error:  # of the kernel: its own case, or `lastbit verify`, says more
+            raised = f"the kernel raised {type(error).__name__}"
+            found.append(PropertyResult(name, PropertyOutcome.NOT_APPLICABLE, reason=raised))
+    return together(found)
 
 
 def held_of(found: Found, asked: Held) -> Held:

@@ -17,7 +17,6 @@ from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from lastbit.errors import LastbitError
 from lastbit.files import replace_file
@@ -106,8 +105,21 @@ def read(path: Path) -> Golden:
     except OSError as error:
         raise LastbitError(f"cannot read golden {path}: {error.strerror}") from error
     document = _document(content, path)
+    cases = []
     try:
-        return _golden(document, safetensors.torch.load(content))
+        tensors = safetensors.torch.load(content)
+        for number, described in enumerate(document["cases"]):
+            stages = {}
+            for name, d in described["stages"].items():
+                values = Stored(tuple(d["shape"]), d["fingerprint"], tuple(d["blocks"]), tensors[f"{number}/{name}"])
+                numel, mismatched, outside = (d["figures"][figure] for figure in ("numel", "mismatched", "outside"))
+                # JSON has no infinity: numbers that may be one are text.
+                rel_l2, bias = float(d["figures"]["rel_l2"]), float(d["figures"]["bias"])
+                figures = Figures(numel, mismatched, outside, rel_l2, bias)
+                stages[name] = RecordedStage(values, d["unordered"], figures)
+            cases.append(RecordedCase(described["case"], described["inputs"], stages))
+        kernel, op, contract, kind = (document[name] for name in ("kernel", "op", "contract", "kind"))
+        return Golden(kernel, op, contract, kind, document["provenance"], tuple(cases), document.get("properties"))
     except (SafetensorError, *_MALFORMED) as error:
         raise LastbitError(f"golden {path} is malformed ({type(error).__name__}: {error}); {_REMEDY}") from error
 
@@ -186,27 +198,3 @@ def _described(case: RecordedCase) -> dict[str, Any]:
         for name, stage in case.stages.items()
     }
     return {"case": case.line, "inputs": case.inputs, "stages": stages}
-
-
-def _golden(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Golden:
-    cases = tuple(_case(number, described, tensors) for number, described in enumerate(document["cases"]))
-    kernel, op, contract, kind = (document[name] for name in ("kernel", "op", "contract", "kind"))
-    return Golden(kernel, op, contract, kind, document["provenance"], cases, document.get("properties"))
-
-
-def _case(number: int, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordedCase:
-    stages = {
-        name: RecordedStage(
-            Stored(tuple(d["shape"]), d["fingerprint"], tuple(d["blocks"]), tensors[f"{number}/{name}"]),
-            d["unordered"],
-            _figures(d["figures"]),
-        )
-        for name, d in described["stages"].items()
-    }
-    return RecordedCase(described["case"], described["inputs"], stages)
-
-
-def _figures(described: Mapping[str, Any]) -> Figures:
-    """Read figures from JSON, which has no infinity: numbers that may be one are text."""
-    numel, mismatched, outside = (described[name] for name in ("numel", "mismatched", "outside"))
-    return Figures(numel, mismatched, outside, float(described["rel_l2"]), float(described["bias"]))

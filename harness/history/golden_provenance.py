@@ -82,7 +82,8 @@ def _sources(file: Path) -> list[Path]:
         path = waiting.pop()
         if path not in found:
             found.append(path)
-            waiting += _siblings(path)
+            siblings = (path.parent / f"{name.lstrip('.').partition('.')[0]}.py" for name in _names_in(path))
+            waiting += filter(Path.is_file, siblings)
     return sorted(found)
 
 
@@ -90,14 +91,6 @@ def _hash_of(files: Iterable[Path]) -> str:
     """Return the hash of the names and contents of files."""
     contents = [(path.name, path.read_bytes()) for path in files]
     return hashlib.sha256(repr(contents).encode()).hexdigest()[:16] if contents else ""
-
-
-def _siblings(path: Path) -> Iterator[Path]:
-    """Yield the files of the same folder that a file imports by name."""
-    for name in _names_in(path):
-        sibling = path.parent / f"{name.lstrip('.').partition('.')[0]}.py"
-        if sibling.is_file():
-            yield sibling
 
 
 def _names_in(path: Path) -> tuple[str, ...]:

@@ -53,14 +53,11 @@ def store(tensor: Tensor) -> Stored:
     bits = bits_with_one_nan(tensor)
     whole = tensor.numel() <= WHOLE
     blocks = () if whole else tuple(fingerprint(bits.flatten()[block]) for block in _blocks(tensor.numel()))
-    kept = tensor if whole else _sample(tensor)
+    kept = tensor
+    if not whole:  # taken as bits: not every torch indexes 8-bit floats on every device
+        kept = bits_of(tensor).flatten()[_sampled(tensor.numel()).to(tensor.device)].view(tensor.dtype)
     values = kept.detach().cpu().clone(memory_format=torch.contiguous_format)
     return Stored(tuple(tensor.shape), fingerprint(bits), blocks, values)
-
-
-def _sample(x: Tensor) -> Tensor:
-    """Return the elements of the sample, taken as bits: not every torch indexes 8-bit floats on every device."""
-    return bits_of(x).flatten()[_sampled(x.numel()).to(x.device)].view(x.dtype)
 
 
 def same(before: Stored, after: Stored) -> bool:
@@ -75,23 +72,22 @@ def change(stage: str, before: Stored | None, after: Stored | None) -> Change:
         return Change(stage, *shown)
     differing = bits_with_one_nan(before.values) != bits_with_one_nan(after.values)
     far = torch.where(differing, distance(before.values, after.values), -1.0).flatten()
-    at = int(far.argmax()) if far.numel() else 0
+    farthest = None
+    if differing.any():
+        at = int(far.argmax())
+        position = int(_sampled(math.prod(before.shape))[at]) if before.blocks else at
+        values = (float(stored.values.flatten()[at]) for stored in (before, after))
+        farthest = Farthest(_index(position, before.shape), *values)
     return Change(
         stage,
         *shown,
         changed=int(differing.sum()),
         compared=differing.numel(),
         max_ulp=max(float(far.max()), 0.0) if far.numel() else 0.0,
-        farthest=_farthest(before, after, at) if differing.any() else None,
+        farthest=farthest,
         blocks=(sum(a != b for a, b in zip(before.blocks, after.blocks, strict=True)), len(before.blocks)),
         spans=tuple(_spans(before, after)),
     )
-
-
-def _farthest(before: Stored, after: Stored, at: int) -> Farthest:
-    position = int(_sampled(math.prod(before.shape))[at]) if before.blocks else at
-    values = (float(stored.values.flatten()[at]) for stored in (before, after))
-    return Farthest(_index(position, before.shape), *values)
 
 
 def _spans(before: Stored, after: Stored) -> Iterator[tuple[Index, Index]]:

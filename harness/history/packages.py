@@ -48,7 +48,12 @@ def open_versions(package: str, good: str, bad: str, *, device_type: str) -> Ver
     first, last = (_version(option, text) for option, text in (("--good", good), ("--bad", bad)))
     if first >= last:
         raise UsageError(f"--bad {bad} must be a later version than --good {good}")
-    listed = _listed(package, pre=first.is_prerelease or last.is_prerelease)
+    pre = ["--pre"] if first.is_prerelease or last.is_prerelease else []
+    printed = _pip("index", "versions", package, *pre)
+    found = _LISTED.search(printed)
+    if found is None:
+        raise LastbitError(f"pip names no versions of {package!r}; it said: {printed.strip()}")
+    listed = sorted(Version(text) for text in found[1].split(", "))
     for end in (first, last):
         if end not in listed:
             raise unknown(f"version of {package}", str(end), map(str, listed))
@@ -60,15 +65,6 @@ def _version(option: str, text: str) -> Version:
         return Version(text)
     except InvalidVersion as error:
         raise UsageError(f"{option} {text!r} is no version, such as 3.6.0") from error
-
-
-def _listed(package: str, *, pre: bool) -> list[Version]:
-    """Return every version that pip finds for this Python and platform, oldest first."""
-    printed = _pip("index", "versions", package, *(["--pre"] if pre else []))
-    found = _LISTED.search(printed)
-    if found is None:
-        raise LastbitError(f"pip names no versions of {package!r}; it said: {printed.strip()}")
-    return sorted(Version(text) for text in found[1].split(", "))
 
 
 def _pip(*arguments: str) -> str:

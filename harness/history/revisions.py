@@ -76,27 +76,31 @@ def open_revisions(folder: Path, good: str, bad: str, *, kernels: str, build: st
         UsageError: the folder is in no repository, an end is unknown or has no such kernels, `good` is no
             ancestor of `bad`, or nothing lies between them.
     """
-    repository = _repository(folder)
-    path = _from_root(repository, bad, kernels)
+    if not folder.is_dir():
+        raise UsageError(f"--repository {str(folder)!r} does not exist or is not a folder")
+    repository = Repository(folder)
+    try:
+        repository.git("rev-parse", "--git-dir")
+    except LastbitError as error:
+        raise UsageError(f"{error}. Name a git repository with --repository") from error
+    named = posixpath.normpath(kernels)  # from the root of the repository, or else from the working directory or `/`
+    root = repository.git("rev-parse", "--show-toplevel", codes=(0, 128))
+    here = os.path.relpath(Path(kernels).resolve(), Path(root).resolve())
+    path = next((folder for folder in (named, here) if _has(repository, bad, folder)), named)
     ends = [_end(repository, option, name, path) for option, name in (("--good", good), ("--bad", bad))]
     if repository.git("merge-base", *ends, codes=(0, 1)) != ends[0]:
         raise UsageError(
             f"--good {good} is no ancestor of --bad {bad}, so that no commit between them can be the first"
         )
+    first, last = ends
     with tempfile.TemporaryDirectory(prefix="lastbit-bisect-") as temporary:
         control = Path(temporary, "log")
-        with _worktree(repository, control, ends[1], "--no-checkout"):
-            yield _started(Revisions(repository, Repository(control), Path(temporary), ends[0], ends[1], path, build))
-
-
-def _repository(folder: Path) -> Repository:
-    if not folder.is_dir():
-        raise UsageError(f"--repository {str(folder)!r} does not exist or is not a folder")
-    try:
-        Repository(folder).git("rev-parse", "--git-dir")
-    except LastbitError as error:
-        raise UsageError(f"{error}. Name a git repository with --repository") from error
-    return Repository(folder)
+        with _worktree(repository, control, last, "--no-checkout"):
+            git = Repository(control).git
+            if not git("rev-list", "-1", last, f"^{first}"):
+                raise UsageError("no commit lies between --good and --bad")
+            git("bisect", "start", "--no-checkout", last, first)
+            yield Revisions(repository, Repository(control), Path(temporary), first, last, path, build)
 
 
 def _end(repository: Repository, option: str, name: str, kernels: str) -> str:
@@ -112,30 +116,10 @@ def _end(repository: Repository, option: str, name: str, kernels: str) -> str:
 
 def _has(repository: Repository, commit: str, kernels: str) -> bool:
     """Return whether a commit has a folder of that name, or a Python file."""
-    found = "" if kernels.startswith(("/", "..")) else repository.known(f"{commit}:{_tree(kernels)}")
+    tree = "" if kernels == "." else kernels  # the root has no name in a commit
+    found = "" if kernels.startswith(("/", "..")) else repository.known(f"{commit}:{tree}")
     kinds = ("tree", "blob") if kernels.endswith(".py") else ("tree",)
     return bool(found) and repository.git("cat-file", "-t", found) in kinds
-
-
-def _from_root(repository: Repository, commit: str, kernels: str) -> str:
-    """Return the path from the root of the repository, also if it was named from the working directory or from `/`."""
-    named = posixpath.normpath(kernels)
-    root = repository.git("rev-parse", "--show-toplevel", codes=(0, 128))
-    here = os.path.relpath(Path(kernels).resolve(), Path(root).resolve())
-    return next((folder for folder in (named, here) if _has(repository, commit, folder)), named)
-
-
-def _tree(kernels: str) -> str:
-    """Return the folder as git names it in a commit, where the root has no name."""
-    return "" if kernels == "." else kernels
-
-
-def _started(revisions: Revisions) -> Revisions:
-    git, ends = revisions.control.git, (revisions.bad, revisions.good)
-    if not git("rev-list", "-1", ends[0], f"^{ends[1]}"):
-        raise UsageError("no commit lies between --good and --bad")
-    git("bisect", "start", "--no-checkout", *ends)
-    return revisions
 
 
 @contextmanager

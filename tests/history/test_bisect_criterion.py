@@ -8,7 +8,7 @@ import pytest
 from bisect_histories import result
 
 from lastbit.errors import UsageError
-from lastbit.history.criterion import BisectQuestion, criterion_of, objection
+from lastbit.history.bisection import BisectQuestion, criterion_of, objection
 from lastbit.result import CaseResult, Comparison, StageResult, Verdict
 
 

@@ -18,8 +18,7 @@ from bisect_histories import commit_all, line_of, result
 
 from lastbit import cli
 from lastbit.errors import LastbitError, UsageError
-from lastbit.history.bisection import bisect
-from lastbit.history.criterion import BisectQuestion
+from lastbit.history.bisection import BisectQuestion, bisect
 from lastbit.history.revisions import kernels_at, open_revisions
 from lastbit.reports.bisection import Bisection, Mark
 from lastbit.run import Run

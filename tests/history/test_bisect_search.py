@@ -13,8 +13,7 @@ import pytest
 from bisect_histories import FAILS, History, commit_all, line_of, random_history, result, with_merges
 
 from lastbit.errors import LastbitError, UsageError
-from lastbit.history.bisection import RevisionPlace, Space, bisect, search
-from lastbit.history.criterion import BisectQuestion
+from lastbit.history.bisection import BisectQuestion, RevisionPlace, Space, bisect, search
 from lastbit.history.packages import Versions
 from lastbit.history.revisions import open_revisions
 from lastbit.reports.bisection import Bisection, BisectStep, Criterion, Mark
