@@ -14,7 +14,6 @@ from lastbit.errors import KernelError
 from lastbit.kernel import Kernel
 from lastbit.ops import ProbedSum
 from lastbit.orders.of_kernel import Probe, order_of_subject
-from lastbit.reports.order import Order
 from lastbit.verify.check import Subject, unsupported
 
 _TERMS = (48, 64, 96, 128)
@@ -49,18 +48,15 @@ def _found(subject: Subject) -> str:
         for probe in _probes(subject, name):
             with suppress(KernelError):  # of a dtype that the kernel does not take
                 order = order_of_subject(subject, probe, nullcontext())
-                if order.tree is not None:
-                    return _said(order, probe)
-                break
+                if order.tree is None:
+                    break
+                broken = [one.said for one in order.declared if one.what == "depth" and not one.kept]
+                if not broken or any("more bits" in note for note in order.notes):
+                    return ""
+                options = f"--sum {name} --columns {probe.terms} --rows {probe.rows} --dtype {probe.dtype}"
+                command = f"lastbit order {probe.kernel} {options}"
+                return f"{broken[0]} in {order.about} ({name}) of {probe.terms} terms: {command}"
     return ""
-
-
-def _said(order: Order, probe: Probe) -> str:
-    broken = [one.said for one in order.declared if one.what == "depth" and not one.kept]
-    if not broken or any("more bits" in note for note in order.notes):
-        return ""
-    options = f"--sum {probe.sum} --columns {probe.terms} --rows {probe.rows} --dtype {probe.dtype}"
-    return f"{broken[0]} in {order.about} ({probe.sum}) of {probe.terms} terms: lastbit order {probe.kernel} {options}"
 
 
 def _probes(subject: Subject, name: str) -> Iterator[Probe]:

@@ -70,46 +70,36 @@ class _Forms:
             return row
         forms = [self.of_node(child) for child in children]
         starts = [self.tree.firsts[child] for child in children]
+        form = forms[0]
+        if len({id(form) for form in forms}) == 1 and len(children) == 2:
+            levels, part = (form.strides, form.part) if form.kind == "pairs" else ((), form)
+            return self._made(node, "pairs", (*levels, (2, starts[1] - starts[0])), ((2 ** (len(levels) + 1), part),))
         if len({id(form) for form in forms}) == 1:
-            alike = self._pairs if len(children) == 2 else self._at_once
-            return alike(node, forms[0], starts)
+            return self._made(node, "at once", progression(starts), ((len(starts), form),))
         if len(children) > 2:
             return self._made(node, "other", (), _counted([(1, form) for form in forms]))
-        return self._row_of_several(node, *sorted(children, key=self.tree.sizes.__getitem__, reverse=True))
-
-    def _row_of_several(self, node: int, largest: int, other: int) -> Form:
-        """Append a part of another form to the larger child's row, or put both into a row."""
-        before = self.of_node(largest)
+        # A part of another form is appended to the larger child's row, or both become a row.
+        before, other = (
+            self.of_node(child) for child in sorted(children, key=self.tree.sizes.__getitem__, reverse=True)
+        )
         parts = before.parts if before.kind in ("row", "chain") else ((1, before),)
-        return self._made(node, "row", (), _counted([*parts, (1, self.of_node(other))]))
-
-    def _pairs(self, node: int, form: Form, starts: Sequence[int]) -> Form:
-        levels = form.strides if form.kind == "pairs" else ()
-        part = form.part if form.kind == "pairs" else form
-        return self._made(node, "pairs", (*levels, (2, starts[1] - starts[0])), ((2 ** (len(levels) + 1), part),))
-
-    def _at_once(self, node: int, form: Form, starts: Sequence[int]) -> Form:
-        return self._made(node, "at once", progression(starts), ((len(starts), form),))
+        return self._made(node, "row", (), _counted([*parts, (1, other)]))
 
     def _longer(self, child: int, others: Sequence[int]) -> _Row | None:
-        """Extend the row that a child begins by the others; None if they are no parts of it."""
-        part = self.of_node(others[0])
+        """Extend by the others the row that a child is, or begins with its children; None if they are no parts."""
+        part, width = self.of_node(others[0]), len(others)
         if any(self.of_node(other) is not part for other in others):
             return None
-        row = self._row(child, part, len(others))
-        if row is not None:
-            row.starts += [self.tree.firsts[other] for other in others]
+        row = self._found[child]
+        if not isinstance(row, _Row):
+            children = self.tree.children[child]
+            if len(children) != max(2, width) or any(self.of_node(one) is not part for one in children):
+                return None
+            row = _Row(part, [self.tree.firsts[one] for one in children], width)
+        elif row.part is not part or row.width != width:
+            return None
+        row.starts += [self.tree.firsts[other] for other in others]
         return row
-
-    def _row(self, node: int, part: Form, width: int) -> _Row | None:
-        """Return the row of such parts that a node is, or begins with its children; None if it is none."""
-        found = self._found[node]
-        if isinstance(found, _Row):
-            return found if found.part is part and found.width == width else None
-        children = self.tree.children[node]
-        if len(children) == max(2, width) and all(self.of_node(child) is part for child in children):
-            return _Row(part, [self.tree.firsts[child] for child in children], width)
-        return None
 
 
 def _counted(parts: Sequence[tuple[int, Form]]) -> tuple[tuple[int, Form], ...]:

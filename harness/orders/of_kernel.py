@@ -19,7 +19,7 @@ from lastbit.errors import KernelError, LastbitError, UnsupportedCase, UsageErro
 from lastbit.judging.problem import Problem
 from lastbit.ops import ProbedSum
 from lastbit.orders.form import form_of
-from lastbit.orders.reveal import Revealed, reveal
+from lastbit.orders.reveal import reveal
 from lastbit.orders.tree import prefixes
 from lastbit.reports.order import Declared, Order, SumTree
 from lastbit.verify.check import Subject
@@ -87,8 +87,8 @@ def order_of(place: Workplace, probe: Probe) -> Order:
     Raises:
         KernelError: the kernel raised.
     """
-    line = f"{probe.sum} of {place.subjects[probe.kernel].op.name} with {_size(probe)}"
-    return order_of_subject(place.subjects[probe.kernel], probe, place.watch(line))
+    subject, size = place.subjects[probe.kernel], f"{probe.terms} terms in {probe.rows} rows of {probe.dtype}"
+    return order_of_subject(subject, probe, place.watch(f"{probe.sum} of {subject.op.name} with {size}"))
 
 
 def order_of_subject(subject: Subject, probe: Probe, watched: AbstractContextManager[object]) -> Order:
@@ -111,10 +111,6 @@ def order_of_subject(subject: Subject, probe: Probe, watched: AbstractContextMan
             return replace(found, reason=f"the kernel does not take it: {error}")
 
 
-def _size(probe: Probe) -> str:
-    return f"{probe.terms} terms in {probe.rows} rows of {probe.dtype}"
-
-
 def _read(subject: Subject, probe: Probe, found: Order) -> Order:
     """Read the order from the first result that shows it."""
     summed = subject.op.sums[probe.sum]
@@ -135,8 +131,21 @@ def _read(subject: Subject, probe: Probe, found: Order) -> Order:
             tuned=True,
         )
         if revealed.visible:
-            found = replace(found, read=f"{name} ({revealed.result})", notes=_blind(blind))
-            return _ordered(subject, summed, found, revealed)
+            tree = revealed.tree
+            return replace(
+                found,
+                read=f"{name} ({revealed.result})",
+                tree=tree,
+                form=form_of(tree) if tree else None,
+                reason=revealed.reason,
+                triples=revealed.triples,
+                asked=revealed.asked,
+                calls=revealed.calls,
+                checked=revealed.checked,
+                contradicted=revealed.contradicted,
+                notes=(*revealed.notes, *_blind(blind)),
+                declared=tuple(_declared(subject, summed, tree)) if tree else (),
+            )
         blind.setdefault(revealed.reason, []).append(name)
     return replace(found, reason="; ".join(_blind(blind)) or f"the kernel gives none of {', '.join(summed.results)}")
 
@@ -144,23 +153,6 @@ def _read(subject: Subject, probe: Probe, found: Order) -> Order:
 def _blind(reasons: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """List each reason why results show nothing once, with the names of those results."""
     return tuple(f"{' and '.join(names)}: {reason}" for reason, names in reasons.items())
-
-
-def _ordered(subject: Subject, summed: ProbedSum, found: Order, revealed: Revealed) -> Order:
-    tree = revealed.tree
-    return replace(
-        found,
-        tree=tree,
-        form=form_of(tree) if tree else None,
-        reason=revealed.reason,
-        triples=revealed.triples,
-        asked=revealed.asked,
-        calls=revealed.calls,
-        checked=revealed.checked,
-        contradicted=revealed.contradicted,
-        notes=(*revealed.notes, *found.notes),
-        declared=tuple(_declared(subject, summed, tree)) if tree else (),
-    )
 
 
 def _objection(subject: Subject, summed: ProbedSum, probe: Probe) -> str:
@@ -224,14 +216,9 @@ def _declared(subject: Subject, summed: ProbedSum, tree: SumTree) -> Iterator[De
         said = f"depth= says that no term passes through more than {height:,} additions; {tree.height:,} were found"
         yield Declared("depth", tree.height <= height, said)
     if kernel.order is not None and summed.dot:
-        yield _walked(kernel.order, tree)
-
-
-def _walked(block: int, tree: SumTree) -> Declared:
-    """Check whether one number holds the sum of all terms so far after every `block` of them."""
-    held = prefixes(tree)
-    lacking = next((end for end in range(block, tree.terms, block) if end not in held), None)
-    said = f"order={block} says that one number holds the sum of all terms so far after every {block} of them"
-    if lacking is None:
-        return Declared("order", True, said)
-    return Declared("order", False, f"{said}; none holds the first {lacking:,}")
+        block, held = kernel.order, prefixes(tree)
+        lacking = next((end for end in range(block, tree.terms, block) if end not in held), None)
+        said = f"order={block} says that one number holds the sum of all terms so far after every {block} of them"
+        yield Declared(
+            "order", lacking is None, said if lacking is None else f"{said}; none holds the first {lacking:,}"
+        )

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import UsageError
-from lastbit.orders.probing import NotRevealed, NotVisible, ProbeReading, Probes
+from lastbit.orders.probing import NotRevealed, NotVisible, ProbeReading, Probes, signed_reading, squared_reading
 from lastbit.orders.search import around, kind_of, search
 from lastbit.orders.tree import Indices, Truths, added, within
-from lastbit.orders.visible import signed_reading, squared_reading
 from lastbit.reports.order import SumTree
 
 # A tree that is wrong in one triple of a hundred passes with 8 of 100, but for late ones, which are asked as well.
@@ -85,29 +84,21 @@ def reveal(
     try:
         reading = (squared_reading if squares else signed_reading)(probes, random)
         steady = _unsteady(reading, random)
-        tree = search(terms, _Budget(reading).ask, seed)
+        left = 10_000 + _QUESTIONS * terms * terms.bit_length()
+
+        def ask(triples: Indices) -> Truths:
+            """Ask no more than a tree needs, as answers that no tree explains can lead anywhere."""
+            nonlocal left
+            left -= len(triples)
+            if left < 0:
+                raise NotRevealed("no tree explains what the probes say: the search for one does not end")
+            return reading.ask(triples)
+
+        tree = search(terms, ask, seed)
         return _checked(reading, tree, random, squares, steady)
     except NotRevealed as error:
         visible = not isinstance(error, NotVisible)
         return Revealed(None, str(error), probes.result, probes.asked, probes.calls, visible)
-
-
-@dataclass(eq=False)
-class _Budget:
-    """A reading that is asked no more than a tree needs, as answers that no tree explains can lead anywhere."""
-
-    reading: ProbeReading
-    left: int = 0
-
-    def __post_init__(self) -> None:
-        terms = self.reading.probes.terms
-        self.left = 10_000 + _QUESTIONS * terms * terms.bit_length()
-
-    def ask(self, triples: Indices) -> Truths:
-        self.left -= len(triples)
-        if self.left < 0:
-            raise NotRevealed("no tree explains what the probes say: the search for one does not end")
-        return self.reading.ask(triples)
 
 
 def _unsteady(reading: ProbeReading, random: np.random.Generator) -> tuple[str, ...]:

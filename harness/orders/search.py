@@ -105,23 +105,17 @@ def _ranked(pivot: int, others: Indices, random: np.random.Generator) -> Asking[
         pivots = np.full_like(rest, pivot)
         answers = yield np.concatenate([np.stack([rest, pivots, against], -1), np.stack([against, pivots, rest], -1)])
         below, above = np.split(answers, 2)
-        place = iter(np.split(above.astype(np.int64) - below, _ends(open_ones)))
-        ranks = [new for s, (done, rank) in zip(splitters, ranks, strict=True) for new in _split(s, done, rank, place)]
+        ends = np.cumsum([len(rank) for _, rank in open_ones])[:-1]
+        places, split = iter(np.split(above.astype(np.int64) - below, ends)), list[tuple[bool, Indices]]()
+        for splitter, (done, rank) in zip(splitters, ranks, strict=True):
+            if splitter is None:
+                split.append((done, rank))
+                continue
+            at, rest = next(places), rank[rank != splitter]
+            parts = [rest[at < 0], np.append(rest[at == 0], splitter), rest[at > 0]]  # below, beside, above it
+            split += [(number == 1 or len(part) == 1, part) for number, part in enumerate(parts) if len(part)]
+        ranks = split
     return [rank for _, rank in ranks]
-
-
-def _ends(parts: list[tuple[int, Indices]]) -> Indices:
-    ends: Indices = np.cumsum([len(rank) for _, rank in parts])[:-1]
-    return ends
-
-
-def _split(splitter: int | None, done: bool, rank: Indices, place: Iterable[Indices]) -> list[tuple[bool, Indices]]:
-    """Split a rank into terms below, beside and above the splitter, each with whether it is done."""
-    if splitter is None:
-        return [(done, rank)]
-    at, rest = next(iter(place)), rank[rank != splitter]
-    parts = [rest[at < 0], np.append(rest[at == 0], splitter), rest[at > 0]]
-    return [(number == 1 or len(part) == 1, part) for number, part in enumerate(parts) if len(part)]
 
 
 def _at_once(terms: Indices, random: np.random.Generator) -> Asking[bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,12 +115,9 @@ def added(tree: SumTree, terms: Tensor) -> Tensor:
     """Add terms [..., N] as the tree says, each sum rounded to their dtype; sums of several terms are rounded once."""
     values: list[Tensor] = list(terms.unbind(-1))
     for node in range(tree.terms, tree.nodes):
-        values.append(_rounded_once([values[child] for child in tree.children[node]]))
+        summands = [values[child] for child in tree.children[node]]
+        if len(summands) == 2:
+            values.append(summands[0] + summands[1])
+        else:
+            values.append(torch.stack(summands).double().sum(0).to(terms.dtype))
     return values[-1]
-
-
-def _rounded_once(summands: Iterable[Tensor]) -> Tensor:
-    first, second, *rest = summands
-    if not rest:
-        return first + second
-    return torch.stack([first, second, *rest]).double().sum(0).to(first.dtype)
