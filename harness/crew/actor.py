@@ -61,7 +61,10 @@ class Actor:
         """Make the plan: `items`, `not_run`, what results depend on, what was `printed`; or why it was `refused`."""
         device = torch.device(self._device)
         prepare(device)
-        name = _tried(device)
+        name, premises = "", load_premises(device)
+        if device.type != "cpu":  # it raises where the device cannot be used
+            assert torch.ones(8, device=device).sum().item() == 8.0
+            name = str(torch.get_device_module(device).get_device_name(device))
         try:
             self._plan = plan = self._thread.submit(self._planned).result()
         except LastbitError as error:
@@ -73,7 +76,7 @@ class Actor:
             "items": [{**asdict(item), "device": self._called or item.device} for item in plan.planned],
             "not_run": [asdict(note) for note in plan.not_run],
             "device": name,
-            "premises": load_premises(device).device,
+            "premises": premises.device,
             "versions": {**versions(), "lastbit_code": code_hash()},
             "isolated": str(self._kernels.confinement) if self._kernels else "",
             "printed": self._printed,
@@ -120,15 +123,6 @@ class Actor:
 def refusal(error: LastbitError) -> dict[str, Any]:
     """Return the reason why a run means nothing, as data."""
     return {"reason": str(error), "mixed": isinstance(error, MixedTrees)}
-
-
-def _tried(device: Any) -> str:
-    """Compute on the device and return its name; raise if it cannot be used."""
-    if device.type == "cpu":
-        return ""
-    assert torch.ones(8, device=device).sum().item() == 8.0
-    load_premises(device)
-    return str(torch.get_device_module(device).get_device_name(device))
 
 
 def code_hash() -> str:

@@ -156,7 +156,7 @@ class Campaign:
         """
         latest = self.clock() + _WAIT
         with _interruption() as noticed:
-            while not (until or self._all_done)():
+            while not (until() if until else all(team.done for team in self.teams)):
                 if noticed.is_set():
                     raise KeyboardInterrupt
                 for heard in self.pool.hear(_PAUSE):
@@ -171,11 +171,11 @@ class Campaign:
                     self._counted = True
                     self.plan(sum(item.cases for item in self.items))
                 if self.machines.address and self.clock() >= latest:
-                    _say_who_waits(self.teams)
+                    there, asked = (sum(each) for each in zip(*(team.there for team in self.teams), strict=True))
+                    if there < asked:
+                        said = f"waiting for the cluster: {asked} actors asked for, {there} there"
+                        print(said, file=sys.stderr, flush=True)
                     latest = float("inf")
-
-    def _all_done(self) -> bool:
-        return all(team.done for team in self.teams)
 
     @property
     def stages(self) -> list[str]:
@@ -235,13 +235,6 @@ def _interruption() -> Iterator[Event]:
             signal.signal(signal.SIGINT, handler)
 
 
-def _say_who_waits(teams: Sequence[Team]) -> None:
-    """Say how many actors have no place, if there are such."""
-    there, asked = (sum(numbers) for numbers in zip(*(team.there for team in teams), strict=True))
-    if there < asked:
-        print(f"waiting for the cluster: {asked} actors asked for, {there} there", file=sys.stderr, flush=True)
-
-
 def _environment(machines: Machines, teams: Sequence[Team]) -> dict[str, str]:
     """Describe the environment of results: versions on the first actor, and where others differ from it."""
     told = [(team.kind, node, one) for team in teams for node, one in team.told.items()]
@@ -255,15 +248,10 @@ def _environment(machines: Machines, teams: Sequence[Team]) -> dict[str, str]:
         for name, version in one["versions"].items()
         if version != first[name]
     ]
+    count = len(machines.nodes)
     return {
         **{name: version for name, version in first.items() if name != "lastbit_code"},
         **settings_of(machines.config, accelerators=", ".join(names), premises="; ".join(premises)),
-        "cluster": _described(machines),
+        "cluster": f"{machines.address}: {count} node{'s' * (count != 1)}; {', '.join(map(str, machines.kinds))}",
         **({"differing_nodes": "; ".join(dict.fromkeys(differing))} if differing else {}),
     }
-
-
-def _described(machines: Machines) -> str:
-    """Describe a cluster: `local: 1 node; cpu (2 cores)`."""
-    count = len(machines.nodes)
-    return f"{machines.address}: {count} node{'s' * (count != 1)}; {', '.join(map(str, machines.kinds))}"

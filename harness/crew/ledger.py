@@ -232,21 +232,15 @@ class Ledger:
 
     def next(self, actor: Hashable, now: float) -> int | None:
         """Assign an idle actor the place of its next item; None if there is none for it now."""
-        place = next(self._candidates(actor, now), None)
+        if (place := self._queue.next(actor)) is None and (place := self._queue.last_of_another()) is None:
+            running = Counter(attempt.place for attempt in self.attempts.values())
+            known = self.settled.keys() | self._lost.keys()  # what was lost may be without end
+            alone = [a for a in self.attempts.values() if running[a.place] == 1 and a.place not in known]
+            slow = [a for a in alone if now - a.began >= self._patience.slow]
+            place = min(slow, key=lambda a: a.began).place if slow else None
         if place is not None:
             self.attempts[actor] = ItemAttempt(place, now, now)
         return place
-
-    def _candidates(self, actor: Hashable, now: float) -> Iterator[int]:
-        """Yield places by priority: the actor's own rest, the queue, another's rest from its end, slow items."""
-        if (place := self._queue.next(actor)) is not None:
-            yield place
-        if (place := self._queue.last_of_another()) is not None:
-            yield place
-        running = Counter(attempt.place for attempt in self.attempts.values())
-        known = self.settled.keys() | self._lost.keys()  # what was lost may be without end
-        alone = [a for a in self.attempts.values() if running[a.place] == 1 and a.place not in known]
-        yield from (a.place for a in sorted(alone, key=lambda a: a.began) if now - a.began >= self._patience.slow)
 
     def failed(self, place: int) -> set[tuple[str, str]]:
         """Return kernel and device of each failure in items other than this one."""
@@ -265,7 +259,12 @@ class Ledger:
                 attempt.under_way = None
             case ["result", line]:
                 attempt.under_way = None
-                self._take(attempt, parse(line.encode(), f"what came from actor {actor}"))
+                result = parse(line.encode(), f"what came from actor {actor}")
+                self.news |= result.verdict in BAD and not attempt.bad
+                attempt.results.append(result)
+                if attempt.place not in self.settled and len(attempt.results) > self._told[attempt.place]:
+                    self._told[attempt.place] += 1
+                    self._tell(result)
             case ["left", cases]:
                 attempt.left = cases
             case ["looks"]:
@@ -282,13 +281,6 @@ class Ledger:
 
     def _settle(self, attempt: ItemAttempt, died: UnderWay | None = None) -> None:
         self.settled.setdefault(attempt.place, ItemOutcome(tuple(attempt.results), attempt.left, died))
-
-    def _take(self, attempt: ItemAttempt, result: CaseResult) -> None:
-        self.news |= result.verdict in BAD and not attempt.bad
-        attempt.results.append(result)
-        if attempt.place not in self.settled and len(attempt.results) > self._told[attempt.place]:
-            self._told[attempt.place] += 1
-            self._tell(result)
 
     def overdue(self, now: float) -> list[Hashable]:
         """Return the actors that have been silent for too long; time in which nobody listened does not count."""
@@ -308,21 +300,23 @@ class Ledger:
         attempt = self.attempts.pop(actor, None)
         if attempt is None or attempt.place in self.settled:
             return ""
-        lost = self._lost.setdefault(attempt.place, Counter())
+        place = attempt.place
+        lost = self._lost.setdefault(place, Counter())
         lost[attempt.case if by_kernel else ""] += 1
         if attempt.under_way and not attempt.trace and now - attempt.heard >= self._limit:
             attempt.trace = f"Timeout ({self._limit:g} s)!\nThe process did not come to say in which lines it was.\n"
-        longest = self._longest.setdefault(attempt.place, attempt)
-        self._longest[attempt.place] = max(longest, attempt, key=lambda one: len(one.results))
-        return self._after_loss(attempt, lost)
-
-    def _after_loss(self, attempt: ItemAttempt, lost: Counter[str]) -> str:
-        place = attempt.place
+        longest = self._longest.setdefault(place, attempt)
+        self._longest[place] = max(longest, attempt, key=lambda one: len(one.results))
         if attempt.judged:
             self._settle(attempt)
             return "it has its results"
         if attempt.case and lost[attempt.case] >= self._patience.losses:
-            self._settle(attempt, None if attempt.fatal else self._died(attempt))
+            died = None
+            if not attempt.fatal:
+                assert attempt.under_way is not None
+                trace = self._keep(attempt.trace) if attempt.trace else ""
+                died = UnderWay(attempt.under_way, died=True, hung=bool(attempt.trace), trace=trace)
+            self._settle(attempt, died)
             return "the kernel is what ends it"
         if any(other.place == place for other in self.attempts.values()):
             return "it runs elsewhere"
@@ -333,19 +327,17 @@ class Ledger:
         self._queue.put_back([place])
         return RUNS_AGAIN
 
-    def _died(self, attempt: ItemAttempt) -> UnderWay:
-        assert attempt.under_way is not None
-        trace = self._keep(attempt.trace) if attempt.trace else ""
-        return UnderWay(attempt.under_way, died=True, hung=bool(attempt.trace), trace=trace)
-
     def outcomes(self) -> list[ItemOutcome]:
         """Return the outcomes of all items; of unfinished ones that of the longest run."""
         longest = dict(self._longest)
         for attempt in self.attempts.values():
             if attempt.place not in longest or len(attempt.results) >= len(longest[attempt.place].results):
                 longest[attempt.place] = attempt
-        begun = {place: _so_far(attempt) for place, attempt in longest.items() if place not in self.settled}
-        found = {**self.settled, **begun}
+        found = dict(self.settled)
+        for place, attempt in longest.items():
+            if place not in found:  # a case that it is in ends for a reason that nobody knows yet
+                under_way = UnderWay(attempt.under_way, died=False) if attempt.under_way else None
+                found[place] = ItemOutcome(tuple(attempt.results), attempt.left, under_way)
         return [found[place] for place in sorted(found)]
 
     def rest(self) -> dict[Key, int]:
@@ -357,9 +349,3 @@ class Ledger:
         """Map items that were given up to the reason."""
         found = ((self.items[place], outcome.given_up) for place, outcome in self.settled.items() if outcome.given_up)
         return {(item.kernel, item.device, item.group): reason for item, reason in found}
-
-
-def _so_far(attempt: ItemAttempt) -> ItemOutcome:
-    """Return the partial outcome of an unfinished run, and its current case, for whose end there is no reason yet."""
-    under_way = UnderWay(attempt.under_way, died=False) if attempt.under_way else None
-    return ItemOutcome(tuple(attempt.results), attempt.left, under_way)

@@ -79,21 +79,19 @@ class LocalPool:
         for actor, child in self._children.items():
             polled[child.channel.fileno()] = actor
             waiting.register(child.channel, select.POLLIN)
-        found = [self._heard(polled[descriptor]) for descriptor, _ in waiting.poll(1000 * seconds)]
-        found += [self._gone(actor) for actor, child in list(self._children.items()) if child.silent]
-        return [heard for heard in found if heard is not None]
-
-    def _heard(self, actor: Hashable) -> Heard | None:
-        try:
-            message = self._children[actor].channel.arrived()
-        except EOFError:
-            return self._gone(actor)
-        if message is None:
-            return None
-        kind, content = json.loads(message)
-        if kind == "ready" or (kind == "events" and content[-1] == ["done"]):
-            self._idle.add(actor)
-        return Heard(actor, kind, content)
+        found = []
+        for actor in [polled[descriptor] for descriptor, _ in waiting.poll(1000 * seconds)]:
+            try:
+                message = self._children[actor].channel.arrived()
+            except EOFError:
+                found.append(self._gone(actor))
+                continue
+            if message is not None:
+                kind, content = json.loads(message)
+                if kind == "ready" or (kind == "events" and content[-1] == ["done"]):
+                    self._idle.add(actor)
+                found.append(Heard(actor, kind, content))
+        return found + [self._gone(actor) for actor, child in list(self._children.items()) if child.silent]
 
     def _gone(self, actor: Hashable) -> Heard:
         code = self._children.pop(actor).end(_GRACE)

@@ -56,7 +56,9 @@ def work(campaign: Campaign, arguments: Sequence[str]) -> None:
     if code == pytest.ExitCode.INTERRUPTED and not campaign.stop:
         raise KeyboardInterrupt
     if not shell.begun:
-        raise LastbitError(_last_words(log))
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        first = next((i for i, line in enumerate(lines) if line.startswith("ERROR: ")), len(lines) - 20)
+        raise LastbitError("\n".join(lines[max(first, 0) :]).removeprefix("ERROR: "))
 
 
 class _Item(pytest.Item):
@@ -149,10 +151,3 @@ def _told(outcome: ItemOutcome) -> tuple[Literal["passed", "failed", "skipped"],
     if outcome.given_up:
         return "failed", outcome.given_up
     return ("skipped", (_SUITE, 1, f"Skipped: {HAS_FAILED}")) if outcome.left else ("passed", None)
-
-
-def _last_words(log: Path) -> str:
-    """Return the error message that ended pytest: from its first ERROR line on, or else the last lines."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    first = next((i for i, line in enumerate(lines) if line.startswith("ERROR: ")), len(lines) - 20)
-    return "\n".join(lines[max(first, 0) :]).removeprefix("ERROR: ")

@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,24 +91,25 @@ def connected(address: str, workers: int | None, folder: Path) -> Iterator[list[
             path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()]))
             stack.enter_context(patch.dict(os.environ, PYTHONPATH=path))
             files = TemporaryDirectory(prefix="lastbit-ray-", ignore_cleanup_errors=True)
-            options = _of_a_local_one(workers, stack.enter_context(files))
+            options |= {
+                "num_cpus": max(usable_cores(), workers or 1),
+                "include_dashboard": False,
+                "object_store_memory": _STORE,
+                "_temp_dir": stack.enter_context(files),
+            }
         stack.callback(ray.shutdown)
-        yield _nodes(ray, address, {**options, "runtime_env": {"working_dir": str(folder)}})
-
-
-def _nodes(ray: Any, address: str, options: Mapping[str, Any]) -> list[ClusterNode]:
-    """Connect to a cluster, and return its nodes."""
-    try:
+        options["runtime_env"] = {"working_dir": str(folder)}
         _knock(address)
         handler = signal.getsignal(signal.SIGTERM)  # Ray would let it end this process at once, with all it has started
         try:
             ray.init(**options, logging_level="ERROR", log_to_driver=False)
+            nodes = [ClusterNode.of(told) for told in ray.nodes() if told["Alive"]]
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise LastbitError(f"no Ray cluster at {address!r} can be used: {error}") from error
         finally:
             if current_thread() is main_thread():
                 signal.signal(signal.SIGTERM, handler)
-        return [ClusterNode.of(told) for told in ray.nodes() if told["Alive"]]
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise LastbitError(f"no Ray cluster at {address!r} can be used: {error}") from error
+        yield nodes
 
 
 def _knock(address: str) -> None:
@@ -142,17 +143,6 @@ def _ray(address: str) -> Any:
 
     worker.print_to_stdstream = lambda *said, **options: None  # that actors die is no news: a run says what comes of it
     return ray
-
-
-def _of_a_local_one(workers: int | None, files: str) -> dict[str, Any]:
-    """Make the options of a cluster on this machine, of as many cores as it has, or workers that were asked for."""
-    return {
-        "address": LOCAL,
-        "num_cpus": max(usable_cores(), workers or 1),
-        "include_dashboard": False,
-        "object_store_memory": _STORE,
-        "_temp_dir": files,
-    }
 
 
 @dataclass
@@ -227,24 +217,19 @@ class RayPool:
             one.asked = None
             return None
         except self._ray.exceptions.RayError as error:
-            return self._without(actor, error)
+            one.asked = None
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            if isinstance(error, self._ray.exceptions.RayTaskError):
+                return Heard(actor, "failed" if one.asks != "events" else "gone", lines[-1])
+            said = next((line for line in lines if " because " in line), lines[0]).partition(" Some common causes")[0]
+            died = "node has died" in str(error) or "node died" in str(error)
+            return Heard(actor, "gone", said, node_died=died)
         asks = one.asks
         if asks == "placed":
             one.asked, one.asks = one.handle.start.remote(), "ready"
         elif asks == "ready":
             one.asked = None
         return Heard(actor, asks, content)
-
-    def _without(self, actor: Hashable, error: Exception) -> Heard:
-        """Forget an actor's call, and translate its error to a message."""
-        one = self._actors[actor]
-        one.asked = None
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        if isinstance(error, self._ray.exceptions.RayTaskError):
-            return Heard(actor, "failed" if one.asks != "events" else "gone", lines[-1])
-        said = next((line for line in lines if " because " in line), lines[0]).partition(" Some common causes")[0]
-        died = "node has died" in str(error) or "node died" in str(error)
-        return Heard(actor, "gone", said, node_died=died)
 
     def close(self) -> None:
         """End all actors."""
