@@ -34,48 +34,38 @@ def with_speed(found: FileVerdict, desk: Desk, subject: Subject, question: Judge
         bound = _timed(desk, subject, question)
         overhead, roof = bound.empty.median, round(bound.share(desk.roof), 6)
         time = CallTime(bound.of, bound.time.median, overhead, bound.time.count, roof=roof)
-        time, reason = _beside(time, desk, question)
     except LastbitError as error:
         return replace(found, speed_reason=str(error))
+    reason = ""
+    if question.beside:
+        try:
+            other = beside(desk, question, parse_case(time.case), QUICK)
+            if other is None:
+                reason = "beside it: no kernel of the project keeps the contract and takes the case"
+            else:
+                time = replace(time, beside={other.kernel: other.time.median})
+        except LastbitError as error:
+            reason = f"beside it: {error}"
     found = replace(found, speed=time, speed_reason=reason)
-    return _wrong(found, bound, repro) if bound.verdict == Verdict.FAILED else found
+    if bound.verdict != Verdict.FAILED:
+        return found
+    finding = CaseFinding(TIMED, "", f"in calls that were timed: {bound.why}", bound.of, repro(bound.of))
+    contracts = replace(found.contracts, keeps=())
+    return replace(found, verdict=Verdict.FAILED, findings=(*found.findings, finding), contracts=contracts)
 
 
 def _timed(desk: Desk, subject: Subject, question: JudgeQuestion) -> SpeedBound:
     """Bound the time on the first case that the kernel takes, of the question or of those that are measured."""
     reason = f"no case of {question.op} that is measured is one that the kernel takes; give a 'CASE'"
-    for case in _cases(desk, question):
-        if not unsupported(subject.kernel, case):
+    cases = map(parse_case, question.lines) if question.lines else bench_cases(desk.project, desk.device, "kernels.txt")
+    for case in cases:
+        if case.op == question.op and not unsupported(subject.kernel, case):
             try:
                 with desk.watch(case):
                     return bound_of(subject, case, desk.kernels.server, QUICK)
             except (UnsupportedCase, UsageError) as error:  # the next one may be of another kind
                 reason = str(error)
     raise LastbitError(reason)
-
-
-def _cases(desk: Desk, question: JudgeQuestion) -> Iterator[Case]:
-    cases = map(parse_case, question.lines) if question.lines else bench_cases(desk.project, desk.device, "kernels.txt")
-    return (case for case in cases if case.op == question.op)
-
-
-def _wrong(found: FileVerdict, bound: SpeedBound, repro: Repro) -> FileVerdict:
-    finding = CaseFinding(TIMED, "", f"in calls that were timed: {bound.why}", bound.of, repro(bound.of))
-    contracts = replace(found.contracts, keeps=())
-    return replace(found, verdict=Verdict.FAILED, findings=(*found.findings, finding), contracts=contracts)
-
-
-def _beside(time: CallTime, desk: Desk, question: JudgeQuestion) -> tuple[CallTime, str]:
-    """Add the time of a kernel of the project if that is asked for, or the reason why there is none."""
-    if not question.beside:
-        return time, ""
-    try:
-        bound = beside(desk, question, parse_case(time.case), QUICK)
-    except LastbitError as error:
-        return time, f"beside it: {error}"
-    if bound is None:
-        return time, "beside it: no kernel of the project keeps the contract and takes the case"
-    return replace(time, beside={bound.kernel: bound.time.median}), ""
 
 
 def beside(desk: Desk, question: JudgeQuestion, case: Case, effort: Effort) -> SpeedBound | None:

@@ -63,39 +63,25 @@ def read(given: Mapping[str, Any], device: str) -> tuple[Culprit | None, str]:
     """
     try:
         found: Explanation = decoded(Explanation, given)
-        return _culprit(found), _reason(found, device)
+        step = found.culprit
+        if found.verdict is Verdict.PASSED:
+            return None, KEEPS.format(device) if device != "cpu" else "it passed when it was run again"
+        if found.verdict is not Verdict.FAILED or step is None:
+            return None, found.reason or found.trace.reason or NOT_FOUND
+        deciding = found.deciding if found.is_sure else None
+        sentence = computed(step) if deciding is None else decision(deciding, sure=True)
+        if step.mend and (deciding is None or not deciding.misrounded):  # which says what would be right
+            sentence = f"{sentence.removesuffix('.')}; {step.right}"
+        return Culprit(step.file, step.line, step.code or step.text, sentence), ""
     except Exception:  # whatever it said
         return None, "the process that looked for it gave an answer that is none"
-
-
-def _culprit(found: Explanation) -> Culprit | None:
-    step = found.culprit
-    if found.verdict is not Verdict.FAILED or step is None:
-        return None
-    deciding = found.deciding if found.is_sure else None
-    sentence = computed(step) if deciding is None else decision(deciding, sure=True)
-    if step.mend and (deciding is None or not deciding.misrounded):  # which says what would be right
-        sentence = f"{sentence.removesuffix('.')}; {step.right}"
-    return Culprit(step.file, step.line, step.code or step.text, sentence)
-
-
-def _reason(found: Explanation, device: str) -> str:
-    if found.verdict is Verdict.PASSED:
-        return KEEPS.format(device) if device != "cpu" else "it passed when it was run again"
-    if found.verdict is Verdict.FAILED and found.culprit is not None:
-        return ""
-    return found.reason or found.trace.reason or NOT_FOUND
 
 
 def with_culprit(found: FileVerdict, desk: Desk, question: JudgeQuestion, failure: CaseResult | None) -> FileVerdict:
     """Add to the document the line that is wrong, or why none is found, if a failure is to be explained."""
     if failure is None or not question.explaining:
         return found
-    culprit, reason = _looked_for(desk, Path(found.file).resolve(), question, failure)
-    return replace(found, culprit=culprit, culprit_reason=reason)
-
-
-def _looked_for(desk: Desk, path: Path, question: JudgeQuestion, failure: CaseResult) -> tuple[Culprit | None, str]:
+    path = Path(found.file).resolve()
     arguments = {
         "path": str(path),
         "role": asdict(question.role),
@@ -107,10 +93,11 @@ def _looked_for(desk: Desk, path: Path, question: JudgeQuestion, failure: CaseRe
         given = desk.on_cpu.run(path, explanation_of, arguments, question.explaining)
     except KernelProcessEnded as ended:
         late = f"it was not found in {question.explaining:g} s (--explain)"
-        return None, late if ended.limit is not None else str(ended)
+        return replace(found, culprit_reason=late if ended.limit is not None else str(ended))
     except LastbitError as error:  # the kernel raised, or the answer is none
-        return None, str(error)
-    return read(given, failure.device)
+        return replace(found, culprit_reason=str(error))
+    culprit, reason = read(given, failure.device)
+    return replace(found, culprit=culprit, culprit_reason=reason)
 
 
 class Named(NamedTuple):

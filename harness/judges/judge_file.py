@@ -16,14 +16,13 @@ from pathlib import Path
 
 from lastbit.case import Case, Group, parse_case
 from lastbit.errors import LastbitError, UsageError, unknown
-from lastbit.judges.case_order import OrderedCase
 from lastbit.judges.confined_explanations import with_culprit
-from lastbit.judges.opening import Desk, OpenedKernel, desk_of, opened
+from lastbit.judges.opening import Desk, OpenedKernel, OrderedCase, desk_of, opened
 from lastbit.judges.question import JudgeQuestion
 from lastbit.reports.judged import CaseFinding, Contracts, DecidedShare, FileVerdict
 from lastbit.result import BAD, OF_FORMULA, OF_VALUES, CaseResult, Finding, Verdict, idle_in, simplest, told
 from lastbit.run import Run
-from lastbit.verify.check import Subject, unsupported
+from lastbit.verify.check import unsupported
 from lastbit.verify.item_run import Explorer, features_of
 from lastbit.verify.plan import Item
 from lastbit.verify.processes import versions
@@ -86,9 +85,13 @@ def unjudged(
     path: str, question: JudgeQuestion, device: str, *, verdict: Verdict = Verdict.SKIPPED, reason: str = ""
 ) -> FileVerdict:
     """Make the document of a file that was not judged."""
+    try:
+        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:  # it cannot be loaded either
+        digest = ""
     return FileVerdict(
         file=path,
-        sha256=_sha256(Path(path)),
+        sha256=digest,
         op=question.op,
         kernel=question.function,
         contract=question.contract,
@@ -100,14 +103,6 @@ def unjudged(
         profile="" if question.lines else question.profile,
         versions=_versions(),
     )
-
-
-def _sha256(path: Path) -> str:
-    """Hash a file that can be read; empty for any other, which cannot be loaded either."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 @functools.cache
@@ -132,9 +127,16 @@ def _judged(desk: Desk, kernel: OpenedKernel, question: JudgeQuestion, empty: Fi
         called, seen_in, failed = (), None, f"a call in which torch's operators give other values failed: {error}"
         results.append(replace(results[-1], verdict=Verdict.ERRORED, reason=failed, counted=False))
     if seen_in is not None and called and question.forbid_torch_op:
-        results.append(_with_torch_op(seen_in, called))
+        sentence = (
+            f"the kernel calls {' and '.join(called)} of torch, which computes the whole op: with other values of "
+            "that, it gives others or raises."
+        )
+        findings = (*seen_in.findings, Finding(TORCH_OP, "", sentence))
+        results.append(replace(seen_in, verdict=Verdict.FAILED, findings=findings, counted=False))
     repro = partial(question.repro, empty.file, device=empty.device)
-    declined = _declined(subject, results)
+    # Those that it must take: its signature does.
+    turned = [parse_case(r.case) for r in results if r.verdict is Verdict.UNSUPPORTED and r.counted]
+    declined = sum(not unsupported(subject.kernel, case) for case in turned)
     if question.may_decline:
         results, declined = [replace(result, declined=False) for result in results], 0
     found = concluded(replace(empty, torch_ops=called), desk.run_of(results), len(chosen), repro, declined)
@@ -143,12 +145,6 @@ def _judged(desk: Desk, kernel: OpenedKernel, question: JudgeQuestion, empty: Fi
 
         return with_speed(found, desk, subject, question, repro)
     return with_culprit(found, desk, question, failure_of(results))
-
-
-def _declined(subject: Subject, results: Sequence[CaseResult]) -> int:
-    """Count the cases that the kernel declined although its signature takes them."""
-    turned = (parse_case(result.case) for result in results if result.verdict is Verdict.UNSUPPORTED and result.counted)
-    return sum(not unsupported(subject.kernel, case) for case in turned)
 
 
 def _results(
@@ -197,15 +193,6 @@ def _torch_ops(kernel: OpenedKernel, results: Sequence[CaseResult]) -> tuple[tup
     return (), None
 
 
-def _with_torch_op(result: CaseResult, called: Sequence[str]) -> CaseResult:
-    sentence = (
-        f"the kernel calls {' and '.join(called)} of torch, which computes the whole op: with other values of that, it "
-        "gives others or raises."
-    )
-    findings = (*result.findings, Finding(TORCH_OP, "", sentence))
-    return replace(result, verdict=Verdict.FAILED, findings=findings, counted=False)
-
-
 # Conclusions from all cases of a file
 
 ERRORED = "errored"
@@ -233,25 +220,27 @@ def concluded(
     verdict = run.verdict(name, device)
     chosen = verdict in (Verdict.PASSED, Verdict.INCONCLUSIVE) and declined > 0
     reason = _reason(run, verdict, name, device)
+    if chosen:
+        of_choice = (
+            f"the kernel declined {declined:,} of {len(results):,} cases that its signature takes, and passed the "
+            "others; --may-decline lets it choose, cases that are given say which count"
+        )
+        reason = "; ".join(filter(None, [of_choice, reason]))
     verdict = Verdict.INCONCLUSIVE if chosen else verdict
     counted = Counter(result.verdict for result in results if result.counted)
     return replace(
         empty,
         verdict=verdict,
-        reason="; ".join(filter(None, [_of_choice(declined, len(results)) if chosen else "", reason])),
+        reason=reason,
         cases={str(each): counted[each] for each in Verdict},
         planned=planned,
-        decided=_decided(run, name, device),
+        decided=tuple(
+            DecidedShare(d.stage, d.dtype, d.numel, d.decided, round(d.decided / d.numel, 6) if d.numel else 1.0)
+            for d in run.decided(name, device)
+        ),
         findings=tuple(_findings(results, repro)),
         contracts=contracts_of(results, verdict, empty.contract),
         idle=idle_in(results),
-    )
-
-
-def _of_choice(declined: int, cases: int) -> str:
-    return (
-        f"the kernel declined {declined:,} of {cases:,} cases that its signature takes, and passed the others; "
-        "--may-decline lets it choose, cases that are given say which count"
     )
 
 
@@ -272,13 +261,6 @@ def _reason(run: Run, verdict: Verdict, kernel: str, device: str) -> str:
     return "" if silent else next(result.reason for result in run.results if result.verdict is verdict)
 
 
-def _decided(run: Run, kernel: str, device: str) -> tuple[DecidedShare, ...]:
-    return tuple(
-        DecidedShare(d.stage, d.dtype, d.numel, d.decided, round(d.decided / d.numel, 6) if d.numel else 1.0)
-        for d in run.decided(kernel, device)
-    )
-
-
 def _cost(result: CaseResult) -> int:
     return parse_case(result.case).numel
 
@@ -294,16 +276,16 @@ def _findings(results: Sequence[CaseResult], repro: Repro) -> Iterator[CaseFindi
                 yield CaseFinding(finding.kind, finding.stage, finding.sentence, result.case, repro(result.case))
 
 
-def _is_of_values(result: CaseResult) -> bool:
-    """Check whether a result fails for its values, and not for a side effect of the kernel."""
-    return result.failing_stage is not None or any(f.kind in (*OF_VALUES, OF_FORMULA) for f in result.faults)
-
-
 def contracts_of(results: Sequence[CaseResult], verdict: Verdict, claimed: str) -> Contracts:
     """Conclude from the results which contracts are kept and ruled out: the claimed one, and others."""
     out = {c for r in results for c, outside in r.ruled_out.items() if outside}
     asked = dict.fromkeys(c for r in results for c in r.ruled_out)
-    failed = [r for r in results if r.verdict is Verdict.FAILED and _is_of_values(r)]
+    failed = [  # for its values, and not for a side effect of the kernel
+        r
+        for r in results
+        if r.verdict is Verdict.FAILED
+        and (r.failing_stage is not None or any(f.kind in (*OF_VALUES, OF_FORMULA) for f in r.faults))
+    ]
     if failed:
         common = [c for c in failed[0].explained_by if all(c in r.explained_by for r in failed)]
         keeps = tuple(c for c in simplest(common, claimed) if c not in out and c != claimed)

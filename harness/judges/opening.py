@@ -1,28 +1,31 @@
-"""A kernel file opened for judging: its code runs in kernel processes alone, never in this one."""
+"""A kernel file opened for judging, and the cases that it is judged on: those of its op that it takes, the cheapest
+first. Its code runs in kernel processes alone, never in this one.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from lastbit.calibrate import load_premises
-from lastbit.case import Case, parse_case
-from lastbit.config import Config
+from lastbit.case import SEED_BITS, Case, parse_case
+from lastbit.config import PROFILES, Config
 from lastbit.errors import KernelError, UsageError
 from lastbit.files import BUILT_IN
 from lastbit.inputs import build
+from lastbit.inputs.values import check_regime
 from lastbit.isolation.answers import Raised
 from lastbit.isolation.elsewhere import Kernels
 from lastbit.isolation.isolated import Isolated
 from lastbit.isolation.limits import Limits
 from lastbit.isolation.process import ForkServer
-from lastbit.judges.case_order import CaseOrder
-from lastbit.judges.question import JudgeQuestion
+from lastbit.judges.question import RANDOM, JudgeQuestion
 from lastbit.judging.problem import Problem
 from lastbit.judging.verdict import judge
 from lastbit.of_file import held_to
@@ -34,11 +37,76 @@ from lastbit.run import Run
 from lastbit.verify.check import Subject
 from lastbit.verify.declarations import check_kernel
 from lastbit.verify.device_memory import SharedDevice, Verify, directly
+from lastbit.verify.drawing import designed, draw
+from lastbit.verify.item_run import reseeded
 from lastbit.verify.plan import Plan
 from lastbit.verify.power import Separable, power_of, undecidable_of
 from lastbit.verify.processes import environment_for
-from lastbit.verify.project import open_project
+from lastbit.verify.project import Project, open_project
 from lastbit.verify.worker import Tick, Watch, Workplace, one_device, prepare
+
+
+@dataclass(frozen=True)
+class OrderedCase:
+    """A case, and the name and cases of the group that it is of."""
+
+    case: Case
+    group: str
+    alike: Sequence[Case]
+
+
+@dataclass
+class CaseOrder:
+    """Makes cases, and keeps what it made: to draw them takes as long as to judge some.
+
+    Attributes:
+        small: cases are cut to what the interpreter runs in a moment.
+    """
+
+    project: Project
+    small: bool
+    _known: dict[tuple[object, ...], tuple[OrderedCase, ...]] = field(default_factory=dict)
+
+    def of(self, question: JudgeQuestion, accepts: frozenset[str]) -> tuple[OrderedCase, ...]:
+        """List the cases for a kernel that takes `accepts`, by their number of elements.
+
+        Where the seed is random, each case gets one that follows from the number drawn for the question, or for this
+        call, unless a line lists its values.
+
+        Raises:
+            UsageError: a line is malformed, or of another op.
+        """
+        if question.lines:
+            cases = [parse_case(line) for line in question.lines]
+            for tensor in (tensor for case in cases for tensor in case.tensors):
+                check_regime(tensor)
+            return tuple(OrderedCase(case, "lines", ()) for case in cases)
+        kind, _, number = question.drawn.seed.partition(":")
+        key = question.op, accepts, question.profile, kind
+        if key not in self._known:
+            self._known[key] = tuple(sorted(self._drawn(question, accepts), key=lambda chosen: chosen.case.numel))
+        chosen = self._known[key]
+        if kind != RANDOM:
+            return chosen
+        return tuple(replace(one, case=reseeded(one.case, _seed(number, n))) for n, one in enumerate(chosen))
+
+    def _drawn(self, question: JudgeQuestion, accepts: frozenset[str]) -> list[OrderedCase]:
+        count = PROFILES[question.profile]
+        groups = designed(
+            self.project.groups(question.op, accepts, small=self.small), count, whole=count >= PROFILES["ci"]
+        )
+        seed = 0 if question.seed.startswith(RANDOM) else int(question.seed)
+        found = []
+        for group in groups:
+            drawn = tuple(draw(group, count, seed))
+            found += [OrderedCase(case, group.name, drawn) for case in drawn]
+        return found
+
+
+def _seed(number: str, place: int) -> int:
+    """Derive the seed of a case, from which nobody finds that of another case."""
+    digest = hashlib.sha256(f"{number} {place}".encode()).digest()
+    return int.from_bytes(digest) >> (8 * len(digest) - SEED_BITS)
 
 
 @dataclass(frozen=True)

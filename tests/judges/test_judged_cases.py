@@ -11,8 +11,8 @@ import pytest
 from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.errors import UsageError
-from lastbit.judges.case_order import CaseOrder
 from lastbit.judges.judge_file import concluded, contracts_of, failure_of, unjudged
+from lastbit.judges.opening import CaseOrder
 from lastbit.judges.question import JudgeQuestion
 from lastbit.reports.judged import FileVerdict
 from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
