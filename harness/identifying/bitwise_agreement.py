@@ -21,7 +21,6 @@ from lastbit.judging.problem import Problem
 from lastbit.numerics import Premises
 from lastbit.ops import Contract
 from lastbit.reports.agreement import Agreement, Apart, Does, KernelSide, Parting, StageAgreement
-from lastbit.reports.identification import Identification
 from lastbit.verify.check import Subject
 from lastbit.verify.worker import Workplace
 
@@ -41,7 +40,13 @@ def agree_kernels(place: Workplace, first: str, second: str, *, most: int) -> Ag
     cases = list(cases_of(place, *subjects, small=place.config.small))
     seen = tuple(observe(subject, cases, watch=place.watch) for subject in subjects)
     found = _compared(subjects, seen, most)
-    return found if found.parting is None else replace(found, parting=_with_places(place, found, found.parting))
+    if found.parting is None:
+        return found
+    one_does, other_does = (
+        replace(own, place=_place_of(place, kernel.name, found.parting.stage, found.line))
+        for own, kernel in zip(found.parting.does, (one, other), strict=True)
+    )
+    return replace(found, parting=replace(found.parting, does=(one_does, other_does)))
 
 
 def _subject(place: Workplace, name: str) -> Subject:
@@ -54,9 +59,18 @@ def _compared(subjects: Sequence[Subject], seen: Sequence[Observed], most: int) 
     one, other = subjects
     op, of_case = one.op, {sample.case: sample for sample in seen[1].samples}
     pairs = [(sample, of_case[sample.case]) for sample in seen[0].samples if sample.case in of_case]
-    compared = [tuple(_stages(*pair)) for pair in pairs]
-    unequal = [pair[0] for pair, stages in zip(pairs, compared, strict=True) if any(map(_differs, stages))]
-    kept = [_kept(identified(subject, given, most=most)) for subject, given in zip(subjects, seen, strict=True)]
+    compared, unequal = list[list[StageAgreement]](), list[TrialSample]()
+    for a, b in pairs:
+        trace, left, right = a.problem.trace, a.seen.actual, b.seen.actual
+        names = [name for name in trace.formats if name in left and name in right]
+        stages = [_compare(name, name in trace.results, left[name], right[name], str(a.case)) for name in names]
+        compared.append(stages)
+        if any(stage.result and stage.unequal_elements > 0 for stage in stages):
+            unequal.append(a)
+    kept = []  # for each the contracts of the op that allow every bit of its results, the likeliest first
+    for subject, observed in zip(subjects, seen, strict=True):
+        fitting = [c for c in identified(subject, observed, most=most).kept if not c.changed]
+        kept.append(tuple(name for candidate in fitting for name in candidate.contracts))
     common = tuple(name for name in kept[0] if name in kept[1])
     parting = None
     if unequal and all(kept) and not common:
@@ -80,25 +94,7 @@ def _side(subject: Subject, seen: Observed, kept: tuple[str, ...]) -> KernelSide
     )
 
 
-def _kept(found: Identification) -> tuple[str, ...]:
-    """Return the names of the op's contracts that allow every bit of a kernel's results, the likeliest first."""
-    return tuple(name for candidate in found.kept if not candidate.changed for name in candidate.contracts)
-
-
 # Bits
-
-
-def _differs(stage: StageAgreement) -> bool:
-    return stage.result and stage.unequal_elements > 0
-
-
-def _stages(one: TrialSample, other: TrialSample) -> Iterator[StageAgreement]:
-    """Yield the bitwise comparison of every stage that both kernels gave for a case, in the reference's order."""
-    trace = one.problem.trace
-    for name in trace.formats:
-        if name in one.seen.actual and name in other.seen.actual:
-            tensors = one.seen.actual[name], other.seen.actual[name]
-            yield _compare(name, name in trace.results, *tensors, str(one.case))
 
 
 def _compare(stage: str, result: bool, a: Tensor, b: Tensor, case: str) -> StageAgreement:
@@ -124,11 +120,21 @@ def _decimal(element: Tensor) -> str:
     return f"{float(element):.9g}" if element.is_floating_point() else str(element.item())
 
 
-def _together(compared: Sequence[tuple[StageAgreement, ...]]) -> Iterator[StageAgreement]:
+def _together(compared: Sequence[Sequence[StageAgreement]]) -> Iterator[StageAgreement]:
     """Yield each stage with its counts summed over all cases; the smallest case, which is first, gives the example."""
     found: dict[str, StageAgreement] = {}
     for stage in (stage for stages in compared for stage in stages):
-        found[stage.stage] = _sum(found[stage.stage], stage) if stage.stage in found else stage
+        if (before := found.get(stage.stage)) is not None:
+            stage = replace(
+                before,
+                cases=before.cases + stage.cases,
+                elements=before.elements + stage.elements,
+                unequal_cases=before.unequal_cases + stage.unequal_cases,
+                unequal_elements=before.unequal_elements + stage.unequal_elements,
+                ulp=max(before.ulp, stage.ulp),
+                apart=before.apart or stage.apart,
+            )
+        found[stage.stage] = stage
     yield from (found[name] for name in _in_order([stage.stage for stage in stages] for stages in compared))
 
 
@@ -145,19 +151,6 @@ def _in_order(lists: Iterable[list[str]]) -> list[str]:
     return merged
 
 
-def _sum(a: StageAgreement, b: StageAgreement) -> StageAgreement:
-    return StageAgreement(
-        a.stage,
-        a.result,
-        a.cases + b.cases,
-        a.elements + b.elements,
-        a.unequal_cases + b.unequal_cases,
-        a.unequal_elements + b.unequal_elements,
-        max(a.ulp, b.ulp),
-        a.apart or b.apart,
-    )
-
-
 # Contracts
 
 
@@ -170,7 +163,13 @@ def _parting(problem: Problem, kept: Sequence[Sequence[Contract]]) -> Parting | 
     if not stage:
         return None
     one_does, other_does = (
-        _does(own, stage, _options(own.contract, beside.contract)) for own, beside in (problems, problems[::-1])
+        Does(
+            str(own.contract),
+            tuple(filter(None, _options(own.contract, beside.contract))),
+            own.format(stage).told if stage in own.contract.rounds else "",
+            stage in own.trace.stages,
+        )
+        for own, beside in (problems, problems[::-1])
     )
     return Parting(stage, (one_does, other_does))
 
@@ -190,24 +189,6 @@ def _first_apart(one: Problem, other: Problem) -> str:
         if not torch.equal(bits_with_one_nan(a.value), bits_with_one_nan(b.value)):
             return name
     return ""
-
-
-def _does(problem: Problem, stage: str, options: tuple[str, ...]) -> Does:
-    rounds = stage in problem.contract.rounds
-    return Does(
-        str(problem.contract),
-        tuple(filter(None, options)),
-        problem.format(stage).told if rounds else "",
-        stage in problem.trace.stages,
-    )
-
-
-def _with_places(place: Workplace, found: Agreement, parting: Parting) -> Parting:
-    """Add the source line at which each kernel computes the parting stage, where it can be traced."""
-    one, other = parting.does
-    names = (side.kernel for side in found.sides)
-    places = [_place_of(place, name, parting.stage, found.line) for name in names]
-    return replace(parting, does=(replace(one, place=places[0]), replace(other, place=places[1])))
 
 
 def _place_of(place: Workplace, name: str, stage: str, line: str) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lastbit.case import Case, parse_case
 from lastbit.identifying.trials import Trial, TrialSample, Variant, search_roundings, try_all
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
-from lastbit.judging.problem import Tensors
 from lastbit.ops import Contract, Op, joined
 from lastbit.reports.identification import Answer, Candidate, CombinationSearch, Identification, name
 from lastbit.reports.summary import grouped
@@ -103,7 +102,10 @@ def observe(subject: Subject, cases: Iterable[Case], *, watch: Watch = unwatched
             follows = case.dtypes not in met or is_small(case) or result.verdict is Verdict.INCONCLUSIVE
             met.add(case.dtypes)
             with watch(case):
-                samples.append(_sample(own, case, result.results, actual, follows=follows))
+                inputs = build(case.gathered(), own.device)
+                observation = Observation.of(own.problem(inputs), actual)
+                followed = followed_in(own, case, inputs, result.results) if follows else None
+                samples.append(TrialSample(case, observation, followed))
     samples.sort(key=lambda sample: sample.size)
     return Observed(tuple(samples), unsupported, tuple(errors), tuple(beside.values()))
 
@@ -119,12 +121,6 @@ def _meaningful(subject: Subject, case: Case) -> Subject:
     return next((other for other in others if takes(other, case)), subject)
 
 
-def _sample(subject: Subject, case: Case, results: Collection[str], actual: Tensors, *, follows: bool) -> TrialSample:
-    inputs = build(case.gathered(), subject.device)
-    seen = Observation.of(subject.problem(inputs), actual)
-    return TrialSample(case, seen, followed_in(subject, case, inputs, results) if follows else None)
-
-
 def identify(subject: Subject, cases: Iterable[Case], *, most: int, watch: Watch = unwatched) -> Identification:
     """Try every contract of the op on what the kernel gives for `cases`, and at most `most` combinations beyond."""
     return identified(subject, observe(subject, cases, watch=watch), most=most)
@@ -134,7 +130,16 @@ def identified(subject: Subject, seen: Observed, *, most: int) -> Identification
     """Try every contract of the op on results already observed, and `most` combinations of roundings beyond."""
     op, samples = subject.op, seen.samples
     claim = str(subject.contract) if subject.kernel.contract or len(op.contracts()) == 1 else ""
-    trials, made = _trials(op, samples, most, subject.contract)
+    claimed = subject.contract
+    trials = try_all([Variant(op, contract) for contract in op.contracts()], samples) if samples else []
+    found = {str(claimed): Variant.of(op, claimed)} if claimed.directions else {}
+    claims, made = try_all(list(found.values()), samples), CombinationSearch()
+    for dtypes, cases in _by_dtypes(samples).items():  # other roundings are searched for dtypes that none fits
+        if not any(trial.fits(dtypes) for trial in (*trials, *claims)):
+            variants, own = search_roundings(op, trials, cases, most)
+            found |= {str(variant.contract): variant for variant in variants}
+            made = CombinationSearch(made.tried + own.tried, max(made.points, own.points), max(made.left, own.left))
+    trials = [*trials, *try_all(list(found.values()), samples)]
     candidates = _candidates(op, trials, samples, claim)
     kept = [candidate for candidate, _ in candidates if candidate.total.fits]
     return Identification(
@@ -154,20 +159,6 @@ def identified(subject: Subject, seen: Observed, *, most: int) -> Identification
         contracts=len(op.contracts()),
         search=made,
     )
-
-
-def _trials(op: Op, seen: Sequence[TrialSample], most: int, claimed: Contract) -> tuple[list[Trial], CombinationSearch]:
-    """Try every contract of the op, and claimed directions; search other roundings for dtypes that none fits."""
-    trials = try_all([Variant(op, contract) for contract in op.contracts()], seen) if seen else []
-    found = {str(claimed): Variant.of(op, claimed)} if claimed.directions else {}
-    claims = try_all(list(found.values()), seen)
-    made = CombinationSearch()
-    for dtypes, cases in _by_dtypes(seen).items():
-        if not any(trial.fits(dtypes) for trial in (*trials, *claims)):
-            variants, own = search_roundings(op, trials, cases, most)
-            found |= {str(variant.contract): variant for variant in variants}
-            made = CombinationSearch(made.tried + own.tried, max(made.points, own.points), max(made.left, own.left))
-    return [*trials, *try_all(list(found.values()), seen)], made
 
 
 def _by_dtypes(seen: Sequence[TrialSample]) -> dict[str, list[TrialSample]]:
@@ -245,19 +236,19 @@ def _answers(subject: Subject, candidates: Candidates, seen: Sequence[TrialSampl
     """Yield what fits each set of dtypes: of the candidates that fit all, or of any where none does."""
     separable = Separable()
     throughout = [pair for pair in candidates if pair[0].total.fits]
+
+    def order(pair: tuple[Candidate, Trial]) -> tuple[bool, bool, int]:
+        """Sort candidates that fit all dtypes first, then the claimed one, then the fewest deviations."""
+        candidate, deviations = pair[0], subject.op.deviations(pair[1].variant.base)
+        return not candidate.total.fits, str(subject.contract) not in candidate.contracts, deviations
+
     for dtypes, cases in _by_dtypes(seen).items():
         fitting = [(c, trial) for c, trial in throughout or candidates if trial.fits(dtypes)]
-        fitting.sort(key=lambda pair: _order(subject, *pair))
+        fitting.sort(key=order)
         fits = tuple(c for c, _ in fitting)
         telling = dict(_telling(subject.op, separable, fitting, cases))
         coinciding = tuple(c for c in fits[1:] if not c.changed and not fits[0].changed and name(c) not in telling)
         yield Answer(dtypes, len(cases), fits, coinciding, telling)
-
-
-def _order(subject: Subject, candidate: Candidate, trial: Trial) -> tuple[bool, bool, int]:
-    """Return a sort key: candidates that fit all dtypes first, then the claimed one, then the fewest deviations."""
-    deviations = subject.op.deviations(trial.variant.base)
-    return not candidate.total.fits, str(subject.contract) not in candidate.contracts, deviations
 
 
 def _telling(

@@ -247,11 +247,9 @@ def _tally(seen: Observation, followed: Followed | None) -> ContractTally:
     if results.has_latent:
         rows = check_rows(results.under(as_stored(seen.problem, results.actual)))
         tally = replace(tally, against=int(rows.unexplained > 0), rows=rows.rows, unexplained=rows.unexplained)
-    return tally if tally.against or followed is None else _with_formula(tally, results, followed)
-
-
-def _with_formula(tally: ContractTally, results: Observation, followed: Followed) -> ContractTally:
-    """Add the counts of residues, which tell apart contracts of different formulas that enclosures allow."""
+    if tally.against or followed is None:
+        return tally
+    # Residues tell apart contracts of different formulas that enclosures allow.
     for compared in compare_formulas(results.problem, followed.results, results.actual).values():
         tally += ContractTally(followed=compared.numel, equal=compared.equal, differing=compared.differs)
     return replace(tally, against=int(tally.differing > 0))
@@ -282,7 +280,12 @@ def search_roundings(
             return None
         known.update(ways)
         done = replace(done, tried=done.tried + len(new))
-        fits = [(len(v.changes), op.deviations(v.base), v) for v in new if _allows_all(v.contract, sharpest)]
+        allowed = []
+        for variant in new:  # by values first, which take a third of the time
+            by_value = all(_allows(variant.contract, o, None) for o in sharpest)
+            if by_value and all(_allows(variant.contract, o, o.followed) for o in sharpest if o.followed is not None):
+                allowed.append(variant)
+        fits = [(len(v.changes), op.deviations(v.base), v) for v in allowed]
         least = min((found[:2] for found in fits), default=None)
         return [variant for *strayed, variant in fits if tuple(strayed) == least]
 
@@ -325,13 +328,6 @@ def _key(contract: Contract, trial: Trial, seen: Sequence[TrialSample]) -> Hasha
     asked = {option for o in seen if o in trial.outcomes for option in trial.outcomes[o].steps.consulted}
     rounds = frozenset((stage, target) for stage, target in contract.rounds.items() if stage in stages)
     return frozenset(asked.intersection(contract.options)), rounds, frozenset(stages)
-
-
-def _allows_all(contract: Contract, samples: Sequence[TrialSample]) -> bool:
-    """Return whether a contract allows every bit of all cases: by values first, which take a third of the time."""
-    return all(_allows(contract, o, None) for o in samples) and all(
-        _allows(contract, o, o.followed) for o in samples if o.followed is not None
-    )
 
 
 def _allows(contract: Contract, sample: TrialSample, followed: Followed | None) -> bool:
