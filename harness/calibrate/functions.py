@@ -88,7 +88,10 @@ def measured(name: str, of: dict[str, Way], device: torch.device, size: int) -> 
             at = int(error.argmax())
             if (worst := float(error[at])) > found[way].worst:
                 found[way].worst, found[way].at = worst, float(x[at])
-            found[way].outside += int(_outside(actual[special], allowed).count_nonzero())
+            given, lo, hi = actual[special], allowed.lo, allowed.hi
+            unknown = torch.isneginf(lo) & torch.isposinf(hi)
+            within = ((given >= lo) & (given <= hi)) | (given.isnan() & lo.isnan()) | unknown
+            found[way].outside += int((~within).count_nonzero())
             found[way].specials += len(special)
     return found
 
@@ -100,10 +103,3 @@ def arguments(device: torch.device, size: int) -> Iterator[Tensor]:
         last = min(EVERY, first + _TOGETHER * step)
         bits = torch.arange(first, last, step, dtype=torch.int64, device=device)
         yield (bits - (1 << 31)).to(torch.int32).view(torch.float32)
-
-
-def _outside(actual: Tensor, allowed: Enclosure) -> Tensor:
-    """Mark the results that an enclosure excludes."""
-    lo, hi = allowed.lo, allowed.hi
-    unknown = torch.isneginf(lo) & torch.isposinf(hi)
-    return ~(((actual >= lo) & (actual <= hi)) | (actual.isnan() & lo.isnan()) | unknown)

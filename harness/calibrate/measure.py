@@ -30,7 +30,10 @@ def measure(device: torch.device) -> Iterator[MeasuredPremise]:
 
 
 def _roots_and_quotients(device: torch.device, size: int) -> Iterator[MeasuredPremise]:
-    x, every = _significands(device, size)
+    # Numbers of fp32 in [1, 4), all of them where `size` allows; 1/sqrt repeats from there on.
+    step = max(1, (1 << 24) // size)
+    x = (torch.arange(0, 1 << 24, step, device=device, dtype=torch.int32) + 0x3F800000).view(torch.float32)
+    every = step == 1
     root, inverse = x.double().sqrt(), 1.0 / x.double().sqrt()
     yield _relative("tl rsqrt", "rsqrt", kernels.apply("rsqrt", x), inverse, every)
     yield _relative("torch.rsqrt", "rsqrt", x.rsqrt(), inverse, every)
@@ -125,14 +128,6 @@ def _losing(length: int, generator: torch.Generator) -> Iterator[tuple[Tensor, T
         small[:, 0], small[:, -1] = abs(first), abs(last)
         others[0], others[-1] = first, last
         yield small, others
-
-
-def _significands(device: torch.device, size: int) -> tuple[Tensor, bool]:
-    """List fp32 numbers in [1, 4), all of them where `size` allows; 1/sqrt repeats from there on."""
-    count = 1 << 24
-    step = max(1, count // size)
-    positions = torch.arange(0, count, step, device=device, dtype=torch.int32) + 0x3F800000
-    return positions.view(torch.float32), step == 1
 
 
 def _relative(premise: str, primitive: str, actual: Tensor, truth: Tensor, exhaustive: bool) -> MeasuredPremise:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,27 +18,22 @@ import torch
 
 from lastbit.errors import LastbitError
 from lastbit.files import replace_file
-from lastbit.numerics import BY_CAPABILITY, DOCUMENTED, LOOSEST, Bound, Premises, TensorCores
+from lastbit.numerics import BY_CAPABILITY, DOCUMENTED, LOOSEST, Bound, Premises
 
 
 def documented_premises(device: torch.device) -> Premises:
     """Return the documented premises of `device`; if none covers it, the loosest ones that are here."""
-    cores, dots = _dots(device)
-    return Premises(device=f"documented primitives, {dots}", tensor_cores=cores)
-
-
-def _dots(device: torch.device) -> tuple[TensorCores | None, str]:
-    """Return the tensor cores whose bound holds for the device's dots, None on the CPU, and a description."""
     if device.type == "cpu":
-        return None, "dots in any order, rounded"
+        return Premises(device="documented primitives, dots in any order, rounded", tensor_cores=None)
     if device.type != "cuda" or torch.version.hip:
-        vendor = "AMD" if device.type == "cuda" else device.type
-        return LOOSEST, f"not covered: no premise is for {vendor} devices, these bounds are those of a V100"
-    capability = torch.cuda.get_device_capability(device)
-    if cores := BY_CAPABILITY.get(capability):
-        return cores, str(cores)
-    number = ".".join(map(str, capability))
-    return LOOSEST, f"not covered: no model of compute capability {number} is here, these bounds are those of a V100"
+        lacking = f"premise is for {'AMD' if device.type == 'cuda' else device.type} devices"
+    else:
+        capability = torch.cuda.get_device_capability(device)
+        if cores := BY_CAPABILITY.get(capability):
+            return Premises(device=f"documented primitives, {cores}", tensor_cores=cores)
+        lacking = f"model of compute capability {'.'.join(map(str, capability))} is here"
+    dots = f"not covered: no {lacking}, these bounds are those of a V100"
+    return Premises(device=f"documented primitives, {dots}", tensor_cores=LOOSEST)
 
 
 SUBNORMAL_PRODUCTS = "an fp32 product may be subnormal"
@@ -111,24 +106,18 @@ def load_premises(device: torch.device) -> Premises:
         found = [MeasuredPremise(**m) for m in content["measurements"]]
     except (ValueError, KeyError, TypeError) as error:
         raise LastbitError(f"{path} cannot be read ({error}); remove it or run `lastbit calibrate` again") from error
-    bounds = _measured_bounds(found, f"measured on {content['device']}")
+    limits = {primitive: bound.relative for primitive, bound in DOCUMENTED.items()}
+    limits["rsqrt"] = Premises().inverse_root  # measured in all the ways to compute it
+    bounds: dict[str, Bound] = {}
+    for primitive, limit in limits.items():
+        own = [m for m in found if m.primitive == primitive]
+        worst = max((m.worst for m in own), default=0.0)
+        if own and (all(m.exhaustive for m in own) or worst > limit):
+            bounds[primitive] = Bound(worst, f"measured on {content['device']}")
     primitives = f"{'primitives calibrated' if bounds else 'documented primitives, checked'} on {content['device']}"
     name = documented.device.replace("documented primitives", primitives, 1)
     flushes = any(m.premise == SUBNORMAL_PRODUCTS and not m.holds for m in found)
     return replace(documented, device=name, bounds=bounds, flushes_subnormals=flushes)
-
-
-def _measured_bounds(found: Sequence[MeasuredPremise], source: str) -> dict[str, Bound]:
-    """Select the measured figures that replace documented ones."""
-    documented = {primitive: bound.relative for primitive, bound in DOCUMENTED.items()}
-    documented["rsqrt"] = Premises().inverse_root  # measured in all the ways to compute it
-    bounds: dict[str, Bound] = {}
-    for primitive, relative in documented.items():
-        own = [m for m in found if m.primitive == primitive]
-        worst = max((m.worst for m in own), default=0.0)
-        if own and (all(m.exhaustive for m in own) or worst > relative):
-            bounds[primitive] = Bound(worst, source)
-    return bounds
 
 
 def _path(device: torch.device) -> Path:

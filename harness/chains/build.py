@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,22 @@ class _Chain:
     returned: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        self._check_shared()
+        owners: dict[str, list[str]] = {}
+        kinds: dict[str, set[str]] = {}
+        for link in self.links:
+            for what in ("inputs", "params"):
+                for own in getattr(link, what):
+                    owners.setdefault(link.name(own), []).append(link.label)
+                    kinds.setdefault(link.name(own), set()).add(what)
+        for name, labels in owners.items():
+            if len(labels) > 1 and (name not in self.shared or len(kinds[name]) > 1):
+                raise OpError(
+                    f"{self.where}: {' and '.join(labels)} have {name!r}; rename it in one of them "
+                    f"(renamed={{{name!r}: …}}), fix it (fixed=…), or make it one for all: shared=({name!r},)"
+                )
+        for name in self.shared:
+            if len(owners.get(name, ())) < 2:
+                raise OpError(f"{self.where}: {no_such('name in shared, which two parts have:', name, owners)}")
         for number, link in enumerate(self.links):
             if number and not link.part.takes:
                 raise OpError(f"{self.where}: {link.label} takes nothing of the parts before it; say what: takes=…")
@@ -88,24 +103,6 @@ class _Chain:
             )
         known = [name for link in self.links[:number] for name in link.stages]
         raise OpError(f"{self.where}: {no_such(f'stage that {label} takes:', stage, known)}")
-
-    def _check_shared(self) -> None:
-        owners: dict[str, list[str]] = {}
-        kinds: dict[str, set[str]] = {}
-        for link in self.links:
-            for what in ("inputs", "params"):
-                for own in getattr(link, what):
-                    owners.setdefault(link.name(own), []).append(link.label)
-                    kinds.setdefault(link.name(own), set()).add(what)
-        for name, labels in owners.items():
-            if len(labels) > 1 and (name not in self.shared or len(kinds[name]) > 1):
-                raise OpError(
-                    f"{self.where}: {' and '.join(labels)} have {name!r}; rename it in one of them "
-                    f"(renamed={{{name!r}: …}}), fix it (fixed=…), or make it one for all: shared=({name!r},)"
-                )
-        for name in self.shared:
-            if len(owners.get(name, ())) < 2:
-                raise OpError(f"{self.where}: {no_such('name in shared, which two parts have:', name, owners)}")
 
     def inputs(self) -> dict[str, bool]:
         """Map inputs to whether a case must have them; required ones come first."""
@@ -196,19 +193,20 @@ class _Chain:
     def axes(self) -> dict[str, dict[str, dict[str, str]]]:
         """Collect the axes of the parts, each followed by one for each of its stages that is rounded and passed on."""
         found: dict[str, dict[str, dict[str, str]]] = {}
-        for axis, options in (pair for link in self.links for pair in self._axes_of(link)):
-            if axis in found:
-                raise OpError(f"{self.where}: two axes are called {axis!r}; rename that of the part")
-            found[axis] = options
+        for link in self.links:
+            own: list[tuple[str, dict[str, dict[str, str]]]] = []
+            for axis, choices in link.op.axes.items():
+                options = {link.word(option): self._of_part(link, rounds) for option, rounds in choices.items()}
+                own.append((link.word(axis), options))
+            for stage, passed in self.passed().items():
+                if passed.target is not None and link.own_stage(stage) is not None:
+                    default = {} if passed.returned else {stage: passed.target}
+                    own.append((f"passed_{stage}", {"": default, passed.option: {}}))
+            for axis, options in own:
+                if axis in found:
+                    raise OpError(f"{self.where}: two axes are called {axis!r}; rename that of the part")
+                found[axis] = options
         return found
-
-    def _axes_of(self, link: Link) -> Iterator[tuple[str, dict[str, dict[str, str]]]]:
-        for axis, choices in link.op.axes.items():
-            yield link.word(axis), {link.word(o): self._of_part(link, rounds) for o, rounds in choices.items()}
-        for stage, passed in self.passed().items():
-            if passed.target is not None and link.own_stage(stage) is not None:
-                default = {} if passed.returned else {stage: passed.target}
-                yield f"passed_{stage}", {"": default, passed.option: {}}
 
     def optional_results(self) -> frozenset[str]:
         names = (link.stage(own) for link in self.links for own in link.op.optional_results)

@@ -65,12 +65,11 @@ class Link:
     def own_stage(self, name: str) -> str | None:
         """Return the op's own name of a stage of the chain; None if the stage is not the op's."""
         found = (
-            own for own in (name, name.removeprefix(f"{self.label}_")) if self._has(own) and self.stage(own) == name
+            own
+            for own in (name, name.removeprefix(f"{self.label}_"))
+            if self.known is not None and own in self.known and self.stage(own) == name
         )
         return next(found, None)
-
-    def _has(self, own: str) -> bool:
-        return self.known is not None and own in self.known
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -124,16 +123,14 @@ def links_of(where: str, parts: Sequence[Part]) -> tuple[Link, ...]:
     labels = [part.label or part.op.name for part in parts]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise OpError(f"{where}: two parts are called {twice[0]!r}; give one a label: Part(…, label=…)")
-    words = [(stage_names(part.op.reference), _words(part.op)) for part in parts]
+    words = []
+    for op in (part.op for part in parts):
+        options = (option for choices in op.axes.values() for option in choices)
+        words.append((stage_names(op.reference), frozenset([*op.axes, *options])))
     return tuple(
         Link(part, label, tuple(words[:number] + words[number + 1 :]))
         for number, (part, label) in enumerate(zip(parts, labels, strict=True))
     )
-
-
-def _words(op: Op) -> frozenset[str]:
-    """Return the names of the op's axes and of their options."""
-    return frozenset([*op.axes, *(option for choices in op.axes.values() for option in choices)])
 
 
 def _check_part(where: str, part: Part) -> None:
@@ -245,7 +242,8 @@ class ChainReference:
         """Return the names of stages that the chain can record; None if the source of a part cannot be read."""
         known = [(link, stage_names(link.op.reference)) for link in self.links]
         words = frozenset(link.stage(word) for link, names in known if names is not None for word in names.words)
-        spellings = [s for link, names in known if names is not None for t in names.spellings for s in _ways(link, t)]
+        own = [(link.label, s) for link, names in known if names is not None for s in names.spellings]
+        spellings = [spelling for label, s in own for spelling in (s, (f"{label}_", *s))]
         return None if any(names is None for _, names in known) else StageNames(words, tuple(spellings))
 
     @cached_property
@@ -257,11 +255,6 @@ class ChainReference:
             code: {variable: link.name(own) for variable, own in names.items() if own in link.inputs}
             for code, link, names in once
         }
-
-
-def _ways(link: Link, spelling: Any) -> tuple[Any, Any]:
-    """Return a spelling as it is, and with the label of its part in front."""
-    return spelling, (f"{link.label}_", *spelling)
 
 
 @dataclass(frozen=True, eq=False)
