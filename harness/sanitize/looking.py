@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,9 +28,9 @@ from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.inputs import bare, build
 from lastbit.result import TURNED_DOWN, CaseResult, Finding, Verdict
 from lastbit.run import NotRun, Run
-from lastbit.sanitize.sanitizer_reports import NamedAllocation, Report, findings, remarks, reports
+from lastbit.sanitize.sanitizer_reports import NamedAllocation, findings, remarks, reports
 from lastbit.sanitize.tool import NAME, TOOLS, UNCACHED, Sanitizer
-from lastbit.verify.check import Subject, first_line
+from lastbit.verify.check import first_line
 from lastbit.verify.notes import INTERRUPTED
 from lastbit.verify.worker import Worker, WorkerEnded, Workplace
 
@@ -55,34 +54,22 @@ def call_bare(place: Workplace, kernel: str, line: str) -> Called:
     inputs, held, raised = build(case, "cpu"), list[Mapping[str, object]](), ""
     try:
         with place.watch(case), made_current(subject.device):
-            for asked in _calls(subject):
+            stages = subject.kernel.stages
+            for asked in ({}, {"stages": stages}) if stages else ({},):
                 held.append(tensors := bare(inputs, subject.device))
-                held.append(_returned(subject, tensors, {**case.params, **asked}))
+                returned = subject.kernel.call(**tensors, **case.params, **asked)
+                torch.accelerator.synchronize(subject.device)
+                held.append(under_any_name(returned))
     except UnsupportedCase:
         pass
     except Exception as error:
         raised = first_line(error)
-    return Called(tuple(memory for tensors in held for memory in _memory(tensors)), raised)
-
-
-def _calls(subject: Subject) -> Iterator[dict[str, Any]]:
-    yield {}
-    if subject.kernel.stages:
-        yield {"stages": subject.kernel.stages}
-
-
-def _returned(subject: Subject, tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> Mapping[str, object]:
-    """Return the kernel's return values by name, once the device has finished its work."""
-    returned = subject.kernel.call(**tensors, **arguments)
-    torch.accelerator.synchronize(subject.device)
-    return under_any_name(returned)
-
-
-def _memory(tensors: Mapping[str, object]) -> Iterator[NamedAllocation]:
-    for name, tensor in tensors.items():
+    memory = []
+    for name, tensor in (pair for tensors in held for pair in tensors.items()):
         if isinstance(tensor, Tensor):
             storage = tensor.untyped_storage()
-            yield NamedAllocation(name, storage.data_ptr(), storage.nbytes())
+            memory.append(NamedAllocation(name, storage.data_ptr(), storage.nbytes()))
+    return Called(tuple(memory), raised)
 
 
 AFTER = "it reports something for an earlier case of the kernel"
@@ -129,32 +116,23 @@ class Looking:
         with Worker(config, launcher=launcher, environ=UNCACHED) as worker:
             while last is None and left and left[0].device == device and not stop.is_set():
                 result = left.popleft()
-                called, ended = _called(worker, result, log)
-                if ended or _reports(log):
+                try:
+                    called, over = worker.do(call_bare, result.kernel, result.case), False
+                except WorkerEnded as ended:
+                    if not ended.case:
+                        raise LastbitError(" ".join([f"{ended}; see {log}.", *remarks(_text(log))])) from None
+                    called, over = Called(raised=str(ended)), True
+                if over or reports(_text(log)):
                     last = result, called
                 else:
                     yield ToolReport(self.tool, result, reason=called.raised)
-        found = _reports(log)  # now that the process has ended, all of them
+        found = reports(_text(log))  # now that the process has ended, all of them
         if last is not None:
             result, called = last
             seen, reason = findings(self.tool, found, called.memory), "" if found else called.raised
             yield ToolReport(self.tool, result, tuple(seen), reason)
         elif found:
             raise LastbitError(f"it reports something after the last case, which nobody can be blamed for; see {log}")
-
-
-def _called(worker: Worker, result: CaseResult, log: Path) -> tuple[Called, bool]:
-    """Call a case in the worker; return its answer, and whether the calls ended the process."""
-    try:
-        return worker.do(call_bare, result.kernel, result.case), False
-    except WorkerEnded as ended:
-        if not ended.case:
-            raise LastbitError(" ".join([f"{ended}; see {log}.", *remarks(_text(log))])) from None
-        return Called(raised=str(ended)), True
-
-
-def _reports(log: Path) -> list[Report]:
-    return reports(_text(log))
 
 
 def _text(log: Path) -> str:
@@ -175,7 +153,7 @@ def sanitized(config: Config, sanitizer: Sanitizer, run: Run, tick: Callable[[Ca
     chosen, stop = chosen_of(run), Event()
     config = replace(config, lines=tuple(dict.fromkeys(result.case for result in chosen)))
 
-    def look(tool: str) -> _Looked:
+    def look(tool: str) -> tuple[list[ToolReport], str, str]:
         seen, broken, began = list[ToolReport](), "", time.monotonic()
         try:
             for one in Looking(config, sanitizer, tool).at(chosen, stop):
@@ -183,7 +161,8 @@ def sanitized(config: Config, sanitizer: Sanitizer, run: Run, tick: Callable[[Ca
                 tick(one.result)
         except LastbitError as error:
             broken = f"{tool}: {error}"
-        return _Looked(tool, tuple(seen), time.monotonic() - began, broken)
+        count = _cases(sum(not one.reason for one in seen))
+        return seen, broken, f"{tool} {count} in {time.monotonic() - began:.0f} s"
 
     interrupted = ""
     with ThreadPoolExecutor(len(TOOLS)) as pool:
@@ -195,24 +174,11 @@ def sanitized(config: Config, sanitizer: Sanitizer, run: Run, tick: Callable[[Ca
         finally:
             stop.set()
     looked = [each.result() for each in under_way]
-    broken = [interrupted] if interrupted else [one.broken for one in looked]
+    broken = [interrupted] if interrupted else [why for _, why, _ in looked]
     run = replace(run, broken="; ".join(filter(None, (run.broken, *broken))))
-    summary = f"{NAME} {sanitizer.version}: {', '.join(map(str, looked))}"
+    summary = f"{NAME} {sanitizer.version}: {', '.join(said for _, _, said in looked)}"
     run = replace(run, environment={**run.environment, "sanitized": summary})
-    return with_seen(run, [seen for one in looked for seen in one.seen], strict=config.strict)
-
-
-@dataclass(frozen=True)
-class _Looked:
-    """The findings of one tool on all cases, its time in seconds, and why it stopped early."""
-
-    tool: str
-    seen: tuple[ToolReport, ...]
-    seconds: float
-    broken: str
-
-    def __str__(self) -> str:
-        return f"{self.tool} {_cases(sum(not one.reason for one in self.seen))} in {self.seconds:.0f} s"
+    return with_seen(run, [one for seen, _, _ in looked for one in seen], strict=config.strict)
 
 
 def chosen_of(run: Run) -> list[CaseResult]:
@@ -226,23 +192,19 @@ def with_seen(run: Run, seen: Sequence[ToolReport], *, strict: bool = False) -> 
     found: dict[tuple[str, str, str], list[Finding]] = {}
     for one in seen:
         found.setdefault(_key(one.result), []).extend(one.findings)
-    results = (_with_findings(result, found.get(_key(result), ()), strict) for result in run.results)
-    return replace(run, results=tuple(results), not_run=(*run.not_run, *_left_out(run, seen)))
-
-
-def _with_findings(result: CaseResult, found: Sequence[Finding], strict: bool) -> CaseResult:
-    failed = [Verdict.FAILED for finding in found if not finding.notice]
-    verdict = Verdict.worst(result.verdict, *failed)
-    result = replace(result, verdict=verdict, findings=(*result.findings, *found)) if found else result
-    return result.strict if strict else result
-
-
-def _left_out(run: Run, seen: Sequence[ToolReport]) -> Iterator[NotRun]:
+    results = []
+    for result in run.results:
+        if own := found.get(_key(result)):
+            verdict = Verdict.worst(result.verdict, *(Verdict.FAILED for finding in own if not finding.notice))
+            result = replace(result, verdict=verdict, findings=(*result.findings, *own))
+        results.append(result.strict if strict else result)
+    not_run = [*run.not_run]
     if large := sum(_was_run(r) and _elements(r) > MOST_ELEMENTS for r in run.results):
-        yield NotRun(f"{NAME} on {_cases(large)}", f"inputs of more than {MOST_ELEMENTS:,} elements")
+        not_run.append(NotRun(f"{NAME} on {_cases(large)}", f"inputs of more than {MOST_ELEMENTS:,} elements"))
     reasons = Counter((s.tool, s.result.kernel, s.result.device, s.reason) for s in seen if s.reason)
     for (tool, kernel, device, reason), count in reasons.items():
-        yield NotRun(f"{tool} on {_cases(count)} of {kernel} on {device}", reason)
+        not_run.append(NotRun(f"{tool} on {_cases(count)} of {kernel} on {device}", reason))
+    return replace(run, results=tuple(results), not_run=tuple(not_run))
 
 
 def _cases(count: int) -> str:

@@ -105,12 +105,15 @@ def _report(block: list[str]) -> Report | None:
     at = next((line.removeprefix("at ") for line in block[1:] if line.startswith("at ")), None)
     if at is None:
         return None
+    nearest = None
+    if missed := next(filter(None, map(_NEAREST.match, block)), None):
+        nearest = Nearest(missed["distance"], int(missed["start"], 16), int(missed["size"].replace(",", "")))
     return Report(
         what=block[0],
         place=_place(at),
         thread=next((found[1] for line in block if (found := _THREAD.match(line))), ""),
         address=next((int(found[1], 16) for line in block if (found := _ADDRESS.match(line))), None),
-        nearest=next((_nearest(found) for line in block if (found := _NEAREST.match(line))), None),
+        nearest=nearest,
     )
 
 
@@ -134,10 +137,6 @@ def _place(text: str) -> InstructionPlace:
     return InstructionPlace(match["symbol"], match["file"] or "", int(match["line"] or 0))
 
 
-def _nearest(match: re.Match[str]) -> Nearest:
-    return Nearest(match["distance"], int(match["start"], 16), int(match["size"].replace(",", "")))
-
-
 @dataclass(frozen=True)
 class NamedAllocation:
     """A named allocation: that of an input, or of something that the kernel returned."""
@@ -156,18 +155,15 @@ def findings(tool: str, reports: Sequence[Report], memory: Sequence[NamedAllocat
         first.setdefault(key, report)
         count[key] += 1
     cut = " or more" * (len(reports) >= MOST_REPORTS)
-    return [
-        Finding(tool, _name(report, memory), _sentence(tool, report, memory, f"{count[key]:,}{cut}"), report.warning)
-        for key, report in first.items()
-    ]
-
-
-def _sentence(tool: str, report: Report, memory: Sequence[NamedAllocation], count: str) -> str:
-    by = f", by {report.thread}" if report.thread else ""
-    more = f" ({count} such accesses)" if count != "1" else ""
-    if report.accesses:
-        return f"{tool}: {report.what}: {' and '.join(report.accesses)}{by}{more}."
-    return f"{tool}: {report.what} in {report.place}{by}{_where(report, memory)}{more}."
+    found = []
+    for key, report in first.items():
+        by, number = f", by {report.thread}" if report.thread else "", f"{count[key]:,}{cut}"
+        more = f" ({number} such accesses)" if number != "1" else ""
+        where = f": {' and '.join(report.accesses)}{by}" if report.accesses else f" in {report.place}{by}"
+        where += "" if report.accesses else _where(report, memory)
+        sentence = f"{tool}: {report.what}{where}{more}."
+        found.append(Finding(tool, _name(report, memory), sentence, report.warning))
+    return found
 
 
 def _where(report: Report, memory: Sequence[NamedAllocation]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,12 +65,11 @@ def sanitizer_for(config: Config, environ: Mapping[str, str] = os.environ) -> Sa
     types = [kind for kind in config.device_plan.types if kind != "cpu"] if config.sanitize else []
     if others := [kind for kind in types if kind != "cuda"]:
         raise UsageError(f"--sanitize on {others[0]}: there is no tool; {NAME} knows CUDA, and lastbit itself the CPU")
-    return _found(environ) if types else None
-
-
-def _found(environ: Mapping[str, str]) -> Sanitizer:
-    """Find the compute-sanitizer of the CUDA toolkit that CUDA_HOME names, of PATH, or of /usr/local/cuda."""
-    found = next(filter(None, (shutil.which(NAME, path=folder) for folder in _folders(environ))), None)
+    if not types:
+        return None
+    home = [str(Path(environ["CUDA_HOME"], "bin"))] if environ.get("CUDA_HOME") else []
+    folders = [*home, environ.get("PATH", os.defpath), USUAL_PLACE]
+    found = next(filter(None, (shutil.which(NAME, path=folder) for folder in folders)), None)
     if found is None:
         raise UsageError(
             f"--sanitize on CUDA needs {NAME}, which comes with NVIDIA's CUDA toolkit and is neither below CUDA_HOME "
@@ -78,11 +77,3 @@ def _found(environ: Mapping[str, str]) -> Sanitizer:
             f"bin/{NAME}."
         )
     return Sanitizer(found)
-
-
-def _folders(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the folders that may hold compute-sanitizer, as search paths."""
-    if home := environ.get("CUDA_HOME"):
-        yield str(Path(home, "bin"))
-    yield environ.get("PATH", os.defpath)
-    yield USUAL_PLACE
