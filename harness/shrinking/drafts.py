@@ -76,12 +76,11 @@ class Draft:
                 params[name] = sizes[name, dim]
                 continue
             tensor, indices = values.get(name, self.values[name]), [k * each + i for k in kept for i in range(each)]
-            values[name] = _counted_anew(tensor, indices) if dim == 1 else _selected(tensor, dim, indices)
+            if dim == 1:
+                values[name] = _counted_anew(tensor, indices)
+            else:
+                values[name] = bits_of(tensor).index_select(dim, torch.tensor(indices)).view(tensor.dtype)
         return replace(self, case=replace(self.case, params=params), sizes=sizes).with_values(values)
-
-
-def _selected(tensor: Tensor, dim: int, indices: Sequence[int]) -> Tensor:
-    return bits_of(tensor).index_select(dim, torch.tensor(indices)).view(tensor.dtype)
 
 
 def _counted_anew(numbers: Tensor, kept: Sequence[int]) -> Tensor:
@@ -106,21 +105,14 @@ def plainer_elements(tensor: Tensor, place: int) -> Iterator[Tensor]:
     """Yield tensors with a plainer number at one place in row-major order, the plainest first."""
     numbers = _numbers(tensor)
     number = numbers[place]
-    found = dict.fromkeys(_candidates(number, floating=tensor.is_floating_point()))
-    for other in found:
+    found: list[float] = [1, 0]
+    if math.isfinite(number) and tensor.is_floating_point():
+        found += [*(_shortened(number, bits) for bits in _BITS), abs(number)]
+    elif math.isfinite(number):
+        found += [2, int(number) // 2]
+    for other in dict.fromkeys(found):
         if _key(other) < _key(number):
             yield _like([*numbers[:place], other, *numbers[place + 1 :]], tensor)
-
-
-def _candidates(number: float, *, floating: bool) -> Iterator[float]:
-    yield from (1, 0)
-    if not math.isfinite(number):
-        return
-    if floating:
-        yield from (_shortened(number, bits) for bits in _BITS)
-        yield abs(number)
-    else:
-        yield from (2, int(number) // 2)
 
 
 def _key(number: float) -> tuple[float, float, bool]:

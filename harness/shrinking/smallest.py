@@ -70,7 +70,7 @@ def smallest(subject: Subject, case: Case, *, watch: Watch = unwatched, seconds:
         before = draft.case
         for place in _places(draft):
             draft = _with_few_of(draft, place, sizes, trial)
-        draft = _without_much(draft, trial)
+        draft = draft.without(shrink(draft.case, trial.op, (), trial.takes, trial.fails, most=_LEAVING_OUT))
         draft = _plainer(draft, trial)
         if draft.case == before:
             break
@@ -113,16 +113,14 @@ class _Trial:
         self._seen.add(case)
         self.tries += 1
         result = self._result(case)
-        if result.verdict not in BAD or not self._is_alike(result):
+        if self._by_formula:  # a wrong formula may fail by values, too, as sums get short
+            alike = any(finding.kind in OF_STAGES for finding in result.faults[:1])
+        else:
+            alike = result.way == self._way
+        if result.verdict not in BAD or not alike:
             return False
         self.worst = _worst(result)
         return True
-
-    def _is_alike(self, result: CaseResult) -> bool:
-        """Return whether a result fails as the case does; for a wrong formula, by values too, as sums get short."""
-        if self._by_formula:
-            return any(finding.kind in OF_STAGES for finding in result.faults[:1])
-        return result.way == self._way
 
     def _result(self, case: Case) -> CaseResult:
         with self._watch(case), redirect_stderr(io.StringIO()):  # what a try raises is no news
@@ -212,15 +210,13 @@ class _Cutting:
 
     def least(self) -> Draft:
         """Return the draft with the fewest parts found that still fail."""
-        if not any(self._fails([i]) for i in self._first) and not any(self._fails(kept) for kept in self._samples()):
+        counts = [count for count in _COUNTS if count < self._parts for _ in range(_SAMPLES)]
+        firsts = (self._first[number % _SAMPLES % len(self._first)] for number in range(len(counts)))
+        samples = (self._sample(first, count) for first, count in zip(firsts, counts, strict=True))
+        if not any(self._fails([i]) for i in self._first) and not any(self._fails(kept) for kept in samples):
             self._halve()
         self._halve()
         return self._least
-
-    def _samples(self) -> Iterator[list[int]]:
-        for count in _COUNTS:
-            for number in range(_SAMPLES if count < self._parts else 0):
-                yield self._sample(self._first[number % len(self._first)], count)
 
     def _sample(self, first: int, count: int) -> list[int]:
         """Choose parts at random beside a given one."""
@@ -238,13 +234,8 @@ class _Cutting:
             for start in reversed(range(0, len(self._kept), size)):
                 self._fails([*self._kept[:start], *self._kept[start + size :]])
             size //= 2
-        if finest > 1:
-            self._shorten()
-
-    def _shorten(self) -> None:
-        """Shorten the kept parts from the end, by bisection."""
-        low, high = 0, len(self._kept)
-        while high - low > 1:
+        low, high = 0, len(self._kept) if finest > 1 else 0
+        while high - low > 1:  # shorten from the end, by bisection
             middle = (low + high) // 2
             low, high = (low, middle) if self._fails(self._kept[:middle]) else (middle, high)
 
@@ -258,11 +249,6 @@ class _Cutting:
     def _cut(self, kept: Sequence[int]) -> Draft | None:
         smaller = self._draft.cut(self._places, self._parts, kept)
         return smaller if smaller is not None and self._trial.takes(smaller.case) else None
-
-
-def _without_much(draft: Draft, trial: _Trial) -> Draft:
-    """Leave out inputs and parameters that the failure does not need, and strides and offsets."""
-    return draft.without(shrink(draft.case, trial.op, (), trial.takes, trial.fails, most=_LEAVING_OUT))
 
 
 def _plainer(draft: Draft, trial: _Trial) -> Draft:
