@@ -162,12 +162,8 @@ def reciprocal(x: Value) -> Value:
     return binary(Value("1.0", kind="number"), "/", x, PRODUCT)
 
 
-def _function(name: str) -> None:
-    RULES(name)(lambda x: call(name, numbers(x), computed=True))
-
-
 for _name in ("rsqrt", "sqrt", "sigmoid", "exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sin", "cos"):
-    _function(_name)
+    RULES(_name)(lambda x, *, name=_name: call(name, numbers(x), computed=True))
 
 
 @RULES("floor", "ceil", "trunc")

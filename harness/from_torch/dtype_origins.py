@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +45,9 @@ def followed(function: Callable[..., Any], example: Example) -> TypedTrace:
     """
     base = traced(function, example)
     floats = {name: t.dtype for name, t in example.tensors.items() if t.is_floating_point()}
-    alike = [(assigned, traced(function, _with(example, assigned))) for assigned in _together(floats)]
+    varied = [name for name, dtype in floats.items() if dtype in HALVES] or list(floats)  # the others keep their dtype
+    together = [{**floats, **dict.fromkeys(varied, dtype)} for dtype in FLOATS]
+    alike = [(assigned, traced(function, _with(example, assigned))) for assigned in together]
     for assigned, other in alike:
         if _operations(other) != _operations(base):
             names = ", ".join(f"{name}={DTYPE_NAMES[dtype]}" for name, dtype in assigned.items())
@@ -58,22 +59,14 @@ def followed(function: Callable[..., Any], example: Example) -> TypedTrace:
         return TypedTrace(base, origins, _assumed(base, tried), bound)
     if (origins := _origins(base, alike)) is None:
         raise Untraceable("the dtypes of some operations are neither that of an input nor the same for all inputs")
-    halves = [name for name, dtype in floats.items() if dtype in HALVES] or list(floats)
-    others = tuple(name for name in floats if name not in halves)
-    return TypedTrace(base, origins, _assumed(base, alike), tuple(halves), others)
+    others = tuple(name for name in floats if name not in varied)
+    return TypedTrace(base, origins, _assumed(base, alike), tuple(varied), others)
 
 
 def _with(example: Example, assigned: Assigned) -> Example:
     """Return the example with other dtypes."""
     tensors = {name: t.to(assigned.get(name, t.dtype)) for name, t in example.tensors.items()}
     return replace(example, tensors=tensors)
-
-
-def _together(floats: Assigned) -> Iterator[Assigned]:
-    """Yield one dtype after the other for the inputs of 16 bits, or else for all; the others keep theirs."""
-    varied = [name for name, dtype in floats.items() if dtype in HALVES] or list(floats)
-    for dtype in FLOATS:
-        yield {**floats, **dict.fromkeys(varied, dtype)}
 
 
 def _alone(
@@ -99,8 +92,17 @@ def _operations(traced: Traced) -> list[object]:
 def _described(traced: Traced) -> dict[fx.Node, object]:
     """Return operation → a key that identifies it, in this trace and in others of the function."""
     found: dict[fx.Node, object] = {}
+
+    def key(argument: Any) -> Any:
+        """Return the key of an operation, or another argument, or a word in its place if it depends on dtypes."""
+        if isinstance(argument, fx.Node):
+            return found[argument]
+        if isinstance(argument, torch.dtype):
+            return "dtype"
+        return "limit" if isinstance(argument, float) and argument in _LIMITS else argument
+
     for node in traced.graph.nodes:
-        arguments: Any = map_aggregate((node.args, node.kwargs), partial(_key, found))
+        arguments: Any = map_aggregate((node.args, node.kwargs), key)
         found[node] = hash((node.op, str(node.target), str(arguments)))
     return found
 
@@ -113,15 +115,6 @@ def _assumed(base: Traced, tried: Sequence[tuple[Assigned, Traced]]) -> tuple[fx
 
 
 _LIMITS = {limit for dtype in FLOATS for limit in (torch.finfo(dtype).max, torch.finfo(dtype).min)}
-
-
-def _key(found: Mapping[fx.Node, object], argument: Any) -> Any:
-    """Return the key of an operation, or another argument, or a word in its place if it depends on dtypes."""
-    if isinstance(argument, fx.Node):
-        return found[argument]
-    if isinstance(argument, torch.dtype):
-        return "dtype"
-    return "limit" if isinstance(argument, float) and argument in _LIMITS else argument
 
 
 def _origins(base: Traced, tried: Sequence[tuple[Assigned, Traced]]) -> dict[fx.Node, str] | None:

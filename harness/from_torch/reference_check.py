@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,7 +54,10 @@ def tried(written: Written, function: Callable[..., Any], case: Case, fixed: Map
     op = load_op(written.text, case.op)
     calls = elements = 0
     broken: dict[str, str] = {}
-    for variant in _variants(case):
+    halves = [t.name for t in case.tensors if t.torch_dtype in HALVES]
+    for dtype, seed in itertools.product([DTYPE_NAMES[d] for d in HALVES] if halves else [""], range(SEEDS)):
+        own_dtypes = tuple(replace(t, dtype=dtype) if t.name in halves else t for t in case.tensors)
+        variant = replace(case, tensors=own_dtypes, seed=case.seed + seed)
         tensors = dict(build(variant, "cpu").tensors)
         own = traced(function, Example(tensors, variant.params, fixed))  # type: ignore[arg-type]
         nodes = dict(zip(written.followed.traced.used, own.used, strict=True))
@@ -76,15 +80,6 @@ def load_op(text: str, name: str) -> Op:
         made: Op = getattr(load_file(path), name)
         check_op(made)
     return made
-
-
-def _variants(case: Case) -> Iterator[Case]:
-    """Yield the case with several seeds, and with its tensors of 16 bits in both formats."""
-    halves = [t.name for t in case.tensors if t.torch_dtype in HALVES]
-    for dtype in [DTYPE_NAMES[d] for d in HALVES] if halves else [""]:
-        tensors = tuple(replace(t, dtype=dtype) if t.name in halves else t for t in case.tensors)
-        for seed in range(SEEDS):
-            yield replace(case, tensors=tensors, seed=case.seed + seed)
 
 
 def _objection(stage: str, legal: Enclosure, actual: Tensor, case: Case) -> str:

@@ -98,13 +98,32 @@ def _is_part(part: torch.Tensor, whole: torch.Tensor, index: tuple[slice, ...], 
 
 def _file(name: str, found: TypedTrace, body: Body, rows: tuple[str, ...], source: str, steps: bool) -> str:
     """Return the whole text of the file."""
-    statements = [*_checks(found), *body.lines]
+    statements = []  # first those that refuse dtypes for which the function rounds elsewhere
+    if len(found.alike) > 1:
+        statements += [
+            f"if len({{stage.format_of(name) for name in {_tuple(found.alike)}}}) > 1:",
+            f'    raise ValueError("{", ".join(found.alike)} must have one dtype, as in the trace")',
+        ]
+    for one in found.only_fp32:
+        statements += [f'if stage.format_of("{one}").name != "fp32":', f'    raise ValueError("{one} must be of fp32")']
+    statements += body.lines
     code = "\n".join(part for line in statements for part in wrapped(f"    {line}"))
     used = [one for one in FORMULAS if re.search(rf"(?<!\w){one}\(", code)]
     formulas = "".join(f"\n{FORMULAS[one]}" for one in used)
     words = set(re.findall(r"\w+", re.sub(r'"[^"]*"|\.\w+', "", code + formulas)))
     known = words & _EXPORTED | ({"Enclosure"} if found.origins else set())
     imported = sorted(known, key=lambda word: (not word[0].isupper(), word))
+    example, integers = found.traced.example, _integers(found)
+    shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in example.tensors.items())
+    fixed = ", ".join(f"{n}={value!r}" for n, value in example.fixed.items())
+    docstring = [f'    """Traced with {shapes}{f", and {fixed}" if fixed else ""}.']
+    if "raise ValueError" in code:
+        docstring += ["", "    Raises:", "        ValueError: what the function was not traced for.", '    """']
+    else:
+        docstring[0] += '"""'
+    imports = [f"from lastbit.numerics import {', '.join(imported)}"] if imported else []
+    if imported and len(imports[0]) > _WIDTH + 1:
+        imports = ["from lastbit.numerics import (", *(f"    {one}," for one in imported), ")"]
     lines = [
         f'"""{name}: traced from {source}, an operation for each of its own.',
         "",
@@ -114,15 +133,21 @@ def _file(name: str, found: TypedTrace, body: Body, rows: tuple[str, ...], sourc
         "from __future__ import annotations",
         "",
         *(["from math import pi"] if "pi" in words else []),
-        *(["from typing import Any"] if _integers(found) else []),
-        *([""] if "pi" in words or _integers(found) else []),
+        *(["from typing import Any"] if integers else []),
+        *([""] if "pi" in words or integers else []),
         "from lastbit import Contract, StageRecorder, op",
-        *([_imports(imported)] if imported else []),
+        *imports,
         "",
         "",
         *_declaration(found, body, rows),
-        *_signature(name, found),
-        *_docstring(_shapes(found.traced.example), raises="raise ValueError" in code),
+        f"def {name}(",
+        *(f"    {n}: {'Any' if n in integers else 'Enclosure'}," for n in example.tensors),
+        "    *,",
+        *(f"    {n}: {type(value).__name__}," for n, value in example.params.items()),
+        "    contract: Contract,",
+        "    stage: StageRecorder,",
+        ") -> None:",
+        *docstring,
         code,
     ]
     return "\n".join(lines) + "\n" + formulas
@@ -130,12 +155,6 @@ def _file(name: str, found: TypedTrace, body: Body, rows: tuple[str, ...], sourc
 
 _STEPS = ("Every operation rounds to the dtype that PyTorch gives its result. What is computed in fp32 stays there.",)
 _ONCE = ("Everything is computed in fp32, and the results are rounded once, as a fused kernel does.",)
-
-
-def _imports(names: Sequence[str]) -> str:
-    line = f"from lastbit.numerics import {', '.join(names)}"
-    lines = ["from lastbit.numerics import (", *(f"    {name}," for name in names), ")"]
-    return line if len(line) <= _WIDTH + 1 else "\n".join(lines)
 
 
 def wrapped(line: str) -> list[str]:
@@ -198,41 +217,3 @@ def _declaration(found: TypedTrace, body: Body, rows: tuple[str, ...]) -> list[s
 def _tuple(names: Sequence[str]) -> str:
     texts = ", ".join(f'"{name}"' for name in names)
     return f"({texts},)" if len(names) == 1 else f"({texts})"
-
-
-def _signature(name: str, found: TypedTrace) -> list[str]:
-    example, integers = found.traced.example, _integers(found)
-    return [
-        f"def {name}(",
-        *(f"    {n}: {'Any' if n in integers else 'Enclosure'}," for n in example.tensors),
-        "    *,",
-        *(f"    {n}: {type(value).__name__}," for n, value in example.params.items()),
-        "    contract: Contract,",
-        "    stage: StageRecorder,",
-        ") -> None:",
-    ]
-
-
-def _docstring(text: str, *, raises: bool) -> list[str]:
-    if not raises:
-        return [f'    """{text}"""']
-    return [f'    """{text}', "", "    Raises:", "        ValueError: what the function was not traced for.", '    """']
-
-
-def _shapes(example: Example) -> str:
-    shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in example.tensors.items())
-    fixed = ", ".join(f"{n}={value!r}" for n, value in example.fixed.items())
-    return f"Traced with {shapes}{f', and {fixed}' if fixed else ''}."
-
-
-def _checks(found: TypedTrace) -> list[str]:
-    """Return the statements that refuse dtypes for which the function rounds elsewhere."""
-    lines = []
-    if len(found.alike) > 1:
-        lines += [
-            f"if len({{stage.format_of(name) for name in {_tuple(found.alike)}}}) > 1:",
-            f'    raise ValueError("{", ".join(found.alike)} must have one dtype, as in the trace")',
-        ]
-    for name in found.only_fp32:
-        lines += [f'if stage.format_of("{name}").name != "fp32":', f'    raise ValueError("{name} must be of fp32")']
-    return lines

@@ -45,8 +45,12 @@ class Operations:
         """
         name, args = operation(node), [self._argument(a, values) for a in node.args]
         kwargs = {_OTHER_NAMES.get(key, key): self._argument(a, values) for key, a in node.kwargs.items()}
-        if name == "arange":
-            return self._arange(node, args)
+        if name == "arange":  # as a tensor beside one of integers: a reference makes none by itself
+            tensors = self.followed.traced.example.tensors
+            beside = next((n for n, t in tensors.items() if not t.is_floating_point()), None)
+            if beside is None or len(args) != 1:
+                raise Unmapped("arange is mapped from 0 on, and where an input has integers; make the range an input")
+            return Value(f"{beside}.new_ones({args[0].text}).cumsum(-1) - 1", kind="integers", level=2, computed=True)
         if name in _ADDITIONS and self.steps and self.target(node):
             args = [self._taken(node, a) for a in args]
         first = args[0] if args else kwargs.get("x")
@@ -95,13 +99,6 @@ class Operations:
             raise Unmapped(f"{operation(node)} is not mapped with these arguments: {error}") from error
         made: Value = rule(*args, **kwargs)
         return made
-
-    def _arange(self, node: fx.Node, args: list[Value]) -> Value:
-        """Return 0, 1, … as a tensor beside one of integers: a reference makes none by itself."""
-        beside = next((n for n, t in self.followed.traced.example.tensors.items() if not t.is_floating_point()), None)
-        if beside is None or len(args) != 1:
-            raise Unmapped("arange is mapped from 0 on, and where an input has integers; make the range an input")
-        return Value(f"{beside}.new_ones({args[0].text}).cumsum(-1) - 1", kind="integers", level=2, computed=True)
 
     def _converted(self, node: fx.Node, x: Value) -> Value:
         """Return the converted numbers, which are rounded if their dtype is neither that of the argument nor fp32."""

@@ -63,22 +63,17 @@ class _Writer:
         self.stage_names: set[str] = set(self.traced.results)
         self.used = ancestors([*self.traced.results.values(), *followed.assumed])
         self.decisive = self.used - ancestors(self.traced.results.values())
-        self.kept = {a for n in self.used if self._may_be_fused(n) for a in n.all_input_nodes}
-        self.kept |= {
-            a for n in self.used if operation(n) == "sub" for a in n.all_input_nodes if operation(a) == "mean"
-        }
+        self.kept: set[fx.Node] = set()
+        for node in self.used:
+            after = {operation(user) for user in node.users if user in self.used}
+            unrounded = operation(node) in ("mul", "silu") and not self.operations.target(node)
+            if unrounded and after & {"mul", "add", "sub"}:  # a product that may be fused into what is after it
+                self.kept |= set(node.all_input_nodes)
+            if operation(node) == "sub":
+                self.kept |= {operand for operand in node.all_input_nodes if operation(operand) == "mean"}
 
     def _inputs(self) -> tuple[str, ...]:
         return (*self.traced.example.tensors, *self.traced.example.params)
-
-    def _may_be_fused(self, node: fx.Node) -> bool:
-        """Return whether it is a product that is not rounded before it is multiplied or added to."""
-        after = {operation(user) for user in node.users if user in self.used}
-        return (
-            operation(node) in ("mul", "silu")
-            and not self.operations.target(node)
-            and bool(after & {"mul", "add", "sub"})
-        )
 
     def written(self) -> Body:
         for node in self.traced.graph.nodes:
@@ -117,24 +112,16 @@ class _Writer:
         if (same and node not in self.results) or value.kind == "sequence":
             self.values[node] = value
         elif value.kind == "number":
-            self._assume(node, value)
-            self.values[node] = self._number_as_used(node, value)
+            if node in self.followed.assumed:  # what would have made the function go on in another way
+                self._refuse(value, self.traced.assumed[node])
+            name = self.traced.names.get(node, "")
+            if name and not value.named and any(user in self.used for user in node.users):  # more than an index
+                variable = self._variable(name)
+                self.body.lines.append(f"{variable} = {value.text}")
+                value = replace(value, text=variable, level=5)
+            self.values[node] = value
         else:
             self.values[node] = self._placed(node, value)
-
-    def _number_as_used(self, node: fx.Node, value: Value) -> Value:
-        """Return a number by its name in the source, if it has one and is more than an index."""
-        name = self.traced.names.get(node, "")
-        if not name or value.named or not any(user in self.used for user in node.users):
-            return value
-        variable = self._variable(name)
-        self.body.lines.append(f"{variable} = {value.text}")
-        return replace(value, text=variable, level=5)
-
-    def _assume(self, node: fx.Node, value: Value) -> None:
-        """Let the reference refuse what would have made the function go on in another way."""
-        if node in self.followed.assumed:
-            self._refuse(value, self.traced.assumed[node])
 
     def _refuse(self, value: Value, seen: object) -> None:
         """Write that the expression must be what was seen."""
@@ -159,15 +146,12 @@ class _Writer:
         seen = bool(name) or (bool(rounds) and value.kind == "numbers")
         if result or (seen and value.computed and value.kind != "truth"):
             return self._staged(node, value, result, rounds)
-        if name or (node in self.kept and not value.named) or self._repeated(node, value):
+        repeated = len([user for user in node.users if user in self.used]) > 1 or len(value.text) > _LONG
+        if name or ((node in self.kept or repeated) and not value.named):
             variable = self._variable(name or self._invented(node))
             self.body.lines.append(f"{variable} = {value.text}")
             return replace(value, text=variable, level=5, computed=False)
         return value
-
-    def _repeated(self, node: fx.Node, value: Value) -> bool:
-        """Return whether an expression would be written twice, or make its line too long."""
-        return not value.named and (len([u for u in node.users if u in self.used]) > 1 or len(value.text) > _LONG)
 
     def _staged(self, node: fx.Node, value: Value, result: str, rounds: str) -> Value:
         stage = result or self._unique(self.traced.names.get(node) or self._invented(node), self.stage_names)

@@ -128,8 +128,9 @@ def _outcome(
     line: str, before: RecordedCase | None, after: RecordedCase | None, result: CaseResult | None
 ) -> CaseOutcome:
     changes = []
-    for name in dict.fromkeys([*before.stages, *after.stages]) if before and after else ():
-        old, new = before.stages.get(name), after.stages.get(name)
+    was, now = (case.stages if case else {} for case in (before, after))
+    for name in dict.fromkeys([*was, *now]) if before and after else ():
+        old, new = was.get(name), now.get(name)
         flags = bool(old and old.unordered), bool(new and new.unordered)
         if old and new and (all(flags) or (not any(flags) and same(old.values, new.values))):
             continue
