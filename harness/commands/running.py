@@ -16,7 +16,7 @@ from lastbit.config import Config
 from lastbit.crew import pytest_shell
 from lastbit.crew.campaign import Campaign, here, on_cluster
 from lastbit.crew.local_pool import LocalPool
-from lastbit.isolation.folders import remove
+from lastbit.isolation.confinement import remove
 from lastbit.reports import records
 from lastbit.reports.characters import visible
 from lastbit.reports.encoding import decoded

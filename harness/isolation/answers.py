@@ -57,20 +57,20 @@ class KernelProcessEnded(LastbitError):
     def __init__(
         self, code: int | None = None, signal: int | None = None, limit: float | None = None, used: str = ""
     ) -> None:
-        super().__init__(f"its process was ended: {used}" if used else _sentence(code, signal, limit))
+        if used:
+            said = f"its process was ended: {used}"
+        elif limit is not None:
+            said = too_long(limit)
+        elif signal is not None:
+            said = f"its process was ended by signal {name_of_signal(signal)}"
+        else:
+            said = "its process ended" + (f" with exit code {code}, without an exception" if code is not None else "")
+        super().__init__(said)
         self.code, self.signal, self.limit, self.used = code, signal, limit, used
 
     def within(self, limit: float) -> KernelProcessEnded:
         """Return this error with `limit`, the seconds of the whole case, in place of those that were left of it."""
         return self if self.limit is None else KernelProcessEnded(limit=limit, used=self.used)
-
-
-def _sentence(code: int | None, number: int | None, limit: float | None) -> str:
-    if limit is not None:
-        return too_long(limit)
-    if number is not None:
-        return f"its process was ended by signal {name_of_signal(number)}"
-    return "its process ended" if code is None else f"its process ended with exit code {code}, without an exception"
 
 
 class Raised(LastbitError):
@@ -120,8 +120,8 @@ def parsed(text: bytes | bytearray, number: str) -> Mapping[str, Any]:
     if answer.get("number") != number:
         raise Unreadable("the kernel process gave an answer that nobody waits for")
     if "raised" in answer:
-        fields = _mapping(answer["raised"])
-        kinds = _list(fields.get("kinds"), name_of) or ("Exception",)
+        fields = mapping(answer["raised"])
+        kinds = many(fields.get("kinds"), name_of) or ("Exception",)
         texts = text_of(fields.get("text")), text_of(fields.get("traceback"))
         raise Raised(kinds, *texts, lost=flag(fields.get("lost")))
     return answer
@@ -129,7 +129,7 @@ def parsed(text: bytes | bytearray, number: str) -> Mapping[str, Any]:
 
 def results_of(answer: Mapping[str, Any]) -> tuple[list[Result], int]:
     """Return the tensors of an answer, each at the place where it is expected, and the bytes that they take."""
-    results = list(_list(answer.get("returned"), _result))
+    results = list(many(answer.get("returned"), _result))
     if len({result.name for result in results}) < len(results):
         raise Unreadable("the kernel process names a result twice")
     needed = 0
@@ -144,30 +144,22 @@ def results_of(answer: Mapping[str, Any]) -> tuple[list[Result], int]:
 
 
 def _result(given: object) -> Result:
-    fields = _mapping(given)
-    shape = _list(fields.get("shape"), lambda size: integer(size, 0, _ELEMENTS), most=_DIMENSIONS)
+    fields = mapping(given)
+    shape = many(fields.get("shape"), lambda size: integer(size, 0, _ELEMENTS), most=_DIMENSIONS)
     dtype = _DTYPES.get(name_of(fields.get("dtype")))
     if dtype is None:
         raise Unreadable(f"the kernel returned a tensor of {name_of(fields['dtype'])}, which lastbit does not know")
     if math.prod(shape) > _ELEMENTS:
         raise Unreadable(f"the kernel returned a tensor of shape {list(shape)}, which is too large")
-    strides = _list(fields.get("strides"), lambda stride: integer(stride, 0, _ELEMENTS), most=_DIMENSIONS)
-    if 0 not in shape and not _is_dense(shape, strides):
+    strides = many(fields.get("strides"), lambda stride: integer(stride, 0, _ELEMENTS), most=_DIMENSIONS)
+    # A tensor takes as many elements of memory as it has, in whatever order of dimensions.
+    dense, reach = len(shape) == len(strides), 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=False) if size > 1):
+        dense, reach = dense and stride == reach, reach * size
+    if 0 not in shape and not dense:
         raise Unreadable("the kernel process gave strides that leave gaps, or make elements overlap")
     at = integer(fields.get("at"), -1, _ELEMENTS)
     return Result(name_of(fields.get("name")), dtype, shape, strides, device_of(fields.get("device")), at)
-
-
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether a tensor takes as many elements of memory as it has, in whatever order of dimensions."""
-    if len(shape) != len(strides):
-        return False
-    reach = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
-        if stride != reach:
-            return False
-        reach *= size
-    return True
 
 
 def device_of(given: object) -> torch.device:
@@ -180,28 +172,17 @@ def device_of(given: object) -> torch.device:
 
 def findings(given: object) -> tuple[Finding, ...]:
     """Return findings of the kinds that a call can have."""
-    return tuple(_finding(*map(text_of, fields)) for fields in rows(given, 3))
-
-
-def _finding(kind: str, name: str, sentence: str) -> Finding:
-    if kind not in _KINDS:
-        raise Unreadable("the kernel process found what it cannot see")
-    return Finding(kind, name[:_NAME], sentence)
-
-
-def pairs(given: object) -> tuple[tuple[str, str], ...]:
-    """Return pairs of names."""
-    return _list(given, lambda pair: _pair(_list(pair, name_of, most=2)))
-
-
-def listed(given: object) -> tuple[dict[str, Any], ...]:
-    """Return a list of mappings from names to fields."""
-    return _list(given, _mapping)
+    found = []
+    for kind, name, sentence in (map(text_of, fields) for fields in rows(given, 3)):
+        if kind not in _KINDS:
+            raise Unreadable("the kernel process found what it cannot see")
+        found.append(Finding(kind, name[:_NAME], sentence))
+    return tuple(found)
 
 
 def warnings(given: object) -> tuple[tuple[Any, ...], ...]:
     """Return warnings, each of them a text, or a text, the name of a tensor and two devices."""
-    found = _list(given, lambda row: _list(row, lambda part: part, most=4))
+    found = many(given, lambda row: many(row, lambda part: part, most=4))
     if any(len(row) not in (1, 4) for row in found):
         raise Unreadable("the kernel process gave a warning that is none")
     return found
@@ -209,40 +190,28 @@ def warnings(given: object) -> tuple[tuple[Any, ...], ...]:
 
 def rows(given: object, length: int) -> tuple[tuple[Any, ...], ...]:
     """Return a list of lists of `length` fields each."""
-    found = _list(given, lambda row: _list(row, lambda part: part, most=length))
+    found = many(given, lambda row: many(row, lambda part: part, most=length))
     if any(len(row) != length for row in found):
         raise Unreadable("the kernel process gave a list of another length")
     return found
 
 
-def texts(given: object) -> dict[str, str]:
-    """Return name → name."""
-    return {name_of(name): name_of(value) for name, value in _mapping(given).items()}
+def pair(given: object) -> tuple[str, str]:
+    """Return two names."""
+    first, second = _two(many(given, name_of, most=2))
+    return first, second
 
 
-def long_texts(given: object) -> dict[str, str]:
-    """Return name → text."""
-    return {name_of(name): text_of(value) for name, value in _mapping(given).items()}
+def poison(given: object) -> Poison:
+    """Return the poisons that the memory of a result was filled with."""
+    own, others = _two(many(given, lambda part: part, most=2))
+    return Poison(None if own is None else integer(own, 0, 255), frozenset(many(others, lambda n: integer(n, 0, 255))))
 
 
-def names(given: object) -> tuple[str, ...]:
-    """Return a list of names."""
-    return _list(given, name_of)
-
-
-def sentences(given: object) -> tuple[str, ...]:
-    """Return a list of texts."""
-    return _list(given, text_of)
-
-
-def poisons(given: object) -> dict[str, Poison]:
-    """Return name of a result → the poisons that its memory was filled with."""
-    return {name_of(name): _poison(value) for name, value in _mapping(given).items()}
-
-
-def _poison(given: object) -> Poison:
-    own, others = _pair(_list(given, lambda part: part, most=2))
-    return Poison(None if own is None else integer(own, 0, 255), frozenset(_list(others, lambda n: integer(n, 0, 255))))
+def _two(given: tuple[T, ...]) -> tuple[T, ...]:
+    if len(given) != 2:
+        raise Unreadable("the kernel process gave something else than a pair")
+    return given
 
 
 def flag(given: object) -> bool:
@@ -272,19 +241,20 @@ def name_of(given: object) -> str:
     return text_of(given)[:_NAME]
 
 
-def _mapping(given: object) -> dict[str, Any]:
+def mapping(given: object) -> dict[str, Any]:
+    """Return fields by name, as they were given."""
     if not isinstance(given, dict) or len(given) > _MOST:
         raise Unreadable("the kernel process gave something else than named fields")
     return given
 
 
-def _list(given: object, read: Callable[[Any], T], *, most: int = _MOST) -> tuple[T, ...]:
+def named(given: object, read: Callable[[Any], T]) -> dict[str, T]:
+    """Return name → what is read of each value."""
+    return {name_of(name): read(value) for name, value in mapping(given).items()}
+
+
+def many(given: object, read: Callable[[Any], T], *, most: int = _MOST) -> tuple[T, ...]:
+    """Return what is read of each part of a list."""
     if not isinstance(given, list) or len(given) > most:
         raise Unreadable("the kernel process gave something else than a list, or a long one")
     return tuple(read(part) for part in given)
-
-
-def _pair(given: tuple[T, ...]) -> tuple[T, T]:
-    if len(given) != 2:
-        raise Unreadable("the kernel process gave something else than a pair")
-    return given[0], given[1]

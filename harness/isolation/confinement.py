@@ -6,13 +6,17 @@ that attacks the operating system.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lastbit.errors import LastbitError
 from lastbit.isolation import landlock, limits, privileges, seccomp, system
 from lastbit.isolation.guardian import close_all_but, guarded
 from lastbit.isolation.limits import GB, MB, Limits
@@ -73,8 +77,17 @@ def own_namespaces(wanted: Mapping[str, int]) -> dict[str, str]:
 
     Who is not root gets all or none, with a user namespace, in which the user is the same one.
     """
-    if os.geteuid():
-        return _as_user(wanted)
+    user, group = os.geteuid(), os.getegid()
+    if user:
+        try:
+            system.prctl(system.PR_SET_DUMPABLE, 1)  # who is shielded from itself cannot write the maps
+            system.unshare(sum(wanted.values(), system.CLONE_NEWUSER))
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        except OSError as error:
+            return dict.fromkeys(wanted, f"no user namespace: {error.strerror}")
+        return {}
     refused = {}
     for name, flag in wanted.items():
         try:
@@ -82,19 +95,6 @@ def own_namespaces(wanted: Mapping[str, int]) -> dict[str, str]:
         except OSError as error:
             refused[name] = str(error.strerror)
     return refused
-
-
-def _as_user(wanted: Mapping[str, int]) -> dict[str, str]:
-    user, group = os.geteuid(), os.getegid()
-    try:
-        system.prctl(system.PR_SET_DUMPABLE, 1)  # who is shielded from itself cannot write the maps
-        system.unshare(sum(wanted.values(), system.CLONE_NEWUSER))
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    except OSError as error:
-        return dict.fromkeys(wanted, f"no user namespace: {error.strerror}")
-    return {}
 
 
 def own_mounts(folder: Path, size: int) -> dict[str, str]:
@@ -199,7 +199,13 @@ def confine(
     own = [cache, folder] if cache else [folder]
     user = privileges.user_of(own[0])
     seccomp.new_session_keyring()
-    refused = _own_views(most, folder, device_type)
+    # Name of a view of the system → why this process does not have it to itself; empty for those that it has.
+    wanted = FOR_CPU if device_type == "cpu" else FOR_ACCELERATORS
+    refused = {**dict.fromkeys(FOR_CPU, "not with an accelerator"), **dict.fromkeys(wanted, "")}
+    refused.update(own_namespaces(wanted))
+    own_processes = not refused[PROCESSES]
+    refused[MOUNTS] = "" if own_processes else "no own processes"
+    guarded(own_processes, lambda: refused.update(own_mounts(folder, most.folder_size)))  # now a child of its guardian
     os.chdir(folder)
     os.environ.update(own_environment(folder, cache or folder))
     tempfile.tempdir = None  # it is looked for anew
@@ -219,23 +225,13 @@ def confine(
         Measure("system calls", not unfiltered, unfiltered or "seccomp"),
     ]
     for view, why in refused.items():
-        instead = _instead(view, abi) if why else ""
+        instead = ""  # the restriction of Landlock that stands in for a missing namespace
+        if why and view == "network" and abi >= _SINCE_TCP:
+            instead = "Landlock: no TCP"
+        elif why and view == PROCESSES and abi >= _SINCE_SCOPES:
+            instead = "Landlock: no signals to others"
         measures.append(Measure(f"own {view}", not why or bool(instead), instead or why or "namespace"))
     return Confinement(tuple(measures))
-
-
-def _own_views(most: Limits, folder: Path, device_type: str) -> dict[str, str]:
-    """Return name of a view of the system → why this process does not have it to itself; empty for those that it has.
-
-    From here on it is a child of its guardian.
-    """
-    wanted = FOR_CPU if device_type == "cpu" else FOR_ACCELERATORS
-    views = {**dict.fromkeys(FOR_CPU, "not with an accelerator"), **dict.fromkeys(wanted, "")}
-    views.update(own_namespaces(wanted))
-    own_processes = not views[PROCESSES]
-    views[MOUNTS] = "" if own_processes else "no own processes"
-    guarded(own_processes, lambda: views.update(own_mounts(folder, most.folder_size)))
-    return views
 
 
 def _give_up_rights(
@@ -259,10 +255,34 @@ def _same_user(why: str) -> tuple[Measure, ...]:
     return Measure("own user", False, why), Measure("capabilities", True, "none")
 
 
-def _instead(name: str, abi: int) -> str:
-    """Return the restriction of Landlock that stands in for a missing namespace; empty if there is none."""
-    if name == "network" and abi >= _SINCE_TCP:
-        return "Landlock: no TCP"
-    if name == PROCESSES and abi >= _SINCE_SCOPES:
-        return "Landlock: no signals to others"
-    return ""
+# Folders that kernel processes have written in
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder with all that is in it, where no process writes any more.
+
+    `shutil.rmtree` calls itself for each level, and ends with an error after a thousand. A kernel may have nested more.
+    """
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
+
+
+def cache_of(file: Path, caches: Path) -> Path:
+    """Make the folder below `caches` for what the kernels of a file compile, one for each file, and return it.
+
+    The user of kernel processes gets to it, but sees no other one.
+
+    Raises:
+        LastbitError: somebody else made `caches` first, whose name can be known, and could plant programs there.
+    """
+    folder = caches / hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
+    caches.mkdir(mode=0o711, exist_ok=True)
+    known = caches.lstat()
+    if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.geteuid() or known.st_mode & 0o022:
+        raise LastbitError(f"{caches} belongs to somebody else, or others can write there; remove it")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

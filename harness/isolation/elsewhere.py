@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 from lastbit.errors import KernelError, LastbitError
 from lastbit.isolation import answers
 from lastbit.isolation.answers import KernelProcessEnded, Raised, Unreadable
-from lastbit.isolation.confinement import Confinement
-from lastbit.isolation.folders import cache_of
+from lastbit.isolation.confinement import Confinement, cache_of
 from lastbit.isolation.isolated import ProcessPair
 from lastbit.isolation.limits import Limits
 from lastbit.isolation.process import ForkServer, KernelProcess, Start
@@ -88,8 +87,10 @@ class Kernels:
             self.confinement = process.confinement
             answer = _loaded(process, path)
             files = {file.name: file for file in (path.glob("*.py") if path.is_dir() else [path])}
-            self.imported |= {name: Path(file) for name, file in answers.long_texts(answer.get("imported")).items()}
-            return tuple(self._kernel(fields, files) for fields in answers.listed(answer.get("kernels")))
+            self.imported |= {
+                name: Path(file) for name, file in answers.named(answer.get("imported"), answers.text_of).items()
+            }
+            return tuple(self._kernel(fields, files) for fields in answers.many(answer.get("kernels"), answers.mapping))
 
     @contextmanager
     def pair(self, kernel: Kernel, timeout: float) -> Iterator[ProcessPair]:
@@ -114,7 +115,7 @@ class Kernels:
         """
         with self._process(path, bare=False) as guarded, self._process(path, bare=True) as bare:
             answer = _loaded(guarded, path, timeout, role=asdict(role))
-            [fields] = answers.listed(answer.get("kernels"))[:1] or [{}]
+            [fields] = answers.many(answer.get("kernels"), answers.mapping)[:1] or [{}]
             kernel = self._kernel(fields, {path.name: path}, timeout)
             plain = answers.name_of(answer.get("plain"))
             _loaded(bare, path, timeout, role=asdict(role), kernel=kernel.name, plain=plain)
@@ -139,7 +140,7 @@ class Kernels:
         message = {"module": function.__module__, "function": function.__name__, "arguments": dict(arguments)}
         with self._process(path, bare=False) as process:
             answer = process.ask({"do": "run", **message}, timeout)
-            return next(iter(answers.listed(answer.get("returned"))), {})
+            return next(iter(answers.many(answer.get("returned"), answers.mapping)), {})
 
     def asked(self, file: Path) -> KernelProcess:
         """Return a process that has loaded a file and answers questions about its kernels, until the server ends."""
@@ -177,16 +178,16 @@ class Kernels:
             op=answers.name_of(fields.get("op")),
             contract=answers.name_of(fields.get("contract")),
             call=call,
-            stages=answers.names(fields.get("stages")),
-            mutates=answers.names(fields.get("mutates")),
-            devices=answers.names(fields.get("devices")),
+            stages=answers.many(fields.get("stages"), answers.name_of),
+            mutates=answers.many(fields.get("mutates"), answers.name_of),
+            devices=answers.many(fields.get("devices"), answers.name_of),
             depth=_Depth(self, call, timeout) if answers.flag(fields.get("depth")) else None,
             order=None if order is None else answers.integer(order, 1, _MOST_TERMS),
             placement=answers.name_of(fields.get("placement")),
-            unordered=answers.names(fields.get("unordered")),
+            unordered=answers.many(fields.get("unordered"), answers.name_of),
             source=answers.text_of(fields.get("source")),
-            held=answers.texts(fields.get("held")),
-            invariant=answers.names(fields.get("invariant")),
+            held=answers.named(fields.get("held"), answers.name_of),
+            invariant=answers.many(fields.get("invariant"), answers.name_of),
             arithmetic=answers.text_of(fields.get("arithmetic")),
             takes=of_text(answers.text_of(fields.get("takes")), f"kernel {name!r}"),
         )
@@ -228,12 +229,13 @@ def _parameters(given: object) -> tuple[inspect.Parameter, ...] | str:
     """Return the parameters of a function; those that it can do without have some default."""
     if isinstance(given, str):
         return answers.text_of(given)
-    return tuple(_parameter(fields) for fields in answers.rows(given, 3))
-
-
-def _parameter(fields: tuple[Any, ...]) -> inspect.Parameter:
-    name, kind, required = answers.name_of(fields[0]), _KINDS.get(answers.name_of(fields[1])), answers.flag(fields[2])
-    if kind is None or not name.isidentifier():
-        raise Unreadable("the kernel process names a parameter that no function has")
-    variadic = kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return inspect.Parameter(name, kind, default=inspect.Parameter.empty if required or variadic else ...)
+    found = []
+    for fields in answers.rows(given, 3):
+        name, kind = answers.name_of(fields[0]), _KINDS.get(answers.name_of(fields[1]))
+        required = answers.flag(fields[2])
+        if kind is None or not name.isidentifier():
+            raise Unreadable("the kernel process names a parameter that no function has")
+        variadic = kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        default = inspect.Parameter.empty if required or variadic else ...
+        found.append(inspect.Parameter(name, kind, default=default))
+    return tuple(found)

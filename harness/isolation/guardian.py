@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,17 +39,12 @@ class Family:
 def family() -> Family:
     """Return the processes of this moment, without dead ones that nobody has waited for."""
     children: dict[int, list[int]] = defaultdict(list)
-    for process, parent in _parents():
-        children[parent].append(process)
-    return Family(dict(children))
-
-
-def _parents() -> Iterator[tuple[int, int]]:
     for name in filter(str.isdecimal, os.listdir(_PROC)):
         with suppress(OSError):  # it has ended meanwhile
             state, parent = Path(_PROC, name, "stat").read_bytes().rpartition(b")")[2].split()[:2]
             if state != b"Z":
-                yield int(name), int(parent)
+                children[int(parent)].append(int(name))
+    return Family(dict(children))
 
 
 def end_descendants(pid: int) -> None:
@@ -102,15 +97,25 @@ def guarded(own_processes: bool, prepare: Callable[[], None]) -> None:
         prepare()
         if first := os.fork():
             _forget_descriptors(ours)
-            _wait_first(first, ours)
+            with suppress(BaseException):  # tell how it ended when all processes of the namespace have
+                os.write(ours, _waited(first).to_bytes(8, "little"))
+            os._exit(0)
     os.close(ours)
 
 
 def _guard(child: int, status: int, *, alone: bool) -> NoReturn:
     """Wait until the kernel process ends, and end what it left: alone if no namespace does that."""
-    signal.signal(signal.SIGTERM, _tell)
+
+    def tell(number: int, frame: FrameType | None) -> NoReturn:
+        raise _Told
+
+    signal.signal(signal.SIGTERM, tell)
     try:
-        ended = _waited(child) if alone else _told(status)
+        if alone:
+            ended = _waited(child)
+        else:  # by the first process of its namespace, which somebody may have ended
+            said = os.read(status, 8)
+            ended = int.from_bytes(said, "little") if said else signal.SIGKILL
     except _Told:
         ended = signal.SIGKILL
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -130,13 +135,6 @@ def _told(status: int) -> int:
 
 def _tell(number: int, frame: FrameType | None) -> NoReturn:
     raise _Told
-
-
-def _wait_first(kernel_process: int, status: int) -> NoReturn:
-    """Wait for all processes of a namespace, as its first process, and report how the kernel process ended."""
-    with suppress(BaseException):
-        os.write(status, _waited(kernel_process).to_bytes(8, "little"))
-    os._exit(0)
 
 
 def _waited(child: int) -> int:

@@ -14,16 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lastbit.calling.performing import CallRequest, Performed, Said, attempted, perform, results_of
+from lastbit.calling.performing import CallRequest, Said, attempted, perform, results_of
 from lastbit.inputs.guards import Guarded, twin
 from lastbit.inputs.of_case import rebound
 from lastbit.inputs.written import violations
 from lastbit.interpret import races
 from lastbit.isolation.runner import Withheld, placed
 from lastbit.kernel import Kernel, loaded_kernels
-from lastbit.of_file import Role, kernel_of_file, plain_name, role_of
+from lastbit.of_file import kernel_of_file, plain_name, role_of
 from lastbit.placement import PlacementWarning
-from lastbit.result import Finding
 from lastbit.shadows.following import follow
 from lastbit.takes import as_text
 from lastbit.trees import imported, outermost
@@ -46,18 +45,16 @@ class KernelWork:
         """Load a folder or a file of one, or the kernel of a file that has a role; return their declarations."""
         Withheld.begin()
         if "role" in message:
-            return self._load_in_role(Path(message["path"]), role_of(message["role"]))
+            path = Path(message["path"])
+            kernel = kernel_of_file(path, role_of(message["role"]))
+            self._kernels = {kernel.name: kernel}
+            return {"kernels": [{**_declared(kernel), "file": path.name}], "plain": plain_name(kernel)}
         before = set(sys.modules)
         loaded = loaded_kernels(Path(message["path"]))
         self._kernels = {one.kernel.name: one.kernel for one in loaded}
         kernels = [{**_declared(one.kernel), "file": one.file.name} for one in loaded]
         modules = outermost(imported(before))
         return {"kernels": kernels, "imported": {name: str(file) for name, file in modules.items()}}
-
-    def _load_in_role(self, path: Path, role: Role) -> dict[str, Any]:
-        kernel = kernel_of_file(path, role)
-        self._kernels = {kernel.name: kernel}
-        return {"kernels": [{**_declared(kernel), "file": path.name}], "plain": plain_name(kernel)}
 
     def run(self, message: Message) -> dict[str, Any]:
         """Call a function of a module of lastbit, and return its result, an object of JSON."""
@@ -76,7 +73,16 @@ class KernelWork:
         self._held = self._held if later else {}
         with races() if message["races"] else nullcontext():
             performed = perform(call, guards, _asked(message), torch.device(message["device"]), self._held)
-        said = _said(performed)
+        said = {
+            "results": performed.results,
+            "shared": performed.shared,
+            "poison": {name: [p.own, sorted(p.others)] for name, p in performed.poison.items()},
+            "rebound": _sentences(performed.rebound),
+            "violations": _sentences(violations(performed.checks)),
+            "findings": [[one.kind, one.stage, one.sentence] for one in performed.findings],
+            "reused": [[one.kind, one.stage, one.sentence] for one in performed.reused],
+            "descended": performed.descended,
+        }
         if not later:
             self._held = performed.own
         return performed.actual, said
@@ -101,18 +107,14 @@ class KernelWork:
             raise attempt.error
         changed = [rebound(handed[guarded.name], guarded) for guarded in guards]
         said = {
-            "warnings": [_warning(warning) for warning in attempt.warnings],
+            "warnings": [
+                [str(w), w.name, str(w.source), str(w.target)] if isinstance(w, PlacementWarning) else [str(w)]
+                for w in attempt.warnings
+            ],
             "rebound": _sentences([change for change in changed if change is not None]),
             "violations": _sentences(attempt.violations),
         }
         return dict(attempt.results), said
-
-
-def _warning(warning: Warning) -> list[str]:
-    """Return a warning as data: its text, and of one about a device the name of the tensor and both devices."""
-    if isinstance(warning, PlacementWarning):
-        return [str(warning), warning.name, str(warning.source), str(warning.target)]
-    return [str(warning)]
 
 
 def _asked(message: Message) -> CallRequest:
@@ -126,25 +128,8 @@ def _asked(message: Message) -> CallRequest:
     )
 
 
-def _said(performed: Performed) -> dict[str, Any]:
-    return {
-        "results": performed.results,
-        "shared": performed.shared,
-        "poison": {name: [p.own, sorted(p.others)] for name, p in performed.poison.items()},
-        "rebound": _sentences(performed.rebound),
-        "violations": _sentences(violations(performed.checks)),
-        "findings": _findings(performed.findings),
-        "reused": _findings(performed.reused),
-        "descended": performed.descended,
-    }
-
-
 def _sentences(said: Sequence[Said]) -> list[list[str]]:
     return [[one.kind, one.tensor, one.sentence] for one in said]
-
-
-def _findings(findings: Sequence[Finding]) -> list[list[str]]:
-    return [[one.kind, one.stage, one.sentence] for one in findings]
 
 
 _TOLD = (
@@ -158,12 +143,10 @@ def _declared(kernel: Kernel) -> dict[str, Any]:
     """Return a kernel's declaration as data; `parameters` are its own and which it needs, or why nobody knows."""
     told = {name: getattr(kernel, name) for name in _TOLD}
     held = {"mutates": list(kernel.mutates), "held": dict(kernel.held), "depth": kernel.depth is not None}
-    return {**told, **held, "takes": as_text(kernel.takes), "parameters": _parameters(kernel)}
-
-
-def _parameters(kernel: Kernel) -> list[list[Any]] | str:
+    parameters: list[list[Any]] | str
     try:
-        parameters = inspect.signature(kernel.call).parameters.values()
+        own = inspect.signature(kernel.call).parameters.values()
+        parameters = [[p.name, p.kind.name, p.default is p.empty] for p in own]
     except (TypeError, ValueError) as error:
-        return str(error)
-    return [[p.name, p.kind.name, p.default is p.empty] for p in parameters]
+        parameters = str(error)
+    return {**told, **held, "takes": as_text(kernel.takes), "parameters": parameters}

@@ -14,7 +14,7 @@ from torch import Tensor
 from lastbit.calling.performing import INPUT, Attempt, CallRequest, Performed
 from lastbit.errors import KernelError, UnsupportedCase, no_stage, wrong_kind
 from lastbit.inputs import Inputs, Poison
-from lastbit.inputs.guards import ALIGNMENT, Guarded
+from lastbit.inputs.guards import ALIGNMENT
 from lastbit.interpret.watching import watching_races
 from lastbit.isolation import answers
 from lastbit.isolation.answers import KernelProcessEnded, Raised, Result
@@ -126,8 +126,14 @@ class Isolated:
             answer, named = self._called(self.pair.guarded, inputs, message, asked.shapes)
         except (Raised, UnsupportedCase) as error:
             return Attempt(error=error)
-        warned = tuple(_warning(words) for words in answers.warnings(answer.get("warnings", [])))
-        return Attempt(named, None, warned, _said(answer, "rebound"), _said(answer, "violations"))
+        warned = list[Warning]()  # of the kernel's, as they would have been in this process
+        for text, *placed in answers.warnings(answer.get("warnings", [])):
+            if placed:
+                source, target = map(answers.device_of, placed[1:])
+                warned.append(PlacementWarning(answers.name_of(placed[0]), source, target))
+            else:
+                warned.append(UserWarning(answers.text_of(text)))
+        return Attempt(named, None, tuple(warned), _said(answer, "rebound"), _said(answer, "violations"))
 
     def follow(
         self,
@@ -151,7 +157,7 @@ class Isolated:
             return Followed({}, (f"following: its process says {error}",), told=True)
         found = {name: Residues(tensor) for name, tensor in named.items()}
         sound = {name: residues for name, residues in found.items() if residues.is_sound}
-        return Followed(sound, answers.sentences(answer.get("opaque", [])), told=True)
+        return Followed(sound, answers.many(answer.get("opaque", []), answers.text_of), told=True)
 
     def after(self, own: Mapping[str, Tensor]) -> Isolated:
         return replace(self, later=True)
@@ -168,12 +174,25 @@ class Isolated:
         Raises:
             KernelError: that has other `shapes`, where these are known.
         """
-        blocks = [self.pair.blocks.of(guarded.words) for guarded in inputs.guards]
-        there = [_there(guarded, block) for guarded, block in zip(inputs.guards, blocks, strict=True)]
-        for guarded, words in zip(inputs.guards, there, strict=True):
+        blocks, there, tensors = list[SharedBlock](), list[Tensor](), list[dict[str, Any]]()
+        for guarded in inputs.guards:
+            block, tensor = self.pair.blocks.of(guarded.words), guarded.tensor
+            offset = guarded.words.data_ptr() % ALIGNMENT  # as far from an aligned address as the judge's own
+            words = block.words[offset // 8 : offset // 8 + guarded.words.numel()]
             words.copy_(guarded.words)
-        pairs = zip(inputs.guards, blocks, strict=True)
-        tensors = [_described(guarded, block) for guarded, block in pairs]
+            described = {  # without where its values come from
+                "name": guarded.name,
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": list(tensor.shape),
+                "strides": list(tensor.stride()),
+                "start": guarded.start,
+                "memory": block.number,
+                "offset": offset,
+                "bytes": guarded.words.nbytes,
+            }
+            blocks.append(block)
+            there.append(words)
+            tensors.append(described)
         message = {**message, "kernel": self.pair.name, "device": str(self.device), "tensors": tensors}
         try:
             answer, into = self._answered(process, message, blocks, shapes)
@@ -236,26 +255,18 @@ def _how(asked: CallRequest) -> dict[str, Any]:
     }
 
 
-def _warning(words: tuple[Any, ...]) -> Warning:
-    """Return a warning of the kernel's, as it would have been in this process."""
-    if len(words) == 1:
-        return UserWarning(answers.text_of(words[0]))
-    _, name, *devices = words
-    source, target = (answers.device_of(device) for device in devices)
-    return PlacementWarning(answers.name_of(name), source, target)
-
-
 def _performed(answer: Mapping[str, Any], named: dict[str, Tensor], inputs: Inputs, asked: CallRequest) -> Performed:
     """Return what is known of a call: of its process's answer, only facts that this process can know."""
     if missing := [name for name in asked.results if name not in named]:
         raise KernelError(f"the kernel returned {sorted(named)}, which lacks the result {missing[0]!r}")
     results = (*asked.results, *(name for name in named if name in asked.may_return))
     known = {*named, *(f"{INPUT}{guarded.name}" for guarded in inputs.guards)}
-    poison = answers.poisons(answer.get("poison", {}))
+    shared = answers.many(answer.get("shared", []), answers.pair)
+    poison = answers.named(answer.get("poison", {}), answers.poison)
     return Performed(
         actual=named,
         results=results,
-        shared=tuple((a, b) for a, b in answers.pairs(answer.get("shared", [])) if a in named and b in known),
+        shared=tuple(pair for pair in shared if pair[0] in named and pair[1] in known),
         poison={name: poison.get(name, Poison()) for name in results},
         rebound=_said(answer, "rebound"),
         violations=_said(answer, "violations"),
@@ -278,27 +289,6 @@ class _Said:
 def _said(answer: Mapping[str, Any], what: str) -> tuple[_Said, ...]:
     found = answers.findings(answer.get(what, []))
     return tuple(_Said(finding.kind, finding.stage, finding.sentence) for finding in found)
-
-
-def _described(guarded: Guarded, block: SharedBlock) -> dict[str, Any]:
-    """Return the description from which a kernel process makes a tensor, without where its values come from."""
-    tensor = guarded.tensor
-    return {
-        "name": guarded.name,
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-        "strides": list(tensor.stride()),
-        "start": guarded.start,
-        "memory": block.number,
-        "offset": guarded.words.data_ptr() % ALIGNMENT,
-        "bytes": guarded.words.nbytes,
-    }
-
-
-def _there(guarded: Guarded, block: SharedBlock) -> Tensor:
-    """Return the words of an input in its block: as far from an aligned address as the judge's own."""
-    start = guarded.words.data_ptr() % ALIGNMENT // 8
-    return block.words[start : start + guarded.words.numel()]
 
 
 def _own(result: Result, into: SharedBlock) -> Tensor:

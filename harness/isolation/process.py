@@ -18,8 +18,7 @@ from lastbit.children.channel import Channel
 from lastbit.children.child import ChildProcess, Output, next_message
 from lastbit.errors import LastbitError
 from lastbit.isolation.answers import KernelProcessEnded, Unreadable, parsed
-from lastbit.isolation.confinement import Confinement, clean_environment
-from lastbit.isolation.folders import remove
+from lastbit.isolation.confinement import Confinement, clean_environment, remove
 from lastbit.isolation.limits import Limits, ProcessWatch
 from lastbit.isolation.privileges import shield
 from lastbit.isolation.server import MAIN, preparation

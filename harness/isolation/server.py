@@ -21,9 +21,8 @@ from lastbit.children import channel as channels
 from lastbit.children.channel import Channel
 from lastbit.files import IMPORTED_FROM
 from lastbit.interpret.faults import collected
-from lastbit.isolation import runner, system, timed
-from lastbit.isolation.confinement import confine
-from lastbit.isolation.folders import remove
+from lastbit.isolation import runner, system
+from lastbit.isolation.confinement import confine, remove
 from lastbit.isolation.inside import KernelWork
 from lastbit.isolation.landlock import python_folders
 from lastbit.isolation.limits import Limits
@@ -190,9 +189,9 @@ may import lastbit from there, where it is not installed.
 
 def _bare(connection: socket.socket) -> Program:
     """Make this process forget lastbit, and return the text of the runner as its program."""
-    texts = [Path(str(module.__file__)).read_text() for module in (channels, runner, timed)]
+    texts = [Path(str(module.__file__)).read_text() for module in (channels, runner)]
     texts = [text.replace("from __future__ import annotations\n", "") for text in texts]  # this file's holds for them
-    text = "\n\n".join([_FORGET, *texts, "memory = Mapped()\nserve(connection, TimedWorker(Bare(), memory), memory)\n"])
+    text = "\n\n".join([_FORGET, *texts, "memory = Mapped()\nserve(connection, Bare(memory), memory)\n"])
     if os.environ.get("TRITON_INTERPRET") == "1":
         faults = collected()
         faults.__enter__()  # for good: a fault of an interpreted program raises nothing; the other process tells of it

@@ -32,7 +32,7 @@ from lastbit.bench.untrusted import (
 )
 from lastbit.case import parse_case
 from lastbit.inputs import build
-from lastbit.isolation.timed import Prepared, nothing
+from lastbit.isolation.runner import Prepared, nothing
 from lastbit.kernel import Kernel
 from lastbit.references.rms_norm import rms_norm
 from lastbit.reports.bench import Roof, Sample

@@ -19,8 +19,7 @@ import pytest
 from confined import confined, limited, outcome, raised
 
 from lastbit.isolation import confinement, landlock, seccomp
-from lastbit.isolation.confinement import clean_environment, own_environment
-from lastbit.isolation.folders import remove
+from lastbit.isolation.confinement import clean_environment, own_environment, remove
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are confined on Linux only")
 

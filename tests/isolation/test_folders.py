@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lastbit.errors import LastbitError
-from lastbit.isolation.folders import cache_of, remove
+from lastbit.isolation.confinement import cache_of, remove
 
 
 def test_a_folder_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from confined import confined, limited
 
 from lastbit.isolation import confinement
-from lastbit.isolation.folders import remove
+from lastbit.isolation.confinement import remove
 from lastbit.isolation.limits import GB, MB, Limits, ProcessWatch, look
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are confined on Linux only")

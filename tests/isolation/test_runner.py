@@ -457,7 +457,7 @@ def one(x, *, eps):
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> Bare:
     monkeypatch.setattr(Withheld, "begin", lambda: None)
-    return Bare()
+    return Bare(Mapped())
 
 
 def call_of(**other: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.isolation.timed import Offers, Prepared, TimedWorker, nothing, placed_in, same
+from lastbit.isolation.runner import Bare, Offers, Prepared, nothing, placed_in, same
 
 FP32 = torch.float32
 PLACE = torch.zeros(4, 2)
@@ -152,9 +152,8 @@ def test_a_worker_prepares_a_call_and_makes_it() -> None:
     closed: list[int] = []
     held = {1: words(), 2: words(0, 0, 5, 6, 7), 3: words(0, 0, 1, 1, 1)}
     memory: Any = SimpleNamespace(close=closed.append, whole=held.__getitem__)
-    bare: Any = SimpleNamespace(load="load", call="call", call_of={"k": into_new})
-    worker = TimedWorker(bare, memory)
-    assert (worker.load, worker.call) == ("load", "call")
+    worker = Bare(memory)
+    worker.call_of = {"k": into_new}
     assert worker.prepare(message(close=[7, 8])) == {} and closed == [7, 8]
     assert worker.go(message()) == {"copied": 2} and held[1].view(FP32)[1:4].tolist() == [10, 12, 14]
     assert worker.go(message(inputs=3)) == {"copied": 2} and held[1].view(FP32)[1:4].tolist() == [2, 2, 2]
