@@ -25,7 +25,7 @@ from lastbit.errors import LastbitError
 from lastbit.files import PACKAGE
 from lastbit.isolation.elsewhere import Kernels
 from lastbit.kernel import load_kernels
-from lastbit.orders.declared_depth import too_deep
+from lastbit.orders.of_kernel import too_deep
 from lastbit.reports.records import dump
 from lastbit.timing import PLANNING, Clock, listen, timed
 from lastbit.trees import MixedTrees, imported

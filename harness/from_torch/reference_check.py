@@ -15,9 +15,8 @@ from torch import Tensor
 from lastbit.case import Case
 from lastbit.dtypes import DTYPE_NAMES
 from lastbit.errors import LastbitError
-from lastbit.from_torch.dtype_origins import HALVES
 from lastbit.from_torch.reference_file import Written
-from lastbit.from_torch.tracing import Example, traced
+from lastbit.from_torch.tracing import HALVES, Example, traced
 from lastbit.inputs import build
 from lastbit.judging.problem import Problem
 from lastbit.kernel import load_file

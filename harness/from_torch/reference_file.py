@@ -12,10 +12,9 @@ from torch import fx
 
 import lastbit.numerics
 from lastbit.errors import UsageError
-from lastbit.from_torch.dtype_origins import TypedTrace, followed
-from lastbit.from_torch.selection_rules import FORMULAS
-from lastbit.from_torch.tracing import Example, Traced
-from lastbit.from_torch.writing import Body, written_body
+from lastbit.from_torch.reduction_rules import FORMULAS
+from lastbit.from_torch.tracing import Example, Traced, TypedTrace, followed
+from lastbit.from_torch.writing import Body
 
 # A line of 120 with a bracket or comma behind it.
 _WIDTH = 119
@@ -57,7 +56,7 @@ def write_reference(
         UsageError: operations have no mapping, or no trace can follow the function; the message has file and line.
     """
     found = followed(function, example)
-    body = written_body(found, steps=steps)
+    body = Body(found, steps=steps)
     if body.unmapped:
         listed = "\n".join(f"  {line}" for line in dict.fromkeys(body.unmapped))
         raise UsageError(f"no reference can be written for {source}:\n{listed}")

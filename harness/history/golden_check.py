@@ -9,9 +9,19 @@ from types import MappingProxyType
 
 from lastbit.case import Group, parse_case
 from lastbit.errors import LastbitError, UsageError
-from lastbit.history.golden_file import SUFFIX, Golden, RecordedCase, RecordedStage, path_of, read, write
+from lastbit.history.golden_file import (
+    SUFFIX,
+    Golden,
+    RecordedCase,
+    RecordedStage,
+    change,
+    path_of,
+    read,
+    same,
+    store,
+    write,
+)
 from lastbit.history.golden_provenance import differences, kind_of, provenance
-from lastbit.history.golden_values import change, same, store
 from lastbit.invariance.properties import properties_of
 from lastbit.property_result import PropertyOutcome, PropertyResult, together
 from lastbit.reports.golden import REFUSED, CaseOutcome, Figures, KernelOutcome, Status

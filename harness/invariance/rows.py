@@ -19,10 +19,17 @@ import torch
 from torch import Tensor
 
 from lastbit.inputs import Inputs
-from lastbit.invariance import thresholds
-from lastbit.invariance.launches import Launches, Numbers, RowsCall, joined, picked
+from lastbit.invariance.launches import (
+    FOLLOWED,
+    Launches,
+    Numbers,
+    RowsCall,
+    causes_of,
+    joined,
+    picked,
+    sizes_up_to,
+)
 from lastbit.invariance.property import Basis, Broken, Pairs, Property, difference
-from lastbit.invariance.thresholds import sizes_up_to
 from lastbit.relations import Independent, Tensors, same
 
 # Arbitrary: a bound on the time of `verify`; `lastbit invariance` has time for all rows.
@@ -48,7 +55,7 @@ def _rows(basis: Basis, pairs: Pairs) -> None:
     if not search.sensitive:
         pairs.where = reshaped
         return
-    sentence, counted = thresholds.of(launches, search.representatives())
+    sentence, counted = causes_of(launches, search.representatives())
     pairs.where = ", and ".join(filter(None, [sentence, reshaped]))
     if counted:
         _count(launches, counted, _MANY_TO_COUNT if basis.thorough else _TO_COUNT)
@@ -120,7 +127,7 @@ class RowSearch:
             by_size.setdefault(size, row)
         sizes = sorted(by_size)
         chosen = [by_size[size] for size in {sizes[0], sizes[len(sizes) // 2], sizes[-1]}]
-        return list(dict.fromkeys([*chosen, *self.sensitive]))[: thresholds.ROWS]
+        return list(dict.fromkeys([*chosen, *self.sensitive]))[:FOLLOWED]
 
     def _seen(self, rows: Numbers, what: str) -> None:
         for row in self._launches.compare(rows, what) or ():

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lastbit.errors import LastbitError
-from lastbit.orders.tree import Indices, Truths
+from lastbit.orders.search import Indices, Truths
 
 MOST_BITS = 11
 """Significant bits of B, so that its square is exact in fp32."""

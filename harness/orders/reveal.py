@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lastbit.errors import UsageError
 from lastbit.orders.probing import NotRevealed, NotVisible, ProbeReading, Probes, signed_reading, squared_reading
-from lastbit.orders.search import around, kind_of, search
-from lastbit.orders.tree import Indices, Truths, added, within
+from lastbit.orders.search import Indices, Truths, added, around, kind_of, search, within
 from lastbit.reports.order import SumTree
 
 # A tree that is wrong in one triple of a hundred passes with 8 of 100, but for late ones, which are asked as well.

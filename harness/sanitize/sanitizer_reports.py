@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -148,16 +147,13 @@ class NamedAllocation:
 
 def findings(tool: str, reports: Sequence[Report], memory: Sequence[NamedAllocation]) -> list[Finding]:
     """Merge reports of a tool on one case into findings; reports that differ in thread and address alone are one."""
-    first: dict[object, Report] = {}
-    count = Counter[object]()
+    alike: dict[object, list[Report]] = {}
     for report in reports:
-        key = report.what, report.place, report.accesses, _name(report, memory)
-        first.setdefault(key, report)
-        count[key] += 1
+        alike.setdefault((report.what, report.place, report.accesses, _name(report, memory)), []).append(report)
     cut = " or more" * (len(reports) >= MOST_REPORTS)
     found = []
-    for key, report in first.items():
-        by, number = f", by {report.thread}" if report.thread else "", f"{count[key]:,}{cut}"
+    for report, *others in alike.values():
+        by, number = f", by {report.thread}" if report.thread else "", f"{1 + len(others):,}{cut}"
         more = f" ({number} such accesses)" if number != "1" else ""
         where = f": {' and '.join(report.accesses)}{by}" if report.accesses else f" in {report.place}{by}"
         where += "" if report.accesses else _where(report, memory)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lastbit.calibrate import __main__ as command
-from lastbit.calibrate import functions, kernels, measure, store
-from lastbit.calibrate.functions import EVERY, FUNCTIONS, arguments, measured, ways
+from lastbit.calibrate import kernels, measure, store
+from lastbit.calibrate.measure import EVERY, FUNCTIONS, arguments, measured, ways
 from lastbit.calibrate.store import SUBNORMAL_PRODUCTS, MeasuredPremise, load_premises, save
 from lastbit.errors import LastbitError
 from lastbit.interpret import install
@@ -39,7 +39,7 @@ def kept(premise: str, primitive: str, worst: float, *, exhaustive: bool = False
 
 
 def test_every_primitive_is_measured_and_holds() -> None:
-    found = [*measure._roots_and_quotients(CPU, SIZE), *functions.functions(CPU, SIZE)]
+    found = [*measure._roots_and_quotients(CPU, SIZE), *measure.functions(CPU, SIZE)]
     assert {m.primitive for m in found} - {""} == set(DOCUMENTED)
     assert [m for m in found if not m.holds] == []
     assert all(0 < m.worst < m.limit for m in found if m.primitive)
@@ -51,7 +51,7 @@ def test_every_way_to_compute_a_function_is_tried(name: str) -> None:
     x = torch.tensor([0.75, 0.3, 0.11])
     found = {way: function(x) for way, function in ways(name).items()}
     assert {way.split(maxsplit=1)[0] for way in found} - {"tl", "libdevice"} == {f"torch.{name}"}
-    assert len(found) == 1 + (name in functions.BY_TL) + (name in functions.BY_LIBDEVICE) >= 2
+    assert len(found) == 1 + (name in measure.BY_TL) + (name in measure.BY_LIBDEVICE) >= 2
     for result in found.values():
         torch.testing.assert_close(result, getattr(torch, name)(x), rtol=1e-6, atol=0)
 
@@ -87,7 +87,7 @@ def test_arguments_are_all_numbers_or_a_sample_of_them(monkeypatch: pytest.Monke
     [x] = arguments(CPU, 1 << 12)
     assert 0.9 * 2**12 < len(x) <= 2**12 + 1 and x.isnan().any() and (x > 1e30).any() and (x < -1e30).any()
     assert len(set((x.view(torch.int32) & 0xFF).tolist())) == 256
-    monkeypatch.setattr(functions, "_TOGETHER", 4)
+    monkeypatch.setattr(measure, "_TOGETHER", 4)
     blocks = arguments(CPU, EVERY)
     first = [next(blocks).view(torch.int32).tolist() for _ in range(2)]
     assert first == [[least + i for i in range(4)] for least in (-(1 << 31), 4 - (1 << 31))]

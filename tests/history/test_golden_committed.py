@@ -12,8 +12,7 @@ import torch
 from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.history.golden_check import Target, found_today, held, held_of, load, targets
-from lastbit.history.golden_file import Golden, RecordedCase, read
-from lastbit.history.golden_values import same, store
+from lastbit.history.golden_file import Golden, RecordedCase, read, same, store
 from lastbit.inputs import build, fingerprints
 from lastbit.reports.golden import Status
 from lastbit.verify.case_calls import Caller

@@ -11,8 +11,7 @@ from golden_bench import lastbit, output
 from torch import Tensor
 
 from lastbit.errors import LastbitError, UsageError
-from lastbit.history.golden_file import Golden, RecordedCase, RecordedStage, write
-from lastbit.history.golden_values import store
+from lastbit.history.golden_file import Golden, RecordedCase, RecordedStage, store, write
 from lastbit.reports.golden import Figures
 
 VALUES = torch.linspace(-2, 2, 24).reshape(4, 6)

@@ -15,8 +15,7 @@ import torch
 from lastbit.dtypes import DTYPES
 from lastbit.errors import LastbitError
 from lastbit.history import golden_file
-from lastbit.history.golden_file import Golden, RecordedCase, RecordedStage, path_of, read, write
-from lastbit.history.golden_values import same, store
+from lastbit.history.golden_file import Golden, RecordedCase, RecordedStage, path_of, read, same, store, write
 from lastbit.reports.golden import Figures
 
 PROVENANCE = {"source": "0123456789abcdef", "revision": "", "device": "a CPU", "torch": "2.13.0", "triton": "3.7.1"}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lastbit.dtypes import DTYPES
-from lastbit.history.golden_values import WHOLE, change, same, store
+from lastbit.history.golden_file import WHOLE, change, same, store
 from lastbit.reports.golden import Change
 
 LARGE = (64, 1024)

@@ -8,7 +8,7 @@ import torch
 from lastbit.case import parse_case
 from lastbit.errors import UnsupportedCase
 from lastbit.inputs import build
-from lastbit.invariance import thresholds
+from lastbit.invariance import launches
 from lastbit.property_result import PropertyOutcome
 from tests.property_kernels import CPU, GRADIENTS, ahead, found_in, found_on, gradients, nudged, rms_norm, some
 
@@ -97,12 +97,12 @@ def test_a_middle_size_that_no_power_of_two_is_near_shows_between_two_that_agree
 
 
 def test_split_by_occupancy_is_found(monkeypatch):
-    monkeypatch.setattr(thresholds, "processors", lambda device: 12)
+    monkeypatch.setattr(launches, "processors", lambda device: 12)
 
     def split(x, weight, *, eps):
         if x.ndim != 2:
             raise UnsupportedCase("two dimensions")
-        parts = max(min(thresholds.processors(CPU) // len(x), 4), 1)
+        parts = max(min(launches.processors(CPU) // len(x), 4), 1)
         squares = x.square().unflatten(-1, (parts, -1))
         totals = torch.zeros(len(x), parts)
         for column in range(squares.shape[-1]):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.invariance import thresholds
-from lastbit.invariance.thresholds import Profile, of, sizes_up_to
+from lastbit.invariance import launches
+from lastbit.invariance.launches import Profile, causes_of, sizes_up_to
 
 CPU = torch.device("cpu")
 
@@ -44,7 +44,7 @@ def causes(
     count: int, bits: Bits, rows: Sequence[int] = (0, 1, 2, 3, 4, 5), refused: Sequence[int] = ()
 ) -> tuple[str, int]:
     made: Any = Launches(count, bits, refused)
-    return of(made, rows)
+    return causes_of(made, rows)
 
 
 # Sizes
@@ -69,7 +69,7 @@ def test_a_gpu_adds_multiples_of_its_processors(monkeypatch: pytest.MonkeyPatch)
     properties = SimpleNamespace(multi_processor_count=22)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     cuda = torch.device("cuda", 0)
-    assert (thresholds.processors(cuda), thresholds.processors(CPU)) == (22, 0)
+    assert (launches.processors(cuda), launches.processors(CPU)) == (22, 0)
     powers = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129}
     assert set(sizes_up_to(200, cuda)) == powers | {21, 22, 23, 43, 44, 45, 87, 88, 89, 175, 176, 177, 199}
     assert sizes_up_to(200, cuda, few=True) == [1, 2, 3, 4, 8, 16, 22, 23, 32, 64, 128, 199]
@@ -131,26 +131,26 @@ def test_more_rows_than_are_copied_are_followed() -> None:
 
 def test_rows_are_followed_together_where_they_do_without_each_other() -> None:
     made: Any = Launches(40, lambda row, size, place, others: row)
-    assert thresholds._together(made, (7, 8, 9), 2) is not None
+    assert launches._together(made, (7, 8, 9), 2) is not None
     assert made.made == [[7, 8], [9, 9]]
     made.made.clear()
-    assert thresholds._together(made, (7, 8, 9), 5) == tuple(int(n).to_bytes(4, "little") for n in (7, 8, 9))
+    assert launches._together(made, (7, 8, 9), 5) == tuple(int(n).to_bytes(4, "little") for n in (7, 8, 9))
     assert made.made == [[7, 8, 9, 7, 8]]
     made.refused = [2]
-    assert thresholds._together(made, (7, 8, 9), 2) is None
+    assert launches._together(made, (7, 8, 9), 2) is None
 
 
 def test_a_profile_has_one_launch_for_each_row() -> None:
     made: Any = Launches(
         6, lambda row, size, place, others: row + 50 * (place == row and size == 6) * (len(others) == 1)
     )
-    found = thresholds._profile(made, (1, 2), 6)
+    found = launches._profile(made, (1, 2), 6)
     assert made.made == [[1] * 6, [2] * 6]
     assert found == Profile(6, tuple(int(n).to_bytes(4, "little") for n in (1, 2)), (1, 2), own=False)
-    small = thresholds._profile(made, (1, 2), 3)
+    small = launches._profile(made, (1, 2), 3)
     assert small is not None and small.own and small.other == ()
     made.refused = [3]
-    assert thresholds._profile(made, (1,), 3) is None
+    assert launches._profile(made, (1,), 3) is None
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_profile_has_one_launch_for_each_row() -> None:
     ],
 )
 def test_places_unlike_most(rows: list[int], places: list[int]) -> None:
-    assert thresholds._unlike_most(torch.tensor(rows)[:, None]) == places
+    assert launches._unlike_most(torch.tensor(rows)[:, None]) == places
 
 
 @pytest.mark.parametrize(
@@ -181,19 +181,19 @@ def test_places_unlike_most(rows: list[int], places: list[int]) -> None:
     ],
 )
 def test_places_in_words(other: tuple[int, ...], size: int, words: str) -> None:
-    said = thresholds._places(Profile(size, (), other), 40)
+    said = launches._places(Profile(size, (), other), 40)
     assert said == f"changes with the place of a row in its launch{words}"
 
 
 def test_a_divisor_needs_two_of_either_kind_that_are_alike() -> None:
     one, two, three = (b"1",), (b"2",), (b"3",)
-    assert thresholds._divisor({2: one, 3: two, 4: one, 5: two}) == 2
-    assert thresholds._divisor({2: one, 3: two, 4: one}) == 0
-    assert thresholds._divisor({2: one, 3: two, 5: two}) == 0
-    assert thresholds._divisor({2: one, 3: two, 4: one, 5: three}) == 0
-    assert thresholds._divisor({2: one, 3: one, 4: one, 5: one}) == 0
-    assert thresholds._divisor({4: one, 6: two, 8: one, 5: two}) == 4
-    assert thresholds._divisor({256: one, 512: one, 128: two, 384: two}) == 256
+    assert launches._divisor({2: one, 3: two, 4: one, 5: two}) == 2
+    assert launches._divisor({2: one, 3: two, 4: one}) == 0
+    assert launches._divisor({2: one, 3: two, 5: two}) == 0
+    assert launches._divisor({2: one, 3: two, 4: one, 5: three}) == 0
+    assert launches._divisor({2: one, 3: one, 4: one, 5: one}) == 0
+    assert launches._divisor({4: one, 6: two, 8: one, 5: two}) == 4
+    assert launches._divisor({256: one, 512: one, 128: two, 384: two}) == 256
 
 
 def test_halving_ends_where_bits_change_or_a_launch_is_refused() -> None:
@@ -203,6 +203,6 @@ def test_halving_ends_where_bits_change_or_a_launch_is_refused() -> None:
         asked.append(size)
         return (b"low",) if size <= 6 else (b"high",)
 
-    assert thresholds._halved(1, 16, following) == 6 and asked[0] == 1
-    assert thresholds._halved(6, 7, following) == 6
-    assert thresholds._halved(1, 16, lambda size: None if size == 8 else (b"",)) == 0
+    assert launches._halved(1, 16, following) == 6 and asked[0] == 1
+    assert launches._halved(6, 7, following) == 6
+    assert launches._halved(1, 16, lambda size: None if size == 8 else (b"",)) == 0

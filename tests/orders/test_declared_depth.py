@@ -12,7 +12,7 @@ from torch import Tensor
 from lastbit.case import Group, parse_case
 from lastbit.config import Config
 from lastbit.kernel import Kernel, UnsupportedCase
-from lastbit.orders.declared_depth import too_deep
+from lastbit.orders.of_kernel import too_deep
 from lastbit.result import Verdict
 from lastbit.verify.check import Subject
 from lastbit.verify.item_run import CaseFailed, run_item

@@ -22,7 +22,6 @@ from lastbit.numerics import Enclosure
 from lastbit.ops import Contract, Op, ProbedSum, StageRecorder, op
 from lastbit.orders.form import form_of
 from lastbit.orders.of_kernel import Probe, open_orders, order_of, sums_of
-from lastbit.orders.tree import tree_of
 from lastbit.reports.order import Order, difference, from_json, print_order, to_json
 from lastbit.reports.paper import make_console
 from lastbit.verify.check import Subject
@@ -31,6 +30,7 @@ from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import Project
 from lastbit.verify.worker import Workplace
 from tests.correct_kernels.known_trees import chain, halves, lanes, neighbours
+from tests.nested_trees import tree_of
 
 
 def place_of(*kernels: str) -> Workplace:

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from lastbit.errors import UsageError
 from lastbit.orders.form import form_of, progression
 from lastbit.orders.reveal import reveal
-from lastbit.orders.search import search
-from lastbit.orders.tree import added, prefixes, tree_of, within
+from lastbit.orders.search import added, prefixes, search, within
 from lastbit.reports.order import notation, tree_lines
 from tests.correct_kernels.known_trees import (
     Nested,
@@ -25,6 +23,7 @@ from tests.correct_kernels.known_trees import (
     steps,
     sum_by,
 )
+from tests.nested_trees import tree_of
 
 TREES: dict[str, Nested] = {
     "chain": chain(range(64)),
@@ -118,7 +117,7 @@ def test_equal_trees_have_equal_numbers() -> None:
 
 @pytest.mark.parametrize("nested", [(0, 2), (0, 0), ((0, 1), 3)])
 def test_columns_that_are_no_tree(nested: Nested) -> None:
-    with pytest.raises(UsageError, match="each once"):
+    with pytest.raises(ValueError, match="each once"):
         tree_of(nested)
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from lastbit.errors import UsageError
 from lastbit.orders.reveal import reveal
 from lastbit.orders.search import search
-from lastbit.orders.tree import tree_of
 from tests.correct_kernels.known_trees import (
     chain,
     kahan,
@@ -22,6 +21,7 @@ from tests.correct_kernels.known_trees import (
     welford,
     welford_lanes,
 )
+from tests.nested_trees import tree_of
 
 
 @pytest.mark.parametrize("terms", [8, 64])
