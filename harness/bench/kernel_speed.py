@@ -204,7 +204,10 @@ def _timed(subject: Subject, ready: _Ready, effort: Effort, result: CaseResult, 
     kernel, case, device = subject.kernel, ready.case, subject.device
     sets = [dict(tensors) for tensors in ready.sets]
     for tensors in sets:  # the other kernels get these, too
-        tensors |= {name: _copied_in_place(tensors[name]) for name in kernel.mutates if name in tensors}
+        for name in tensors.keys() & set(kernel.mutates):  # with the same strides and offset in a copy of all memory
+            own = tensors[name]
+            memory = own.untyped_storage().clone()
+            tensors[name] = own.new_empty(0).set_(memory, own.storage_offset(), own.shape, own.stride())
     returned = kernel.call(**sets[0], **case.params)
     results = named_results(returned, tuple(subject.op.in_order(s.name for s in result.stages if s.result)))
     apart = None
@@ -238,12 +241,6 @@ def _timed(subject: Subject, ready: _Ready, effort: Effort, result: CaseResult, 
         judged=judged,
         apart=apart,
     )
-
-
-def _copied_in_place(tensor: Tensor) -> Tensor:
-    """Copy all of a tensor's memory, and view the copy with the same strides and offset."""
-    memory = tensor.untyped_storage().clone()
-    return tensor.new_empty(0).set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _distance(own: Tensor, first: Tensor) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,39 +16,56 @@ from lastbit.ops import REQUIRED, Latent, Op, Rounds, with_presets
 _FP32 = "fp32"
 
 
-def made(
+def chain(
     name: str,
-    parts: Sequence[Part],
-    shared: tuple[str, ...],
-    returned: tuple[str, ...],
-    latent_of: str,
-    presets: Mapping[str, str],
-    origin: tuple[str, str],
+    *parts: Part,
+    shared: tuple[str, ...] = (),
+    returned: tuple[str, ...] = (),
+    latent_of: str = "",
+    presets: Mapping[str, str] | None = None,
 ) -> Op:
-    """Make the op of a chain; `origin` is the place of its declaration, and the name of that module."""
+    """Make the op that computes the parts one after the other.
+
+    Its inputs, parameters, axes and stages are those of the parts, less the inputs that are taken and what is fixed.
+    Stages and options keep their names where only one part has them; otherwise the label of the part and an underscore
+    stand before them. A result that is passed on is a stage of the chain and no result, unless `returned` names it.
+
+    Args:
+        name: of the op.
+        parts: in the order in which they are computed.
+        shared: inputs and parameters that several parts have, and that are one in the chain.
+        returned: stages that are passed on and are results of the chain as well.
+        latent_of: label of the part whose `Latent` the chain has, where several parts have one.
+        presets: name → the text of a contract, as in `op`; a part's own are not taken over.
+
+    Raises:
+        OpError: the parts do not fit; the message says which name is wrong, or in the way of another.
+    """
+    frame = sys._getframe(1)
+    origin = f"{frame.f_code.co_filename}:{frame.f_lineno}", str(frame.f_globals.get("__name__", ""))
     where = f"chain {name} ({origin[0]})"
     check_word(where, "name of a chain", name)
-    chain = _Chain(where, links_of(where, parts), shared, returned)
-    inputs, axes, rounds = chain.inputs(), chain.axes(), chain.rounds()
+    made = _Chain(where, links_of(where, parts), shared, returned)
+    inputs, axes, rounds = made.inputs(), made.axes(), made.rounds()
     found = Op(
         name=name,
-        reference=ChainReference(name, *origin, chain.links, chain.passed(), tuple(inputs)),
+        reference=ChainReference(name, *origin, made.links, made.passed(), tuple(inputs)),
         inputs=tuple(inputs),
         optional=frozenset(name for name, needed in inputs.items() if not needed),
-        params=chain.params(),
-        rows=chain.rows(),
-        integers=chain.of_inputs("integers"),
-        plain=chain.of_inputs("plain"),
+        params=made.params(),
+        rows=made.rows(),
+        integers=made.of_inputs("integers"),
+        plain=made.of_inputs("plain"),
         axes=axes,
         rounds=rounds,
-        latent=chain.latent(latent_of) if chain.rows() else None,  # it explains rows, which must be independent
-        optional_results=chain.optional_results(),
-        returns=chain.returns(),
-        stand_ins=chain.stand_ins(),
+        latent=made.latent(latent_of) if made.rows() else None,  # it explains rows, which must be independent
+        optional_results=made.optional_results(),
+        returns=made.returns(),
+        stand_ins=made.stand_ins(),
     )
     targets = [*(name for name in found.inputs if name not in found.integers), *TARGETS]
-    check_contracts(where, axes, presets, rounds, targets, tuple(DIRECTIONS))
-    return with_presets(found, where, presets)
+    check_contracts(where, axes, presets or {}, rounds, targets, tuple(DIRECTIONS))
+    return with_presets(found, where, presets or {})
 
 
 @dataclass(frozen=True, eq=False)

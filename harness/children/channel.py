@@ -60,7 +60,11 @@ class Channel:
             EOFError: no more comes.
         """
         try:
-            part = self._read(min(self._missing(), _PIECE))
+            if self._takes_fds:
+                part, fds, _, _ = socket.recv_fds(self._socket, min(self._missing(), _PIECE), _MOST_FDS)
+                self._fds += fds
+            else:
+                part = self._socket.recv(min(self._missing(), _PIECE))
         except OSError:
             part = b""
         if not part:
@@ -92,10 +96,3 @@ class Channel:
             return _LENGTH.size - len(self._begun)
         length = int(_LENGTH.unpack_from(self._begun)[0])
         return (length if self._most is None else min(length, self._most + 1)) + _LENGTH.size - len(self._begun)
-
-    def _read(self, count: int) -> bytes:
-        if not self._takes_fds:
-            return self._socket.recv(count)
-        part, fds, _, _ = socket.recv_fds(self._socket, count, _MOST_FDS)
-        self._fds += fds
-        return part

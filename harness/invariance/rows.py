@@ -188,7 +188,11 @@ def _padding(basis: Basis, pairs: Pairs) -> None:
             [launch for launch, _ in found.values()],
             [what for what, (_, differs) in found.items() if differs],
         )
-        if broken and len(broken) == len(found) and all(_same_rows(made[0], other) for other in made):
+        if (
+            broken
+            and len(broken) == len(found)
+            and all(difference(same(made[0].rows, other.rows)) is None for other in made)
+        ):
             changed.append("the number of rows")
         elif broken:
             changed.append(f"what further rows hold ({', '.join(broken)})")
@@ -229,10 +233,6 @@ def _filled(like: Tensor, value: float | None) -> Tensor:
         return largest
     filled = torch.full_like(like.double(), value).to(like.dtype)
     return largest if math.isinf(value) and not filled.double().isinf().all() else filled
-
-
-def _same_rows(a: RowsCall, b: RowsCall) -> bool:
-    return difference({name: (tensor, b.rows[name]) for name, tensor in a.rows.items()}) is None
 
 
 def _changed_sums(launches: Launches, launch: RowsCall) -> set[str]:

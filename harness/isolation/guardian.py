@@ -120,11 +120,19 @@ def _guard(child: int, status: int, *, alone: bool) -> NoReturn:
         ended = signal.SIGKILL
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if alone:
-        _end_all()
+        with suppress(ChildProcessError):
+            while True:
+                end_descendants(os.getpid())
+                os.waitpid(-1, 0)
     else:
         os.kill(child, signal.SIGKILL)  # nobody has waited for it yet
         os.waitpid(child, 0)
-    _end_like(ended)
+    if os.WIFSIGNALED(ended):
+        number = os.WTERMSIG(ended)
+        with suppress(OSError):  # SIGKILL has no other effect that could be undone
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(ended))
 
 
 def _told(status: int) -> int:
@@ -143,22 +151,6 @@ def _waited(child: int) -> int:
         ended, status = os.waitpid(-1, 0)
         if ended == child:
             return status
-
-
-def _end_all() -> None:
-    with suppress(ChildProcessError):
-        while True:
-            end_descendants(os.getpid())
-            os.waitpid(-1, 0)
-
-
-def _end_like(status: int) -> NoReturn:
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        with suppress(OSError):  # SIGKILL has no other effect that could be undone
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    os._exit(os.waitstatus_to_exitcode(status))
 
 
 def _forget_descriptors(kept: int) -> None:

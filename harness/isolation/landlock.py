@@ -9,7 +9,7 @@ import ctypes
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -75,15 +75,11 @@ class LandlockRules:
             except OSError:
                 continue
             try:
-                self._add(opened, rights)
+                if known := rights & self._files & (-1 if stat.S_ISDIR(os.fstat(opened).st_mode) else _FILE):
+                    rule = _Beneath(known, opened)
+                    syscall(_ADD, self._set, ctypes.c_int(_PATH_BENEATH), ctypes.byref(rule), ctypes.c_uint32(0))
             finally:
                 os.close(opened)
-
-    def _add(self, opened: int, rights: int) -> None:
-        known = rights & self._files & (-1 if stat.S_ISDIR(os.fstat(opened).st_mode) else _FILE)
-        if known:
-            rule = _Beneath(known, opened)
-            syscall(_ADD, self._set, ctypes.c_int(_PATH_BENEATH), ctypes.byref(rule), ctypes.c_uint32(0))
 
     def enforce(self) -> None:
         """Refuse from now on, for good. The process must have given up new privileges, or have CAP_SYS_ADMIN."""
@@ -140,7 +136,9 @@ def rules(own: Sequence[Path], readable: Sequence[Path], device_type: str, *, sh
     `shared_memory`: `/dev/shm` is the process's own.
     """
     made = LandlockRules(abstract_sockets=device_type != "cpu")
-    made.allow([*_SYSTEM, *(Path("/etc", name) for name in _SETTINGS), *_named(), *python_folders()], READ)
+    named = [folder for name in _NAMED for folder in os.environ.get(name, "").split(os.pathsep)]
+    found = [*map(Path, filter(os.path.isabs, named)), *python_folders()]
+    made.allow([*_SYSTEM, *(Path("/etc", name) for name in _SETTINGS), *found], READ)
     made.allow(readable, READ)
     made.allow((Path("/dev", name) for name in _PLAIN_DEVICES), DEVICE)
     if device_type != "cpu":
@@ -150,8 +148,3 @@ def rules(own: Sequence[Path], readable: Sequence[Path], device_type: str, *, sh
     shared = [Path("/dev/shm")] if shared_memory or device_type != "cpu" else []  # that driver has files there, too
     made.allow([*own, *shared], WRITE)
     return made
-
-
-def _named() -> Iterator[Path]:
-    for name in _NAMED:
-        yield from (Path(folder) for folder in os.environ.get(name, "").split(os.pathsep) if os.path.isabs(folder))

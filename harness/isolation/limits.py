@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from lastbit.isolation.guardian import Family, family
 
@@ -80,16 +81,8 @@ def apply(limits: Limits, device_type: str) -> None:
         hard = resource.getrlimit(kind)[1]
         lowest = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (lowest, lowest))
-    _end_first()
-
-
-def _end_first() -> None:
-    """Ask the system to end this process, and not its judge, where the machine's memory runs out."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as score:
-            score.write("1000")
-    except OSError:
-        pass  # a system without that file, or one that holds the score higher already
+    with suppress(OSError):  # a system without that file, or one that holds the score higher already
+        Path("/proc/self/oom_score_adj").write_text("1000")  # its judge shall not end where the memory runs out
 
 
 # A process can fill about a GB meanwhile; a look is a few reads of /proc.
@@ -203,8 +196,7 @@ def _written(watched: Watched) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class _Usage:
+class _Usage(NamedTuple):
     private: int
     shared: int
     threads: int

@@ -26,13 +26,8 @@ def shield() -> None:
 
 def readable_by_all(paths: Iterable[Path]) -> bool:
     """Return whether a user without rights of its own gets to these places, as far as they exist."""
-    return all(
-        _passable(folder) for path in paths if path.exists() for folder in (path.resolve(), *path.resolve().parents)
-    )
-
-
-def _passable(path: Path) -> bool:
-    return bool(path.stat().st_mode & (stat.S_IXOTH if path.is_dir() else stat.S_IROTH))
+    found = [one for path in paths if path.exists() for one in (path.resolve(), *path.resolve().parents)]
+    return all(one.stat().st_mode & (stat.S_IXOTH if one.is_dir() else stat.S_IROTH) for one in found)
 
 
 def user_of(folder: Path) -> int:

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,10 @@ def _waited(pid: int, patience: float) -> int | None:
 def _kernel_process(asked: Mapping[str, Any], fds: list[int], parent: int) -> Program:
     """Set up this new process as a kernel process, and return the program that it shall execute."""
     own, output = fds
-    _die_with(parent)
+    if system.LINUX:  # it ends when its parent does, which may have happened already
+        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(output, 1)
@@ -146,24 +149,10 @@ def _kernel_process(asked: Mapping[str, Any], fds: list[int], parent: int) -> Pr
     )
     connection = socket.socket(fileno=own)
     Channel(connection).send({"confinement": confinement.as_json})
-    return _bare(connection) if asked["bare"] else _guarded(connection)
-
-
-def _die_with(parent: int) -> None:
-    """End this process when its parent ends, which it has not done yet."""
-    if system.LINUX:
-        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _guarded(connection: socket.socket) -> Program:
-    serve: Callable[..., None] = runner.serve
-    return compile("serve(connection, work)", "<kernel process>", "exec"), {
-        "serve": serve,
-        "connection": connection,
-        "work": KernelWork(),
-    }
+    if asked["bare"]:
+        return _bare(connection)
+    known = {"serve": runner.serve, "connection": connection, "work": KernelWork()}
+    return compile("serve(connection, work)", "<kernel process>", "exec"), known
 
 
 _FORGOTTEN = ("lastbit", "hypothesis", "pytest", "_pytest")

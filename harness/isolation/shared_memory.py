@@ -120,17 +120,16 @@ class Blocks:
             fitting = [
                 b for b in self.free if size <= b.nbytes <= _WASTE * size + _LEAST_SEGMENT and b.words.device == device
             ]
-            block = min(fitting, key=lambda b: b.nbytes, default=None) or self._made(device, size)
+            block = min(fitting, key=lambda b: b.nbytes, default=None)
+            if block is None and device.type == "cpu":
+                block = _of_file(size)
+            elif block is None:
+                if device not in self.pools:
+                    self.pools[device] = torch.cuda.MemPool()
+                block = _of_device(device, size, self.pools[device])
             self.free = [b for b in self.free if b is not block]
             self.used[key] = block
         return block
-
-    def _made(self, device: torch.device, size: int) -> SharedBlock:
-        if device.type == "cpu":
-            return _of_file(size)
-        if device not in self.pools:
-            self.pools[device] = torch.cuda.MemPool()
-        return _of_device(device, size, self.pools[device])
 
     @property
     def nbytes(self) -> int:

@@ -88,7 +88,12 @@ class CaseOrder:
         chosen = self._known[key]
         if kind != RANDOM:
             return chosen
-        return tuple(replace(one, case=reseeded(one.case, _seed(number, n))) for n, one in enumerate(chosen))
+        found = []
+        for place, one in enumerate(chosen):  # a seed from which nobody finds that of another case
+            digest = hashlib.sha256(f"{number} {place}".encode()).digest()
+            seed = int.from_bytes(digest) >> (8 * len(digest) - SEED_BITS)
+            found.append(replace(one, case=reseeded(one.case, seed)))
+        return tuple(found)
 
     def _drawn(self, question: JudgeQuestion, accepts: frozenset[str]) -> list[OrderedCase]:
         count = PROFILES[question.profile]
@@ -101,12 +106,6 @@ class CaseOrder:
             drawn = tuple(draw(group, count, seed))
             found += [OrderedCase(case, group.name, drawn) for case in drawn]
         return found
-
-
-def _seed(number: str, place: int) -> int:
-    """Derive the seed of a case, from which nobody finds that of another case."""
-    digest = hashlib.sha256(f"{number} {place}".encode()).digest()
-    return int.from_bytes(digest) >> (8 * len(digest) - SEED_BITS)
 
 
 @dataclass(frozen=True)

@@ -70,17 +70,12 @@ def squared_values(large: float, filling: float, terms: int, dtype: torch.dtype,
     `cut` is for sums that are cut off and not rounded.
     """
     ulp = _ULP * 2.0 ** math.floor(math.log2(large * large))
-    small, alone = (_square_near(low * ulp, high * ulp, dtype) for low, high in (_LOST[cut], _SEEN))
     filler = filling * 2.0 ** math.floor(math.log2(math.sqrt(_FILLED * ulp / terms) / 2))
-    if small is None or alone is None or filler != _rounded(filler, dtype):
+    small, alone = (_rounded(math.sqrt((low + high) / 2 * ulp), dtype) for low, high in (_LOST[cut], _SEEN))
+    fit = all(low * ulp < x * x < high * ulp for x, (low, high) in ((small, _LOST[cut]), (alone, _SEEN)))
+    if not fit or filler != _rounded(filler, dtype):
         return None
     return Values(large, (small, small), alone, filler)
-
-
-def _square_near(low: float, high: float, dtype: torch.dtype) -> float | None:
-    """Round a number to the dtype whose square is between `low` and `high`; None if there is none."""
-    number = _rounded(math.sqrt((low + high) / 2), dtype)
-    return number if low < number * number < high else None
 
 
 def mantissas(dtype: torch.dtype) -> torch.Tensor:

@@ -220,12 +220,10 @@ def _late(tree: SumTree, random: np.random.Generator) -> Indices:
         c = int(random.choice(inner))
         a = next(int(n) for n in (a, b) if n != c)
         b, c = random.choice(tree.children[c], 2, replace=False)
-        found.append([_a_term(tree, int(n), random) for n in (a, b, c)])
+        drawn = []
+        for inside in (int(a), int(b), int(c)):
+            while tree.children[inside]:
+                inside = int(random.choice(tree.children[inside]))
+            drawn.append(inside)
+        found.append(drawn)
     return np.array(found, dtype=np.int64).reshape(-1, 3)
-
-
-def _a_term(tree: SumTree, node: int, random: np.random.Generator) -> int:
-    """Draw a term below a node."""
-    while tree.children[node]:
-        node = int(random.choice(tree.children[node]))
-    return node
