@@ -6,7 +6,7 @@ import inspect
 import keyword
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,122 +23,6 @@ CONVERSIONS = frozenset({"to", "float", "half", "bfloat16", "type_as", "type"})
 _ADDITIONS = frozenset({"add", "sub", "subtract", "rsub"})
 _CUTS = frozenset({"chunk", "split", "tensor_split", "unbind"})
 _OTHER_NAMES = {"input": "x", "axis": "dim", "other": "y", "self": "x", "a_max": "max", "a_min": "min"}
-
-
-@dataclass(frozen=True)
-class Operations:
-    """The operations of a trace.
-
-    Attributes:
-        followed: the trace.
-        steps: whether every operation rounds as torch rounds it; otherwise the results alone round.
-    """
-
-    followed: TypedTrace
-    steps: bool
-
-    def target(self, node: fx.Node) -> str:
-        """Return the input or format to which the result is rounded; empty for fp32."""
-        origin = self.followed.origins.get(node, "")
-        return "" if origin == "fp32" or not (self.steps or node in self.followed.traced.results.values()) else origin
-
-    def value(self, node: fx.Node, values: Mapping[fx.Node, Value]) -> Value:
-        """Return the expression of an operation, which its rule makes of those of its operands.
-
-        Raises:
-            Unmapped: there is no rule for it.
-        """
-        name, args = operation(node), [self._argument(a, values) for a in node.args]
-        kwargs = {_OTHER_NAMES.get(key, key): self._argument(a, values) for key, a in node.kwargs.items()}
-        if name == "arange":  # as a tensor beside one of integers: a reference makes none by itself
-            tensors = self.followed.traced.example.tensors
-            beside = next((n for n, t in tensors.items() if not t.is_floating_point()), None)
-            if beside is None or len(args) != 1:
-                raise Unmapped("arange is mapped from 0 on, and where an input has integers; make the range an input")
-            return Value(f"{beside}.new_ones({args[0].text}).cumsum(-1) - 1", kind="integers", level=2, computed=True)
-        if name in _ADDITIONS and self.steps and self.target(node):
-            args = [self._taken(node, a) for a in args]
-        first = args[0] if args else kwargs.get("x")
-        if name in CONVERSIONS and first is not None and self.followed.traced.values[node].is_floating_point():
-            return self._converted(node, first)
-        if name in _CUTS:
-            return self._fitted(
-                shape_rules.cut, node, args, {**kwargs, "name": name, "pieces": self.followed.traced.values[node]}
-            )
-        if name == "where" and node.op == "call_method":
-            args = [args[1], args[0], *args[2:]]
-        if name == "pow" and args[1].example == 3 and args[0].kind == "numbers" and self.target(node) and self.steps:
-            return Value(f"_cube({args[0].text}, {self._format(node)})", computed=True)
-        if name in RULES.functions:
-            if (
-                first is not None
-                and first.kind == "integers"
-                and name in ("squeeze", "unsqueeze", "flatten", "reshape")
-            ):
-                return shape_rules.as_method(name, *args, **kwargs)
-            return self._fitted(RULES.functions[name], node, args, kwargs)
-        if first is not None and first.kind == "integers" and hasattr(torch.Tensor, name):
-            others = [*args[1:], *kwargs.values()]
-            if all(v.kind in ("integers", "number", "other") for v in others):
-                return shape_rules.as_method(name, *args, **kwargs)
-        raise Unmapped(f"{name} has no mapping")
-
-    def _taken(self, node: fx.Node, value: Value) -> Value:
-        """Return an addend of 16-bit numbers; one that 16 bits cannot hold is not the same on a CPU and on a GPU."""
-        if value.kind != "number":
-            return value
-        if not value.named and all(float(torch.tensor(value.example).to(d)) == value.example for d in HALVES):
-            return value
-        return Value(f"_taken({value.text}, {self._format(node)}, contract)", "number", example=value.example)
-
-    def _format(self, node: fx.Node) -> str:
-        """Return the expression of the format to which the result is rounded."""
-        origin = self.target(node)
-        own = origin in self.followed.traced.example.tensors
-        return f'stage.format_of("{origin}")' if own else f'FORMATS["{origin}"]'
-
-    def _fitted(self, rule: Any, node: fx.Node, args: list[Value], kwargs: Mapping[str, Any]) -> Value:
-        try:
-            inspect.signature(rule).bind(*args, **kwargs)
-        except TypeError as error:
-            raise Unmapped(f"{operation(node)} is not mapped with these arguments: {error}") from error
-        made: Value = rule(*args, **kwargs)
-        return made
-
-    def _converted(self, node: fx.Node, x: Value) -> Value:
-        """Return the converted numbers, which are rounded if their dtype is neither that of the argument nor fp32."""
-        if x.kind == "integers":
-            return Value(f"Enclosure.point({x.text})", computed=bool(self.target(node)))
-        source = self.followed.origins.get(node.all_input_nodes[0])
-        unchanged = self.followed.origins[node] == source or not self.target(node) or x.kind != "numbers"
-        return x if unchanged else Value(x.text, x.kind, x.level, computed=True)
-
-    def _argument(self, argument: Any, values: Mapping[fx.Node, Value]) -> Value:
-        """Return the expression of an argument."""
-        if isinstance(argument, fx.Node):
-            return values[argument]
-        if isinstance(argument, tuple | list):
-            items = tuple(self._argument(a, values) for a in argument)
-            text = ", ".join(item.text for item in items)
-            return Value(f"({text},)" if len(items) == 1 else f"({text})", "sequence", items=items, example=argument)
-        if isinstance(argument, slice):
-            bounds = [argument.start, argument.stop, argument.step]
-            texts = ["" if b is None else self._argument(b, values).text for b in bounds]
-            text = ":".join(texts if texts[2] else texts[:2])
-            return Value(text, "other", example=argument)
-        if isinstance(argument, bool) or not isinstance(argument, int | float):
-            return Value("..." if argument is ... else str(argument), "other", example=argument)
-        return self._number(argument)
-
-    def _number(self, number: float) -> Value:
-        """Return the expression of a number; the limit of the dtype of an input is written as such."""
-        for name, tensor in self.followed.traced.example.tensors.items():
-            if tensor.dtype in HALVES and abs(number) == torch.finfo(tensor.dtype).max:
-                sign = "-" if number < 0 else ""
-                return Value(f'{sign}stage.format_of("{name}").max', "number", example=number)
-        if abs(number) == float("inf"):
-            return Value(f'float("{number}")', "number", example=number)
-        return Value(repr(number), "number", level=5 if number >= 0 else 4, example=number)
 
 
 def operation(node: fx.Node) -> str:
@@ -188,7 +72,7 @@ class Body:
         self.rounds: dict[str, str] = {}
         self.stages: dict[fx.Node, str] = {}
         self.unmapped: list[str] = []
-        self.followed, self.operations = followed, Operations(followed, steps)
+        self.followed, self.steps = followed, steps
         self.traced = followed.traced
         self.values: dict[fx.Node, Value] = {}
         self.results = {node: name for name, node in self.traced.results.items()}
@@ -199,7 +83,7 @@ class Body:
         self.kept: set[fx.Node] = set()
         for node in self.used:
             after = {operation(user) for user in node.users if user in self.used}
-            unrounded = operation(node) in ("mul", "silu") and not self.operations.target(node)
+            unrounded = operation(node) in ("mul", "silu") and not self._target(node)
             if unrounded and after & {"mul", "add", "sub"}:  # a product that may be fused into what is after it
                 self.kept |= set(node.all_input_nodes)
             if operation(node) == "sub":
@@ -226,7 +110,7 @@ class Body:
             self.values[node] = unmapped  # a part of what has no mapping
             return
         try:
-            made = self.operations.value(node, self.values)
+            made = self._value_of(node, self.values)
         except Unmapped as error:
             if node in self.decisive:
                 self.lines.append(f"# What {self._place(node, short=True)} asks is not asked here: {error}")
@@ -270,7 +154,7 @@ class Body:
     def _placed(self, node: fx.Node, value: Value) -> Value:
         """Return the value as later operations use it: a stage, a variable, or the expression itself."""
         name, result = self.traced.names.get(node, ""), self.results.get(node, "")
-        rounds = self.operations.target(node) if value.computed or result else ""
+        rounds = self._target(node) if value.computed or result else ""
         if value.kind == "truth" and result:
             self.unmapped.append(f"{self._place(node)}: a comparison of computed numbers cannot be a result")
         seen = bool(name) or (bool(rounds) and value.kind == "numbers")
@@ -325,6 +209,109 @@ class Body:
     def _place(self, node: fx.Node, *, short: bool = False) -> str:
         file, line = self.traced.places[node]
         return f"{Path(file).name if short else file}:{line}"
+
+    def _target(self, node: fx.Node) -> str:
+        """Return the input or format to which the result is rounded; empty for fp32."""
+        origin = self.followed.origins.get(node, "")
+        return "" if origin == "fp32" or not (self.steps or node in self.traced.results.values()) else origin
+
+    def _value_of(self, node: fx.Node, values: Mapping[fx.Node, Value]) -> Value:
+        """Return the expression of an operation, which its rule makes of those of its operands.
+
+        Raises:
+            Unmapped: there is no rule for it.
+        """
+        name, args = operation(node), [self._argument(a, values) for a in node.args]
+        kwargs = {_OTHER_NAMES.get(key, key): self._argument(a, values) for key, a in node.kwargs.items()}
+        if name == "arange":  # as a tensor beside one of integers: a reference makes none by itself
+            tensors = self.traced.example.tensors
+            beside = next((n for n, t in tensors.items() if not t.is_floating_point()), None)
+            if beside is None or len(args) != 1:
+                raise Unmapped("arange is mapped from 0 on, and where an input has integers; make the range an input")
+            return Value(f"{beside}.new_ones({args[0].text}).cumsum(-1) - 1", kind="integers", level=2, computed=True)
+        if name in _ADDITIONS and self.steps and self._target(node):
+            args = [self._taken(node, a) for a in args]
+        first = args[0] if args else kwargs.get("x")
+        if name in CONVERSIONS and first is not None and self.traced.values[node].is_floating_point():
+            return self._converted(node, first)
+        if name in _CUTS:
+            return self._fitted(
+                shape_rules.cut, node, args, {**kwargs, "name": name, "pieces": self.traced.values[node]}
+            )
+        if name == "where" and node.op == "call_method":
+            args = [args[1], args[0], *args[2:]]
+        if name == "pow" and args[1].example == 3 and args[0].kind == "numbers" and self._target(node) and self.steps:
+            return Value(f"_cube({args[0].text}, {self._format(node)})", computed=True)
+        if name in RULES.functions:
+            if (
+                first is not None
+                and first.kind == "integers"
+                and name in ("squeeze", "unsqueeze", "flatten", "reshape")
+            ):
+                return shape_rules.as_method(name, *args, **kwargs)
+            return self._fitted(RULES.functions[name], node, args, kwargs)
+        if first is not None and first.kind == "integers" and hasattr(torch.Tensor, name):
+            others = [*args[1:], *kwargs.values()]
+            if all(v.kind in ("integers", "number", "other") for v in others):
+                return shape_rules.as_method(name, *args, **kwargs)
+        raise Unmapped(f"{name} has no mapping")
+
+    def _taken(self, node: fx.Node, value: Value) -> Value:
+        """Return an addend of 16-bit numbers; one that 16 bits cannot hold is not the same on a CPU and on a GPU."""
+        if value.kind != "number":
+            return value
+        if not value.named and all(float(torch.tensor(value.example).to(d)) == value.example for d in HALVES):
+            return value
+        return Value(f"_taken({value.text}, {self._format(node)}, contract)", "number", example=value.example)
+
+    def _format(self, node: fx.Node) -> str:
+        """Return the expression of the format to which the result is rounded."""
+        origin = self._target(node)
+        own = origin in self.traced.example.tensors
+        return f'stage.format_of("{origin}")' if own else f'FORMATS["{origin}"]'
+
+    def _fitted(self, rule: Any, node: fx.Node, args: list[Value], kwargs: Mapping[str, Any]) -> Value:
+        try:
+            inspect.signature(rule).bind(*args, **kwargs)
+        except TypeError as error:
+            raise Unmapped(f"{operation(node)} is not mapped with these arguments: {error}") from error
+        made: Value = rule(*args, **kwargs)
+        return made
+
+    def _converted(self, node: fx.Node, x: Value) -> Value:
+        """Return the converted numbers, which are rounded if their dtype is neither that of the argument nor fp32."""
+        if x.kind == "integers":
+            return Value(f"Enclosure.point({x.text})", computed=bool(self._target(node)))
+        source = self.followed.origins.get(node.all_input_nodes[0])
+        unchanged = self.followed.origins[node] == source or not self._target(node) or x.kind != "numbers"
+        return x if unchanged else Value(x.text, x.kind, x.level, computed=True)
+
+    def _argument(self, argument: Any, values: Mapping[fx.Node, Value]) -> Value:
+        """Return the expression of an argument."""
+        if isinstance(argument, fx.Node):
+            return values[argument]
+        if isinstance(argument, tuple | list):
+            items = tuple(self._argument(a, values) for a in argument)
+            text = ", ".join(item.text for item in items)
+            return Value(f"({text},)" if len(items) == 1 else f"({text})", "sequence", items=items, example=argument)
+        if isinstance(argument, slice):
+            bounds = [argument.start, argument.stop, argument.step]
+            texts = ["" if b is None else self._argument(b, values).text for b in bounds]
+            text = ":".join(texts if texts[2] else texts[:2])
+            return Value(text, "other", example=argument)
+        if isinstance(argument, bool) or not isinstance(argument, int | float):
+            return Value("..." if argument is ... else str(argument), "other", example=argument)
+        return self._number(argument)
+
+    def _number(self, number: float) -> Value:
+        """Return the expression of a number; the limit of the dtype of an input is written as such."""
+        for name, tensor in self.traced.example.tensors.items():
+            if tensor.dtype in HALVES and abs(number) == torch.finfo(tensor.dtype).max:
+                sign = "-" if number < 0 else ""
+                return Value(f'{sign}stage.format_of("{name}").max', "number", example=number)
+        if abs(number) == float("inf"):
+            return Value(f'float("{number}")', "number", example=number)
+        return Value(repr(number), "number", level=5 if number >= 0 else 4, example=number)
 
 
 def used_lines(lines: list[str]) -> list[str]:

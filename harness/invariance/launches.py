@@ -84,7 +84,11 @@ class Launches:
         results = self.pairs.called(self.basis, inputs, what)
         if results is None:
             return None
-        found = {n: _rows_of(results[n], own, count, shape) for n, own in self.results.items() if n in results}
+        found = {}
+        for name, result in ((name, results[name]) for name in self.results if name in results):
+            own = self.results[name].shape[1:]
+            fits = tuple(result.shape) == (*shape, *own)
+            found[name] = result.reshape(count, *own) if fits else result
         return RowsCall(what, inputs, results, found)
 
     def compare(self, rows: Numbers, what: str, leading: tuple[int, ...] | None = None) -> list[int] | None:
@@ -154,13 +158,6 @@ def joined(parts: Sequence[Tensors]) -> Tensors:
     """Concatenate the rows of several launches."""
     first = parts[0]
     return {n: torch.cat([bits_of(part[n]) for part in parts]).view(tensor.dtype) for n, tensor in first.items()}
-
-
-def _rows_of(result: Tensor, own: Tensor, count: int, leading: tuple[int, ...]) -> Tensor:
-    """Reshape a result to [rows, …]; leave it as it is if its shape is wrong."""
-    if tuple(result.shape) != (*leading, *own.shape[1:]):
-        return result
-    return result.reshape(count, *own.shape[1:])
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from functools import cached_property
 from random import Random
 
 import torch
-from torch import Tensor
 
 from lastbit.case import Case, TensorSpec
 from lastbit.dtypes import DTYPE_NAMES
@@ -127,23 +126,21 @@ _MOST_ROWS = 256
 
 def difference(matched: Matched) -> BitDifference | None:
     """Return the difference of the result with the most differing elements; None if all results are bitwise equal."""
-    found = [d for name, (a, b) in matched.items() if (d := _difference(name, a, b)) is not None]
+    found = list[BitDifference]()
+    for name, (a, b) in matched.items():
+        if a.shape != b.shape or a.dtype != b.dtype:
+            most = max(a.numel(), b.numel())
+            found.append(BitDifference(name, most, most, ulp=math.inf))
+            continue
+        a, b = a.detach(), b.detach().to(a.device)
+        changed = bits_with_one_nan(a) != bits_with_one_nan(b)
+        if elements := int(changed.sum()):
+            ulp, rows = float(distance(a[changed], b[changed]).max()), changed.new_zeros(0)
+            if changed.ndim > 1:
+                rows = changed.reshape(-1, changed.shape[-1]).any(-1).nonzero().flatten()
+            shown = tuple(rows[:_MOST_ROWS].tolist())
+            found.append(BitDifference(name, elements, a.numel(), shown, len(rows), ulp))
     return max(found, key=lambda d: d.elements, default=None)
-
-
-def _difference(name: str, a: Tensor, b: Tensor) -> BitDifference | None:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return BitDifference(name, max(a.numel(), b.numel()), max(a.numel(), b.numel()), ulp=math.inf)
-    a, b = a.detach(), b.detach().to(a.device)
-    changed = bits_with_one_nan(a) != bits_with_one_nan(b)
-    elements = int(changed.sum())
-    if not elements:
-        return None
-    ulp = float(distance(a[changed], b[changed]).max())
-    if changed.ndim < 2:
-        return BitDifference(name, elements, a.numel(), ulp=ulp)
-    rows = changed.reshape(-1, changed.shape[-1]).any(-1).nonzero().flatten()
-    return BitDifference(name, elements, a.numel(), tuple(rows[:_MOST_ROWS].tolist()), len(rows), ulp)
 
 
 _JUDGED, _JUDGED_QUICKLY = 8, 2  # pairs that differ of which the contract is asked, however small the difference is

@@ -184,20 +184,21 @@ def _padding(basis: Basis, pairs: Pairs) -> None:
             for what, padded in _padded(launches, further).items():
                 if (launch := _with(launches, what, padded, after=after)) is not None:
                     found[what] = launch, bool(launches.compared(launch, range(launches.count)))
-        made, broken = (
-            [launch for launch, _ in found.values()],
-            [what for what, (_, differs) in found.items() if differs],
-        )
-        if (
-            broken
-            and len(broken) == len(found)
-            and all(difference(same(made[0].rows, other.rows)) is None for other in made)
-        ):
+        broken = [what for what, (_, differs) in found.items() if differs]
+        [first, *others] = [launch.rows for launch, _ in found.values()] or [{}]
+        alike = all(difference(same(first, other)) is None for other in others)
+        if broken and len(broken) == len(found) and alike:
             changed.append("the number of rows")
         elif broken:
             changed.append(f"what further rows hold ({', '.join(broken)})")
         if "zeros" in found:
-            summed |= _changed_sums(launches, found["zeros"][0])
+            # If results without rows are sums over rows, rows of zeros add nothing in exact arithmetic. A mean or count
+            # may be meant, so this is no pair that must be equal.
+            launch, _ = found["zeros"]
+            compared = pairs.without_left_out(same(launches.basis.results, launch.results))
+            for name, (own, other) in compared.items():
+                if name not in launch.rows and own.shape == other.shape and difference({name: (own, other)}):
+                    summed.add(name)
     pairs.where = f"changes with {', '.join(dict.fromkeys(changed))}" if changed else ""
     if summed:
         pairs.notes.append(f"{', '.join(sorted(summed))}: other bits with rows of zeros, which add nothing to a sum")
@@ -233,19 +234,6 @@ def _filled(like: Tensor, value: float | None) -> Tensor:
         return largest
     filled = torch.full_like(like.double(), value).to(like.dtype)
     return largest if math.isinf(value) and not filled.double().isinf().all() else filled
-
-
-def _changed_sums(launches: Launches, launch: RowsCall) -> set[str]:
-    """Name the results without rows that rows of zeros changed.
-
-    If they are sums over rows, such rows add nothing in exact arithmetic, but a mean or a count may be meant. So this
-    is no pair that must be equal.
-    """
-    own, other = launches.pairs.without_left_out(same(launches.basis.results, launch.results)), launch.results
-    without = {
-        name: pair for name, pair in own.items() if name not in launch.rows and pair[0].shape == other[name].shape
-    }
-    return {name for name, pair in without.items() if difference({name: pair}) is not None}
 
 
 def of_independent(things: Independent) -> Property:
