@@ -168,28 +168,21 @@ def cost(place: Workplace, line: str, effort: Effort) -> list[Measurement]:
         if most is not None:
             sizes = Sample.of([most]), "bytes of the inputs", Sample.of([inputs])
             found.append(Measurement(MEMORY, line, _WHOLE, "B", *sizes))
-        if device.type != "cpu":
-            found += _use(partial(verify, 0), subject, line, whole)
+        if device.type != "cpu":  # how long it works, and how many operations it does
+            activities = set(torch.profiler.supported_activities()) - {ProfilerActivity.CPU}
+            with profile(activities=activities, acc_events=True) as profiled:
+                verify(0)
+                torch.accelerator.synchronize(device)
+            operations = [event for event in profiled.events() or () if event.device_type.name != "CPU"]
+            busy = Sample.of([sum(event.time_range.elapsed_us() for event in operations) / 1e6])
+            found.append(Measurement(BUSY, line, "time of operations", "s", busy, _WHOLE, whole))
+            found.append(Measurement(OPERATIONS, line, _WHOLE, "operations", Sample.of([len(operations)])))
         with listening(Clock(now(device))) as clock:  # every part waits for the device
             verify(0)
             seconds = clock.seconds
     total = Sample.of([sum(seconds.values())])
     parts = {part: Sample.of([seconds[part]]) for part in PARTS_OF_TIME if seconds.get(part)}
     return [*found, *(Measurement(PARTS, line, part, "s", own, _WHOLE, total) for part, own in parts.items())]
-
-
-def _use(verify: Callable[[], object], subject: Subject, line: str, whole: Sample) -> list[Measurement]:
-    """Measure how long an accelerator works during a verified case, and how many operations it does."""
-    activities = set(torch.profiler.supported_activities()) - {ProfilerActivity.CPU}
-    with profile(activities=activities, acc_events=True) as profiled:
-        verify()
-        torch.accelerator.synchronize(subject.device)
-    operations = [event for event in profiled.events() or () if event.device_type.name != "CPU"]
-    busy = sum(event.time_range.elapsed_us() for event in operations) / 1e6
-    return [
-        Measurement(BUSY, line, "time of operations", "s", Sample.of([busy]), _WHOLE, whole),
-        Measurement(OPERATIONS, line, _WHOLE, "operations", Sample.of([len(operations)])),
-    ]
 
 
 # A width of the models in cases/shapes.toml.

@@ -80,19 +80,17 @@ def independent_rows(traced: Traced, stages: Sequence[fx.Node] | dict[fx.Node, s
                 part = traced.again({n: t[index] if n in rows else t for n, t in tensors.items()})
             except Exception:  # whatever an operation raises for fewer rows than the function expects
                 return ()
-            if not all(_is_part(part[node], whole[node], index, len(leading)) for node in stages):
-                return ()
+            for own, all_rows in ((part[node], whole[node]) for node in stages):
+                if all_rows.ndim < len(leading) or own.shape != (expected := all_rows[index]).shape:
+                    return ()
+                if own.is_floating_point():  # bits may differ, as orders of sums do
+                    own, expected = own.double(), expected.double()
+                    alike = torch.allclose(own, expected, rtol=2.0**-6, atol=2.0**-6, equal_nan=True)
+                else:
+                    alike = torch.equal(own, expected)
+                if not alike:
+                    return ()
     return rows
-
-
-def _is_part(part: torch.Tensor, whole: torch.Tensor, index: tuple[slice, ...], leading: int) -> bool:
-    """Return whether a result for some rows is that for all of them, cut; bits may differ, as orders of sums do."""
-    expected = whole[index] if whole.ndim >= leading else whole
-    if whole.ndim < leading or part.shape != expected.shape:
-        return False
-    if not whole.is_floating_point():
-        return torch.equal(part, expected)
-    return torch.allclose(part.double(), expected.double(), rtol=2.0**-6, atol=2.0**-6, equal_nan=True)
 
 
 def _file(name: str, found: TypedTrace, body: Body, rows: tuple[str, ...], source: str, steps: bool) -> str:

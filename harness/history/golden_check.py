@@ -268,12 +268,6 @@ def load(path: Path, kernel: str, kind: str) -> Golden:
     return golden
 
 
-def lines_elsewhere(target: Target) -> list[str]:
-    """Return the cases of the kernel's goldens on other kinds of device, so that a new one is comparable with them."""
-    others = sorted(set(target.path.parent.parent.glob(f"*/{target.path.name}")) - {target.path})
-    return list(dict.fromkeys(case.line for path in others for case in read(path).cases))
-
-
 def held(target: Target, golden: Golden, *, watch: Watch, tick: Tick, anew: bool = False) -> Proposal:
     """Run the cases of a golden again and say what became of them.
 
@@ -297,8 +291,9 @@ def propose_fresh(place: Workplace, kernel: str, folder: Path, *, drawn: int, mo
     if config.lines:
         lines = [str(case) for group in target.groups for case in group.examples]
     else:
-        chosen = lines_elsewhere(target)
-        lines = chosen or lines_for(target.subject, target.groups, drawn=drawn, seed=config.seed, most=most)
+        others = sorted(set(target.path.parent.parent.glob(f"*/{target.path.name}")) - {target.path})
+        known = dict.fromkeys(case.line for path in others for case in read(path).cases)  # to be comparable with them
+        lines = [*known] or lines_for(target.subject, target.groups, drawn=drawn, seed=config.seed, most=most)
     asked = asked_of(target.subject, target.groups)
     today = take(target.subject, lines, watch=place.watch, tick=place.tick, asked=asked)
     return Proposal(taken(today, str(target.path)), today.golden)

@@ -45,7 +45,15 @@ def provenance(subject: Subject) -> dict[str, str]:
     `source` is a hash of the kernel's file and of those beside it that it imports, `imports` one of the other modules
     of its repository, and `packages` has the versions of what all of these import.
     """
-    files = _sources(Path(subject.kernel.source.rpartition(":")[0]))
+    file = Path(subject.kernel.source.rpartition(":")[0])
+    found, waiting = set[Path](), [file] if file.is_file() else []
+    while waiting:  # a file and the siblings that it imports, directly or not
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            siblings = (path.parent / f"{name.lstrip('.').partition('.')[0]}.py" for name in _names_in(path))
+            waiting += filter(Path.is_file, siblings)
+    files = sorted(found)
     modules = _repository_modules(files)
     return {
         _SOURCE: _hash_of(files),
@@ -72,19 +80,6 @@ def _one_by_one(items: Mapping[str, str]) -> dict[str, str]:
     packages = (package.rpartition(" ") for package in filter(None, items.get(_PACKAGES, "").split(", ")))
     own = {item: value for item, value in items.items() if item != _PACKAGES}
     return own | {name: number for name, _, number in packages}
-
-
-def _sources(file: Path) -> list[Path]:
-    """Return a file and the siblings that it imports, directly or not; nothing if there is no such file."""
-    found: list[Path] = []
-    waiting = [file] if file.is_file() else []
-    while waiting:
-        path = waiting.pop()
-        if path not in found:
-            found.append(path)
-            siblings = (path.parent / f"{name.lstrip('.').partition('.')[0]}.py" for name in _names_in(path))
-            waiting += filter(Path.is_file, siblings)
-    return sorted(found)
 
 
 def _hash_of(files: Iterable[Path]) -> str:

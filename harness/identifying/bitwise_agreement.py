@@ -159,8 +159,14 @@ def _parting(problem: Problem, kept: Sequence[Sequence[Contract]]) -> Parting | 
     one, other = min(itertools.product(*kept), key=lambda pair: len(_options(*pair)))
     exact = replace(problem, premises=Premises(exact_sums=True), siblings=None)
     problems = replace(exact, contract=one), replace(exact, contract=other)
-    stage = _first_apart(*problems)
-    if not stage:
+    traces = [problem.trace for problem in problems]
+    for stage in dict.fromkeys(name for trace in traces for name in trace.stages):
+        a, b = (trace.stages.get(stage) for trace in traces)
+        if a is None or b is None or a.format != b.format:
+            break
+        if not torch.equal(bits_with_one_nan(a.value), bits_with_one_nan(b.value)):
+            break
+    else:
         return None
     one_does, other_does = (
         Does(
@@ -178,17 +184,6 @@ def _options(own: Contract, other: Contract) -> tuple[str, ...]:
     """List the options and directions of a contract that another one lacks."""
     points = (f"{stage}:{way}" for stage, way in own.directions.items() if other.directions.get(stage) != way)
     return (*(a for a, b in zip(own.options, other.options, strict=True) if a != b), *points)
-
-
-def _first_apart(one: Problem, other: Problem) -> str:
-    """Return the first stage that one evaluation lacks, or whose format or values differ; empty if there is none."""
-    for name in dict.fromkeys([*one.trace.stages, *other.trace.stages]):
-        a, b = one.trace.stages.get(name), other.trace.stages.get(name)
-        if a is None or b is None or a.format != b.format:
-            return name
-        if not torch.equal(bits_with_one_nan(a.value), bits_with_one_nan(b.value)):
-            return name
-    return ""
 
 
 def _place_of(place: Workplace, name: str, stage: str, line: str) -> str:

@@ -117,6 +117,7 @@ class Desk(Workplace):
     """
 
     turns: str = ""
+    separable: Separable = field(default_factory=Separable)
 
     @cached_property
     def device(self) -> torch.device:
@@ -153,16 +154,12 @@ class Desk(Workplace):
 
         return roof(self, QUICK)
 
-    @cached_property
-    def _separable(self) -> Separable:
-        return Separable()
-
     def run_of(self, results: Sequence[CaseResult]) -> Run:
         """Return the results as a run, with its power unless one of them is bad: what other files have in common."""
         if any(result.verdict in BAD for result in results):
             return Run(tuple(results))
         alike = [replace(result, case=str(replace(parse_case(result.case), seed=0))) for result in results]
-        power = power_of(alike, self.project, self._separable)
+        power = power_of(alike, self.project, self.separable)
         return Run(tuple(results), power=power, undecidable=undecidable_of(alike, self.project))
 
     def evaluate(self, op: Op, contract: Contract, case: Case) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from lastbit.case import SEED_BITS
@@ -108,22 +108,16 @@ class JudgeQuestion:
 
     def repro(self, file: str, line: str, device: str) -> str:
         """Return the command that asks the same question about a file on one case."""
-        return command(
-            "judge", case=line, options=shlex.join(["--kernels", file, *self._options(), "--device", device])
-        )
-
-    def _options(self) -> Iterator[str]:
-        yield from ("--op", self.op)
+        words = ["--kernels", file, "--op", self.op]
         for option in ("contract", "function"):
             if value := getattr(self, option):
-                yield from (f"--{option}", value)
+                words += [f"--{option}", value]
         for name, result in self.mutates.items():
-            yield from ("--mutates", f"{name}={result}" if result else name)
+            words += ["--mutates", f"{name}={result}" if result else name]
         for name in self.unordered:
-            yield from ("--unordered", name)
+            words += ["--unordered", name]
         if self.placement != "refuses":
-            yield from ("--placement", self.placement)
-        yield from ["--strict"] * self.strict
-        yield from ["--speed"] * self.speed
-        yield from ["--forbid-torch-op"] * self.forbid_torch_op
-        yield from ["--may-decline"] * self.may_decline
+            words += ["--placement", self.placement]
+        for option in ("strict", "speed", "forbid_torch_op", "may_decline"):
+            words += [f"--{option.replace('_', '-')}"] * getattr(self, option)
+        return command("judge", case=line, options=shlex.join([*words, "--device", device]))

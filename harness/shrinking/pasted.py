@@ -29,7 +29,12 @@ def test_of(
     `interpreted` kernel, what it launches is interpreted in the test, too.
     """
     function = re.sub(r"\W+|^(?=\d)", "_", kernel.partition("[")[0].strip(" _")) or "kernel"
-    module = _module_of(Path(source.rpartition(":")[0])) or "kernels"
+    file = Path(source.rpartition(":")[0])
+    module = re.sub(r"\W", "_", file.stem) or "kernels"
+    with suppress(ValueError):  # it lies elsewhere than below the working directory
+        parts = file.resolve().relative_to(Path.cwd()).with_suffix("").parts
+        if all(part.isidentifier() for part in parts):
+            module = ".".join(parts) or "kernels"
     names = ["assert_contract", "build", *(["interpret_triton"] if interpreted else []), "parse_case"]
     begin = ["", "interpret_triton()  # on a CPU, before anything imports triton"] if interpreted else []
     return "\n".join(
@@ -50,15 +55,6 @@ def test_of(
             "",
         ]
     )
-
-
-def _module_of(file: Path) -> str:
-    """Return the module name of a file: its path below the working directory; elsewhere its stem."""
-    with suppress(ValueError):
-        parts = file.resolve().relative_to(Path.cwd()).with_suffix("").parts
-        if all(part.isidentifier() for part in parts):
-            return ".".join(parts)
-    return re.sub(r"\W", "_", file.stem)
 
 
 def is_interpreted(place: Workplace, name: str, line: str) -> bool:
