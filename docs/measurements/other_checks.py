@@ -220,9 +220,9 @@ def seen(number: int, device_name: str) -> dict[str, tuple[bool, bool]]:
 
 def sanitized(number: int) -> bool:
     """Return whether memcheck or initcheck reports something in a process that calls the faulty kernel and no other."""
-    from lastbit.sanitize.tool import Sanitizer, _found
+    from lastbit.sanitize.tool import Sanitizer, installed
 
-    sanitizer: Sanitizer = _found(os.environ)
+    sanitizer: Sanitizer = installed(os.environ)
     for tool in TOOLS:
         with TemporaryDirectory() as folder:
             log = Path(folder) / "log"

@@ -67,9 +67,23 @@ class Launches:
         self.tensors = {n: tensors[n].reshape(self.count, *tensors[n].shape[leads:]) for n in names if n in tensors}
         results = {n: t for n, t in self.basis.results.items() if t.shape[:leads] == self.leading}
         self.results = {n: t.reshape(self.count, *t.shape[leads:]) for n, t in results.items()}
-        self._leave_those_without_rows()
-        if leads > 1:
-            self._flatten()
+        # Results such as sums over rows may have a shape as if they had rows: the number of rows tells.
+        size = next((n for n in (self.count - 1, self.count // 2) if 0 < n < self.count), 0)
+        other = self.launch(range(size), f"the first {size} rows") if size and self.results else None
+        if other is not None:
+            kept = {n: t for n, t in self.results.items() if other.results[n].shape[:1] == (size,)}
+            wrong = len(kept) < len(self.results) and not self.basis.allows(other.inputs, other.results)
+            self.results = self.results if wrong else kept  # a kernel may return another number of rows than it must
+        if not self.results:
+            raise NotApplicable("no result has the rows of the inputs")
+        # The launch of all rows becomes one with a single leading dimension, or ones before it.
+        for self._outer in ((), (1,) * (leads - 1)) if leads > 1 else ():
+            flat = self.launch(range(self.count), f"the same rows as {[*self._outer, self.count]}")
+            if flat is not None:
+                line = line_of(flat.inputs, self.basis.device) or f"{self.basis.case}, as {flat.what}"
+                self.basis = replace(self.basis, inputs=flat.inputs, results=flat.results, line=line)
+                self.results = dict(flat.rows)
+                break
 
     def launch(self, rows: Numbers, what: str, leading: tuple[int, ...] | None = None) -> RowsCall | None:
         """Call the kernel on these rows, in these leading dimensions; None, with a note, if it declines the call."""
@@ -111,28 +125,6 @@ class Launches:
     def matched(self, found: Tensors, rows: Numbers) -> Matched:
         """Pair the rows of the launch of all rows with those of another: [rows, …] or, of vectors, [rows, 1]."""
         return {name: (_wide(picked(self.results[name], rows)), _wide(own)) for name, own in found.items()}
-
-    def _flatten(self) -> None:
-        """Make the launch of all rows one with a single leading dimension, or ones before it."""
-        rows, size = range(self.count), len(self.leading)
-        for self._outer in ((), (1,) * (size - 1)):
-            flat = self.launch(rows, f"the same rows as {[*self._outer, self.count]}")
-            if flat is not None:
-                line = line_of(flat.inputs, self.basis.device) or f"{self.basis.case}, as {flat.what}"
-                self.basis = replace(self.basis, inputs=flat.inputs, results=flat.results, line=line)
-                self.results = dict(flat.rows)
-                return
-
-    def _leave_those_without_rows(self) -> None:
-        """Leave results such as sums over rows, whose shape may look as if it had rows: the number of rows tells."""
-        size = next((n for n in (self.count - 1, self.count // 2) if 0 < n < self.count), 0)
-        other = self.launch(range(size), f"the first {size} rows") if size and self.results else None
-        if other is not None:
-            kept = {n: t for n, t in self.results.items() if other.results[n].shape[:1] == (size,)}
-            wrong = len(kept) < len(self.results) and not self.basis.allows(other.inputs, other.results)
-            self.results = self.results if wrong else kept  # a kernel may return another number of rows than it must
-        if not self.results:
-            raise NotApplicable("no result has the rows of the inputs")
 
 
 def changed_rows(matched: Matched, rows: Numbers) -> list[int]:
@@ -242,24 +234,20 @@ def causes_of(launches: Launches, rows: Sequence[int]) -> tuple[str, int]:
         one = profile(size)
         return None if one is None else one.first
 
-    by_size, counted = _by_size({one.size: bits for one in known if (bits := following(one.size))}, following)
-    others = ["changes with what the other rows hold"] if not known[-1].own else []
-    return ", and ".join([*others, *by_size, *placed[-1:]]), counted
-
-
-def _by_size(first: dict[int, Bits], following: Following) -> tuple[list[str], int]:
-    """Describe how bits change with the size of a launch; return also the last size before that of all rows."""
+    causes = ["changes with what the other rows hold"] if not known[-1].own else []
+    first = {one.size: bits for one in known if (bits := following(one.size))}
     counted = max((size for size in first if first[size] != first[max(first)]), default=0)
     if divisor := _divisor(first):
-        return [f"changes between multiples of {divisor} rows and other numbers of rows"], counted
-    edges = [(a, b) for a, b in pairwise(first) if first[a] != first[b]]
-    chosen = edges if len(edges) <= _FOUND else [*edges[: _FOUND - 1], edges[-1]]
-    found = [low for a, b in chosen if (low := _halved(a, b, following))]
-    if not found:
-        return [], counted
-    listed = ", ".join(f"{low} and {low + 1}" for low in found)
-    more = f", and {len(edges) - len(found)} more times" if len(edges) > len(found) else ""
-    return [f"changes between {listed} rows{more}"], max(counted, found[-1])
+        causes.append(f"changes between multiples of {divisor} rows and other numbers of rows")
+    else:
+        edges = [(a, b) for a, b in pairwise(first) if first[a] != first[b]]
+        chosen = edges if len(edges) <= _FOUND else [*edges[: _FOUND - 1], edges[-1]]
+        if found := [low for a, b in chosen if (low := _halved(a, b, following))]:
+            listed = ", ".join(f"{low} and {low + 1}" for low in found)
+            more = f", and {len(edges) - len(found)} more times" if len(edges) > len(found) else ""
+            causes.append(f"changes between {listed} rows{more}")
+            counted = max(counted, found[-1])
+    return ", and ".join([*causes, *placed[-1:]]), counted
 
 
 def _profile(launches: Launches, rows: Sequence[int], size: int) -> Profile | None:

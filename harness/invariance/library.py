@@ -156,7 +156,12 @@ class _Watch(TorchDispatchMode):
                 self._known[key] = _Kept(copy, row, now, words)
             elif first.bits != now:
                 operation = f"torch.ops.{func.overloadpacket}"
-                self.noted.setdefault(operation, _in_words(first, _Kept(copy, row, now, words)))
+                if operation not in self.noted:
+                    both = first, _Kept(copy, row, now, words)
+                    gave = ["NaN" if x.value.to(torch.float64).isnan().any() else "numbers" for x in both]
+                    one, other = gave if gave[0] != gave[1] else ("some bits", "others")
+                    calls = f"in one call ({both[0].words}) and {other} in another ({both[1].words})"
+                    self.noted[operation] = f"of the same operands it makes {one} {calls}"
                 if operation == self._held:
                     made.detach()[row].copy_(first.value)
 
@@ -187,12 +192,6 @@ def _by_row(func: Any, given: Mapping[str, Any], operands: Operands, made: Tenso
     else:
         rows = ()
     return [n for n in rows if made.ndim and n in operands and operands[n].shape[:1] == made.shape[:1]]
-
-
-def _in_words(first: _Kept, now: _Kept) -> str:
-    gave = ["NaN" if x.value.to(torch.float64).isnan().any() else "numbers" for x in (first, now)]
-    one, other = gave if gave[0] != gave[1] else ("some bits", "others")
-    return f"of the same operands it makes {one} in one call ({first.words}) and {other} in another ({now.words})"
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from lastbit.errors import LastbitError
-from lastbit.isolation import landlock, limits, privileges, seccomp, system
+from lastbit.isolation import landlock, limits, seccomp, system
 from lastbit.isolation.guardian import close_all_but, guarded
 from lastbit.isolation.limits import GB, MB, Limits
 
@@ -197,7 +199,7 @@ def confine(
     if kept is not None:
         close_all_but(*kept)
     own = [cache, folder] if cache else [folder]
-    user = privileges.user_of(own[0])
+    user = user_of(own[0])
     seccomp.new_session_keyring()
     # Name of a view of the system → why this process does not have it to itself; empty for those that it has.
     wanted = FOR_CPU if device_type == "cpu" else FOR_ACCELERATORS
@@ -215,7 +217,7 @@ def confine(
     rights = _give_up_rights(user, own, readable, landlocked=rules is not None)
     if rules:
         rules.enforce()
-    privileges.settle()
+    settle()
     unfiltered = seccomp.enforce()
     how_much = f"{most.memory / GB:.3g} GB, {most.processes} processes, {most.file_size / MB:.3g} MB a file"
     measures = [
@@ -240,18 +242,18 @@ def _give_up_rights(
     """Become a user of its own, where root started the process, and give up all capabilities."""
     if os.geteuid():
         return _same_user("lastbit does not run as root")
-    open_to_all = privileges.readable_by_all([*landlock.python_folders(), *readable, *(path.parent for path in own)])
+    open_to_all = readable_by_all([*landlock.python_folders(), *readable, *(path.parent for path in own)])
     if not (open_to_all or landlocked):
         return _same_user("only root can read Python or the kernel, and there is no Landlock")
     for path in own:
         os.chown(path, user, user)
-    privileges.become(user, privileges.groups_of(landlock.accelerators()), keep_reading=not open_to_all)
+    become(user, groups_of(landlock.accelerators()), keep_reading=not open_to_all)
     kept = "none" if open_to_all else "only to read what Landlock allows"
     return Measure("own user", True, str(user)), Measure("capabilities", True, kept)
 
 
 def _same_user(why: str) -> tuple[Measure, ...]:
-    privileges.become(None, (), keep_reading=False)
+    become(None, (), keep_reading=False)
     return Measure("own user", False, why), Measure("capabilities", True, "none")
 
 
@@ -286,3 +288,76 @@ def cache_of(file: Path, caches: Path) -> Path:
         raise LastbitError(f"{caches} belongs to somebody else, or others can write there; remove it")
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+# The rights of a process by its identity: user, groups, capabilities
+
+
+USERS = range(61184, 65520)
+"""Users that belong to nobody: what systemd gives to services for as long as they run."""
+
+
+def shield() -> None:
+    """Keep other processes of the same user from reading this one's memory or environment, and from debugging it.
+
+    Judges call it before they start kernel processes. Root's processes are shielded from other users anyway.
+    """
+    if system.LINUX:
+        system.prctl(system.PR_SET_DUMPABLE, 0)
+
+
+def readable_by_all(paths: Iterable[Path]) -> bool:
+    """Return whether a user without rights of its own gets to these places, as far as they exist."""
+    found = [one for path in paths if path.exists() for one in (path.resolve(), *path.resolve().parents)]
+    return all(one.stat().st_mode & (stat.S_IXOTH if one.is_dir() else stat.S_IROTH) for one in found)
+
+
+def user_of(folder: Path) -> int:
+    """Return a user for root to become, who shall have this folder and nothing else: always the same for a folder."""
+    return USERS[folder.stat().st_ino % len(USERS)]
+
+
+def become(user: int | None, groups: Sequence[int], *, keep_reading: bool) -> None:
+    """Give up every capability and the groups of root, and become the user if one is named.
+
+    `keep_reading`: but the right to read every file, also in what this process starts. It is for where Python itself
+    lies in a folder of root's, and only safe where Landlock says which files there are.
+    """
+    kept = (system.CAP_DAC_READ_SEARCH,) if keep_reading else ()
+    if user is not None:
+        system.prctl(system.PR_SET_KEEPCAPS, 1)
+        _drop_bounding(kept)
+        os.setgroups(list(groups))
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    else:
+        _drop_bounding(kept)
+    system.set_capabilities(*kept)
+    for capability in kept:
+        system.prctl(system.PR_CAP_AMBIENT, system.PR_CAP_AMBIENT_RAISE, capability)
+    system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _drop_bounding(kept: Sequence[int]) -> None:
+    """Drop all capabilities but `kept`, so that no program that the process starts can have them again. Who may not
+    drop them has none to give up.
+    """
+    with suppress(OSError):
+        for capability in range(64):
+            if capability not in kept:
+                system.prctl(system.PR_CAPBSET_DROP, capability)
+
+
+def groups_of(devices: Iterable[Path]) -> list[int]:
+    """Return the groups of those devices that not everybody may use."""
+    found = [device.stat() for device in devices if device.is_char_device()]
+    return sorted({state.st_gid for state in found if not state.st_mode & stat.S_IWOTH and state.st_gid})
+
+
+def settle() -> None:
+    """Set anew what a change of the user has undone: end with the guardian, and be open to itself.
+
+    Drivers look at `/proc/self`, which a process that is shielded cannot.
+    """
+    system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
+    system.prctl(system.PR_SET_DUMPABLE, 1)

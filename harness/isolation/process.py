@@ -18,9 +18,8 @@ from lastbit.children.channel import Channel
 from lastbit.children.child import ChildProcess, Output, next_message
 from lastbit.errors import LastbitError
 from lastbit.isolation.answers import KernelProcessEnded, Unreadable, parsed
-from lastbit.isolation.confinement import Confinement, clean_environment, remove
+from lastbit.isolation.confinement import Confinement, clean_environment, remove, shield
 from lastbit.isolation.limits import Limits, ProcessWatch
-from lastbit.isolation.privileges import shield
 from lastbit.isolation.server import MAIN, preparation
 
 # Arbitrary: tensors travel in shared memory, and text of megabytes is no answer.

@@ -22,11 +22,10 @@ from lastbit.children.channel import Channel
 from lastbit.files import IMPORTED_FROM
 from lastbit.interpret.faults import collected
 from lastbit.isolation import runner, system
-from lastbit.isolation.confinement import confine, remove
+from lastbit.isolation.confinement import confine, remove, shield
 from lastbit.isolation.inside import KernelWork
 from lastbit.isolation.landlock import python_folders
 from lastbit.isolation.limits import Limits
-from lastbit.isolation.privileges import shield
 
 _PAUSE, _LONGEST_PAUSE = 0.0005, 0.02  # seconds between two looks at a process that is ending
 # Twice that of process.py, since the guardian ends what the process has started.

@@ -65,8 +65,15 @@ def sanitizer_for(config: Config, environ: Mapping[str, str] = os.environ) -> Sa
     types = [kind for kind in config.device_plan.types if kind != "cpu"] if config.sanitize else []
     if others := [kind for kind in types if kind != "cuda"]:
         raise UsageError(f"--sanitize on {others[0]}: there is no tool; {NAME} knows CUDA, and lastbit itself the CPU")
-    if not types:
-        return None
+    return installed(environ) if types else None
+
+
+def installed(environ: Mapping[str, str]) -> Sanitizer:
+    """Find the compute-sanitizer of the CUDA toolkit that CUDA_HOME names, of PATH, or of /usr/local/cuda.
+
+    Raises:
+        UsageError: there is none.
+    """
     home = [str(Path(environ["CUDA_HOME"], "bin"))] if environ.get("CUDA_HOME") else []
     folders = [*home, environ.get("PATH", os.defpath), USUAL_PLACE]
     found = next(filter(None, (shutil.which(NAME, path=folder) for folder in folders)), None)
