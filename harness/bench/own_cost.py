@@ -293,6 +293,5 @@ def _accepted(subject: Subject, eager: Subject | None, groups: Iterable[Group]) 
 
 
 def _verify_group(subject: Subject, group: Group) -> list[CaseResult]:
-    """Verify the cases of a group as a run does."""
     explorer = Explorer(Item(subject, group), record=lambda result: None, started=lambda item, case, counted: None)
     return [explorer.run(case) for case in group.examples]

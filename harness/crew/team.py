@@ -207,7 +207,6 @@ class Team:
         self._record()
 
     def _print(self, whose: str, text: str) -> None:
-        """Write down what a kernel process printed."""
         append_lines(self._file(".log"), [f"printed in a process of {whose}:\n{text}"])
 
     def _record(self) -> None:
@@ -222,7 +221,6 @@ class Team:
         return Path(self._all.config.folder, f"{self.kind.device.replace(':', '')}{suffix}")
 
     def _lost(self, actor: Hashable, reason: str, *, by_kernel: bool) -> None:
-        """Replace a lost actor as long as there is something to do."""
         assert self.ledger is not None
         member = self._members.pop(actor)
         self._all.pool.kill(actor)

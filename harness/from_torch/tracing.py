@@ -373,7 +373,6 @@ def followed(function: Callable[..., Any], example: Example) -> TypedTrace:
 
 
 def _with(example: Example, assigned: Assigned) -> Example:
-    """Return the example with other dtypes."""
     tensors = {name: t.to(assigned.get(name, t.dtype)) for name, t in example.tensors.items()}
     return replace(example, tensors=tensors)
 

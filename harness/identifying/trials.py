@@ -331,7 +331,6 @@ def _key(contract: Contract, trial: Trial, seen: Sequence[TrialSample]) -> Hasha
 
 
 def _allows(contract: Contract, sample: TrialSample, followed: Followed | None) -> bool:
-    """Return whether a contract allows every bit of a case, and what was followed there."""
     try:
         return not _tally(sample.seen.under(contract), followed).against
     except UsageError:

@@ -195,7 +195,6 @@ def _by_row(func: Any, given: Mapping[str, Any], operands: Operands, made: Tenso
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """List the tensors in a value, however deep."""
     return [x for x in tree_leaves(value) if isinstance(x, Tensor)]
 
 

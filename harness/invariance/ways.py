@@ -82,12 +82,10 @@ def _place(inputs: Inputs) -> int:
 
 
 def _other_values(basis: Basis) -> Inputs:
-    """Build inputs of the same shapes and layouts with the values of another seed."""
     return build(replace(basis.case, seed=basis.case.seed + 1), basis.device)
 
 
 def _said(error: Exception) -> str:
-    """Return type and first line of an exception."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(": ")
 
 
@@ -122,7 +120,6 @@ def _run_to_run(basis: Basis, pairs: Pairs) -> None:
 
 
 def _later_calls(basis: Basis, rounds: int) -> Iterator[tuple[str, Tensors]]:
-    """Yield each call's description and its results."""
     for number in range(2, 2 + 3 * rounds, 3):
         yield f"call {number} on the same inputs", basis.call(basis.inputs)
         held = [torch.empty(size, dtype=torch.uint8, device=basis.device) for size in _BLOCKS]
@@ -170,7 +167,6 @@ _WORK: Mapping[str, BusyWork] = {
 
 @contextmanager
 def _on(stream: torch.Stream) -> Iterator[None]:
-    """Make a stream the current one of its device."""
     before = torch.accelerator.current_stream(stream.device)
     torch.accelerator.set_stream(stream)
     try:
@@ -213,7 +209,6 @@ def _stream(basis: Basis, pairs: Pairs) -> None:
 
 
 def _contention(basis: Basis, pairs: Pairs) -> None:
-    """Compare calls beside other work."""
     require_direct(basis, "called beside other work of the device")
     require_accelerator(basis, "other work beside a call")
     side, inputs = torch.Stream(basis.device), elsewhere(basis)
@@ -406,7 +401,6 @@ def _grad(basis: Basis, pairs: Pairs) -> None:
 
 
 def _device(basis: Basis, pairs: Pairs) -> None:
-    """Compare a call on the next device of the kind, or on each."""
     require_direct(basis, "called on another device")
     require_accelerator(basis, "others of its kind beside it")
     peers = alike(basis.device)
@@ -426,7 +420,6 @@ def alike(device: torch.device) -> tuple[torch.device, ...]:
 
 
 def _kind(device: torch.device) -> str:
-    """Return the maker's name of the device; its type where torch gives no name."""
     name = getattr(torch.get_device_module(device), "get_device_name", None)
     return str(name(device)) if name else device.type
 

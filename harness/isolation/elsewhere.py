@@ -215,7 +215,6 @@ class _Depth:
 
 
 def _loaded(process: KernelProcess, path: Path, timeout: float = _LOADING, **asked: Any) -> Mapping[str, Any]:
-    """Let a process load a file or folder, and return its answer."""
     try:
         return process.ask({"do": "load", "path": str(path), **asked}, timeout)
     except Raised as error:

@@ -209,7 +209,6 @@ class Isolated:
         blocks: Sequence[SharedBlock],
         shapes: Mapping[str, tuple[int, ...]] | None,
     ) -> tuple[Mapping[str, Any], SharedBlock]:
-        """Return the answer to a call, and the memory that its results were copied to."""
         into = self._results(_FIRST_RESULTS)
         if self.device.type != "cpu":  # copies must be complete before another process is told of them
             torch.accelerator.synchronize(self.device)

@@ -213,7 +213,6 @@ class KernelProcess:
             self._over = self._ended(None, patient=False)
 
     def _answer(self, timeout: float) -> bytearray:
-        """Return the next message of the process, whose output is read meanwhile."""
         try:
             answer = next_message(self._channel, timeout, self._output)
         except EOFError:

@@ -87,7 +87,6 @@ def forked(descriptor: int) -> Program | None:
 
 
 def _prepare() -> None:
-    """Import and set up what every kernel process needs."""
     torch.set_num_threads(1)
     if os.environ.get("TRITON_INTERPRET") == "1":
         from lastbit.interpret import install

@@ -112,7 +112,6 @@ def _versions() -> dict[str, str]:
 
 
 def _judged(desk: Desk, kernel: OpenedKernel, question: JudgeQuestion, empty: FileVerdict) -> FileVerdict:
-    """Judge a kernel that is loaded."""
     subject, question = kernel.subject, question.drawn
     empty = replace(empty, kernel=subject.kernel.name, notes=kernel.notes, confinement=kernel.confinement)
     empty = replace(empty, seed=question.seed)

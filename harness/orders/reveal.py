@@ -203,7 +203,6 @@ def _sentence(triple: Indices, kind: int) -> str:
 
 
 def _drawn(terms: int, count: int, random: np.random.Generator) -> Indices:
-    """Draw triples of different columns."""
     if not count:
         return np.empty((0, 3), dtype=np.int64)
     return np.array([random.choice(terms, 3, replace=False) for _ in range(count)], dtype=np.int64)

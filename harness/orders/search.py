@@ -195,7 +195,6 @@ def _ranked(pivot: int, others: Indices, random: np.random.Generator) -> Asking[
 
 
 def _at_once(terms: Indices, random: np.random.Generator) -> Asking[bool]:
-    """Ask whether all terms seem to be added in one operation."""
     drawn = np.array([random.choice(terms, 3, replace=False) for _ in range(_SAMPLED)])
     answers = yield around(np.unique(np.sort(drawn), axis=0))
     return bool((kind_of(answers.reshape(-1, 3)) == 3).all())

@@ -127,7 +127,6 @@ def _key(number: float) -> tuple[float, float, bool]:
 
 
 def _shortened(number: float, bits: int) -> float:
-    """Round a number to the given number of significand bits."""
     if not math.isfinite(number) or not number:
         return number
     fraction, exponent = math.frexp(number)
@@ -135,7 +134,6 @@ def _shortened(number: float, bits: int) -> float:
 
 
 def _numbers(tensor: Tensor) -> list[float]:
-    """Return the elements in row-major order."""
     narrow = tensor.is_floating_point() and tensor.dtype is not torch.float64
     numbers: list[float] = (tensor.float() if narrow else tensor).flatten().tolist()
     return numbers

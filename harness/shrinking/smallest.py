@@ -219,7 +219,6 @@ class _Cutting:
         return self._least
 
     def _sample(self, first: int, count: int) -> list[int]:
-        """Choose parts at random beside a given one."""
         others = [i for i in range(self._parts) if i != first]
         return sorted((first, *self._chance.sample(others, count - 1)))
 
