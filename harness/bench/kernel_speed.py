@@ -68,14 +68,16 @@ def device_seconds(calls: Sequence[Call], device: torch.device, effort: Effort) 
     the device, are timed one by one by `on_device`.
     """
     turns = cycle(calls)
+    graph: torch.cuda.CUDAGraph | None = None
     if device.type == "cuda" and not why_it_waits(calls[0]):
         with suppress(RuntimeError):  # something cannot be captured
             graph = captured(lambda: [call() for call in calls])[0]  # the results have memory of their own
-            first = _seconds_of(graph)
-            rounds = max(_FEWEST, min(_MOST, int(_SHARE * effort.seconds / max(first, 1e-6))))
-            for _ in range(2):
-                graph.replay()
-            return GRAPH, Sample.of([_seconds_of(graph) / len(calls) for _ in range(rounds)])
+    if graph is not None:
+        first = _seconds_of(graph)
+        rounds = max(_FEWEST, min(_MOST, int(_SHARE * effort.seconds / max(first, 1e-6))))
+        for _ in range(2):
+            graph.replay()
+        return GRAPH, Sample.of([_seconds_of(graph) / len(calls) for _ in range(rounds)])
     return CLOCK if device.type == "cpu" else EVENTS, on_device(lambda: next(turns)(), device, effort)
 
 

@@ -61,9 +61,10 @@ class Actor:
         """Make the plan: `items`, `not_run`, what results depend on, what was `printed`; or why it was `refused`."""
         device = torch.device(self._device)
         prepare(device)
-        name, premises = "", load_premises(device)
+        name = ""
         if device.type != "cpu":  # it raises where the device cannot be used
             assert torch.ones(8, device=device).sum().item() == 8.0
+            load_premises(device)
             name = str(torch.get_device_module(device).get_device_name(device))
         try:
             self._plan = plan = self._thread.submit(self._planned).result()
@@ -76,7 +77,7 @@ class Actor:
             "items": [{**asdict(item), "device": self._called or item.device} for item in plan.planned],
             "not_run": [asdict(note) for note in plan.not_run],
             "device": name,
-            "premises": premises.device,
+            "premises": load_premises(device).device,
             "versions": {**versions(), "lastbit_code": code_hash()},
             "isolated": str(self._kernels.confinement) if self._kernels else "",
             "printed": self._printed,
