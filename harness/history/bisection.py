@@ -238,9 +238,10 @@ def search(
         else:
             try:
                 result = look(point)
-                step = BisectStep(point, Mark.BAD if criterion.is_bad(result) else Mark.GOOD, run + 1, result)
             except LastbitError as error:
                 step = BisectStep(point, Mark.SKIPPED, reason=str(error))
+            else:
+                step = BisectStep(point, Mark.BAD if criterion.is_bad(result) else Mark.GOOD, run + 1, result)
         run = max(run, step.run)
         known.setdefault(key, step)
         marked.add(point.name)
