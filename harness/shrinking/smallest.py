@@ -210,13 +210,15 @@ class _Cutting:
 
     def least(self) -> Draft:
         """Return the draft with the fewest parts found that still fail."""
-        counts = [count for count in _COUNTS if count < self._parts for _ in range(_SAMPLES)]
-        firsts = (self._first[number % _SAMPLES % len(self._first)] for number in range(len(counts)))
-        samples = (self._sample(first, count) for first, count in zip(firsts, counts, strict=True))
-        if not any(self._fails([i]) for i in self._first) and not any(self._fails(kept) for kept in samples):
+        if not any(self._fails([i]) for i in self._first) and not any(self._fails(kept) for kept in self._samples()):
             self._halve()
         self._halve()
         return self._least
+
+    def _samples(self) -> Iterator[list[int]]:
+        for count in _COUNTS:
+            for number in range(_SAMPLES if count < self._parts else 0):
+                yield self._sample(self._first[number % len(self._first)], count)
 
     def _sample(self, first: int, count: int) -> list[int]:
         others = [i for i in range(self._parts) if i != first]
