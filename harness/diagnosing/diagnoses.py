@@ -28,8 +28,8 @@ from lastbit.dtypes import DTYPE_NAMES
 from lastbit.inputs import build
 from lastbit.inputs.poison import held_before
 from lastbit.interpret.decisions import ALL, MANY, NONE, SOME, Decision
-from lastbit.judging.torch_compare import outside_mask
 from lastbit.judging.observation import Observation
+from lastbit.judging.torch_compare import outside_mask
 from lastbit.numerics import Enclosure, Premises, dot, format_of, remembering, using
 from lastbit.result import CaseResult
 from lastbit.shadows.aten import UncompiledMode
