@@ -75,7 +75,7 @@ def untold(
     """Return cases that can tell a kernel's contract from another that no result did: one at most for each dtypes.
 
     The kernel `takes` them, and none is one of the results'. Over long rows the errors of sums may hide in a run what
-    tells two contracts apart: where a long case was in vain, one with few columns follows.
+    tells two contracts apart, and a kernel is not followed as fast: of each case, one with few columns is asked first.
     """
     takes, found = cache(takes), list[Case]()  # asked for each other contract anew
     together: dict[str, list[CaseResult]] = defaultdict(list)
@@ -90,7 +90,7 @@ def untold(
         if not (others := [op.contract(other) for other, count in ruled_out.items() if not count]):
             continue
         ran, long = set(map(str, cases)), _probes(cases, op)
-        each = chain.from_iterable((case, *_with_few_columns([case], op)) for case in long)
+        each = chain.from_iterable((*_with_few_columns([case], op), case) for case in long)
         probes = [case for case in each if str(case) not in ran and case.numel <= _WORTH]
         pairs = ((other, case) for other in others for case in probes if case in long or takes(case))
         telling = (case for other, case in pairs if separable.apart(op, own, other, lacking, case) and takes(case))
@@ -197,11 +197,14 @@ def _probes(cases: Iterable[Case], op: Op) -> list[Case]:
 
 
 def _with_few_columns(cases: Iterable[Case], op: Op) -> Iterator[Case]:
-    """Yield cases with few columns of the first tensor, and of those that have as many, and with more rows."""
+    """Yield cases with few columns of the first tensor, and of those that have as many, and with rows to match."""
     for case in cases:
         first = case.tensors[0]
         if first.shape and first.shape[-1] > _FEW_COLUMNS:
-            yield _cut(resized(case, first.shape[-1:], (_FEW_COLUMNS,)), op, numel=_FEW_COLUMNS**2)
+            case = resized(case, first.shape[-1:], (_FEW_COLUMNS,))
+        elif first.numel <= _FEW_COLUMNS**2:
+            continue
+        yield _cut(case, op, numel=_FEW_COLUMNS**2)
 
 
 def _cut(case: Case, op: Op, numel: int | None = None) -> Case:

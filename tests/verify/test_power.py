@@ -259,13 +259,16 @@ def test_where_a_long_case_told_nothing_one_with_few_columns_follows() -> None:
     assert untold([vain], op, Separable(), lambda case: case.tensors[0].shape[-1] > 64) == []
 
 
-def test_few_columns_follow_before_another_long_case() -> None:
+def test_few_columns_are_asked_before_long_rows() -> None:
     """An item asks three times: with as many long cases in vain, none with few columns would come."""
     never = {"contract": "native_multiply+rounded_sum", "ruled_out": {"native_multiply+rounded_value": 0}}
-    tensors = "x=fp16[8,1983] weight=fp16[1983] residual=fp16[8,1983]", "x=fp16[8,1981]:pow2 weight=fp16[1981]"
-    ran = [replace(result(line), **never) for line in (tensors[0], f"{tensors[1]} residual=fp16[8,1981]")]
+    line = "x=fp16[8,{0}]:pow2 weight=fp16[{0}] residual=fp16[8,{0}]"
     op = open_project(CONFIG).op("rms_norm")
-    assert [case.tensors[0].shape for case in untold(ran, op, Separable())] == [(64, 64)]
+    wide, narrow = ([replace(result(line.format(n)), **never)] for n in (1981, 32))
+    assert [case.tensors[0].shape for case in untold(wide, op, Separable())] == [(64, 64)]
+    assert [case.tensors[0].shape for case in untold(narrow, op, Separable())] == [(8, 32)]
+    many = replace(result("x=fp16[1360,11]:pow2 weight=fp16[11] residual=fp16[1360,11]"), **never)
+    assert [case.tensors[0].shape for case in untold([many], op, Separable())] == [(372, 11)]
 
 
 def test_a_case_whose_line_lists_integers_is_not_cut() -> None:
