@@ -7,7 +7,7 @@ item is performed in the process that calls its kernel, or that starts the proce
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from lastbit.takes import told
 from lastbit.verify.check import Subject, first_line, takes, verify_case
 from lastbit.verify.device_memory import Verify, directly, give_back
 from lastbit.verify.drawing import draw
-from lastbit.verify.formula_check import is_small, with_formula
+from lastbit.verify.formula_check import SMALL, is_small, with_formula
 from lastbit.verify.isolating import in_processes
 from lastbit.verify.narrowing import advice_for
 from lastbit.verify.notes import HAS_FAILED
@@ -51,6 +51,9 @@ _MOST_TELLING = 3
 # Measured: larger ones took 33 of the 45 s in which sized cases of four ops were followed, as they have many programs.
 _SIZED = 1 << 14
 """Elements of a sized case in which a kernel is followed on residues."""
+
+_TELLING = 1 << 8
+"""Elements of a case from which on it is preferred the fewer it has."""
 
 
 class CaseFailed(Exception):
@@ -191,7 +194,19 @@ class Explorer:
         self._repeated: set[object] = set()
         self._renumbered = _renumbered.setdefault(id(item.subject.kernel), (item.subject.kernel, set()))[1]
         self._followed: set[object] = set()
+        self._preferred: set[Case] | None = None
         self._settled: dict[str, set[str]] = {}
+
+    def prefer(self, cases: Iterable[Case]) -> None:
+        """Follow the kernel in the cheapest of these cases that have each feature, and not in the first ones.
+
+        Fewer than `_TELLING` elements are dear, as they may be all constants or no number at all.
+        """
+        self._preferred, seen = set(), set[object]()
+        for case in sorted(filter(is_small, cases), key=lambda c: c.numel if c.numel >= _TELLING else SMALL - c.numel):
+            if not (features := self._features(case)) <= seen:
+                self._preferred.add(case)
+                seen |= features
 
     def run(self, case: Case) -> CaseResult:
         """Run a case of the item and record its result.
@@ -292,8 +307,8 @@ class Explorer:
 
         Follow it where enclosures decide nothing, in cases that a reader asked for or that are to tell contracts apart
         and have not, in sized ones that are not large or have few rows, and in small cases of a novel item until each
-        of their features has been followed. What a kernel does from some size on may be wrong by less than the rounding
-        of its result.
+        of their features has been followed, the preferred ones if there are any. What a kernel does from some size on
+        may be wrong by less than the rounding of its result.
         """
         tells = self.tells_apart and bool(result.not_ruled_out)
         if result.verdict is Verdict.INCONCLUSIVE or self.item.asked or tells or not counted:
@@ -304,6 +319,8 @@ class Explorer:
                 return True
         features = self._features(case)
         if features <= self._followed or not self.item.novel or not is_small(case):
+            return False
+        if self._preferred is not None and case not in self._preferred:
             return False
         self._followed |= features
         return True

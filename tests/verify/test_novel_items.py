@@ -72,3 +72,14 @@ def test_kernels_are_followed_in_sized_cases(group: str, verdict: Verdict) -> No
     lines = [f"rms_norm x=bf16[{shape}] eps=1e-06 seed=1" for shape in ("2,64", "2,6001", "2,30001", "9,6001")]
     expected = [Verdict.PASSED, verdict, verdict, Verdict.PASSED]  # the last one is large
     assert [explorer.run(parse_case(line)).verdict for line in lines] == expected
+
+
+def test_kernels_are_followed_in_the_cheapest_case_with_a_feature() -> None:
+    """Sixteen elements are fewer still, and tell less."""
+    item = Item(Subject(kernel_of(norm), NORM, torch.device("cpu")), Group("plain"))
+    explorer = Explorer(item, lambda result: None, lambda item, case, counted: None)
+    shapes = ("fp32[16,64]", "fp32[2,8]", "fp32[4,64]", "bf16[7,64]", "bf16[5,64]", "bf16[70,640]")
+    cases = [parse_case(f"rms_norm x={shape} eps=1e-06 seed=1") for shape in shapes]
+    explorer.prefer(cases)
+    followed = [any(stage.equal for stage in explorer.run(case).stages) for case in cases]
+    assert followed == [False, False, True, False, True, False]
