@@ -130,12 +130,17 @@ def roof(place: Workplace, effort: Effort) -> Roof:
     cpu = device.type == "cpu"
     size, side = (_COPY_ON_CPU, _SIDE_ON_CPU) if cpu else (_COPY, _SIDE)
     with made_current(device):
-        source = torch.zeros(size, dtype=torch.uint8, device=device).random_().view(torch.bfloat16)
-        target = torch.empty_like(source)  # which a driver may copy to without a kernel: the faster way counts
-        ways: tuple[Call, ...] = (lambda: target.copy_(source), lambda: torch.neg(source, out=target))
-        copied = min((on_device(way, device, effort) for way in ways), key=lambda s: s.median).rate(2 * size)
+        copied = _copied(device, size, effort)
         a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
         return Roof(copied, on_device(lambda: torch.matmul(a, b), device, effort).rate(2 * side**3))
+
+
+def _copied(device: torch.device, size: int, effort: Effort) -> Sample:
+    """Measure how fast bytes are copied, in memory that is free again for what is measured next."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device).random_().view(torch.bfloat16)
+    target = torch.empty_like(source)  # which a driver may copy to without a kernel: the faster way counts
+    ways: tuple[Call, ...] = (lambda: target.copy_(source), lambda: torch.neg(source, out=target))
+    return min((on_device(way, device, effort) for way in ways), key=lambda s: s.median).rate(2 * size)
 
 
 def takers(place: Workplace, line: str) -> list[str]:

@@ -58,11 +58,13 @@ from lastbit.verify.worker import Tick, Watch, Worker, Workplace
 def plain_test(kernel: Kernel, eager: Kernel, case: Case, device: torch.device) -> Callable[[], None]:
     """Make a function that does one plain test; integers are those of the case, and differing values raise nothing."""
     built = build(case, device).tensors
+    integers = {name: tensor for name, tensor in built.items() if not tensor.is_floating_point()}
+    del built
 
     def values(spec: TensorSpec) -> Tensor:
         if spec.torch_dtype.is_floating_point:
             return torch.randn(spec.shape, device=device).to(spec.torch_dtype)
-        return built[spec.name].clone()
+        return integers[spec.name].clone()
 
     def results(kernel: Kernel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         named = under_any_name(kernel.call(**tensors, **case.params))  # assert_close compares nothing of 8 bits
@@ -163,6 +165,7 @@ def cost(place: Workplace, line: str, effort: Effort) -> list[Measurement]:
         whole = wall(verify, effort)
         tensors = in_turn(lambda number: build(reseeded(number), device).tensors, device)
         one = on_device(lambda: kernel.call(**next(tensors), **case.params), device, effort)
+        del tensors  # whose memory is not of a case
         ways = {"four calls": whole, "two calls": wall(partial(verify, repeat=False), effort)}
         found = [Measurement(VERIFIED, line, f"{kernel.name}, {way}", "s", s, _ONE, one) for way, s in ways.items()]
         if most is not None:
@@ -240,9 +243,10 @@ def asserting(place: Workplace, line: str, effort: Effort) -> list[Measurement]:
             )
 
         named = under_any_name(actual)
-        other = {name: tensor.clone() for name, tensor in named.items()}
         whole = wall(lambda number: judge(), effort)
+        other = {name: tensor.clone() for name, tensor in named.items()}
         close = wall(lambda number: assert_close(named, other), effort)
+        other.clear()  # whose memory is not of assert_contract
         found = [Measurement(ASSERTED, line, f"assert_contract, {kernel.name}", "s", whole, _CLOSE, close)]
         if (most := peak_memory(judge, device)) is not None:
             sizes = Sample.of([most]), "bytes of the inputs", Sample.of([size_of(tensors)])

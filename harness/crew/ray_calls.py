@@ -99,9 +99,9 @@ def connected(address: str, workers: int | None, folder: Path) -> Iterator[list[
             }
         stack.callback(ray.shutdown)
         options["runtime_env"] = {"working_dir": str(folder)}
-        _knock(address)
         handler = signal.getsignal(signal.SIGTERM)  # Ray would let it end this process at once, with all it has started
         try:
+            _knock(address)
             ray.init(**options, logging_level="ERROR", log_to_driver=False)
             nodes = [ClusterNode.of(told) for told in ray.nodes() if told["Alive"]]
         except (ConnectionError, RuntimeError, ValueError) as error:

@@ -205,7 +205,8 @@ def _described(case: RecordedCase) -> dict[str, Any]:
     return {"case": case.line, "inputs": case.inputs, "stages": stages}
 
 
-# 4 KB of fp32 for each stage of a case; where a larger one changed, its hashes tell.
+# 4 KB of fp32 for each stage of a case; where a larger one changed, its hashes tell. They depend on the position of
+# every element, so that exchanged rows and flipped signs change them.
 WHOLE = 1024
 """Elements up to which a tensor is stored whole."""
 

@@ -186,8 +186,8 @@ def _padding(basis: Basis, pairs: Pairs) -> None:
                     found[what] = launch, bool(launches.compared(launch, range(launches.count)))
         broken = [what for what, (_, differs) in found.items() if differs]
         [first, *others] = [launch.rows for launch, _ in found.values()] or [{}]
-        alike = all(difference(same(first, other)) is None for other in others)
-        if broken and len(broken) == len(found) and alike:
+        every = broken and len(broken) == len(found)
+        if every and all(difference(same(first, other)) is None for other in others):
             changed.append("the number of rows")
         elif broken:
             changed.append(f"what further rows hold ({', '.join(broken)})")

@@ -1,6 +1,6 @@
 """Ways of calling a kernel: later calls, streams, CUDA graphs, `torch.compile`, grad, other devices.
 
-All are made in this process, but for those that need programs to be compiled anew: they are made in a new one.
+All are made in the process of the kernel, but for a call in a new one, and those for which programs are compiled anew.
 """
 
 from __future__ import annotations
@@ -311,13 +311,13 @@ def _compiled(basis: Basis, pairs: Pairs) -> None:
 
     Code is generated on accelerators only, where it takes seconds.
     """
-    from torch._dynamo.utils import counters
-
     require_direct(basis, "compiled")
     for backend in (TRACED, GENERATED) if basis.thorough and basis.device.type != "cpu" else (TRACED,):
         for dynamic in (False, True):
             what = f"torch.compile(backend={backend!r}, dynamic={dynamic})"
             try:
+                from torch._dynamo.utils import counters
+
                 with _traceable(basis):
                     function = torch.compile(basis.kernel.call, backend=backend, dynamic=dynamic)
                     results, traced = called(basis, basis.inputs, function), counters["frames"]["ok"] > 0

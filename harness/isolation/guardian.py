@@ -135,16 +135,6 @@ def _guard(child: int, status: int, *, alone: bool) -> NoReturn:
     os._exit(os.waitstatus_to_exitcode(ended))
 
 
-def _told(status: int) -> int:
-    """Return how the kernel process ended, by the first process of its namespace, which somebody may have ended."""
-    said = os.read(status, 8)
-    return int.from_bytes(said, "little") if said else signal.SIGKILL
-
-
-def _tell(number: int, frame: FrameType | None) -> NoReturn:
-    raise _Told
-
-
 def _waited(child: int) -> int:
     """Return how the child ended, after waiting for all others that ended before it."""
     while True:

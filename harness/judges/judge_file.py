@@ -133,7 +133,7 @@ def _judged(desk: Desk, kernel: OpenedKernel, question: JudgeQuestion, empty: Fi
         findings = (*seen_in.findings, Finding(TORCH_OP, "", sentence))
         results.append(replace(seen_in, verdict=Verdict.FAILED, findings=findings, counted=False))
     repro = partial(question.repro, empty.file, device=empty.device)
-    # Those that it must take: its signature does.
+    # Cases that the kernel declined although its signature takes them.
     turned = [parse_case(r.case) for r in results if r.verdict is Verdict.UNSUPPORTED and r.counted]
     declined = sum(not unsupported(subject.kernel, case) for case in turned)
     if question.may_decline:

@@ -114,6 +114,7 @@ class Desk(Workplace):
 
     Attributes:
         turns: a folder by which judges of one device take turns where its memory runs out; empty for a judge alone.
+        separable: what is known of contracts that can be told apart, by files judged before.
     """
 
     turns: str = ""
