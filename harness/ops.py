@@ -48,7 +48,7 @@ Arguments = Callable[["Tensor", float], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ProbedSum:
-    """A sum that a kernel of the op computes, and how a probe of it is placed and read.
+    """A sum that a kernel of the op computes, and how probes are placed and read, to reveal the order of its additions.
 
     Attributes:
         arguments: tensors and parameters of a call, by name, in which each of Q rows of N terms is a sum of its own.

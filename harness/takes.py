@@ -177,9 +177,9 @@ def placed_inside(takes: Takes, case: Case) -> Case:
 
     Of a kernel of packed rows, tensors with the leading dimensions of the first one have all rows along one dimension.
     """
-    tensors, leading = case.tensors, case.tensors[0].shape[:-1]
+    tensors = case.tensors
     # The rows of one vector nobody could tell from a weight.
-    if PACKED_ROWS in takes.get(TENSORS, ()) and len(leading) >= _MATRIX:
+    if PACKED_ROWS in takes.get(TENSORS, ()) and len(leading := tensors[0].shape[:-1]) >= _MATRIX:
         rows = (math.prod(leading),)
         tensors = tuple(
             replace(t, shape=rows + t.shape[-1:], strides=None) if t.shape[:-1] == leading else t for t in tensors

@@ -29,7 +29,7 @@ def encoded(value: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """Write `value` as JSON for a reader, a line for each item."""
+    """Write `value` as JSON for a reader, a line for each item; what it has no number for is `Infinity` or `NaN`."""
     return json.dumps(encoded(value), indent=1, allow_nan=False, ensure_ascii=False)
 
 

@@ -215,7 +215,7 @@ def _between_names(text: str) -> str:
         return ""
     match made:
         case ast.BinOp(left=ast.Name() as left, right=ast.Name() as right):
-            return text[left.end_col_offset : right.col_offset]
+            return text.encode()[left.end_col_offset : right.col_offset].decode()  # ast counts bytes
     return ""
 
 

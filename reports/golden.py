@@ -302,11 +302,11 @@ def _print_kernel(kernel: KernelOutcome, console: Console, words: Mapping[Status
     if broken and (kept := KernelFailure(broken, len(broken)).kept):
         extent = f"all {len(broken):,} broken cases" if len(broken) > 1 else "the broken case"
         _field(console, "explained by", allowed_by(kept, extent))
-    for status in (status for status in reversed(Status) if status is not Status.SAME):
-        cases = sorted(kernel.having(status), key=lambda case: elements(case.line))
+    for one in (status for status in reversed(Status) if status is not Status.SAME):
+        cases = sorted(kernel.having(one), key=lambda case: elements(case.line))
         for case in cases[:MOST_CASES]:
             _print_case(case, console, held=bool(before))
-            if status in (Status.BROKEN, Status.ERRORED) and case.result is not None:
+            if one in (Status.BROKEN, Status.ERRORED) and case.result is not None:
                 line(console, f"    {repro_line(case.result, options)}")
         if rest := cases[MOST_CASES:]:
             extent = ""
@@ -314,7 +314,7 @@ def _print_kernel(kernel: KernelOutcome, console: Console, words: Mapping[Status
                 changed, compared = (sum(getattr(c, name) for c in changes) for name in ("changed", "compared"))
                 farthest = distance(max(change.max_ulp for change in changes))
                 extent = f": {changed:,} of {plural(compared, 'element')}, by at most {farthest} ulp"
-            _field(console, "", f"and {plural(len(rest), 'more case')} {status.value.lower()}{extent}")
+            _field(console, "", f"and {plural(len(rest), 'more case')} {one.value.lower()}{extent}")
 
 
 def _print_case(case: CaseOutcome, console: Console, *, held: bool) -> None:

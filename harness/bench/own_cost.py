@@ -160,12 +160,15 @@ def cost(place: Workplace, line: str, effort: Effort) -> list[Measurement]:
         if result.verdict in TURNED_DOWN | {Verdict.ERRORED}:
             raise LastbitError(f"{result.kernel} on {result.device}: {result.reason}, in {result.case}")
 
+    def alone() -> Sample:
+        """Time the kernel; the inputs, whose memory is not of a case, go with this function."""
+        tensors = in_turn(lambda number: build(reseeded(number), device).tensors, device)
+        return on_device(lambda: kernel.call(**next(tensors), **case.params), device, effort)
+
     with made_current(device):
         inputs, most = size_of(build(case, device).tensors), peak_memory(checked, device)
         whole = wall(verify, effort)
-        tensors = in_turn(lambda number: build(reseeded(number), device).tensors, device)
-        one = on_device(lambda: kernel.call(**next(tensors), **case.params), device, effort)
-        del tensors  # whose memory is not of a case
+        one = alone()
         ways = {"four calls": whole, "two calls": wall(partial(verify, repeat=False), effort)}
         found = [Measurement(VERIFIED, line, f"{kernel.name}, {way}", "s", s, _ONE, one) for way, s in ways.items()]
         if most is not None:

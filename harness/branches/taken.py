@@ -69,6 +69,7 @@ class TakenBranches:
     def tracing(self) -> Iterator[None]:
         """Trace Python within, but not the programs that it launches: these tell themselves what they decide."""
         monitoring = getattr(sys, "monitoring", None)
+        # Somebody else traces this thread, or measures the coverage of this process.
         if sys.gettrace() is not None or bool(monitoring and monitoring.get_tool(monitoring.COVERAGE_ID)):
             self.known = False
             yield

@@ -55,7 +55,7 @@ def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if of_file and len(options.op) != 1:
         raise UsageError("name the op that the kernel of the file computes: --op OP")
     if of_file and not path.is_file():
-        raise UsageError(f"{what!r} is no file")
+        raise UsageError(f"{str(path)!r} is no file")
     config, interrupted = config_of(options, ops=tuple(options.op)), False
     so_far = _SoFar(config, QUICK if options.quick else Effort())
     with closing(_of_file(so_far, options, path) if of_file else _BENCHES[what](so_far)) as steps:

@@ -140,13 +140,16 @@ def execute_on_cluster(
 
 def _elsewhere(run: Run) -> Mapping[str, str]:
     """Map each device of a run that this machine lacks to the reason why nothing is explained there."""
+    devices = dict.fromkeys(result.device for result in run.results if result.device != "cpu")
+    if not devices:
+        return {}
     import torch
 
     from lastbit.devices import machine
 
     names = dict(name.split(": ", 1) for name in run.environment["accelerators"].split(", ") if ": " in name)
     found = {}
-    for device in dict.fromkeys(result.device for result in run.results if result.device != "cpu"):
+    for device in devices:
         has = device in machine().accelerators
         here = str(torch.get_device_module(device).get_device_name(device)) if has else "none"
         if names.get(device) != here:

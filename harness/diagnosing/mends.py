@@ -474,8 +474,11 @@ class MendSearch:
         for place, operand in enumerate(e.events[-1].operands):
             if (now := constant_of(operand)) is not None:
                 given, digits = is_argument(operand), ".0f" if whole else ".9g"
-                places = sorted(n for n in self._sizes | {now + 1, now - 1, 0.0} if n != now)
-                for value in places if whole else self._numbers(now, given=given):
+                if whole:
+                    numbers = iter(sorted(n for n in self._sizes | {now + 1, now - 1, 0.0} if n != now))
+                else:
+                    numbers = self._numbers(now, given=given)
+                for value in numbers:
                     kind = MendKind.PLACE if whole else MendKind.NUMBER if np.isfinite(value) else MendKind.OPERATION
                     change, words = (
                         partial(_with_number, place, value),
@@ -550,6 +553,7 @@ class MendSearch:
             if before.name == "load" or not (hands_on(before) or before.name in MOVERS):
                 break
             before = before.operands[0].event
+        # What is in memory is a tensor of PyTorch's.
         if operand.memory is None and (before is None or before.origin is not Origin.MEMORY):
             return not operand.name
         if before is not None and before.name == "load":
@@ -638,7 +642,11 @@ class MendSearch:
         return made.put(at, _kept(lambda wide: function(wide, other), made.taken(at)))
 
     def _of_lanes(self, e: Expression, event: Event, own: Made) -> tuple[Array, Made]:
-        """Return the elements of an event that belong to cells, and the values of these cells, if they are alike."""
+        """Return the elements of an event that belong to cells, and the values of these cells.
+
+        Raises:
+            Unrepeatable: an element belongs to cells of different values.
+        """
         lanes = e.lanes[event.number]
         cells = np.nonzero(lanes >= 0)[0]
         at, values, alone = lanes[cells], own.taken(cells), np.zeros(event.values.size)

@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lastbit.interpret.places import Place
+from lastbit.interpret.places import Place, character
 from lastbit.tracing import Event, Operand
 from lastbit.tracing.events import Origin, Places
 from lastbit.tracing.of_triton import MOVERS, OF_PROGRAM
@@ -103,7 +103,7 @@ def deciding(places: Places, *, left_out: bool = False) -> int | None:
             return None
         call, function = _call(tree_of_file(places[depth].file), places[depth]), function_of(places[depth])
         called = function_of(places[depth - 1])
-        if call is None or called is None:
+        if call is None or called is None or not isinstance(_parsed(places[depth].text), ast.Call):
             return None
         passed = dict(zip(_parameters(called), call.args, strict=False))
         passed |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
@@ -151,8 +151,9 @@ def _parsed(text: str) -> ast.AST | None:
 
 def place_of_node(place: Place, node: ast.expr) -> Place:
     """Return the place of a node of the same function."""
-    ends = node.end_lineno or node.lineno, node.end_col_offset or 0
-    return Place(place.file, node.lineno, node.col_offset, *ends, place.function)
+    file, last = place.file, node.end_lineno or node.lineno
+    start, end = character(file, node.lineno, node.col_offset), character(file, last, node.end_col_offset or 0)
+    return Place(file, node.lineno, start, last, end, place.function)
 
 
 def _flags(place: Place, left_out: bool) -> set[str]:
@@ -208,8 +209,9 @@ def _of_parameters(function: Function, expressions: Sequence[ast.expr]) -> set[s
 
 
 def _call(text: ast.AST, place: Place) -> ast.Call | None:
-    """Return the call at a place: no two end at the same."""
-    ends = place.line, place.end_line, place.end_column
+    """Return the call that ends with a place: no two end at the same."""
+    line = linecache.getline(place.file, place.end_line)
+    ends = place.line, place.end_line, len(line[: place.end_column].encode())  # ast counts bytes
     calls = (node for node in ast.walk(text) if isinstance(node, ast.Call))
     return next((n for n in calls if (n.lineno, n.end_lineno, n.end_col_offset) == ends), None)
 
@@ -221,7 +223,8 @@ def function_of(place: Place) -> Function | None:
     for node in ast.walk(tree_of_file(place.file)):
         if isinstance(node, Function):
             begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            around += [node] * (begin <= place.line <= (node.end_lineno or 0))
+            if begin <= place.line <= (node.end_lineno or 0):
+                around.append(node)
     return max(around, key=lambda f: f.lineno, default=None)
 
 

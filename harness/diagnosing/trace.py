@@ -364,6 +364,7 @@ class _Tracing:
         seen = SeenCall(log, tensor.clone(), addresses_of(tensor), tensors={**handed, self.stage: tensor})
         for write, _, lanes in log.last(seen.where(number), log.next()):
             seen = replace(seen, write=write, path=follow(log, write.event, lanes) if write.event else Path())
+            break  # of one element there is one
         self.inputs.restore()
         return seen
 

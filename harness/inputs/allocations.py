@@ -106,9 +106,10 @@ class Allocations:
     def allocate(self, original: Allocate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of `original` for these arguments, amid canaries where that is possible."""
         like = next((a for a in (*args[:1], kwargs.get("input"), kwargs.get("self")) if isinstance(a, Tensor)), None)
-        device = torch.get_default_device() if like is None else like.device
-        if kwargs.get("device") is not None:
+        if kwargs.get("device") is not None:  # to ask for the default may allocate there
             device = torch.device(kwargs["device"])
+        else:
+            device = torch.get_default_device() if like is None else like.device
         if device.type == "meta" or self._device_type not in (None, device.type):
             return original(*args, **kwargs)
         plan, reason = _plan(original, args, kwargs, like)

@@ -17,7 +17,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest.mock import patch
 
 from lastbit.errors import InterpreterError
 from lastbit.interpret.watching import Descent, descending, one_by_one, races
@@ -119,6 +118,8 @@ def untraced() -> Iterator[None]:
     if not _installed:
         yield
         return
+    from unittest.mock import patch  # which takes a while
+
     import torch
 
     from lastbit.interpret.launch import Launcher

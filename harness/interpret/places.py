@@ -59,12 +59,12 @@ def _place_of(code: CodeType, file: str, instruction: int) -> Place:
     line, end_line, column, end_column = positions
     first = line or code.co_firstlineno
     last = end_line or first
-    start = _character(file, first, column or 0)
-    end = _character(file, last, sys.maxsize if end_column is None else end_column)
+    start = character(file, first, column or 0)
+    end = character(file, last, sys.maxsize if end_column is None else end_column)
     return Place(file, first, start, last, end, code.co_name)
 
 
-def _character(file: str, line: int, column: int) -> int:
+def character(file: str, line: int, column: int) -> int:
     """Convert a column of a line, which Python counts in bytes of UTF-8, to characters."""
     return len(linecache.getline(file, line).rstrip("\n").encode()[:column].decode(errors="ignore"))
 

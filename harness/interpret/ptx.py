@@ -143,7 +143,10 @@ class Registers:
         return self._dtypes[operand].itemsize if operand in self._dtypes else 0
 
     def read(self, operand: Any, dtype: DType) -> Array:
-        """Read the low bits of a register, or a number, as values of `dtype`."""
+        """Read the low bits of a register, or a number, as values of `dtype`.
+
+        A number is read by its value, but a floating-point number by its bits where the type is one of bits.
+        """
         if not isinstance(operand, str):
             if isinstance(operand, int) and dtype.kind in "iu":
                 return np.array([operand % (1 << 8 * dtype.itemsize)], _raw(dtype)).view(dtype)

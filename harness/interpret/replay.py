@@ -163,6 +163,7 @@ class Replay:
                     registers[output] = run(*[registers[i] for i in inputs])
                     for i in done:
                         registers[i] = None
+                del registers  # of a group that has ended they would live on beside the next one's
                 if (guard := group.segment.guard) is None:
                     break
                 values = guard.values(group.registers)

@@ -125,6 +125,7 @@ class Together:
         sums = {step.output: step for step in steps if step.name == "create_addptr"}
 
         def advancing(step: TapeStep) -> TapeStep:
+            """Let an access add up its addresses by itself, if it has a faster way."""
             advanced = getattr(step.run, "advanced", None)
             if advanced is None or step.inputs[0] not in sums:
                 return step

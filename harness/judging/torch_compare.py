@@ -40,23 +40,14 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
     a = actual.to(torch.float64)
     e = expected[(None,) * (a.ndim - len(expected.shape))]
     e = Enclosure(e.parts.expand(len(e.parts), *a.shape))
-    decided, budget_ratio = a.numel(), 0.0
-    if len(e.parts) == 4:  # how far the others use what they are free in: the largest |actual - middle| / radius
-        free = (~are_decided(e.lo, e.hi, fmt)).reshape(-1).nonzero().squeeze(-1)
-        decided -= len(free)
-        if len(free):
-            x, exact, _, lo, hi = (part.reshape(-1)[free] for part in (a, *e.parts))
-            radius = (hi - lo) / 2
-            bounded = torch.isfinite(radius) & (radius > 0) & torch.isfinite(x) & torch.isfinite(exact)
-            ratio = torch.where(bounded, (x - (lo + radius)).abs() / radius, 0.0)
-            budget_ratio = float(ratio.max())
+    undecided, budget_ratio = _freedom(a, e, fmt)
     strays = _strays(a, e, fmt)
     index = unravel(strays.worst, a.shape)
     known = e[index].parts.tolist()
     exact, value, lo, hi = (known + known[-1:] * 3)[:4]
     return Comparison(
         numel=a.numel(),
-        decided=decided,
+        decided=a.numel() - undecided,
         mismatched=strays.mismatched,
         outside=strays.outside,
         special=strays.special,
@@ -66,6 +57,20 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
         budget_ratio=budget_ratio,
         worst=Worst(index, float(a[index]), value, exact, lo, hi, strays.worst_ulp),
     )
+
+
+def _freedom(a: Tensor, e: Enclosure, fmt: Format) -> tuple[int, float]:
+    """Count undecided elements; tell how far they use what they are free in, the largest |actual - middle| / radius."""
+    if len(e.parts) < 4:
+        return 0, 0.0
+    free = (~are_decided(e.lo, e.hi, fmt)).reshape(-1).nonzero().squeeze(-1)
+    if not len(free):
+        return 0, 0.0
+    x, exact, _, lo, hi = (part.reshape(-1)[free] for part in (a, *e.parts))
+    radius = (hi - lo) / 2
+    bounded = torch.isfinite(radius) & (radius > 0) & torch.isfinite(x) & torch.isfinite(exact)
+    ratio = torch.where(bounded, (x - (lo + radius)).abs() / radius, 0.0)
+    return len(free), float(ratio.max())
 
 
 def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:

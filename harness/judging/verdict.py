@@ -411,11 +411,13 @@ class OtherContracts:
 
         def explains(contract: Contract) -> bool:
             results = _results(seen).under(contract)
-            with suppress(UsageError):  # it is not defined for these arguments
+            try:
                 trace = results.problem.trace
-                if seen.actual.keys() <= trace.stages.keys() and not results.count_outside(trace):
-                    return not results.has_latent or not check_rows(results).unexplained
-            return False
+            except UsageError:  # it is not defined for these arguments
+                return False
+            if not seen.actual.keys() <= trace.stages.keys() or results.count_outside(trace):
+                return False
+            return not results.has_latent or not check_rows(results).unexplained
 
         def allows_stages(contract: Contract) -> bool:
             with suppress(UsageError):  # it is not defined for what the kernel shows
@@ -423,8 +425,8 @@ class OtherContracts:
                 return not other.count_outside(other.onward)
             return False
 
-        candidates = seen.problem.op.candidates(seen.problem.contract)
-        pool = candidates if self._explaining is None else self._explaining
+        problem = seen.problem
+        pool = problem.op.candidates(problem.contract) if self._explaining is None else self._explaining
         self._explaining = [c for c in pool if not _is_same(seen, c) and explains(c)]
         pool = self._explaining if self._with_stages is None else self._with_stages
         self._with_stages = [c for c in pool if c in self._explaining and allows_stages(c)]

@@ -233,6 +233,7 @@ def dot_of(left: Factor, right: Factor, pieces: int = 1) -> Enclosure:
         OpError: an operand of fp8 where tensor cores may compute the dot.
     """
     a, b, fmt = left.enclosure, right.enclosure, current().arithmetic
+    # Tensor cores keep fewer bits of products of fp8 than any model here says.
     if (fp8 := a.fp8 or b.fp8) is not None and current().tensor_cores is not None:
         raise OpError(
             f"a dot takes an operand of {fp8.name}, but how tensor cores add products of fp8 is not known here, so "

@@ -1,4 +1,4 @@
-"""Division, square root, exponentials and other functions of one argument; errors are taken from the premises in force.
+"""Division, square root, exponentials and other functions of elements; errors are taken from the premises in force.
 
 A primitive that ends in `_rn` is correctly rounded (`tl.div_rn`, `tl.sqrt_rn`, torch's own division and square root)
 and adds no width. The others are approximate on a GPU: their ends move outward by the bound, and the contract's value

@@ -131,8 +131,11 @@ class Probes:
         found = []
         for part in terms.split(self.places):
             self.calls += 1
-            repeated = part[:1].expand(self.rows - len(part), -1)  # each call has the fixed number of rows
-            results = self.sum_of(torch.cat([part, repeated]), tuning)
+            if missing := self.rows - len(part):  # each call has the fixed number of rows
+                given = torch.cat([part, part[:1].expand(missing, -1)])
+            else:
+                given = part.contiguous()
+            results = self.sum_of(given, tuning)
             if results.shape[:1] != (self.rows,):
                 raise NotRevealed(f"a call with {self.rows} sums gave results of shape {tuple(results.shape)}")
             self.result = str(results.dtype).removeprefix("torch.")

@@ -41,7 +41,7 @@ def traced(
     `primitives` are device functions that stand for one.
 
     Raises:
-        TraceLimit: the values take more than `log.LIMIT` bytes.
+        TraceLimit: the values take more than `events.LIMIT` bytes.
     """
     log = Log(frozenset(wanted), only)
     for name, tensor in inputs.items():

@@ -398,7 +398,9 @@ def _passing_on(name: str) -> Callable[..., Any]:
 
     def method(self: Tracer, *args: Any, **kwargs: Any) -> Any:
         own = getattr(self._other, name)
-        return self.perform(name.removeprefix("create_"), own, args, kwargs) if name[0] == "c" else own(*args)
+        if name.startswith("create_"):
+            return self.perform(name.removeprefix("create_"), own, args, kwargs)
+        return own(*args, **kwargs)
 
     return method
 

@@ -121,6 +121,8 @@ class Redo:
             raise Unrepeatable("an operand is not known")
         if not operand.size and made.values.size == event.values.size:
             return made.shaped(event.shape)
+        if not operand.size and made.values.size != 1:
+            raise Unrepeatable("an operand has neither one element nor those of the result")
         return made.taken(np.maximum(operand.source(np.arange(event.values.size))[:, 0], 0)).shaped(event.shape)
 
     def _elsewhere(self, event: Event, given: Values) -> Made:

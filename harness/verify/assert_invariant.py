@@ -73,12 +73,14 @@ def assert_invariant(
     check_names(names, [the_op])
     if not names:
         raise UsageError(f"{own.where} declares no property; name those that it must have")
-    given, on = [parse_case(line) for line in cases], parse_device(device)
-    for line, case in zip(cases, given, strict=True):
+    given = []
+    for line in cases:
+        given.append(case := parse_case(line))
         if case.op != own.op:
             raise UsageError(f"case {line!r} is one of {case.op}, and the kernel is one of {own.op}")
         if reason := unsupported(own, case):
             raise UsageError(f"case {line!r} is not one of the kernel: {reason}")
+    on = parse_device(device)
     if on.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         install()
     subject = Subject(own, the_op, on, load_premises(on))

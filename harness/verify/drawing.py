@@ -66,7 +66,7 @@ def designed(
             row = design.best(groups[number])
             if not turn or design.worth(row) < _NOTHING:
                 rows[number].append(design.added(row))
-    quarter = max(1, cases // 4)  # is left for Hypothesis
+    quarter = _for_hypothesis(cases)
     left = round(times * (cases - quarter)) - sum(map(len, rows.values()))
     drawn = round(times * quarter) + min(left, 0)
     for number, row in () if brief else design.further(groups):
@@ -103,7 +103,12 @@ def multiple(groups: Sequence[Group]) -> float:
         design.added(row)
         needed += 1
     ci = PROFILES["ci"]
-    return len(alone) + min(len(together), needed / (ci - ci // 4))
+    return len(alone) + min(len(together), needed / (ci - _for_hypothesis(ci)))
+
+
+def _for_hypothesis(cases: int) -> int:
+    """Return how many of so many cases Hypothesis draws: a quarter."""
+    return max(1, cases // 4)
 
 
 def _chooses(group: Group) -> bool:

@@ -98,37 +98,44 @@ def run_item(item: Item, records: CaseRecorder, probe: Probe = lambda subject: "
     explorer = Explorer(item, records.record, records.started, records.verify_on(item.subject.device), probe=probe)
     key = item.subject.kernel.name, str(item.subject.device)
 
-    def stop_if_failed(left: int) -> None:
-        if records.failures is not None and key in records.failures:
-            records.tell("left", left)
-            raise Stopped(HAS_FAILED)
+    def has_failed() -> bool:
+        return records.failures is not None and key in records.failures
 
-    def run(cases: Sequence[Case]) -> None:
-        all_the_same, failed = records.failures is None or item.asked, list[tuple[Case, CaseResult]]()
-        for place, case in enumerate(cases):
-            if not all_the_same:
-                stop_if_failed(len(cases) - place)
+    def run_all(cases: Sequence[Case]) -> None:
+        failed = []
+        for case in cases:
             result = explorer.run(case)
+            if explorer.is_lost:
+                raise CaseFailed(result)
             if result.verdict in BAD:
                 failed.append((case, result))
-            if all_the_same and explorer.is_lost:
-                raise CaseFailed(result)
-            if failed and not all_the_same:
-                records.learn([key])
-                if rest := len(cases) - place - 1:
-                    records.tell("left", rest)
-                break
         if failed:
             raise CaseFailed(failed[0][1] if item.asked else explorer.shrunk(*failed[0], cases))
 
-    if not item.asked:
-        stop_if_failed(item.planned(records.cases).cases)
+    def run_until_failure(cases: Sequence[Case]) -> None:
+        for place, case in enumerate(cases):
+            if has_failed():
+                records.tell("left", len(cases) - place)
+                raise Stopped(HAS_FAILED)
+            result = explorer.run(case)
+            if result.verdict in BAD:
+                records.learn([key])
+                if rest := len(cases) - place - 1:
+                    records.tell("left", rest)
+                raise CaseFailed(explorer.shrunk(case, result, cases))
+
+    if not item.asked and has_failed():
+        records.tell("left", item.planned(records.cases).cases)
+        raise Stopped(HAS_FAILED)
     drawn = draw(item.group, records.cases, records.seed)
     if not drawn and item.planned(records.cases).cases:
         taken = item.subject.kernel.takes
         allowed = f"{told(taken)} allows" if taken else "the kernel's signature allows"
         raise NoCase(f"lastbit found no case of group {item.group.name} that {allowed}")
-    run([reseeded(case) if records.random and not item.asked else case for case in item.own(drawn)])
+    run = run_all if records.failures is None or item.asked else run_until_failure
+    cases = [reseeded(case) if records.random and not item.asked else case for case in item.own(drawn)]
+    explorer.prefer(cases)
+    run(cases)
     for _ in range(0 if item.asked else _MOST_TELLING):
         if not (telling := untold(explorer.results, item.subject.op, records.separable, explorer.takes)):
             break
@@ -245,14 +252,14 @@ class Explorer:
             """
             nonlocal smallest
             result = replace(self._verified(case, repeat=True, counted=False), counted=False)
-            alike = result.way == smallest.way
-            if alike:
+            fails_alike = result.way == smallest.way
+            if fails_alike:
                 smallest = result
             elif result.verdict in BAD:
                 reason = f"fails, but not as the case that is made smaller: {': '.join(result.way)}"
                 result = replace(result, verdict=Verdict.SKIPPED, stages=(), findings=(), reason=reason)
             self._record(result)
-            return alike
+            return fails_alike
 
         def passes(case: Case) -> bool:
             return self.takes(case) and self._verified(case, repeat=True, counted=False).verdict is Verdict.PASSED

@@ -171,18 +171,19 @@ def make_plan(
     not_run += _of_no_kernel(config, found, kernels, devices)
     for device in devices:
         for kernel in kernels:
-            op, premises = project.op(kernel.op), load_premises(device)
+            op, refusal = project.op(kernel.op), refused.get(kernel.name)
+            if refusal is None and kernel.devices and device.type not in kernel.devices:
+                not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
+                continue
+            premises = load_premises(device)
             subject = Subject(kernel, op, device, premises, strict=config.strict, races=config.races)
-            if kernel.name in refused:
+            if refusal is not None:
                 if not config.lines or kernel.op in {parse_case(line).op for line in config.lines}:
                     try:
                         op.contract(kernel.contract)
                     except UsageError:  # its result is of the default contract
                         subject = replace(subject, kernel=replace(kernel, contract=""))
-                    items.append(Item(subject, Group("declaration"), refused=refused[kernel.name]))
-                continue
-            if kernel.devices and device.type not in kernel.devices:
-                not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
+                    items.append(Item(subject, Group("declaration"), refused=refusal))
                 continue
             subject = replace(subject, beside=beside)
             groups, notes = groups_for(subject)

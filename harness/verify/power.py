@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import chain, islice
@@ -158,11 +157,12 @@ class Separable:
         def evaluated(contract: Contract) -> tuple[Steps, Mapping[str, Expected]] | None:
             """Return the computation and the results; None if it is not defined for what the case asks."""
             if (which := (*key, str(contract))) not in self._results:
-                self._results[which] = None
                 under = problem.under(contract)
-                with suppress(UsageError):  # such as a parameter of another contract
+                try:
                     results = {name: under.trace.stages[name] for name in under.trace.results}
                     self._results[which] = under.steps, results
+                except UsageError:  # such as a parameter of another contract
+                    self._results[which] = None
             return self._results[which]
 
         if (first := evaluated(contract)) is None or problem.under(other).takes(first[0]):

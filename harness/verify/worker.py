@@ -293,19 +293,23 @@ def serve(descriptor: int) -> None:
             pass
         return pickle.loads(message)
 
+    def answer(place: Workplace, work: Any, args: Any, kwargs: Any) -> tuple[str, object]:
+        """Do some work; what it returns or raises holds tensors of a device, and is let go with the answer."""
+        kind, content = _tried(work, place, *args, **kwargs)
+        if kind == "returned" and (failed := _tried(check))[0] == "raised":
+            return failed
+        if kind == "raised" and is_lost(torch.device(one_device(place.config))):
+            lost = f"{content}; its process cannot use the device any more, and another one goes on"
+            return kind, DeviceLost(lost)
+        return kind, content
+
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         config, opening = told()
         kind, place = _tried(opening, config, _watch(config.timeout, say), partial(say, "tick"))
         say(kind, None if isinstance(place, Workplace) else place)
         check = later_imports(config)
         while isinstance(place, Workplace):
-            work, args, kwargs = told()
-            kind, content = _tried(work, place, *args, **kwargs)
-            if kind == "returned" and (failed := _tried(check))[0] == "raised":
-                kind, content = failed
-            elif kind == "raised" and is_lost(torch.device(one_device(place.config))):
-                content = DeviceLost(f"{content}; its process cannot use the device any more, and another one goes on")
-            say(kind, content)
+            say(*answer(place, *told()))
             sys.stdout.flush()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lastbit.diagnosing.responsible import (
+    _call,
     alias,
     chain_of_address,
     deciding,
@@ -15,6 +17,7 @@ from lastbit.diagnosing.responsible import (
     is_given,
     is_index,
     lines_of,
+    place_of_node,
     tree_of_file,
 )
 from lastbit.interpret.places import Place
@@ -168,3 +171,14 @@ def test_what_computes_an_address_and_a_mask() -> None:
     assert sorted(chain_of_address(load)) == [1, 2, 3, 4] and sorted(chain_of_address(load, pointer=True)) == [1, 2, 3]
     assert chain_of_address(event(7, "load", operand(moved))) == {}
     assert lines_of(chain_of_address(load)) == {("f", 2), ("f", 4)}
+
+
+def test_a_call_is_found_in_a_line_with_other_characters_before_it(tmp_path: Path) -> None:
+    """Python's trees count bytes, and places count characters."""
+    file = tmp_path / "mine.py"
+    file.write_text('s = "é"; n = cast(x * y, True)\n', encoding="utf-8")
+    tree = tree_of_file(str(file))
+    [call] = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    place = place_of_node(Place(str(file), 1, 0, 1, 0, ""), call)
+    assert place.text == "cast(x * y, True)"
+    assert _call(tree, place) is call

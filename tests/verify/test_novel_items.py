@@ -12,9 +12,9 @@ from torch import Tensor
 from lastbit.case import Group, parse_case
 from lastbit.result import CaseResult, Verdict
 from lastbit.verify.check import Subject
-from lastbit.verify.item_run import Explorer
+from lastbit.verify.item_run import Explorer, run_item
 from lastbit.verify.plan import SIZED, Item
-from tests.harness.test_takes import NORM, kernel_of, norm, plan_of
+from tests.harness.test_takes import NORM, kernel_of, norm, plan_of, recording
 
 CASE = parse_case("rms_norm x=fp32[4,64] eps=1e-06 seed=1")
 
@@ -83,3 +83,12 @@ def test_kernels_are_followed_in_the_cheapest_case_with_a_feature() -> None:
     explorer.prefer(cases)
     followed = [any(stage.equal for stage in explorer.run(case).stages) for case in cases]
     assert followed == [False, False, True, False, True, False]
+
+
+def test_an_item_prefers_cases_for_following() -> None:
+    """The first case is not followed, as another one of the item with the same features has fewer elements."""
+    lines = [f"rms_norm x=fp32[{rows},64] eps=1e-06 seed=1" for rows in (32, 8)]
+    group = Group("plain", examples=tuple(map(parse_case, lines)))
+    results: list[CaseResult] = []
+    run_item(Item(Subject(kernel_of(norm), NORM, torch.device("cpu")), group), recording(results))
+    assert [any(stage.equal for stage in result.stages) for result in results[:2]] == [False, True]
