@@ -1,23 +1,27 @@
 """Count the branches of kernels that the cases of a run took, kernel by kernel.
 
-    lastbit verify kernels/external --watch liger_kernel --watch fla --watch conch --run-folder run
-    python docs/measurements/branches.py run [further runs]
+    python docs/measurements/branches.py kernels/external --watch liger_kernel --watch fla --watch conch
 
-What further runs took counts as well. Prints two tables in Markdown: a row for each kernel, and one for each branch
-that handles inputs and that no kernel of the first run took.
+The arguments are those of `lastbit verify`, which runs. Prints two tables in Markdown: a row for each kernel, and one
+for each branch that handles inputs and that no kernel took.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
-from lastbit.branches.branch_sites import NEVER, sites_of, taken_in, unreached
+from lastbit.branches.branch_sites import NEVER, sites_of, unreached
+from lastbit.cli import main as lastbit
 from lastbit.interpret.decisions import Decision
 from lastbit.reports.records import read
 from lastbit.run import Run
+from lastbit.verify import assemble
 
 
 def ways_of(decided: Collection[Decision]) -> int:
@@ -52,12 +56,18 @@ def rows_of(run: Run, taken: dict[str, set[Decision]]) -> list[str]:
     return [*found, f"| together | | {run.judged_cases(list(taken))} | {total - len(left)} of {total} |"]
 
 
-def main(folder: Path, *further: Path) -> None:
-    """Print both tables of a run."""
-    run, taken = read(folder), dict[str, set[Decision]]()
-    for kernel, decided in (pair for one in (folder, *further) for pair in (taken_in(one) or {}).items()):
-        if kernel in {kernel for kernel, _ in run.subjects()}:
-            taken.setdefault(kernel, set()).update(decided)
+def main(*arguments: str) -> None:
+    """Verify kernels, and print both tables of the run."""
+    taken, merged = dict[str, set[Decision]](), assemble.merged
+
+    def keeping(told: Any) -> Any:
+        """Keep which branches each kernel took: a run's records have those alone that none took."""
+        taken.update(merged(told) or {})
+        return dict(taken) or None
+
+    with tempfile.TemporaryDirectory() as folder, patch.object(assemble, "merged", keeping):
+        lastbit(["verify", *arguments, "--run-folder", folder])
+        run = read(Path(folder))
     print("| kernel | verdict | cases | branches taken |\n| --- | --- | ---: | ---: |")
     print(*rows_of(run, taken), sep="\n")
     every = unreached(taken, len) or ()
@@ -71,4 +81,4 @@ def main(folder: Path, *further: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(*sys.argv[1:])
