@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from functools import cache
-from itertools import chain, islice
+from itertools import islice
 from types import MappingProxyType
 
 import torch
@@ -89,7 +89,7 @@ def untold(
         if not (others := [op.contract(other) for other, count in ruled_out.items() if not count]):
             continue
         ran, long = set(map(str, cases)), _probes(cases, op)
-        each = chain.from_iterable((*_with_few_columns([case], op), case) for case in long)
+        each = dict.fromkeys(probe for case in long for probe in (_with_few_columns(case, op), case))
         probes = [case for case in each if str(case) not in ran and case.numel <= _WORTH]
         pairs = ((other, case) for other in others for case in probes if case in long or takes(case))
         telling = (case for other, case in pairs if separable.apart(op, own, other, lacking, case) and takes(case))
@@ -196,15 +196,12 @@ def _probes(cases: Iterable[Case], op: Op) -> list[Case]:
     return [case.with_regime("normal") for case in few[:_PROBES] or cut[-1:]]
 
 
-def _with_few_columns(cases: Iterable[Case], op: Op) -> Iterator[Case]:
-    """Yield cases with few columns of the first tensor, and of those that have as many, and with rows to match."""
-    for case in cases:
-        first = case.tensors[0]
-        if first.shape and first.shape[-1] > _FEW_COLUMNS:
-            case = resized(case, first.shape[-1:], (_FEW_COLUMNS,))
-        elif first.numel <= _FEW_COLUMNS**2:
-            continue
-        yield _cut(case, op, numel=_FEW_COLUMNS**2)
+def _with_few_columns(case: Case, op: Op) -> Case:
+    """Return a case with few columns of the first tensor, and of those that have as many, and with rows to match."""
+    first, numel = case.tensors[0], _FEW_COLUMNS**2
+    if first.shape and first.shape[-1] > _FEW_COLUMNS:
+        return _cut(resized(case, first.shape[-1:], (_FEW_COLUMNS,)), op, numel)
+    return _cut(case, op, min(numel, first.numel))
 
 
 def _cut(case: Case, op: Op, numel: int | None = None) -> Case:

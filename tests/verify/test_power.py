@@ -196,7 +196,7 @@ def test_contracts_of_one_formula_are_told_apart_only_where_no_order_of_sums_hid
 
 def test_labels_are_those_of_the_fewer_classes() -> None:
     line = "cross_entropy logits=bf16[5,278] labels=int64[5]:labels_278 seed=1"
-    [case] = _with_few_columns([parse_case(line)], open_project(CONFIG).op("cross_entropy"))
+    case = _with_few_columns(parse_case(line), open_project(CONFIG).op("cross_entropy"))
     assert str(case) == "cross_entropy logits=bf16[64,64] labels=int64[64]:labels_64 seed=1"
 
 
