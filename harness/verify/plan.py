@@ -187,17 +187,7 @@ def make_plan(
                 continue
             subject = replace(subject, beside=beside)
             groups, notes = groups_for(subject)
-            place, parts = shares.get(kernel.name, (0, 1))
-            left = [group for group in groups if config.brief and group.combination and not group.designed]
-            for number, group in enumerate([group for group in groups if group not in left]):
-                item = Item(subject, group, bool(config.lines), config.properties)
-                if group.combination:
-                    item, left = replace(item, left=tuple(other.combination for other in left)), []
-                most = parts
-                if group.properties and kernel.invariant and parts > 1:  # nobody else is asked what it promises
-                    most = min(parts, max(1, item.planned(config.cases_per_group).cases))
-                item = replace(item, share=((place + number) % most, most))
-                items += [item] if parts == 1 or item.planned(config.cases_per_group).cases else []
+            items += _items_of(subject, groups, config, *shares.get(kernel.name, (0, 1)))
             not_run += [note for note in notes if note not in not_run]
     if device_type == "cpu" and not config.lines and any(i.subject.takes_several for i in items if not i.refused):
         alone = "the cpu alone has no other device to put a tensor on"
@@ -217,6 +207,24 @@ def make_plan(
         not_run = [note for note in not_run if note not in of_sizes]
         not_run.append(NotRun(f"{len(of_sizes)} kernels", NO_SIZES_LEFT))
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)
+
+
+def _items_of(subject: Subject, groups: Sequence[Group], config: Config, place: int, parts: int) -> Iterator[Item]:
+    """Yield an item for each group, with the cases that fall to the kernel at a place of so many that share them.
+
+    Combinations that a brief run leaves out are told by the first item that has one.
+    """
+    left = [group for group in groups if config.brief and group.combination and not group.designed]
+    for number, group in enumerate([group for group in groups if group not in left]):
+        item = Item(subject, group, bool(config.lines), config.properties)
+        if group.combination:
+            item, left = replace(item, left=tuple(other.combination for other in left)), []
+        most = parts
+        if group.properties and subject.kernel.invariant and parts > 1:  # nobody else is asked what it promises
+            most = min(parts, max(1, item.planned(config.cases_per_group).cases))
+        item = replace(item, share=((place + number) % most, most))
+        if parts == 1 or item.planned(config.cases_per_group).cases:
+            yield item
 
 
 def _dealt(items: Sequence[Item]) -> Iterator[Item]:
