@@ -294,7 +294,7 @@ class SeenCall:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What was not seen on the way."""
+        """Say in sentences what could not be seen on the way to the element."""
         if left := len({write.program for write in self.path.untraced if write.program is not None}):
             kept = f"all operations are kept of {MOST_PROGRAMS} only."
             yield f"{left:,} more programs wrote what was read on the way; {kept}"
