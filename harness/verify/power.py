@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
@@ -197,10 +198,15 @@ def _probes(cases: Iterable[Case], op: Op) -> list[Case]:
 
 
 def _with_few_columns(case: Case, op: Op) -> Case:
-    """Return a case with few columns of the first tensor, and of those that have as many, and with rows to match."""
+    """Return a case with few columns of the first tensor, and of those that have as many, and with rows to match.
+
+    Parameters that divide its width, such as a group's size, divide the new one.
+    """
     first, numel = case.tensors[0], _FEW_COLUMNS**2
-    if first.shape and first.shape[-1] > _FEW_COLUMNS:
-        return _cut(resized(case, first.shape[-1:], (_FEW_COLUMNS,)), op, numel)
+    width = first.shape[-1] if first.shape else 1
+    whole = math.lcm(*(n for n in case.params.values() if type(n) is int and n > 0 and width % n == 0))
+    if (few := whole * max(1, _FEW_COLUMNS // whole)) < width:
+        return _cut(resized(case, (width,), (few,)), op, numel)
     return _cut(case, op, min(numel, first.numel))
 
 

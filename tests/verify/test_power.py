@@ -271,6 +271,16 @@ def test_few_columns_are_asked_before_long_rows() -> None:
     assert [case.tensors[0].shape for case in untold([many], op, Separable())] == [(372, 11)]
 
 
+def test_few_columns_are_whole_groups() -> None:
+    """A group of 96 does not divide 64 columns: there no contract is defined, and nothing would be told apart."""
+    line = "rms_norm_quantize x=fp16[2,26880] weight=bf16[26880] residual=fp16[2,26880] eps=1e-05 dtype=int8"
+    line += " group_size=96 ue8m0=True least_amax=64.0 seed=5838"
+    never = {"op": "rms_norm_quantize", "contract": "per_group", "ruled_out": {"per_group+rounded_sum": 0}}
+    vain = replace(result("x=fp16[2,26880]"), case=line, **never)
+    found = untold([vain], open_project(CONFIG).op("rms_norm_quantize"), Separable())
+    assert [case.tensors[0].shape for case in found] == [(42, 96)]
+
+
 def test_a_case_whose_line_lists_integers_is_not_cut() -> None:
     """Rows of it are cut elsewhere, for which there would be too many labels."""
     line = "cross_entropy logits=bf16[2,33001] labels=int64[2]:values(33000,32768) seed=1"
