@@ -51,6 +51,12 @@ class PerformedSteps:
     steps: tuple[str, ...]
     doubts: tuple[str, ...]
 
+    @property
+    def end_with_the_only_launch(self) -> bool:
+        """Return whether the last step is a launch of Triton, and no other step is."""
+        launches = [place for place, step in enumerate(self.steps) if ":" in step.partition("(")[0]]
+        return launches == [len(self.steps) - 1]
+
     def apart(self, other: PerformedSteps) -> str:
         """Return why the other call, on the CPU, may compute something else; empty if both perform the same."""
         for own, theirs in zip((*self.steps, "nothing"), (*other.steps, "nothing"), strict=False):

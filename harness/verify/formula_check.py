@@ -44,10 +44,13 @@ _LARGEST_BESIDE = 1 << 23
 Of 8.2 million, a cross entropy in PyTorch takes some 70 s, while other processes of the run share the cores.
 """
 
-# A hundredth of the programs decides a result (`_is_scarce`). Of 0.7, each of three attentions over 1,000 keys in 300
-# queries was followed for 71 s, and the 31 s left of 102 s were too few for their reference, on busy cores.
-_SHARE = 0.3
-"""Of the time for such a case, what goes into following programs; the rest is for the reference."""
+# Of 0.7, each of three attentions over 1,000 keys in 300 queries was followed for 71 s, and the 31 s left of 102 s were
+# too few for their reference, on busy cores. A hundredth of the programs decides a result (`_is_scarce`).
+_SHARE_OF_ONE, _SHARE_OF_SEVERAL = 0.1, 0.6
+"""Of the time for such a case, what goes into following programs; the rest is for the reference.
+
+The first is of kernels whose last step is their only launch: of others, later steps need what every program writes.
+"""
 
 # Arbitrary: attention over 1,000 keys took all of its 102 s for each of four contracts of one function.
 _LONG = 0.5
@@ -307,7 +310,8 @@ def follow_beside(
         problem = subject.problem(inputs)
         names = tuple(problem.op.in_order(result.results))
         given = inputs.hand_out(), case.params, names, problem.constants
-        seconds = _SHARE * place.config.timeout
+        share = _SHARE_OF_ONE if own.end_with_the_only_launch else _SHARE_OF_SEVERAL
+        seconds = share * place.config.timeout
         followed = follow(subject.kernel, *given, device_type=device_type, seconds=seconds)
         judged = judged_by_formula(result, problem, followed)
     if followed.cut and judged.verdict is Verdict.PASSED and any(_is_scarce(s) for s in judged.stages if s.result):

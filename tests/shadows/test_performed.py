@@ -107,6 +107,19 @@ def launches(scale: float = 2.0, kept: int = 33) -> Callable[[Tensor], Tensor]:
     return run
 
 
+@pytest.mark.parametrize(
+    ("function", "is_last"),
+    [
+        (launches(), True),
+        (norm, False),
+        (lambda x: launches()(x) + 1, False),
+        (lambda x: launches()(launches()(x)), False),
+    ],
+)
+def test_whether_a_launch_is_followed_by_another_step(function: Callable[[Tensor], Tensor], *, is_last: bool) -> None:
+    assert seen(function).end_with_the_only_launch is is_last
+
+
 def test_a_launch_is_a_step_with_its_arguments_and_the_numbers_of_its_program() -> None:
     own = seen(launches())
     [step] = [step for step in own.steps if "program" in step]
