@@ -61,7 +61,8 @@ class PerformedSteps:
         """Return why the other call, on the CPU, may compute something else; empty if both perform the same."""
         for own, theirs in zip((*self.steps, "nothing"), (*other.steps, "nothing"), strict=False):
             if own != theirs:
-                mine, others = (step.partition("(")[0] for step in (own, theirs))
+                # A launch begins with the name of its program, and then those of functions that this calls.
+                mine, others = (step.partition("(")[0].partition(";")[0] for step in (own, theirs))
                 how = f"{others} in place of {mine}" if mine != others else f"{mine} of something else"
                 return f"the kernel performs {how} there"
         return next(iter((*self.doubts, *other.doubts)), "")

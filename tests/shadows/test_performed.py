@@ -130,7 +130,8 @@ def test_a_launch_is_a_step_with_its_arguments_and_the_numbers_of_its_program() 
     assert arguments == "x_ptr=float32[4, 33], out_ptr=float32[4, 33], n=33, BLOCK=64, scale=2.0)"
     assert not own.doubts and not own.apart(seen(launches()))
     assert seen(launches(scale=3.0)).apart(own).endswith("of something else there")
-    assert seen(launches(kept=32)).apart(own).endswith("of something else there")
+    why = seen(launches(kept=32)).apart(own)
+    assert why.endswith("of something else there") and f"{__name__}.program:" in why and "halved" not in why
 
 
 def test_a_launch_that_is_left_out_is_told_in_both_directions() -> None:
