@@ -76,7 +76,7 @@ GROUPS = {
         "new": ("new", "write a new op, or its reference from a PyTorch function", "op softcap"),
     },
     "Measure": {
-        "bench": ("bench", "measure what verifying costs, or how fast kernels are", "kernels my_kernels --device cuda"),
+        "bench": ("bench", "measure how fast kernels are, and whether they are right", "my_kernels --device cuda"),
         "calibrate": ("calibrate", "measure on a device what the error bounds rest on", "--device cuda"),
     },
 }

@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lastbit.bench.case_lines import bench_cases
 from lastbit.bench.samples import Effort, now, on_device, size_of
-from lastbit.bench.subjects import bench_cases
 from lastbit.calling.capture import captured, why_it_waits
 from lastbit.calling.performing import named_results
 from lastbit.case import Case, parse_case

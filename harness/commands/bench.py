@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from lastbit.bench.samples import Effort
     from lastbit.reports.bench import Bench, Roof, Speed, SpeedBound
 
-VERIFYING, KERNELS = "verifying", "kernels"
+KERNELS = "kernels"
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.description = "Measure lastbit, or kernels, side by side with what they are compared with, in one run."
+    parser.description = "Measure how fast kernels are, and whether they are right, side by side in one run."
     parser.set_defaults(command=_bench)
     help = (
-        "verifying: what it costs (the default); kernels: how fast they are; FILE.py: how fast a kernel is that nobody "
-        f"trusts, with --op; then {KERNEL}; and {CASE}"
+        "kernels, which may be left out: how fast kernels are; FILE.py: how fast a kernel is that nobody trusts, with "
+        f"--op; then {KERNEL}; and {CASE}"
     )
-    add_words(parser, "[verifying | kernels | FILE.py] [KERNEL …] ['CASE' …]", help)
+    add_words(parser, "[kernels | FILE.py] [KERNEL …] ['CASE' …]", help)
     parser.add_argument("--contract", default="", help="of the kernel of a file (default: the first of each axis)")
     parser.add_argument("--function", default="", help="the kernel of a file, where that does not make it clear")
     parser.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
@@ -39,7 +39,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "--cases", type=Path, metavar="FILE", help="the case lines of this file instead of those in cases/bench"
     )
     parser.add_argument("--quick", action="store_true", help="few repetitions, to see that it works")
-    help = "write bench_DEVICE.jsonl and .md there, or kernels_DEVICE.jsonl and .md"
+    help = "write kernels_DEVICE.jsonl and .md there, or those of the name of the file"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=help)
     add_shared(parser, "--device")
 
@@ -48,23 +48,24 @@ def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from lastbit.bench.samples import QUICK, Effort
     from lastbit.reports.paper import line, make_console
 
-    what = VERIFYING if not options.words else KERNELS
-    if options.words and (options.words[0] in _BENCHES or options.words[0].endswith(".py")):
-        what = options.words.pop(0)
-    of_file, path = what not in _BENCHES, Path(what)
+    first = options.words[0] if options.words else ""
+    if first == KERNELS:
+        options.words.pop(0)
+    of_file = first.endswith(".py")
+    path = Path(options.words.pop(0) if of_file else KERNELS)
     if of_file and len(options.op) != 1:
         raise UsageError("name the op that the kernel of the file computes: --op OP")
     if of_file and not path.is_file():
         raise UsageError(f"{str(path)!r} is no file")
     config, interrupted = config_of(options, ops=tuple(options.op)), False
     so_far = _SoFar(config, QUICK if options.quick else Effort())
-    with closing(_of_file(so_far, options, path) if of_file else _BENCHES[what](so_far)) as steps:
+    with closing(_of_file(so_far, options, path) if of_file else _kernels(so_far)) as steps:
         try:
             so_far.measure(steps, said=not of_file)
         except KeyboardInterrupt:  # what was measured took long enough to be shown
             interrupted = True
             so_far.failed.append("the rest: interrupted")
-    bench = so_far.as_bench(what)
+    bench = so_far.as_bench(of_file)
     line(make_console(), page := bench.page)
     if options.out is not None:
         stem = path.stem
@@ -73,8 +74,7 @@ def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
             from lastbit.history.golden_provenance import kind_of
 
-            kind = kind_of(torch.device(config.devices[0])).replace("-", "_")
-            stem = f"{'bench' if what == VERIFYING else what}_{kind}"
+            stem += f"_{kind_of(torch.device(config.devices[0])).replace('-', '_')}"
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / f"{stem}.jsonl").write_text(bench.jsonl, encoding="utf-8")
         (options.out / f"{stem}.md").write_text(page, encoding="utf-8")
@@ -114,34 +114,19 @@ class _SoFar:
             for sentence in filter(None, sentences if said else ()):
                 line(console, sentence, style)
 
-    def as_bench(self, what: str) -> Bench:
-        from lastbit.reports import bench
+    def as_bench(self, of_file: bool) -> Bench:
+        from lastbit.reports.bench import Bounds, Speeds
         from lastbit.verify.processes import environment_of
 
-        kind = {VERIFYING: bench.Costs, KERNELS: bench.Speeds}.get(what, bench.Bounds)
         command, left_out = shlex.join(["lastbit", *sys.argv[1:]]), tuple(dict.fromkeys(self.left_out))
-        failed = tuple(self.failed)
+        kind, failed = Bounds if of_file else Speeds, tuple(self.failed)
         return kind(tuple(self.found), failed, command, environment_of(self.config), self.roof, left_out)
-
-
-def _verifying(so_far: _SoFar) -> Steps:
-    from lastbit.bench.own_cost import asserting, comparing, cost, rate
-    from lastbit.bench.subjects import case_lines, ops_of
-    from lastbit.verify.worker import Worker
-
-    with Worker(so_far.config) as worker:
-        work: list[tuple[Callable[..., Iterable[Any]], str]] = [(comparing, "")]
-        work += [(cost, case) for case in worker.do(case_lines, "verified.txt")]
-        work += [(rate, op) for op in worker.do(ops_of)]
-        work += [(asserting, case) for case in worker.do(case_lines, "asserted.txt")]
-        for measure, of in work:
-            yield f"{measure.__name__}, {of}", partial(worker.do, measure, of, so_far.effort)
 
 
 def _kernels(so_far: _SoFar) -> Steps:
     """Measure the speed of kernels, beside the roof of the device."""
+    from lastbit.bench.case_lines import case_lines
     from lastbit.bench.kernel_speed import roof, speed, takers
-    from lastbit.bench.subjects import case_lines
     from lastbit.verify.worker import Worker
 
     with Worker(so_far.config) as worker:
@@ -163,13 +148,10 @@ def _kernels(so_far: _SoFar) -> Steps:
                 yield f"{kernel}, {case}", partial(of_kernel, case, kernel)
 
 
-_BENCHES: Mapping[str, Callable[[_SoFar], Steps]] = {VERIFYING: _verifying, KERNELS: _kernels}
-
-
 def _of_file(so_far: _SoFar, options: argparse.Namespace, path: Path) -> Steps:
     """Measure a kernel that nobody trusts on each case, and one of the project, or that is named behind the file."""
+    from lastbit.bench.case_lines import case_lines
     from lastbit.bench.kernel_speed import roof
-    from lastbit.bench.subjects import case_lines
     from lastbit.bench.untrusted import bound_of
     from lastbit.case import Case, parse_case
     from lastbit.judges.call_time import beside

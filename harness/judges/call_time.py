@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from lastbit.bench.case_lines import bench_cases
 from lastbit.bench.samples import QUICK, Effort
-from lastbit.bench.subjects import bench_cases
 from lastbit.bench.untrusted import bound_of
 from lastbit.case import Case, parse_case
 from lastbit.errors import LastbitError, UnsupportedCase, UsageError

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lastbit.bench import kernel_speed
+from lastbit.bench.case_lines import bench_cases
 from lastbit.bench.kernel_speed import device_seconds, host_seconds
 from lastbit.bench.samples import Effort
-from lastbit.bench.subjects import bench_cases
 from lastbit.case import Group, parse_case
 from lastbit.cli import main
 from lastbit.config import Config
@@ -28,7 +28,7 @@ from tests.reports.test_speed_report import OF, ROOF, measured
 
 CPU = torch.device("cpu")
 LINE = "completion_mask ids=int64[2,3]:sequences_1 eos_ids=int64[1]:counting seed=0"
-LEAST = Effort(seconds=1e-4, groups=1, cases=1, rounds=1)
+LEAST = Effort(seconds=1e-4, rounds=1)
 
 
 def toy_mask(ids: Tensor, eos_ids: Tensor) -> Tensor:
@@ -215,10 +215,14 @@ class Canned:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [(LastbitError("no luck"), 2, "raises, moe x"), (KeyboardInterrupt(), 130, "the rest: interrupted")],
+    ("words", "error", "code", "said"),
+    [
+        (["kernels"], LastbitError("no luck"), 2, "raises, moe x"),
+        ([], KeyboardInterrupt(), 130, "the rest: interrupted"),
+    ],
 )
 def test_what_was_measured_is_kept_whatever_comes_after(
+    words: list[str],
     error: BaseException,
     code: int,
     said: str,
@@ -227,7 +231,7 @@ def test_what_was_measured_is_kept_whatever_comes_after(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("lastbit.verify.worker.Worker", Canned(error))
-    assert main(["bench", "kernels", "--quick", "--out", str(tmp_path / "new")]) == code
+    assert main(["bench", *words, "--quick", "--out", str(tmp_path / "new")]) == code
     shown = capsys.readouterr().out.replace("\\", "")
     assert "| there | a | PASSED |" in shown and "declines: not today" in shown and said in shown
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["kernels_cpu.jsonl", "kernels_cpu.md"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,28 +127,21 @@ def test_the_page_says_at_most_and_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "what", "kernels"),
-    [
-        ([], "verifying", ()),
-        (["verifying"], "verifying", ()),
-        (["kernels", "one"], "kernels", ("one",)),
-        (["one", "two"], "kernels", ("one", "two")),
-    ],
+    ("words", "kernels"), [([], ()), (["kernels", "one"], ("one",)), (["one", "two"], ("one", "two"))]
 )
-def test_what_is_measured(
-    words: list[str], what: str, kernels: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_which_kernels_are_measured(
+    words: list[str], kernels: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     began: list[Any] = []
 
-    def steps(name: str, so_far: Any) -> Iterator[Any]:
-        began.append((name, so_far.config.kernels, so_far.effort == QUICK))
+    def steps(so_far: Any) -> Iterator[Any]:
+        began.append((so_far.config.kernels, so_far.effort == QUICK))
         yield from ()
 
-    monkeypatch.setattr(bench, "_BENCHES", {name: partial(steps, name) for name in ("verifying", "kernels")})
+    monkeypatch.setattr(bench, "_kernels", steps)
     assert cli.main(["bench", *words, "--quick", "--out", str(tmp_path / "new")]) == 0
-    assert began == [(what, kernels, True)]
-    stem = {"verifying": "bench_cpu", "kernels": "kernels_cpu"}[what]
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [f"{stem}.jsonl", f"{stem}.md"]
+    assert began == [(kernels, True)]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["kernels_cpu.jsonl", "kernels_cpu.md"]
 
 
 @pytest.mark.parametrize("interrupts", [False, True])
@@ -166,8 +158,8 @@ def test_what_could_not_be_measured_is_told_and_the_rest_is_kept(
         yield "one", fails
         yield "two", interrupted if interrupts else list
 
-    monkeypatch.setattr(bench, "_BENCHES", {"verifying": steps, "kernels": steps})
-    assert cli.main(["bench", "verifying"]) == (130 if interrupts else 2)
+    monkeypatch.setattr(bench, "_kernels", steps)
+    assert cli.main(["bench"]) == (130 if interrupts else 2)
     printed = capsys.readouterr()
     assert "one: no memory" in printed.err and "one: no memory" in printed.out
     assert ("the rest: interrupted" in printed.out) is interrupts
