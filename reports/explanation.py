@@ -56,15 +56,10 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
     The arithmetic is the inputs, the formulas of the reference, and each stage as the contract and the kernel have it.
     """
     trace = explanation.trace
-    contract = told(trace.contract, trace.idle)
-    head = f" on {explanation.device}  contract {contract} of {trace.op}  "
-    line(console, Text.assemble((explanation.kernel, "bold"), head, verdict_word(explanation.verdict)))
-    line(console, f"  {explanation.case}", "dim")
-    if explanation.worst is not None:
-        paragraph(console, Text(about(explanation.stage, explanation.worst)), label="  ")
+    _print_head(explanation, trace, console)
     if explanation.explained_by:  # it is sure, and leads
         names = [told(name, trace.idle) for name in explanation.explained_by]
-        kept = f"{allowed_by(names, 'the case')}; it claims {contract}"
+        kept = f"{allowed_by(names, 'the case')}; it claims {told(trace.contract, trace.idle)}"
         print_field(console, "keeps", kept, style="bold")
     if explanation.arithmetic:
         if inputs := ", ".join(_inputs(explanation.inputs)):
@@ -93,6 +88,15 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
     elif explanation.smallest:
         print_field(console, "test", NO_TEST)
     line(console)
+
+
+def _print_head(found: Explanation | KernelTrace, trace: KernelTrace, console: Console) -> None:
+    """Print the kernel with its contract, verdict and case, and the element that is to be explained."""
+    head = f" on {found.device}  contract {told(trace.contract, trace.idle)} of {trace.op}  "
+    line(console, Text.assemble((found.kernel, "bold"), head, verdict_word(found.verdict)))
+    line(console, f"  {found.case}", "dim")
+    if found.worst is not None:
+        paragraph(console, Text(about(found.stage, found.worst)), label="  ")
 
 
 def explanation_lines(explanation: Explanation, options: str = "") -> list[Field]:
@@ -378,11 +382,7 @@ _STEP_SPARE = ("from", "dtype")
 
 def print_trace(found: KernelTrace, console: Console) -> None:
     """Print the element, the steps that led to it as a table, and the line where it leaves the contract."""
-    head = f" on {found.device}  contract {told(found.contract, found.idle)} of {found.op}  "
-    line(console, Text.assemble((found.kernel, "bold"), head, verdict_word(found.verdict)))
-    line(console, f"  {found.case}", "dim")
-    if found.worst is not None:
-        paragraph(console, Text(about(found.stage, found.worst)), label="  ")
+    _print_head(found, found, console)
     if found.reason:
         paragraph(console, Text(f"Nothing is traced: {found.reason}", "bold magenta"), label="  ")
         return

@@ -147,11 +147,16 @@ def stage_cells(stage: StageSummary) -> dict[str, StageFigure]:
 
 
 def stage_order(results: Iterable[CaseResult]) -> list[str]:
-    """List every stage of these results of one op, in the order of its reference, of which each result shows a part.
+    """List every stage of these results of one op, in the order of its reference, of which each result shows a part."""
+    return in_one_order(tuple(stage.name for stage in result.stages) for result in results)
 
-    Where the order depends on the contract, so that results contradict each other, it is that of appearance.
+
+def in_one_order(parts: Iterable[Sequence[str]]) -> list[str]:
+    """Merge parts of one order of names.
+
+    Where parts contradict each other, as the order of stages may depend on the contract, it is that of appearance.
     """
-    sequences = dict.fromkeys(tuple(stage.name for stage in result.stages) for result in results)
+    sequences = dict.fromkeys(map(tuple, parts))
     before = TopologicalSorter[str]()
     for sequence in sequences:
         for position, name in enumerate(sequence):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from lastbit.judging.problem import Problem
 from lastbit.numerics import Premises
 from lastbit.ops import Contract
 from lastbit.reports.agreement import Agreement, Apart, Does, KernelSide, Parting, StageAgreement
+from lastbit.reports.stage_summary import in_one_order
 from lastbit.verify.check import Subject
 from lastbit.verify.worker import Workplace
 
@@ -135,20 +136,7 @@ def _together(compared: Sequence[Sequence[StageAgreement]]) -> Iterator[StageAgr
                 apart=before.apart or stage.apart,
             )
         found[stage.stage] = stage
-    yield from (found[name] for name in _in_order([stage.stage for stage in stages] for stages in compared))
-
-
-def _in_order(lists: Iterable[list[str]]) -> list[str]:
-    """Merge lists of names that have one common order; a new name goes before the one that follows it in its list."""
-    merged: list[str] = []
-    for names in lists:
-        at = len(merged)
-        for name in reversed(names):
-            if name in merged:
-                at = merged.index(name)
-            else:
-                merged.insert(at, name)
-    return merged
+    yield from (found[name] for name in in_one_order([stage.stage for stage in stages] for stages in compared))
 
 
 # Contracts

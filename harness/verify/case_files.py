@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from lastbit.case import Case, parse_case
 from lastbit.errors import UsageError
 from lastbit.files import replace_file
+
+T = TypeVar("T")
 
 
 def read_cases(path: Path) -> list[Case]:
     """Read the cases of a file with one per line; blank lines and lines that start with # are skipped."""
     if not path.is_file():
         raise UsageError(f"case file {str(path)!r} does not exist")
-    cases = _cases(_text(path), path)
+    cases = parsed(_text(path), path, parse_case)
     if not cases:
         raise UsageError(f"case file {str(path)!r} holds no case line")
     return cases
@@ -25,7 +29,7 @@ def add_case(path: Path, case: Case, comment: str) -> bool:
     The file and its folder are made if they do not exist.
     """
     text = _text(path) if path.exists() else ""
-    if case in _cases(text, path):
+    if case in parsed(text, path, parse_case):
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     before = text if not text or text.endswith("\n") else f"{text}\n"
@@ -41,12 +45,13 @@ def _text(path: Path) -> str:
         raise UsageError(f"case file {str(path)!r} cannot be read: {error}") from error
 
 
-def _cases(text: str, path: Path) -> list[Case]:
+def parsed(text: str, path: Path, parse: Callable[[str], T]) -> list[T]:
+    """Parse the lines of a file that are neither blank nor begin with #; an error names the line."""
     found = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if line and not line.startswith("#"):
             try:
-                found.append(parse_case(line))
+                found.append(parse(line))
             except UsageError as error:
                 raise UsageError(f"{path}, line {number}: {error}") from error
     return found

@@ -25,6 +25,7 @@ from lastbit.case import Case, parse_case
 from lastbit.errors import UsageError
 from lastbit.kernel import Kernel
 from lastbit.takes import options_of
+from lastbit.verify.case_files import parsed
 from lastbit.verify.narrowing import fitted
 from lastbit.verify.project import Project
 
@@ -158,14 +159,7 @@ def read_templates(path: Path, *, small: bool) -> list[Template]:
         made.case({})
         return made
 
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line and not line.startswith("#"):
-            try:
-                found.append(template(line))
-            except UsageError as error:
-                raise UsageError(f"{path}, line {number}: {error}") from error
-    return found
+    return parsed(path.read_text(encoding="utf-8"), path, template)
 
 
 def _value(expression: str, sizes: Sizes) -> int:

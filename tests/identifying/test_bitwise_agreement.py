@@ -17,7 +17,7 @@ from lastbit.cli import main
 from lastbit.commands import agree as command
 from lastbit.config import Config
 from lastbit.errors import UsageError
-from lastbit.identifying.bitwise_agreement import _compare, _in_order, agree_kernels
+from lastbit.identifying.bitwise_agreement import _compare, agree_kernels
 from lastbit.kernel import Kernel
 from lastbit.reports.agreement import Agreement, KernelSide, StageAgreement, as_json, sentences
 from lastbit.verify.check import Subject
@@ -169,10 +169,6 @@ def test_nan_and_zero_and_dtypes() -> None:
     assert (special.unequal_elements, special.ulp) == (1, math.inf)
     assert compared(torch.ones(3), torch.ones(3).bfloat16()).unequal_elements == 3
     assert compared(torch.tensor([3, 4]), torch.tensor([3, 9])).ulp == 5
-
-
-def test_stages_of_cases_with_fewer_of_them_stay_in_order() -> None:
-    assert _in_order([["a", "d"], ["a", "b", "c", "d"], ["b", "d", "e"]]) == ["a", "b", "c", "d", "e"]
 
 
 def test_kernels_of_two_ops(project: Project) -> None:

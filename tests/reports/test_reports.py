@@ -498,6 +498,11 @@ def test_contradicting_orders_do_not_break_the_table() -> None:
     assert stage_summary.stage_order(results) == ["a", "b", "c"]
 
 
+def test_parts_of_one_order_are_merged() -> None:
+    parts = [["a", "d"], ["a", "b", "c", "d"], ["b", "d", "e"]]
+    assert stage_summary.in_one_order(parts) == ["a", "b", "c", "d", "e"]
+
+
 def test_one_overflowing_case_does_not_decide_the_bias() -> None:
     cases = [passed(stages=(replace(stage(), cumulative=comparison(bias_sum=b)),)) for b in (512.0, 512.0, -5e9)]
     [only] = stage_summary.stage_summaries(cases, ["output"])
