@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,17 +65,6 @@ class CallRequest:
         return {**self.params, "stages": self.stages} if self.stages else dict(self.params)
 
 
-class Said(Protocol):
-    """A misuse of a tensor by a kernel, as its process reports it."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def tensor(self) -> str: ...
-    @property
-    def sentence(self) -> str: ...
-
-
 @dataclass(frozen=True)
 class Performed:
     """The outcome of a call, as far as its process can see.
@@ -104,9 +93,9 @@ class Performed:
     inside: frozenset[str] = frozenset()
     shared: tuple[tuple[str, str], ...] = ()
     poison: Mapping[str, Poison] = field(default_factory=dict)
-    rebound: tuple[Said, ...] = ()
+    rebound: tuple[Finding, ...] = ()
     checks: tuple[AllocationCheck, ...] = ()
-    violations: tuple[Said, ...] = ()
+    violations: tuple[Finding, ...] = ()
     findings: tuple[Finding, ...] = ()
     reused: tuple[Finding, ...] = ()
     descended: bool = False
@@ -284,8 +273,8 @@ class Attempt:
     results: Mapping[str, Tensor] = field(default_factory=dict)
     error: Exception | None = None
     warnings: tuple[Warning, ...] = ()
-    rebound: tuple[Said, ...] = ()
-    violations: tuple[Said, ...] = ()
+    rebound: tuple[Finding, ...] = ()
+    violations: tuple[Finding, ...] = ()
 
 
 def attempted(call: Results, tensors: Mapping[str, Tensor]) -> Attempt:

@@ -16,11 +16,11 @@ from lastbit.inputs.choices import DRAWN, chosen_tensor, layouts_like, least_row
 from lastbit.inputs.combinations import Accepted, combinations
 from lastbit.inputs.fingerprint import fingerprint, fingerprints_of
 from lastbit.inputs.layouts import LAYOUTS, Layout, applicable_layouts
-from lastbit.inputs.of_case import Inputs, Rebound, bare, build, fingerprints, holding, refilled
+from lastbit.inputs.of_case import Inputs, bare, build, fingerprints, holding, refilled
 from lastbit.inputs.overlap import is_folded, overlaps
 from lastbit.inputs.poison import Differences, Poison, differences, unwritten
 from lastbit.inputs.values import regimes
-from lastbit.inputs.written import Violation, violations
+from lastbit.inputs.written import violations
 
 if TYPE_CHECKING:
     from lastbit.inputs.shapes import cut_rows, leading_dims, widths, widths_with
@@ -29,7 +29,7 @@ _STRATEGIES = frozenset({"cut_rows", "leading_dims", "widths", "widths_with"})
 """What cases draw from by Hypothesis, which takes longer to import than all of lastbit; judging needs none of it."""
 
 __all__ = [
-    "DRAWN", "LAYOUTS", "Accepted", "Allocations", "Differences", "Inputs", "Layout", "Poison", "Rebound", "Violation",
+    "DRAWN", "LAYOUTS", "Accepted", "Allocations", "Differences", "Inputs", "Layout", "Poison",
     "applicable_layouts", "bare", "bits_of", "build", "chosen_tensor", "combinations", "cut_rows", "differences",
     "fingerprint", "fingerprints", "fingerprints_of", "guarded_allocations", "holding", "is_folded", "layouts_like",
     "leading_dims", "least_rows", "overlaps", "refilled", "regimes", "residues", "row_blocks", "row_layouts",

@@ -23,7 +23,8 @@ from torch import Tensor
 from lastbit.errors import UsageError
 from lastbit.inputs.guards import MANTISSA_BITS, Guarded, canary, guard, is_whole
 from lastbit.inputs.poison import POISONS, Poison
-from lastbit.inputs.written import AllocationCheck, Violation, only_canaries, violations
+from lastbit.inputs.written import AllocationCheck, only_canaries, violations
+from lastbit.result import Finding
 
 Allocate = Callable[..., Any]
 
@@ -99,7 +100,7 @@ class Allocations:
                 checks.append(only_canaries(replace(guarded, name=name), self._number(index)))
         return checks
 
-    def violations(self, names: Mapping[str, Tensor] | None = None) -> list[Violation]:
+    def violations(self, names: Mapping[str, Tensor] | None = None) -> list[Finding]:
         """Return the writes outside the allocated tensors: see `checks`."""
         return violations(self.checks(names or {}))
 

@@ -19,25 +19,12 @@ from lastbit.errors import UnsupportedCase, unknown
 from lastbit.inputs.fingerprint import combined, fingerprints_of
 from lastbit.inputs.guards import Guarded, check_separate, extent, guard, is_whole, twin
 from lastbit.inputs.values import check_regime, fill
-from lastbit.inputs.written import AllocationCheck, Violation, unchanged, violations
+from lastbit.inputs.written import AllocationCheck, unchanged, violations
+from lastbit.result import Finding
 from lastbit.timing import INPUTS, timed
 
 
-@dataclass(frozen=True, slots=True)
-class Rebound:
-    """A tensor that is not what the kernel was handed; `change` completes "it now has"."""
-
-    tensor: str
-    change: str
-    kind: str = "rebound_input"
-
-    @property
-    def sentence(self) -> str:
-        """The change in words."""
-        return f"rebound {self.tensor}: it now has {self.change}"
-
-
-def rebound(handed: Tensor, guarded: Guarded) -> Rebound | None:
+def rebound(handed: Tensor, guarded: Guarded) -> Finding | None:
     """Return how `handed`, an alias of `guarded.tensor` that a kernel got, differs from it now; None if it does not."""
     tensor, changes = guarded.tensor, []
     if not is_whole(guarded):
@@ -54,7 +41,8 @@ def rebound(handed: Tensor, guarded: Guarded) -> Rebound | None:
         "strides": (list(handed.stride()), list(tensor.stride())),
     }
     changes += [f"{what} {now} in place of {before}" for what, (now, before) in pairs.items() if now != before]
-    return Rebound(guarded.name, ", ".join(changes)) if changes else None
+    said = f"rebound {guarded.name}: it now has {', '.join(changes)}"
+    return Finding("rebound_input", guarded.name, said) if changes else None
 
 
 # The first canaries are the poisons of allocations; inputs have their own, so that a kernel that copies what lies
@@ -97,7 +85,7 @@ class Inputs:
         """16 hex digits of the names and original values of all tensors, independent of device and strides."""
         return fingerprints(self.tensors)
 
-    def violations(self, expect: Collection[str] = ()) -> list[Violation]:
+    def violations(self, expect: Collection[str] = ()) -> list[Finding]:
         """Return the changes in memory since the tensors were built: see `checks`."""
         return violations(self.checks(expect))
 
@@ -115,7 +103,7 @@ class Inputs:
         pairs = zip(self.guards, self.pristine, strict=True)
         return [unchanged(g, p, elements=g.name not in expect) for g, p in pairs if is_whole(g)]
 
-    def rebound(self, handed: Mapping[str, Tensor]) -> list[Rebound]:
+    def rebound(self, handed: Mapping[str, Tensor]) -> list[Finding]:
         """Return the changes of shape and memory of the tensors that were `handed` to a kernel."""
         found = (rebound(handed[guarded.name], guarded) for guarded in self.guards)
         return [change for change in found if change is not None]

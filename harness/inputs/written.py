@@ -12,47 +12,13 @@ from torch import Tensor
 
 from lastbit.inputs.bits import INTEGER_OF_SIZE, numbers, unequal_flags
 from lastbit.inputs.guards import Guarded, canary, extent, integer_of, moving, separates
+from lastbit.result import Finding
 
 # As _AT_ONCE of poison.py.
 _PIECE = 1 << 22  # places that are compared at a time where differences are looked for
 
 Region = Literal["before", "gap", "element", "after"]
 _REGIONS: tuple[Region, ...] = get_args(Region)
-Kind = Literal["wrote_outside", "mutated_input"]
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """Elements that a kernel changed although they were not its to write.
-
-    Attributes:
-        kind: `wrote_outside` (canaries) or `mutated_input` (elements of an input that the kernel does not declare).
-        tensor: name of the tensor in or near which it happened.
-        region: before the first element, after the last one, in a gap between strided rows, or in an element.
-        count: how many elements changed.
-        offset: place of the lowest changed element, in elements from the first element of the tensor.
-        index: logical index of that element, or of the last element before that gap; None outside.
-    """
-
-    kind: Kind
-    tensor: str
-    region: Region
-    count: int
-    offset: int
-    index: tuple[int, ...] | None = None
-
-    @property
-    def sentence(self) -> str:
-        """The violation in words."""
-        elements = f"{self.count} element{'s' if self.count != 1 else ''}"
-        place = "" if self.index is None else f"{self.tensor}{list(self.index)}"
-        first = f"first at element {self.offset} counted from its start"
-        return {
-            "before": f"wrote {elements} before the start of {self.tensor} ({first})",
-            "after": f"wrote {elements} past the end of {self.tensor} ({first})",
-            "gap": f"wrote {elements} between the rows of {self.tensor} (first after {place})",
-            "element": f"changed {elements} of the input {self.tensor} (first {place})",
-        }[self.region]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,8 +50,11 @@ class AllocationCheck:
         parts = [unequal_flags(actual, expected.expand_as(actual)) for _, actual, expected in self.pieces()]
         return [flag for flags in parts for flag in flags]
 
-    def violations(self) -> list[Violation]:
-        """Return all differences: of each region how many places there are, and the first."""
+    def violations(self) -> list[Finding]:
+        """Return a finding for each region with differences: how many places there are, and the first.
+
+        Regions are before the first element, after the last one, gaps between strided rows, and elements.
+        """
         shape, strides = tuple(self.guarded.tensor.shape), self.guarded.tensor.stride()
         end = extent(shape, strides)
         counts, first = dict[Region, int](), dict[Region, int]()
@@ -103,10 +72,24 @@ class AllocationCheck:
         for region in _REGIONS:
             if region in counts and (self.elements or region != "element"):
                 parts, _ = _indices(torch.tensor([first[region]]), shape, strides)
-                index = tuple(int(part) for part in parts) if region in ("gap", "element") else None
-                kind: Kind = "mutated_input" if region == "element" else "wrote_outside"
-                found.append(Violation(kind, self.guarded.name, region, counts[region], first[region], index))
+                index = [int(part) for part in parts]
+                found.append(_violation(self.guarded.name, region, counts[region], first[region], index))
         return found
+
+
+def _violation(tensor: str, region: Region, count: int, offset: int, index: list[int]) -> Finding:
+    """Say how many elements of a region changed that were not the kernel's to write, and where the first of them is.
+
+    `offset` counts it from the first element of the tensor; `index` is its own, or that of the last element before it.
+    """
+    elements, first = f"{count} element{'s' if count != 1 else ''}", f"first at element {offset} counted from its start"
+    sentences = {
+        "before": f"wrote {elements} before the start of {tensor} ({first})",
+        "after": f"wrote {elements} past the end of {tensor} ({first})",
+        "gap": f"wrote {elements} between the rows of {tensor} (first after {tensor}{index})",
+        "element": f"changed {elements} of the input {tensor} (first {tensor}{index})",
+    }
+    return Finding("mutated_input" if region == "element" else "wrote_outside", tensor, sentences[region])
 
 
 def unchanged(guarded: Guarded, pristine: Tensor, *, elements: bool) -> AllocationCheck:
@@ -122,7 +105,7 @@ def only_canaries(guarded: Guarded, number: int) -> AllocationCheck:
     return AllocationCheck(guarded, pattern, elements=False)
 
 
-def violations(checks: Iterable[AllocationCheck]) -> list[Violation]:
+def violations(checks: Iterable[AllocationCheck]) -> list[Finding]:
     """Return the violations that checks find, in order; where there are none, a device is waited for once."""
     checks = list(checks)
     flags = [(check, flag) for check in checks for flag in check.flags()]

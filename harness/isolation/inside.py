@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lastbit.calling.performing import CallRequest, Said, attempted, perform, results_of
+from lastbit.calling.performing import CallRequest, attempted, perform, results_of
 from lastbit.inputs.guards import Guarded, twin
 from lastbit.inputs.of_case import rebound
 from lastbit.inputs.written import violations
@@ -23,6 +23,7 @@ from lastbit.isolation.runner import Withheld, placed
 from lastbit.kernel import Kernel, loaded_kernels
 from lastbit.of_file import kernel_of_file, plain_name, role_of
 from lastbit.placement import PlacementWarning
+from lastbit.result import Finding
 from lastbit.shadows.following import follow
 from lastbit.takes import as_text
 from lastbit.trees import imported, outermost
@@ -79,8 +80,8 @@ class KernelWork:
             "poison": {name: [p.own, sorted(p.others)] for name, p in performed.poison.items()},
             "rebound": _sentences(performed.rebound),
             "violations": _sentences(violations(performed.checks)),
-            "findings": [[one.kind, one.stage, one.sentence] for one in performed.findings],
-            "reused": [[one.kind, one.stage, one.sentence] for one in performed.reused],
+            "findings": _sentences(performed.findings),
+            "reused": _sentences(performed.reused),
             "descended": performed.descended,
         }
         if not later:
@@ -128,8 +129,8 @@ def _asked(message: Message) -> CallRequest:
     )
 
 
-def _sentences(said: Sequence[Said]) -> list[list[str]]:
-    return [[one.kind, one.tensor, one.sentence] for one in said]
+def _sentences(findings: Sequence[Finding]) -> list[list[str]]:
+    return [[one.kind, one.stage, one.sentence] for one in findings]
 
 
 _TOLD = (

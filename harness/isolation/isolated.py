@@ -133,7 +133,8 @@ class Isolated:
                 warned.append(PlacementWarning(answers.name_of(placed[0]), source, target))
             else:
                 warned.append(UserWarning(answers.text_of(text)))
-        return Attempt(named, None, tuple(warned), _said(answer, "rebound"), _said(answer, "violations"))
+        rebound, violations = (answers.findings(answer.get(what, [])) for what in ("rebound", "violations"))
+        return Attempt(named, None, tuple(warned), rebound, violations)
 
     def follow(
         self,
@@ -267,27 +268,13 @@ def _performed(answer: Mapping[str, Any], named: dict[str, Tensor], inputs: Inpu
         results=results,
         shared=tuple(pair for pair in shared if pair[0] in named and pair[1] in known),
         poison={name: poison.get(name, Poison()) for name in results},
-        rebound=_said(answer, "rebound"),
-        violations=_said(answer, "violations"),
+        rebound=answers.findings(answer.get("rebound", [])),
+        violations=answers.findings(answer.get("violations", [])),
         findings=answers.findings(answer.get("findings", [])),
         reused=answers.findings(answer.get("reused", [])),
         descended=answers.flag(answer.get("descended", False)),
         private=True,
     )
-
-
-@dataclass(frozen=True)
-class _Said:
-    """A statement of a kernel process about a tensor."""
-
-    kind: str
-    tensor: str
-    sentence: str
-
-
-def _said(answer: Mapping[str, Any], what: str) -> tuple[_Said, ...]:
-    found = answers.findings(answer.get(what, []))
-    return tuple(_Said(finding.kind, finding.stage, finding.sentence) for finding in found)
 
 
 def _own(result: Result, into: SharedBlock) -> Tensor:

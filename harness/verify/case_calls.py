@@ -143,8 +143,7 @@ class Caller:
         if seen or mutates:
             inputs.restore()
         findings = [*left_by_loading(self.kernel.arithmetic, self.kernel.source)]
-        findings += [Finding(s.kind, s.tensor, s.sentence) for s in seen] + list(performed.findings)
-        findings += [*_overlaps(performed, mutates), *performed.reused]
+        findings += [*seen, *performed.findings, *_overlaps(performed, mutates), *performed.reused]
         own = {} if self.later else performed.own
         return replace(performed, actual=actual, own=own, checks=(), findings=tuple(findings))
 

@@ -62,7 +62,7 @@ def placement_findings(
     expected = [guarded.name for guarded in inputs.guards if guarded.name in kernel.mutates]
     spoiled = [*found.rebound, *inputs.violations(expected), *found.violations]
     inputs.restore()
-    said = [Finding(s.kind, s.tensor, f"With {there}, the kernel {s.sentence}.") for s in spoiled]
+    said = [replace(one, sentence=f"With {there}, the kernel {one.sentence}.") for one in spoiled]
     raised = ""
     if found.error is not None:  # here or in a process of the kernel's own
         raised = found.error.kind if isinstance(found.error, Raised) else type(found.error).__name__

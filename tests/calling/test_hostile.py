@@ -115,7 +115,7 @@ def test_storage_that_was_resized_is_brought_back(poison: int) -> None:
     handed["x"].untyped_storage().resize_(0)
     handed["weight"].resize_(1 << 20)
     assert allocations.violations() == [] and inputs.violations() == []
-    assert [change.tensor for change in inputs.rebound(handed)] == ["x", "weight"]
+    assert [change.stage for change in inputs.rebound(handed)] == ["x", "weight"]
     inputs.restore()
     assert inputs.violations() == [] and inputs.rebound(inputs.hand_out()) == []
     assert all(torch.equal(inputs.hand_out()[name], tensor) for name, tensor in inputs.tensors.items())

@@ -15,7 +15,8 @@ from lastbit.devices import Machine
 from lastbit.errors import UnsupportedCase, UsageError
 from lastbit.inputs.fingerprint import fingerprint
 from lastbit.inputs.guards import guard
-from lastbit.inputs.of_case import Inputs, Rebound, bare, build, device_of, fingerprints, holding, rebound, refilled
+from lastbit.inputs.of_case import Inputs, bare, build, device_of, fingerprints, holding, rebound, refilled
+from lastbit.result import Finding
 
 CPU = torch.device("cpu")
 LINE = "op x=bf16[4,6]@8,1+3:rows index=int64[5]:below_9 seed=7"
@@ -76,8 +77,7 @@ def test_a_tensor_that_was_rebound(changes: Callable[[Tensor], object], told: st
     assert rebound(handed["x"], inputs.guards[0]) is None
     changes(handed["x"])
     [found] = inputs.rebound(handed)
-    assert found == Rebound("x", told, "rebound_input")
-    assert found.sentence == f"rebound x: it now has {told}"
+    assert found == Finding("rebound_input", "x", f"rebound x: it now has {told}")
     assert all(check.violations() == [] for check in inputs.checks())  # the memory is as it was
 
 
@@ -87,7 +87,7 @@ def test_a_storage_that_was_freed_is_told_and_given_back() -> None:
     original = inputs.tensors["x"].clone()
     handed["x"].untyped_storage().resize_(0)
     [found] = inputs.rebound(handed)
-    assert found.change == f"a storage of 0 bytes in place of {size:,}"
+    assert found.sentence == f"rebound x: it now has a storage of 0 bytes in place of {size:,}"
     assert [check.guarded.name for check in inputs.checks()] == ["index"]  # x has nothing to look at
     inputs.restore()
     assert inputs.rebound(inputs.hand_out()) == []
@@ -100,7 +100,7 @@ def test_changed_elements_are_violations_unless_expected() -> None:
     assert inputs.violations() == []
     inputs.hand_out()["index"][2] = 77
     [found] = inputs.violations()
-    assert (found.kind, found.tensor, found.region, found.index) == ("mutated_input", "index", "element", (2,))
+    assert found == Finding("mutated_input", "index", "changed 1 element of the input index (first index[2])")
     assert inputs.violations(expect=("index",)) == []
     assert len(inputs.violations(expect=("x",))) == 1
     with pytest.raises(UsageError, match=r"unknown input 'y'\. Known: index, x\."):

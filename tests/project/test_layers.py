@@ -147,6 +147,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.case",
         "lastbit.kernel",
         "lastbit.numerics",
+        "lastbit.result",
     ),
     "lastbit.interpret": ("lastbit.errors", "lastbit.numerics"),
     "lastbit.branches": ("lastbit.files", "lastbit.trees", "lastbit.run", "lastbit.interpret"),
