@@ -7,7 +7,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import quantiles
 from typing import Any
 
@@ -56,9 +56,9 @@ class Roof:
 _ABOUT = ("device", "lastbit", "torch", "triton", "python")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bench:
-    """All measurements of a run of the command.
+    """The measurements of a run of the command so far.
 
     Attributes:
         failed: what could not be measured, with the reason.
@@ -67,12 +67,12 @@ class Bench:
         left_out: kernels that take no case, with the reason.
     """
 
-    found: tuple[Any, ...]
-    failed: tuple[str, ...]
+    found: list[Any]
+    failed: list[str]
     command: str
     environment: Mapping[str, str]
     roof: Roof | None = None
-    left_out: tuple[str, ...] = ()
+    left_out: list[str] = field(default_factory=list)
 
     def by_case(self) -> Iterator[tuple[str, list[Any]]]:
         """Yield each case with what was measured on it, in order."""
@@ -132,7 +132,8 @@ def amount(sample: Sample, unit: str) -> str:
     return f"{median} {name}{spread}"
 
 
-def _one(value: float, unit: str) -> str:
+def amount_of(value: float, unit: str) -> str:
+    """Format one value, in the unit that suits it."""
     return amount(Sample.of([value]), unit)
 
 
@@ -247,9 +248,9 @@ class Speeds(Bench):
 def _about_case(of: str, speeds: Sequence[Speed], roof: Roof | None) -> str:
     """Describe a case: its line, the traffic and FLOP of its roof, and the case that was judged in its place."""
     traffic, flops = speeds[0].traffic, max(s.flops for s in speeds)
-    work = [_one(traffic, "B"), _one(flops, "FLOP")]
+    work = [amount_of(traffic, "B"), amount_of(flops, "FLOP")]
     if roof is not None:
-        by_copy, by_matmul = (_one(seconds, "s") for seconds in roof.bounds(traffic, flops))
+        by_copy, by_matmul = (amount_of(seconds, "s") for seconds in roof.bounds(traffic, flops))
         work = [
             f"{work[0]}, {by_copy} at the rate of a copy",
             f"{work[1]}, {by_matmul} at the rate of a matrix product",
@@ -288,7 +289,7 @@ def _speed_row(s: Speed, speeds: Sequence[Speed], roof: Roof | None) -> list[str
         amount(s.time, "s") + (f" ({EVENTS})" if s.how == EVENTS else ""),
         f"{s.time.median / own:.2f}",
         f"{s.time.median / everyone:.2f}",
-        _one((s.flops or s.traffic) / s.time.median, "FLOP/s" if s.flops else "B/s"),
+        amount_of((s.flops or s.traffic) / s.time.median, "FLOP/s" if s.flops else "B/s"),
         "" if roof is None else f"{s.share(roof):.0%}",
         amount(s.host, "s"),
         f"{s.host.median / s.launch.median:.2f}",

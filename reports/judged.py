@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lastbit.files import BUILT_IN
-from lastbit.reports.bench import Sample, amount, short
+from lastbit.reports.bench import amount_of, short
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import paragraph, print_field, verdict_word
 from lastbit.reports.summary import shown_path, tally
@@ -220,18 +220,14 @@ def _fields(found: FileVerdict) -> Iterator[tuple[str, str]]:
     if found.torch_ops:
         yield "torch", f"calls {' and '.join(found.torch_ops)}, which computes the op"
     if (time := found.speed) is not None:
-        taken, nothing = _seconds(time.seconds), _seconds(time.overhead)
+        taken, nothing = amount_of(time.seconds, "s"), amount_of(time.overhead, "s")
         said = [f"at most {taken} on {short(time.case)}, of which nothing takes {nothing}"]
         if time.roof is not None:
             said.append(f"at least {time.roof:.0%} of the roof")
-        said += [f"{name}: {_seconds(seconds)}" for name, seconds in time.beside.items()]
+        said += [f"{name}: {amount_of(seconds, 's')}" for name, seconds in time.beside.items()]
         yield "speed", "; ".join(said)
     if found.speed_reason:
         yield "not timed", found.speed_reason
     yield from (("note", note) for note in found.notes)
     if found.findings:
         yield "next", found.findings[0].repro
-
-
-def _seconds(value: float) -> str:
-    return amount(Sample.of([value]), "s")

@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from lastbit.errors import LastbitError, UnsupportedCase, UsageError
 
 if TYPE_CHECKING:
     from lastbit.bench.samples import Effort
-    from lastbit.reports.bench import Bench, Roof, Speed, SpeedBound
+    from lastbit.reports.bench import Bench, Speed, SpeedBound
 
 KERNELS = "kernels"
 
@@ -46,7 +45,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 
 def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from lastbit.bench.samples import QUICK, Effort
+    from lastbit.reports.bench import Bounds, Speeds
     from lastbit.reports.paper import line, make_console
+    from lastbit.verify.processes import environment_of
 
     first = options.words[0] if options.words else ""
     if first == KERNELS:
@@ -58,14 +59,15 @@ def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if of_file and not path.is_file():
         raise UsageError(f"{str(path)!r} is no file")
     config, interrupted = config_of(options, ops=tuple(options.op)), False
-    so_far = _SoFar(config, QUICK if options.quick else Effort())
-    with closing(_of_file(so_far, options, path) if of_file else _kernels(so_far)) as steps:
+    effort, kind = QUICK if options.quick else Effort(), Bounds if of_file else Speeds
+    bench = kind([], [], shlex.join(["lastbit", *sys.argv[1:]]), {})
+    with closing((_of_file if of_file else _kernels)(bench, config, effort, options, path)) as steps:
         try:
-            so_far.measure(steps, said=not of_file)
+            _measure(bench, steps, said=not of_file)
         except KeyboardInterrupt:  # what was measured took long enough to be shown
             interrupted = True
-            so_far.failed.append("the rest: interrupted")
-    bench = so_far.as_bench(of_file)
+            bench.failed.append("the rest: interrupted")
+    bench.environment = environment_of(config)
     line(make_console(), page := bench.page)
     if options.out is not None:
         stem = path.stem
@@ -87,59 +89,41 @@ Steps = Generator[tuple[str, Callable[[], Iterable[Any]]], None, None]
 """What is measured, and what measures it."""
 
 
-@dataclass
-class _SoFar:
-    """The measurements so far, which are kept, also when the command is interrupted."""
+def _measure(bench: Bench, steps: Steps, *, said: bool) -> None:
+    """Do the steps; note what could not be measured, and go on. Where it is to be `said`, say how it goes."""
+    from lastbit.reports.paper import line, make_console
 
-    config: Config
-    effort: Effort
-    roof: Roof | None = None
-    found: list[Any] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-
-    def measure(self, steps: Steps, *, said: bool) -> None:
-        """Do the steps; note what could not be measured, and go on. Where it is to be `said`, say how it goes."""
-        from lastbit.reports.paper import line, make_console
-
-        console = make_console(stderr=True)
-        for what, measure in steps:
-            try:
-                self.found += (new := list(measure()))
-            except LastbitError as error:
-                self.failed.append(f"{what}: {error}")
-                sentences, style = [self.failed[-1]], "bold red"
-            else:
-                sentences, style = [one.sentence(self.roof) for one in new if said], "dim"
-            for sentence in filter(None, sentences if said else ()):
-                line(console, sentence, style)
-
-    def as_bench(self, of_file: bool) -> Bench:
-        from lastbit.reports.bench import Bounds, Speeds
-        from lastbit.verify.processes import environment_of
-
-        command, left_out = shlex.join(["lastbit", *sys.argv[1:]]), tuple(dict.fromkeys(self.left_out))
-        kind, failed = Bounds if of_file else Speeds, tuple(self.failed)
-        return kind(tuple(self.found), failed, command, environment_of(self.config), self.roof, left_out)
+    console = make_console(stderr=True)
+    for what, measure in steps:
+        try:
+            bench.found += (new := list(measure()))
+        except LastbitError as error:
+            bench.failed.append(f"{what}: {error}")
+            sentences, style = [bench.failed[-1]], "bold red"
+        else:
+            sentences, style = [one.sentence(bench.roof) for one in new if said], "dim"
+        for sentence in sentences if said else ():
+            line(console, sentence, style)
 
 
-def _kernels(so_far: _SoFar) -> Steps:
+def _kernels(bench: Bench, config: Config, effort: Effort, options: argparse.Namespace, path: Path) -> Steps:
     """Measure the speed of kernels, beside the roof of the device."""
     from lastbit.bench.case_lines import case_lines
     from lastbit.bench.kernel_speed import roof, speed, takers
     from lastbit.verify.worker import Worker
 
-    with Worker(so_far.config) as worker:
+    with Worker(config) as worker:
 
         def of_roof() -> tuple[()]:
-            so_far.roof = worker.do(roof, so_far.effort)
+            bench.roof = worker.do(roof, effort)
             return ()
 
         def of_kernel(case: str, kernel: str) -> list[Speed]:
             try:
-                return [worker.do(speed, case, kernel, so_far.effort)]
+                return [worker.do(speed, case, kernel, effort)]
             except UnsupportedCase as reason:
-                so_far.left_out.append(f"{kernel}: {reason}")
+                if (said := f"{kernel}: {reason}") not in bench.left_out:
+                    bench.left_out.append(said)
                 return []
 
         yield "the roof", of_roof
@@ -148,7 +132,7 @@ def _kernels(so_far: _SoFar) -> Steps:
                 yield f"{kernel}, {case}", partial(of_kernel, case, kernel)
 
 
-def _of_file(so_far: _SoFar, options: argparse.Namespace, path: Path) -> Steps:
+def _of_file(bench: Bench, config: Config, effort: Effort, options: argparse.Namespace, path: Path) -> Steps:
     """Measure a kernel that nobody trusts on each case, and one of the project, or that is named behind the file."""
     from lastbit.bench.case_lines import case_lines
     from lastbit.bench.kernel_speed import roof
@@ -160,20 +144,20 @@ def _of_file(so_far: _SoFar, options: argparse.Namespace, path: Path) -> Steps:
     from lastbit.verify.check import unsupported
     from lastbit.verify.worker import unwatched
 
-    desk = open_desk(so_far.config, unwatched, lambda result: None)
+    desk = open_desk(config, unwatched, lambda result: None)
     question = JudgeQuestion(op=options.op[0], contract=options.contract, function=options.function)
 
     def of_file(case: Case) -> list[SpeedBound]:
         with opened(desk, path, question) as kernel:
             if reason := unsupported(kernel.subject.kernel, case):
                 raise UsageError(reason)
-            return [bound_of(kernel.subject, case, desk.kernels.server, so_far.effort)]
+            return [bound_of(kernel.subject, case, desk.kernels.server, effort)]
 
     def of_another(case: Case) -> list[SpeedBound]:
-        bound = beside(desk, question, case, so_far.effort)
+        bound = beside(desk, question, case, effort)
         return [] if bound is None else [bound]
 
-    so_far.roof = roof(desk, so_far.effort)
+    bench.roof = roof(desk, effort)
     for case in map(parse_case, case_lines(desk, "kernels.txt")):
         yield f"the kernel, {case}", partial(of_file, case)
         yield f"beside it, {case}", partial(of_another, case)

@@ -118,7 +118,7 @@ def test_a_file_needs_an_op_and_must_be_there(
 
 def test_the_page_says_at_most_and_what_is_wrong() -> None:
     wrong = measured("w", verdict="FAILED", why="2 of 3 wrong", flops=10**12)
-    bench = Bounds((measured(), wrong), ("the kernel: lost",), "lastbit bench k.py", {"devices": "cuda:0"}, ROOF)
+    bench = Bounds([measured(), wrong], ["the kernel: lost"], "lastbit bench k.py", {"devices": "cuda:0"}, ROOF)
     shown = bench.page
     assert "| k | c | PASSED | 4 ms | 100 µs | 2% | 250 GB/s | 25% | 50% | 1 | 24 |" in shown
     assert "| w | c | FAILED | 4 ms | 100 µs | 2% | 250 TFLOP/s | 50% | 50% | 1 | 24 |" in shown
@@ -134,8 +134,8 @@ def test_which_kernels_are_measured(
 ) -> None:
     began: list[Any] = []
 
-    def steps(so_far: Any) -> Iterator[Any]:
-        began.append((so_far.config.kernels, so_far.effort == QUICK))
+    def steps(bench: Any, config: Any, effort: Any, *rest: Any) -> Iterator[Any]:
+        began.append((config.kernels, effort == QUICK))
         yield from ()
 
     monkeypatch.setattr(bench, "_kernels", steps)
@@ -154,7 +154,7 @@ def test_what_could_not_be_measured_is_told_and_the_rest_is_kept(
     def interrupted() -> list[Any]:
         raise KeyboardInterrupt
 
-    def steps(so_far: Any) -> Iterator[Any]:
+    def steps(bench: Any, config: Any, effort: Any, *rest: Any) -> Iterator[Any]:
         yield "one", fails
         yield "two", interrupted if interrupts else list
 

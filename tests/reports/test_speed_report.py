@@ -26,12 +26,12 @@ def test_the_roof_is_the_greater_of_bytes_and_flop() -> None:
 
 
 def test_the_page_has_a_table_per_case_with_the_fastest_first() -> None:
-    speeds = (
+    speeds = [
         measured("slow", 4e-3, flops=10**12),
         measured("other", 2e-3, contract="b", flops=10**12, how=EVENTS, judged="moe small", apart=0.0123),
         measured("quick", 2.5e-3, verdict="FAILED", why="2 of 3 wrong", flops=10**12),
-    )
-    left_out, failed = ("gone: no package",), ("k, x: lost",)
+    ]
+    left_out, failed = ["gone: no package"], ["k, x: lost"]
     shown = Speeds(speeds, failed, "lastbit bench kernels", {"devices": "cuda:0"}, ROOF, left_out).page
     assert "a copy 1,000 GB/s" in shown and "500 TFLOP/s" in shown
     bounds = "954 MiB, 1 ms at the rate of a copy; 1 TFLOP, 2 ms at the rate of a matrix product"
@@ -67,14 +67,14 @@ def test_the_title_of_a_case_tells_it_from_the_others() -> None:
 
 
 def test_without_a_roof_times_are_shown_alone() -> None:
-    shown = Speeds((measured("k", 1e-3),), (), "lastbit bench kernels", {}).page
+    shown = Speeds([measured("k", 1e-3)], [], "lastbit bench kernels", {}).page
     assert "| k | a | PASSED | 1 ms | 1.00 | 1.00 | 1,000 GB/s |  | 30 µs | 1.50 |" in shown
-    assert json.loads(Speeds((measured("k", 1e-3),), (), "c", {}).jsonl)["share"] is None
+    assert json.loads(Speeds([measured("k", 1e-3)], [], "c", {}).jsonl)["share"] is None
 
 
 def test_each_line_of_json_says_what_it_was_measured_beside() -> None:
     environment = {"accelerators": "NVIDIA X", "torch": "2.11.0"}
-    [line] = Speeds((measured("k", 4e-3),), (), "lastbit bench kernels", environment, ROOF).jsonl.splitlines()
+    [line] = Speeds([measured("k", 4e-3)], [], "lastbit bench kernels", environment, ROOF).jsonl.splitlines()
     record = json.loads(line)
     assert (record["of"], record["kernel"], record["share"]) == (OF, "k", pytest.approx(0.25))
     assert (record["time"]["median"], record["roof"]["copy"]["median"]) == (4e-3, 1e12)
@@ -83,5 +83,5 @@ def test_each_line_of_json_says_what_it_was_measured_beside() -> None:
 
 def test_an_infinite_distance_can_be_written() -> None:
     speed = measured("k", 1.0, judged="x", apart=float("inf"))
-    [line] = Speeds((speed,), (), "c", {}, ROOF).jsonl.splitlines()
+    [line] = Speeds([speed], [], "c", {}, ROOF).jsonl.splitlines()
     assert json.loads(line)["apart"] == "inf"
