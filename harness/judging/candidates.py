@@ -198,6 +198,9 @@ class _Boxes:
 def explained_together(rows: Rows) -> Searched:
     """Search each group for values of all latent stages that explain it together.
 
+    In fp32 a gradient of a norm has freedom everywhere, so that an element which is an ulp off, or halves of a row with
+    another c1, lie within their enclosures: without this search such a case is INCONCLUSIVE, and not FAILED.
+
     Every row is tried at likely points. Of those that no such point explains, as many as are evaluated at once are
     searched to the end, spread evenly; the others stay open.
     """
