@@ -134,6 +134,11 @@ def _kernels(bench: Bench, config: Config, effort: Effort, options: argparse.Nam
 
 def _of_file(bench: Bench, config: Config, effort: Effort, options: argparse.Namespace, path: Path) -> Steps:
     """Measure a kernel that nobody trusts on each case, and one of the project, or that is named behind the file."""
+    import torch
+
+    from lastbit.verify.worker import one_device, prepare, unwatched
+
+    prepare(torch.device(one_device(config)))  # before Triton is imported, which decides then whether it interprets
     from lastbit.bench.case_lines import case_lines
     from lastbit.bench.kernel_speed import roof
     from lastbit.bench.untrusted import bound_of
@@ -142,7 +147,6 @@ def _of_file(bench: Bench, config: Config, effort: Effort, options: argparse.Nam
     from lastbit.judges.opening import open_desk, opened
     from lastbit.judges.question import JudgeQuestion
     from lastbit.verify.check import unsupported
-    from lastbit.verify.worker import unwatched
 
     desk = open_desk(config, unwatched, lambda result: None)
     question = JudgeQuestion(op=options.op[0], contract=options.contract, function=options.function)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,6 +127,28 @@ def test_the_page_says_at_most_and_what_is_wrong() -> None:
     assert "| w | c | FAILED | 4 ms | 100 µs | 2% | 250 TFLOP/s | 50% | 50% | 1 | 24 |" in shown
     assert "w: 2 of 3 wrong" in shown and "the kernel: lost" in shown
     assert json.loads(bench.jsonl.splitlines()[0])["overhead"] == pytest.approx(0.025)
+
+
+def test_triton_is_told_to_interpret_before_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def rms_norm(x, weight, *, eps): ...\n")
+    program = """if True:
+        import importlib.abc, os, sys
+        from lastbit import cli
+
+        class Watch(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name == "triton":
+                    print("TRITON", os.environ.get("TRITON_INTERPRET"), flush=True)
+                    os._exit(0)
+
+        sys.meta_path.insert(0, Watch())
+        cli.main(["bench", "mine.py", "--op", "rms_norm", "--device", "cpu"])
+    """
+    untold = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, env=untold, check=False
+    )
+    assert done.stdout.splitlines() == ["TRITON 1"], done.stderr
 
 
 @pytest.mark.parametrize(
