@@ -21,14 +21,11 @@ import torch
 from torch import Tensor
 
 from lastbit.judging.expected import Expected, Numbers, RowSum, Trace
-from lastbit.judging.latent import check_rows, explain_rows
+from lastbit.judging.latent import explain_rows
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
 from lastbit.numerics import Enclosure, Format, round_to
 from lastbit.numerics.formats import from_ordinals, ordinals
-
-# A bound on the time for rows that fail anyhow.
-_MOST_CHECKS = 256  # row checks; rows that are not tried count as not explained, beside others that are not
 
 # Arbitrary: fp64's bounds are 2^-28 of fp32's, and what errs as fp32 may comes so close once in 2^20 times.
 _CLOSELY = 2.0**-20
@@ -59,18 +56,11 @@ class Beyond:
         possible = (~_outside(self.rows, self.rows.problem.trace, self.rows.onward)).nonzero()[:, 0]
         if not self.rows.has_latent:
             return possible
-        # One latent value must explain each row: a part that is not all explained is cut in halves.
-        found, rest, checks = [possible[:0]], [possible], 0
-        while rest and checks < _MOST_CHECKS:
-            some = rest.pop()
-            if not len(some):
-                continue
-            checks += 1
-            if not check_rows(self.rows.only(some)).unexplained:
-                found.append(some)
-            elif len(some) > 1:
-                rest += some.tensor_split(2)
-        return torch.cat(found)
+        # One latent value must explain each row.
+        some = self.rows.only(possible)
+        kept = torch.ones_like(possible, dtype=torch.bool)
+        kept[explain_rows(some, some.problem.trace, needs=False).unexplained] = False
+        return possible[kept]
 
 
 def _known_no_better(rows: Observation, name: str, real: Expected) -> Tensor:
@@ -94,7 +84,7 @@ def explained_beyond_fp32(seen: Observation) -> list[Beyond]:
     problem, outside = seen.problem, _outside(seen, seen.problem.trace, seen.onward)
     failed = outside.clone()
     if seen.has_latent:
-        failed[explain_rows(seen, problem.trace).unexplained] = True
+        failed[explain_rows(seen, problem.trace, needs=False).unexplained] = True
     left, rows, found = failed.nonzero()[:, 0], seen, list[Beyond]()
 
     def attempts() -> Iterator[Callable[[Observation], Trace] | str]:

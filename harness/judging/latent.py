@@ -144,17 +144,21 @@ class ExplainedRows:
 
 @timed(ROWS)
 def check_rows(seen: Observation) -> RowCheck:
-    """Count the rows that one value of the op's latent stage explains; one per group where a row has several."""
-    return explain_rows(seen, seen.problem.trace).check
+    """Count the rows that one value of the op's latent stage explains; one per group where a row has several.
+
+    What the others need is not searched for.
+    """
+    return explain_rows(seen, seen.problem.trace, needs=False).check
 
 
 @timed(ROWS)
-def explain_rows(seen: Observation, trace: Trace, own: Trace | None = None) -> ExplainedRows:
+def explain_rows(seen: Observation, trace: Trace, own: Trace | None = None, *, needs: bool = True) -> ExplainedRows:
     """Check the rows of the stages that a kernel gave and a latent value must explain.
 
     `trace` is the reference from the inputs, of which no more than the latent stages may be kept. `own` is the one that
     goes on from the kernel's own stages, where elements do not follow from these: the lanes of such rows may disagree
-    although one value explains the row, because other statistics differ.
+    although one value explains the row, because other statistics differ. What rows need that nothing explains is
+    searched for if `needs`.
     """
     every = _rows(seen, trace)
     undecided = every.tried  # without groups of one legal value per element, which every value explains
@@ -185,11 +189,11 @@ def explain_rows(seen: Observation, trace: Trace, own: Trace | None = None) -> E
     answered = whole | ~torch.isin(at, doubtful[unsure])
     at, whole = at[answered], whole[answered]
     unexplained = at[~whole & ~split[at]]
-    needs = Needs()
-    if len(unexplained) and every.also is None:
-        needs = _needs(every, unexplained, _as_rows(trace.enclosure(every.stage).value))
+    needed = Needs()
+    if needs and len(unexplained) and every.also is None:
+        needed = _needs(every, unexplained, _as_rows(trace.enclosure(every.stage).value))
     explained = int((whole & ~split[at]).sum())
-    return ExplainedRows(RowCheck(every.stage, len(at), explained, int(split.sum()), needs, also), split, unexplained)
+    return ExplainedRows(RowCheck(every.stage, len(at), explained, int(split.sum()), needed, also), split, unexplained)
 
 
 def _needs(every: Rows, wrong: Tensor, expected: Tensor) -> Needs:
