@@ -24,35 +24,45 @@ BASE = pow(2, pow(LN2[Q], -1, Q), P)
 
 _HALF = 16
 _LOW = (1 << _HALF) - 1
+_LONG = 8  # bits of an exponent, from which on some powers are found beforehand
+_FEW = 32  # numbers of which Python finds the inverses as fast as torch halves them
 _EXPONENTS = range(-2300, 2300)  # of products and quotients of fp64 numbers
 
 
 def power(x: Tensor, exponent: int, modulus: int) -> Tensor:
     """Return x to the power of a nonnegative exponent."""
-    result, square = None, x
-    while exponent:
-        if exponent & 1:
-            result = square if result is None else result * square % modulus
-        exponent >>= 1
-        if exponent:
-            square = square * square % modulus
-    return torch.ones_like(x) if result is None else result
+    if exponent == 0:
+        return torch.ones_like(x)
+    odd, width, bits = [x], 1, f"{exponent:b}"
+    if len(bits) > _LONG:  # x, x³, x⁵ and x⁷, so that three bits are one product
+        square, width = x * x % modulus, 3
+        for _ in range(3):
+            odd.append(odd[-1] * square % modulus)
+    window = bits[:width].rstrip("0")
+    result = odd[int(window, 2) >> 1].clone()
+    while bits := bits[len(window) :]:
+        window = bits[:width].rstrip("0") or "0"
+        for _ in window:
+            result.mul_(result).remainder_(modulus)
+        if window != "0":
+            result.mul_(odd[int(window, 2) >> 1]).remainder_(modulus)
+    return result
 
 
 def inverse(x: Tensor, modulus: int) -> Tensor:
     """Return 1 / x, and 0 for 0.
 
-    All numbers at once by one inverse: products of pairs, of pairs of pairs and so on up to one number, and back.
+    All numbers by the inverses of a few: products of pairs, of pairs of pairs and so on, and back.
     """
     zero = x == 0
     level = torch.where(zero, 1, x).reshape(-1)
     levels = []
-    while len(level) > 1:
+    while len(level) > _FEW:
         if len(level) & 1:
             level = torch.cat([level, level.new_ones(1)])
         levels.append(level)
         level = level[::2] * level[1::2] % modulus
-    result = level.new_tensor([pow(int(level), -1, modulus)]) if len(level) else level
+    result = torch.tensor([pow(number, -1, modulus) for number in level.tolist()], dtype=torch.int64)
     for below in reversed(levels):
         pairs = below.view(-1, 2).flip(-1)
         result = (pairs * result[: len(pairs), None] % modulus).view(-1)
@@ -67,6 +77,11 @@ def quotient(a: Tensor, b: Tensor, modulus: int) -> Tensor:
 def root(x: Tensor, modulus: int) -> Tensor:
     """Return a root of x or of -x: a homomorphism of multiplication."""
     return power(x, (modulus + 1) // 4, modulus)
+
+
+def is_root(root: Tensor, x: Tensor, modulus: int) -> Tensor:
+    """Return whether `root` of x is one of x itself, and not of -x: x is a square."""
+    return root * root % modulus == x
 
 
 def is_square(x: Tensor, modulus: int) -> Tensor:
@@ -145,12 +160,15 @@ def residues(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mixed(x: Tensor, tag: int, modulus: int) -> Tensor:
-    """Return a hash of integers, from 0 to the modulus, with h(-x) = -h(x) modulo P for numbers modulo P.
+    """Return a hash of numbers modulo P, from 0 to the modulus, with h(-x) = -h(x).
 
     The steps are the finalizer of splitmix64 (Steele, Lea and Flood 2014), another stream for each tag.
     """
-    u = torch.stack([x, (P - x) % P]) * -0x61C8864680B583EB + tag * 0x1234567
-    u = (u ^ (u >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
-    u = (u ^ (u >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
-    both = ((u ^ (u >> 31 & 0x1FFFFFFFF)) >> 2 & 0x3FFFFFFFFFFFFFFF) % modulus
-    return (both[0] - both[1]) % modulus
+    negative = x > Q  # Q is half of P
+    u = torch.where(negative, P - x, x).mul_(-0x61C8864680B583EB).add_(tag * 0x1234567)
+    u = (u >> 30).bitwise_and_(0x3FFFFFFFF).bitwise_xor_(u).mul_(-0x40A7B892E31B1A47)
+    u = (u >> 27).bitwise_and_(0x1FFFFFFFFF).bitwise_xor_(u).mul_(-0x6B2FB644ECCEEE15)
+    # The highest 31 bits are enough: the last step of the finalizer mixes the others.
+    u = (u >> 33).bitwise_and_(0x7FFFFFFF).mul_(modulus - 1).bitwise_right_shift_(31).add_(1)
+    u = torch.where(negative, modulus - u, u)
+    return u.masked_fill_(x == 0, 0)

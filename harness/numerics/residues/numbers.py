@@ -9,9 +9,10 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from operator import or_
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,9 @@ from lastbit.numerics.residues.field import P, Q
 
 OPEN, NO_EXPONENT, MINUS_INFINITY, SIGN, CONSTANT, ROOT, EXTREME = 1, 2, 4, 8, 16, 32, 64
 _HANDED_ON = OPEN | NO_EXPONENT | MINUS_INFINITY | SIGN | ROOT | EXTREME
+_LOGARITHM = 128  # no flag, but a kind of residues
+_OF_NUMBERS = OPEN | SIGN | ROOT | EXTREME  # of what has residues of its own modulo both primes
+_LEAST_POWER = -200  # below the numbers of every format of 16 bits
 NONE = -1
 _ZERO, _NONE = torch.tensor(0), torch.tensor(NONE)
 # Eight times the rounding of bf16: what has the residues of a number by chance lies farther off, mostly.
@@ -73,12 +77,26 @@ class Residues:
     @classmethod
     def _made(cls, p: Tensor, q: Tensor | None, *flagged: Residues, exponential: Tensor | None = None) -> Residues:
         """Make residues with the flags of the operands `flagged`."""
-        flags = reduce(or_, [other.flags for other in flagged]) & _HANDED_ON if flagged else _ZERO
+        kinds = reduce(or_, [other._kinds for other in flagged], 0) & _HANDED_ON
+        flags = reduce(or_, [other.flags for other in flagged]) & _HANDED_ON if kinds else _ZERO
         if q is None:
-            q, flags = _ZERO, flags | NO_EXPONENT
+            q, flags, kinds = _ZERO, flags | NO_EXPONENT, kinds | NO_EXPONENT
         e = _NONE if exponential is None else exponential
         made = cls(torch.stack(torch.broadcast_tensors(p, q, e, flags)))
-        return made if exponential is None else made._canonical()
+        return made._of_kinds(kinds) if exponential is None else made._canonical()
+
+    @cached_property
+    def _kinds(self) -> int:
+        """The sum of the flags that elements have, and of `_LOGARITHM` if one is behind a logarithm; or of more."""
+        if not self.numbers.numel():
+            return 0
+        *_, exponentials, flags = self.numbers.numpy()
+        return int(np.bitwise_or.reduce(flags, axis=None)) | (_LOGARITHM if exponentials.max() != NONE else 0)
+
+    def _of_kinds(self, kinds: int) -> Residues:
+        """Return these residues, of which it is known that they have no other kinds."""
+        self.__dict__["_kinds"] = kinds
+        return self
 
     def _canonical(self) -> Residues:
         """Replace the first two residues by hashes of the exponential, where there is one."""
@@ -131,7 +149,7 @@ class Residues:
         """Choose elements of `a` where the mask is true, else of `b`."""
         dims = max(a.numbers.ndim, b.numbers.ndim, mask.ndim + 1)
         first, second = (x.numbers.reshape(4, *[1] * (dims - x.numbers.ndim), *x.shape) for x in (a, b))
-        return Residues(torch.where(mask, first, second))
+        return Residues(torch.where(mask, first, second))._of_kinds(a._kinds | b._kinds)
 
     @staticmethod
     def chosen(mask: Tensor, a: Residues, b: Residues, alike: Tensor) -> Residues:
@@ -144,7 +162,7 @@ class Residues:
 
         A limit that changes no result, as of the argument of an exponential, is no other formula.
         """
-        return self.open_where(self.flags & CONSTANT != 0)
+        return self.open_where(self.flags & CONSTANT != 0) if self._kinds & CONSTANT else self
 
     def written_as(self, constant: Residues) -> Residues:
         """Mark the numbers as written down, with the flags of a constant."""
@@ -152,13 +170,15 @@ class Residues:
 
     def masked(self, values: Tensor) -> Residues:
         """Mark large negative numbers that stand for -inf as -inf, where exp of the values vanishes."""
-        if not bool((extreme := self.flags & EXTREME != 0).any()):
+        if not self._kinds & EXTREME or not bool((extreme := self.flags & EXTREME != 0).any()):
             return self
         plain = Residues(torch.stack([*self.numbers[:3], self.flags & ~EXTREME]))
         return plain._flagged(extreme & (values < _VANISHING), MINUS_INFINITY)
 
     def beside(self, values: Tensor, others: Tensor) -> Residues:
         """Replace by 0 the constants of extreme size that change no sum with the `others`."""
+        if not self._kinds & EXTREME:
+            return self
         written = self.flags & (CONSTANT | EXTREME) == CONSTANT | EXTREME
         if not bool(written.any()):
             return self
@@ -179,14 +199,14 @@ class Residues:
         if not bool(mask.any()):
             return self
         p, q, e, flags = torch.broadcast_tensors(*self.numbers, mask)[:4]
-        return Residues(torch.stack([p, q, e, torch.where(mask, flags | flag, flags)]))
+        made = Residues(torch.stack([p, q, e, torch.where(mask, flags | flag, flags)]))
+        return made._of_kinds(self._kinds | flag)
 
     def seen(self, values: Tensor) -> Residues:
         """Adapt the residues to the values that were computed: OPEN where these are not finite."""
-        flagged = self.flags & MINUS_INFINITY != 0
-        if all_finite(values) and not bool(flagged.any()):
+        if all_finite(values) and not self._kinds & MINUS_INFINITY:
             return self
-        finite = torch.isfinite(values)
+        finite, flagged = torch.isfinite(values), self.flags & MINUS_INFINITY != 0
         p, q, e, flags = torch.broadcast_tensors(*self.numbers, finite)[:4]
         below = torch.isneginf(values) & flagged
         flags = torch.where(below, flags, flags & ~MINUS_INFINITY) | torch.where(finite, 0, OPEN)
@@ -213,7 +233,9 @@ class Residues:
 
     def __mul__(self, other: Residues) -> Residues:
         plain = Residues._made(self.p * other.p % P, self.q * other.q % Q, self, other)
-        plain = plain._decided_where_zero(self, other).open_where((self.flags & other.flags & SIGN) != 0)
+        plain = plain._decided_where_zero(self, other)
+        if self._kinds & other._kinds & SIGN:
+            plain = plain.open_where((self.flags & other.flags & SIGN) != 0)
         if not self._has_logarithms and not other._has_logarithms:
             return plain
         (a, b), (e, f) = (self, other), torch.broadcast_tensors(self.numbers[2], other.numbers[2])
@@ -229,15 +251,17 @@ class Residues:
 
     def _decided_where_zero(self, a: Residues, b: Residues) -> Residues:
         """Clear OPEN in this product where one factor is 0 for sure, whatever the other may be."""
-        if not bool(self.open.any()):
+        if not self._kinds & OPEN or not bool(self.open.any()):
             return self
         open_ = (a.open & (b.p != 0)) | (b.open & (a.p != 0)) | (a.open & b.open)
-        return Residues(torch.stack([*self.numbers[:3], torch.where(open_, self.flags, self.flags & ~OPEN)]))
+        made = Residues(torch.stack([*self.numbers[:3], torch.where(open_, self.flags, self.flags & ~OPEN)]))
+        return made._of_kinds(self._kinds)
 
     def reciprocal(self) -> Residues:
         """Return 1 / x."""
-        made = Residues._made(field.inverse(self.p, P), field.inverse(self.q, Q), self)
-        return made.open_where(self.numbers[2] != NONE)
+        q = self.q if self._is_lost else field.inverse(self.q, Q)
+        made = Residues._made(field.inverse(self.p, P), q, self)
+        return made.open_where(self.numbers[2] != NONE) if self._has_logarithms else made
 
     def __truediv__(self, other: Residues) -> Residues:
         return self * other.reciprocal()
@@ -247,8 +271,9 @@ class Residues:
 
     def total(self, dim: int = -1, *, keepdim: bool = True) -> Residues:
         """Return the sum along a dimension."""
-        flags = [(self.flags & flag).amax(dim, keepdim=True) if self.shape[dim] else 0 for flag in (OPEN, SIGN, ROOT)]
-        lost = (self.flags & NO_EXPONENT).amax(dim, keepdim=True) if self.shape[dim] else 0
+        kinds = self._kinds if self.shape[dim] else 0
+        flags = [(self.flags & f).amax(dim, keepdim=True) if kinds & f else 0 for f in (OPEN, SIGN, ROOT)]
+        lost = (self.flags & NO_EXPONENT).amax(dim, keepdim=True) if kinds & NO_EXPONENT else 0
         p, q = self.p.sum(dim, keepdim=True) % P, self.q.sum(dim, keepdim=True) % Q
         e = torch.full_like(p, NONE)
         made = Residues(torch.stack([p, q, e, torch.zeros_like(p) | flags[0] | flags[1] | flags[2] | lost]))
@@ -263,8 +288,8 @@ class Residues:
         made = Residues._made(field.dot(self.p, other.p, P), field.dot(self.q, other.q, Q))
         flags = torch.zeros_like(made.p)
         for flag in (OPEN, NO_EXPONENT, SIGN, ROOT):
-            a, b = ((x.flags & flag != 0).float() for x in (self, other))
-            if bool(a.any()) or bool(b.any()):
+            if (self._kinds | other._kinds) & flag:
+                a, b = ((x.flags & flag != 0).float() for x in (self, other))
                 reached = a @ (other.p != 0).float() + (self.p != 0).float() @ b + a @ b
                 flags = flags | torch.where(reached > 0, flag, 0)
                 if flag == SIGN:
@@ -277,16 +302,23 @@ class Residues:
 
     def sqrt(self) -> Residues:
         """Return the square root of x, or one of -x where x is no square in the field: its square is not x there."""
-        made = Residues._made(field.root(self.p, P), field.root(self.q, Q), self)
-        squares = field.is_square(self.p, P) & field.is_square(self.q, Q)
+        p, q = field.root(self.p, P), self.q if self._is_lost else field.root(self.q, Q)
+        made, squares = Residues._made(p, q, self), field.is_root(p, self.p, P)
+        squares = squares if self._is_lost else squares & field.is_root(q, self.q, Q)
         made = made._flagged(torch.ones((), dtype=torch.bool), ROOT)._flagged(~squares, SIGN)
-        return made.open_where(self.flags & SIGN != 0).open_where(self.numbers[2] != NONE)
+        made = made.open_where(self.flags & SIGN != 0) if self._kinds & SIGN else made
+        return made.open_where(self.numbers[2] != NONE) if self._has_logarithms else made
 
     # Exponentials and logarithms
 
+    @cached_property
+    def _is_lost(self) -> bool:
+        """Whether nothing is known of any element modulo Q."""
+        return bool(self._kinds & NO_EXPONENT) and bool((self.flags & NO_EXPONENT != 0).all())
+
     @property
     def _has_logarithms(self) -> bool:
-        return bool(self.numbers.numel()) and int(self.numbers[2].max()) != NONE
+        return bool(self._kinds & _LOGARITHM)
 
     def _exponential(self) -> Tensor:
         """Return exp of each number; meaningless where NO_EXPONENT."""
@@ -306,11 +338,12 @@ class Residues:
 
     def exp(self) -> Residues:
         """Return exp; 0 for -inf, and OPEN for a number that is itself behind an exponential."""
-        lost = self.flags & NO_EXPONENT != 0
-        p = torch.where(lost, field.mixed(self.p, _tag("exp"), P), self._exponential())
-        made = Residues._made(p, None, self).open_where(lost | (self.flags & (SIGN | EXTREME) != 0))
+        p, lost = self._exponential(), self.flags & (NO_EXPONENT | SIGN | EXTREME) != 0
+        if self._kinds & NO_EXPONENT:
+            p = torch.where(self.flags & NO_EXPONENT != 0, field.mixed(self.p, _tag("exp"), P), p)
+        made = Residues._made(p, None, self).open_where(lost)
         nothing = self.flags & MINUS_INFINITY != 0
-        return Residues.where(nothing, zeros_like(made), made) if bool(nothing.any()) else made
+        return Residues.where(nothing, zeros_like(made), made) if self._kinds & MINUS_INFINITY else made
 
     def log(self) -> Residues:
         """Return the logarithm, which carries its exponential: the number itself."""
@@ -330,7 +363,7 @@ class Residues:
     @staticmethod
     def opening(x: Residues) -> Residues:
         """Drop all flags of x but OPEN, SIGN, ROOT and EXTREME."""
-        return Residues(torch.stack([*x.numbers[:3], x.flags & (OPEN | SIGN | ROOT | EXTREME)]))
+        return Residues(torch.stack([*x.numbers[:3], x.flags & _OF_NUMBERS]))
 
     def with_function_of(self, name: str) -> Residues:
         """Set the residues modulo Q to hashes of the numbers, so that exp and powers of these are known again.
@@ -357,36 +390,50 @@ class Residues:
         tag, seal = _tag(fmt.name + direction), _tag(fmt.name)
         below, tie = math.nextafter(fmt.quantum, 0), fmt.quantum / 2
         vanishing = {"nearest": tie, "ties_away": math.nextafter(tie, 0), "zero": below, "either": 0.0}[direction]
-        exponent = _exponents(values, fmt)
-        p = self.p * field.power_of_two(-exponent, P) % P
+        numbers = torch.stack([values, *(ends or ())]).double()
+        exponents, zeros = _exponents(numbers, fmt), numbers.abs() <= vanishing
+        exponent, zero, lost = exponents[0], zeros[0], self.flags & NO_EXPONENT != 0
+        p = self.p * field.power_of_two(fmt.precision - exponent, P) % P
+        own_p, own_q, own_e, own_flags = self.numbers
         hashed = field.mixed(p, tag, P)
-        again = field.mixed(hashed, seal, Q)
-        mark = self.q * field.power_of_two(-exponent, Q) % Q
-        sealed = (mark == field.mixed(p, seal, Q)) | (2 * mark % Q == field.mixed(2 * p % P, seal, Q))
-        known, _, numbers = _table(fmt)  # by chance alone, one residue in 2^15 is that of some number of 16 bits
-        place = _place(fmt, self.p)
-        near = (values - numbers[place]).abs() <= _ABOUT * numbers[place].abs()
-        held = ((known[place] == self.p) & (near | (self.p == 0))) | (sealed & (self.flags & NO_EXPONENT == 0))
-        fresh = [hashed * field.power_of_two(exponent, P) % P, again * field.power_of_two(exponent, Q) % Q]
-        rounded = Residues._made(fresh[0], fresh[1], Residues.opening(self))
-        zero, low, high = (x.double().abs() <= vanishing for x in (values, *(ends or (values, values))))
-        doubt = self.open | (zero != low) | (zero != high)
-        rounded = Residues.where(zero, zeros_like(self), rounded).open_where(doubt)
-        own = self
-        if bool((self.flags & NO_EXPONENT).any()):  # what the format holds is known modulo Q, too
-            restored = Residues._made(self.p, _table(fmt)[1][place], Residues.opening(self))
-            own = Residues.where(known[place] == self.p, restored, self)
-        result = Residues.where(held, own, rounded)
+        held, digits = _held(p, exponent, numbers[0], fmt)
+        held |= own_p == 0
+        if self._kinds & NO_EXPONENT:  # what the format holds is known modulo Q, too
+            restored = digits * field.power_of_two(exponent - fmt.precision, Q) % Q
+            own_q = torch.where(lost & held, restored, own_q)
+            own_flags = torch.where(lost & held, own_flags & _OF_NUMBERS, own_flags)
+        if self._is_lost:
+            sealed = field.mixed(hashed, seal, Q)
+        else:
+            mark = self.q * field.power_of_two(-exponent, Q) % Q
+            sealed, own, doubled = field.mixed(torch.stack([hashed, p, 2 * p % P]), seal, Q)
+            held |= ((mark == own) | (2 * mark % Q == doubled)) & ~lost
+        fresh_p = hashed * field.power_of_two(exponent - fmt.precision, P) % P
+        fresh_q = sealed * field.power_of_two(exponent, Q) % Q
+        doubt = self.open
         if direction == "either":
-            return result.open_where(~held)
-        if ends is None:  # a power of two may be what a number of the binade below was rounded to
-            return result.open_where((torch.frexp(values.double()).mantissa.abs() == 0.5) & ~held)
-        low, high = (_exponents(end, fmt) for end in ends)
-        crossing = (low != high) | (ends[0].sign() * ends[1].sign() < 0)
-        if direction != "nearest":
-            (least, most), (own_least, own_most) = (round_ends(*ends, f) for f in (fmt, fmt.toward(direction)))
-            crossing |= (least <= own_most) & (own_least <= most)
-        return result.open_where(crossing & ~held & ~zero)
+            doubt = torch.ones_like(zero)
+        elif ends is None:  # a power of two may be what a number of the binade below was rounded to
+            doubt = doubt | (torch.frexp(numbers[0]).mantissa.abs() == 0.5)
+        else:
+            doubt = doubt | (zeros != zero).any(0)
+            crossing = (exponents[1] != exponents[2]) | (numbers[1].sign() * numbers[2].sign() < 0)
+            if direction != "nearest":
+                (least, most), (own_least, own_most) = (round_ends(*ends, f) for f in (fmt, fmt.toward(direction)))
+                crossing |= (least <= own_most) & (own_least <= most)
+            doubt = doubt | (crossing & ~zero)
+        flags = own_flags & _OF_NUMBERS
+        flags = torch.where(zero, 0, flags) | torch.where(doubt, OPEN, 0)
+        return Residues(
+            torch.stack(
+                [
+                    torch.where(held, own_p, fresh_p.masked_fill_(zero, 0)),
+                    torch.where(held, own_q, fresh_q.masked_fill_(zero, 0)),
+                    torch.where(held, own_e, NONE),
+                    torch.where(held, own_flags, flags),
+                ]
+            )
+        )
 
     # Comparison
 
@@ -429,29 +476,30 @@ def concatenated(parts: Sequence[Residues], dim: int) -> Residues:
     return Residues(torch.cat([part.numbers for part in parts], dim=dim))
 
 
-def _exponents(values: Tensor, fmt: Format) -> Tensor:
-    """Return floor(log2 |x|), but at least the exponent of the format's smallest normal number."""
-    x = torch.where(torch.isfinite(values), values, 0.0).double()
-    return (torch.frexp(x).exponent.long() - 1).where(x != 0, fmt.min_exponent).clamp(min=fmt.min_exponent)
+def _exponents(x: Tensor, fmt: Format) -> Tensor:
+    """Return floor(log2 |x|) of fp64 numbers, but at least the exponent of the format's smallest normal number."""
+    exponents = (x.view(torch.int64) >> 52).bitwise_and_(0x7FF).sub_(1023)
+    return exponents.masked_fill_(exponents == 1024, fmt.min_exponent).clamp_(min=fmt.min_exponent)  # infinity or NaN
+
+
+def _held(p: Tensor, exponent: Tensor, values: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+    """Return the mask of numbers that a format holds, and each as an integer times 2^(exponent - precision).
+
+    `p` are the residues of these integers. A number of the format that lies near the values of this exponent has few
+    digits; what has the residue of one by chance is no such number, or lies farther off, mostly.
+    """
+    digits = torch.where(p > Q, p - P, p)
+    numbers = digits * _powers_of_two()[exponent - (fmt.precision + _LEAST_POWER)]
+    near = ((values - numbers).abs() <= _ABOUT * numbers.abs()) & (numbers.abs() <= fmt.max)
+    return near & (numbers.to(fmt.dtype).double() == numbers), digits
+
+
+@lru_cache
+def _powers_of_two() -> Tensor:
+    """Return 2 to the powers from `_LEAST_POWER` on as numbers of fp64."""
+    return torch.tensor([2.0**e for e in range(_LEAST_POWER, 1024)], dtype=torch.float64)
 
 
 @lru_cache
 def _tag(name: str) -> int:
     return zlib.crc32(name.encode()) & 0x7FFFFFFF
-
-
-@lru_cache
-def _table(fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a format's finite numbers by ascending residue modulo P: these residues, those modulo Q, the numbers."""
-    bits = {1: torch.uint8, 2: torch.int16}[fmt.dtype.itemsize]
-    numbers = torch.arange(1 << 8 * fmt.dtype.itemsize).to(bits).view(fmt.dtype).double()
-    numbers = numbers[torch.isfinite(numbers)]
-    p, q = field.residues(numbers)
-    p, order = torch.sort(p)
-    return p, q[order], numbers[order]
-
-
-def _place(fmt: Format, p: Tensor) -> Tensor:
-    """Return the index of residues in a format's table, or where they would be inserted."""
-    known = _table(fmt)[0]
-    return torch.searchsorted(known, p.contiguous()).clamp(max=len(known) - 1)
