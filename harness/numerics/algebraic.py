@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from lastbit.numerics.formats import round_ends, round_to
-from lastbit.numerics.residues import Residues, constant
+from lastbit.numerics.remembered import is_remembered, remembered
+from lastbit.numerics.residues import Residues, constant, recognised_parameters
 
 if TYPE_CHECKING:
     from lastbit.numerics.enclosure import Enclosure
@@ -53,21 +54,26 @@ def is_following() -> bool:
 
 
 def algebraic(rule: Callable[..., Any], *, of_enclosures: bool = False) -> Callable[[Callable[A, T]], Callable[A, T]]:
-    """Decorate a function of enclosures with its rule for residues.
+    """Decorate a function of enclosures with its rule for residues, remembered with it if it is `@remembered`.
 
     `rule` takes the same arguments: residues in place of enclosures and numbers, or, with `of_enclosures`, enclosures
     as they are, of which it asks the residues. It returns the residues of each enclosure that the function returns.
     """
 
     def decorate(function: Callable[A, T]) -> Callable[A, T]:
+        def with_residues(known: tuple[float, ...], *args: Any, **kwargs: Any) -> Any:
+            """Call the function and the rule; `known` are the numbers that constants may be made of."""
+            with following_residues(False):
+                result = cast(Any, function)(*map(_plain, args), **kwargs)
+            return _with(result, rule(*args, **kwargs) if of_enclosures else rule(*map(residues_of, args), **kwargs))
+
+        made = remembered(with_residues) if is_remembered(function) else with_residues
+
         @wraps(function)
         def followed(*args: A.args, **kwargs: A.kwargs) -> T:
             if not _following.get():
                 return function(*args, **kwargs)
-            with following_residues(False):
-                result = cast(Any, function)(*map(_plain, args), **kwargs)
-            made = rule(*args, **kwargs) if of_enclosures else rule(*map(residues_of, args), **kwargs)
-            followed = cast(T, _with(result, made))
+            followed = cast(T, made(recognised_parameters(), *args, **kwargs))
             if (noted := _noted.get()) is not None:
                 noted += [x for x in (*args, followed) if hasattr(x, "algebra")]
             return followed

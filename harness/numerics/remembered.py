@@ -92,6 +92,7 @@ class _CallCache:
 
 
 _memory: ContextVar[_CallCache | None] = ContextVar("memory", default=None)
+_marked: set[Callable[..., object]] = set()
 
 
 @contextmanager
@@ -112,7 +113,13 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
         memory = _memory.get()
         return function(*args, **kwargs) if memory is None or kwargs else memory.call(function, args)
 
+    _marked.add(remembering_function)
     return remembering_function
+
+
+def is_remembered(function: Callable[..., object]) -> bool:
+    """Return whether a function is one that `remembered` returned."""
+    return function in _marked
 
 
 def _shown(value: object, operands: list[Tensor]) -> object:

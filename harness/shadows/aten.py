@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from lastbit.numerics.formats import format_of
 from lastbit.numerics.residues import Residues, constant, is_recognised
@@ -395,7 +395,13 @@ def _is_compiled() -> bool:
 
 def tensors_in(tree: object) -> list[Tensor]:
     """Return the tensors among arguments or results, in order."""
-    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, Mapping):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return []
+    return [x for each in tree for x in tensors_in(each)]
 
 
 def _floats(x: Tensor) -> Tensor:

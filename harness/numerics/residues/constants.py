@@ -40,12 +40,19 @@ Pair = tuple[int, int]
 """Residues of a constant modulo P and modulo Q."""
 
 _products: ContextVar[Mapping[float, Pair] | None] = ContextVar("products", default=None)
+_parameters: ContextVar[tuple[float, ...]] = ContextVar("parameters", default=())
 _signless: ContextVar[frozenset[float]] = ContextVar("signless", default=frozenset())
 """Roots of parameters that stand for a root of the negative one: a product of two of them is not the parameter."""
 
 
 def constant(number: float) -> Residues:
     """Return the residues, of shape [], of the number that a constant in a kernel or reference stands for."""
+    return _constant(number, recognised_parameters())
+
+
+@lru_cache(maxsize=1 << 12)
+def _constant(number: float, parameters: tuple[float, ...]) -> Residues:
+    """Return the residues of a constant where products of these parameters are recognised."""
     if not math.isfinite(number):
         return Residues.of(torch.tensor(number))
     pair, own = _pair(number), _fp32(abs(number))
@@ -70,13 +77,20 @@ def products_of(parameters: Iterable[float]) -> Iterator[None]:
 
     Their roots are recognised as well.
     """
-    found, signless = _products_of(tuple(parameters), tuple((_products.get() or {}).items()))
-    tokens = _products.set(found), _signless.set(signless)
+    parameters = tuple(parameters)
+    found, signless = _products_of(parameters, tuple((_products.get() or {}).items()))
+    tokens = _products.set(found), _signless.set(signless), _parameters.set((*_parameters.get(), *parameters))
     try:
         yield
     finally:
         _products.reset(tokens[0])
         _signless.reset(tokens[1])
+        _parameters.reset(tokens[2])
+
+
+def recognised_parameters() -> tuple[float, ...]:
+    """Return the numbers whose products are recognised now: what a constant stands for depends on nothing else."""
+    return _parameters.get()
 
 
 @lru_cache
