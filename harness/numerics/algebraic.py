@@ -105,8 +105,8 @@ def _with(result: Any, made: Any) -> Any:
     """Return enclosures with the residues made for them, OPEN where the computed value is not finite."""
     if isinstance(result, list | tuple):
         return type(result)([_with(*pair) for pair in zip(result, made, strict=True)])
-    numbers = made.numbers.expand(4, *result.shape)
-    return replace(result, algebra=Residues(numbers).seen(result.value))
+    made = made if made.shape == result.shape else made.moved(lambda n: n.expand(4, *result.shape))
+    return replace(result, algebra=made.seen(result.value))
 
 
 def point(values: Tensor | float) -> Residues:

@@ -140,11 +140,11 @@ class Shadow(Builder):
 
     def give(self, made: Any, residues: Residues) -> None:
         """Set the residues of a handle, broadcast to its shape."""
-        numbers, shape = residues.numbers, made.data.shape
-        if numbers.shape[1:] != shape:
-            numbers = numbers.reshape(4, *[1] * (len(shape) + 1 - numbers.ndim), *numbers.shape[1:])
-            numbers = numbers.expand(4, *shape)
-        made.residues = Residues(numbers)
+        shape = made.data.shape
+        if residues.shape != shape:
+            new = [1] * (len(shape) - len(residues.shape))
+            residues = residues.moved(lambda n: n.reshape(4, *new, *n.shape[1:]).expand(4, *shape))
+        made.residues = residues
 
     def residues(self, handle: Any) -> Residues:
         """Return the residues of a handle; those of integers are the numbers, OPEN if they have digits of floats."""

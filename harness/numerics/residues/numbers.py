@@ -95,7 +95,7 @@ class Residues:
 
     def _of_kinds(self, kinds: int) -> Residues:
         """Return these residues, of which it is known that they have no other kinds."""
-        self.__dict__["_kinds"] = kinds
+        vars(self)["_kinds"] = kinds
         return self
 
     def _canonical(self) -> Residues:
@@ -139,10 +139,11 @@ class Residues:
 
     def moved(self, function: Callable[[Tensor], Tensor]) -> Residues:
         """Apply `function`, which only moves elements, to the stacked numbers, [4, …]."""
-        return Residues(function(self.numbers))
+        made = Residues(function(self.numbers))
+        return made._of_kinds(self._kinds) if "_kinds" in vars(self) else made
 
     def __getitem__(self, index: object) -> Residues:
-        return Residues(self.numbers[(slice(None), *(index if isinstance(index, tuple) else (index,)))])
+        return self.moved(lambda n: n[(slice(None), *(index if isinstance(index, tuple) else (index,)))])
 
     @staticmethod
     def where(mask: Tensor, a: Residues, b: Residues) -> Residues:
@@ -224,7 +225,8 @@ class Residues:
 
     def __neg__(self) -> Residues:
         plain = Residues._made((P - self.p) % P, (Q - self.q) % Q, self)
-        plain = Residues(torch.stack([*plain.numbers[:3], plain.flags & ~MINUS_INFINITY]))
+        if self._kinds & MINUS_INFINITY:
+            plain = Residues(torch.stack([*plain.numbers[:3], plain.flags & ~MINUS_INFINITY]))
         if not self._has_logarithms:
             return plain
         e = self.numbers[2]
