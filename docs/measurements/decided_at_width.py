@@ -4,7 +4,8 @@
     python3 docs/measurements/decided_at_width.py --residues [--workers 4] [--out FILE]   # shares of either oracle
     python3 docs/measurements/decided_at_width.py --faults [--device cuda] [--workers 14]
 
-Both ask by kind of input: random, of one sign, and exact. Layers are those of `cases/shapes.toml` with two experts, so
+They ask by kind of input: random, of one sign, and exact; with `--residues`, random with gates of the size that the
+forward pass gives. Layers are those of `cases/shapes.toml` with two experts, so
 that they fit into memory; faults are those of `tests/faults`, their kernels declared without stages.
 """
 
@@ -23,11 +24,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("random", "one sign", "exact")
+LIKE_FORWARD = "like forward"
+"""Random, with saved gates of the size that the forward pass gives of such weights."""
 LAYERS = ("moe_lora", "moe_lora_backward")
 OPS = (*LAYERS, "layer_norm_gated_backward")
 STRANGE = 21  # a seed with which some ids are of no expert, and some experts get no token
 PLAIN = ("exact", "balanced", "shards")  # options of the faults that are in no way to store codes
-SCALING = {"random": 0.7, "one sign": 0.7, "exact": 0.75}
+SCALING = {"random": 0.7, LIKE_FORWARD: 0.7, "one sign": 0.7, "exact": 0.75}
 
 
 def layer(op: str, kind: str, sizes: Any, dtype: str, *, seed: int = 1, hostile: bool = False) -> Any:
@@ -36,8 +39,12 @@ def layer(op: str, kind: str, sizes: Any, dtype: str, *, seed: int = 1, hostile:
     from lastbit.cases._experts import BALANCED, EXACT, ONE_SIGN
     from lastbit.cases.moe_lora_backward import _REGIMES, _saved
 
-    forward = {"random": BALANCED, "one sign": ONE_SIGN, "exact": EXACT}[kind]
-    regimes = forward if op == "moe_lora" else _REGIMES[{"random": "balanced", "one sign": "one_sign"}.get(kind, kind)]
+    balanced = "random", LIKE_FORWARD
+    forward = BALANCED if kind in balanced else {"one sign": ONE_SIGN, "exact": EXACT}[kind]
+    backward = "balanced" if kind in balanced else kind.replace(" ", "_")
+    regimes = forward if op == "moe_lora" else _REGIMES[backward]
+    if kind == LIKE_FORWARD:  # `gates` go below -88.7, where exp overflows and a kernel may give 0 in place of 1e-39
+        regimes = {**regimes, "saved_gate": ("normal",)}
     shapes = {"x": (sizes.tokens, sizes.hidden), **sizes.matrices(), **sizes.adapters()}
     if op == "moe_lora_backward":
         shapes |= {"grad_output": shapes["x"], **_saved(sizes)}
@@ -75,7 +82,7 @@ def norm(kind: str, shape: Mapping[str, Any], dtype: str, weight: str, *, gate: 
     gate = gate or ("after" if shape["before"] else "before")
     one_sign = {"rstd": ("scale_random",), "mean": ("small",), **cases.ONE_SIGN[gate]}
     random = {**cases._ANY, "z": ("normal",), "weight": ("near_one",)}
-    regimes = {"random": random, "one sign": one_sign, "exact": cases._EXACT}[kind]
+    regimes = {"random": random, LIKE_FORWARD: random, "one sign": one_sign, "exact": cases._EXACT}[kind]
     rows, width = tuple(shape["rows"]), shape["width"]
     names = ("x", "dy") if gate == "none" else ("x", "dy", "z")
     tensors = [TensorSpec(n, dtype, (*rows, width), regime=regimes[n][0]) for n in names]
@@ -176,15 +183,22 @@ def problems(tokens: int, ops: tuple[str, ...], wanted: str) -> Iterator[tuple[s
         for op in LAYERS:
             if op in ops and wanted in name:
                 where = f"{name}, {sizes.hidden} / {sizes.intermediate}"
-                yield op, where, {kind: layer(op, kind, sizes, "bf16") for kind in KINDS}
+                yield op, where, {kind: layer(op, kind, sizes, "bf16") for kind in (*KINDS, LIKE_FORWARD)}
     for shape in SHAPES if "layer_norm_gated_backward" in ops and not wanted else ():
         for weight in ("bf16", "fp32"):
             where = f"{' × '.join(map(str, shape['rows']))} rows, {shape['width']}, weight {weight}"
-            yield "layer_norm_gated_backward", where, {kind: norm(kind, shape, "bf16", weight) for kind in KINDS}
+            yield (
+                "layer_norm_gated_backward",
+                where,
+                {kind: norm(kind, shape, "bf16", weight) for kind in (*KINDS, LIKE_FORWARD)},
+            )
 
 
 COLUMNS: dict[str, tuple[str, Any]] = {kind: (kind, measured) for kind in KINDS}
-RESIDUES: dict[str, tuple[str, Any]] = {"random": ("random", measured), "random, by residues": ("random", followed)}
+RESIDUES: dict[str, tuple[str, Any]] = {
+    "random": (LIKE_FORWARD, measured),
+    "random, by residues": (LIKE_FORWARD, followed),
+}
 
 
 def shares_of(

@@ -31,6 +31,7 @@ from lastbit.verify.formula_check import Beside, judged_by_formula, with_formula
 from lastbit.verify.plan import Item, Plan
 from lastbit.verify.project import open_project
 from lastbit.verify.worker import Workplace
+from tests.rms_norm_contract import LOADED
 
 RMS_NORM, ALL_REDUCE = map(open_project(Config(folder="")).op, ("rms_norm", "all_reduce"))
 
@@ -396,3 +397,33 @@ def test_what_a_process_told_is_said_where_nothing_else_decides(
     assert (found.verdict, found.reason.startswith("open;")) == (verdict, said)
     monkeypatch.setattr(formula_check, "compare_formulas", lambda *_: {})
     assert judged_by_formula(replace(judgement, reason="open"), problem, followed).reason == "open"
+
+
+GRADIENTS = (
+    "moe_lora_backward x=bf16[2,64] expert_ids=int64[2,2]:below_2 routing_weights=fp32[2,2] "
+    "gate_proj=bf16[2,32,64]:fan_in up_proj=bf16[2,32,64]:fan_in down_proj=bf16[2,64,32]:fan_in "
+    "gate_lora_a=bf16[2,4,64]:fan_in gate_lora_b=bf16[2,32,4]:fan_in up_lora_a=bf16[2,4,64]:fan_in "
+    "up_lora_b=bf16[2,32,4]:fan_in down_lora_a=bf16[2,4,32]:fan_in down_lora_b=bf16[2,64,4]:fan_in "
+    "grad_output=bf16[2,64] saved_gate=bf16[2,2,32] saved_up=bf16[2,2,32] intermediate=bf16[2,2,32] "
+    "scaling=0.7 seed=1"
+)
+OF_HIDDEN_UNITS = {"grad_gate_lora_a", "grad_up_lora_a", "grad_input"}
+"""Results that add something of every hidden unit."""
+
+
+@pytest.mark.parametrize("gate", [None, -80.0, -89.0])
+def test_gradients_are_decided_unless_the_exponential_of_a_gate_overflows(gate: float | None) -> None:
+    """exp(89) is beyond fp32: the sigmoid of -89 is 0 in one right kernel and 2e-39 in another."""
+    kernel = next(k for k in LOADED if k.name == "eager[moe_lora_backward+fused]")
+    op = open_project(Config(folder="")).op(kernel.op)
+    case = parse_case(GRADIENTS)
+    tensors = build(case, torch.device("cpu")).tensors
+    if gate is not None:
+        tensors["saved_gate"][0, 0, 0] = gate
+    problem = Problem(op, op.contract(kernel.contract), tensors, case.params)
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    seen = follow(kernel, copies, case.params, tuple(problem.results), problem.constants)
+    found = compare_formulas(problem, seen.results)
+    assert len(found) == 8 and not any(one.differs for one in found.values())
+    undecided = {name for name, one in found.items() if one.equal < one.numel}
+    assert undecided >= OF_HIDDEN_UNITS if gate == -89.0 else not undecided
