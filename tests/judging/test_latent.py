@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lastbit.judging.latent import check_rows
+from lastbit.judging.latent import check_rows, explain_rows
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
 from lastbit.judging.verdict import describe_rows
@@ -40,7 +40,8 @@ def explained(
 ) -> RowCheck:
     tensors = {"x": x} if weight is None else {"x": x, "weight": weight}
     point = rms_norm.contract(contract)
-    return check_rows(Observation.of(Problem(rms_norm, point, tensors, {"eps": EPS}), {stage: actual}))
+    problem = Problem(rms_norm, point, tensors, {"eps": EPS})
+    return explain_rows(Observation.of(problem, {stage: actual}), problem.trace).check
 
 
 def counted(check: RowCheck) -> tuple[int, int]:
@@ -318,7 +319,8 @@ def grouped(x: Tensor, *, group: int | None = None, error: float = 0.0, layer: b
 def explained_in_groups(y: Tensor, x: Tensor, *, layer: bool = False) -> RowCheck:
     tensors, point = {"x": x, "weight": torch.ones(x.shape[-1])}, layer_norm_gated.contract()
     params = {"eps": EPS, "group_size": SIZE, "is_rms_norm": not layer}
-    return check_rows(Observation.of(Problem(layer_norm_gated, point, tensors, params), {"output": y}))
+    problem = Problem(layer_norm_gated, point, tensors, params)
+    return explain_rows(Observation.of(problem, {"output": y}), problem.trace).check
 
 
 @pytest.mark.parametrize("layer", [False, True])
