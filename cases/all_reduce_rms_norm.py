@@ -33,16 +33,21 @@ _LARGE_ELEMENTS = 1 << 21
 
 @dataclass(frozen=True)
 class _AllReduceNormOptions:
-    """The fixed facts of a group: dtypes of the ranks' tensors and of the weight, if any, and a residual or none."""
+    """The fixed facts of a group: dtypes of the ranks' tensors and of the weight, if any, and a residual or none.
+
+    `offset` says whether the weight has one.
+    """
 
     dtype: str
     ranks: int
     weight: str | None
     residual: bool
+    offset: bool
     row: Chosen = field(compare=False)
 
     def __str__(self) -> str:
         words = [self.dtype, f"weight_{self.weight}" if self.weight else "", "residual" if self.residual else ""]
+        words.append("weight_offset" if self.offset else "")
         return "-".join([*filter(None, words), f"ranks{self.ranks}"])
 
 
@@ -57,14 +62,19 @@ def _rows(accepts: frozenset[str]) -> Iterator[_AllReduceNormOptions]:
         "ranks": (2, 4, 3),
         "weight": ("own", "other", None),
         "residual": (True, None),
+        "weight_offset": (None, True),
     }
 
     def means(row: Mapping[str, Any]) -> dict[str, Any]:
-        residual = {"residual": row["residual"], peers(row["ranks"])[-1]: True}
-        return {"x dtype": row["dtype"], "weight dtype": _weight(row), **residual}
+        given = {"residual": row["residual"], "weight_offset": row["weight_offset"], peers(row["ranks"])[-1]: True}
+        return {"x dtype": row["dtype"], "weight dtype": _weight(row), **given}
 
-    for row in combinations(axes, accepts=accepts, means=means, strength=3):
-        yield _AllReduceNormOptions(row["dtype"], row["ranks"], _weight(row), bool(row["residual"]), row)
+    def goes_together(row: Mapping[str, Any]) -> bool:
+        return row["weight_offset"] is None or row["weight"] is not None
+
+    for row in combinations(axes, goes_together, accepts=accepts, means=means, strength=3):
+        residual, offset = bool(row["residual"]), bool(row["weight_offset"])
+        yield _AllReduceNormOptions(row["dtype"], row["ranks"], _weight(row), residual, offset, row)
 
 
 def _weight(row: Mapping[str, Any]) -> str | None:
@@ -88,7 +98,8 @@ def _choices(options: _AllReduceNormOptions, rows: int) -> Choices:
         found |= tensor_choices("weight", (options.weight,), ("normal", "near_one", "signs"), layouts_like(64))
     if options.residual:
         found |= tensor_choices("residual", (options.dtype,), ("normal", "rows", "outlier"), layouts)
-    return {**found, "eps": (1e-6, 1e-5)}
+    offsets = {"weight_offset": (1.0, -0.25)} if options.offset else {}
+    return {**found, **offsets, "eps": (1e-6, 1e-5)}
 
 
 @st.composite
@@ -99,4 +110,5 @@ def _cases(draw: st.DrawFn, options: _AllReduceNormOptions, most: int, chosen: C
     tensors += [chosen_tensor("weight", chosen, (width,))] if options.weight is not None else []
     tensors += [chosen_tensor("residual", chosen, shape)] if options.residual else []
     seed = draw(st.integers(0, 2**32 - 1))
-    return Case("all_reduce_rms_norm", tuple(tensors), {"eps": chosen["eps"]}, seed)
+    params = {name: chosen[name] for name in ("eps", "weight_offset") if name in chosen}
+    return Case("all_reduce_rms_norm", tuple(tensors), params, seed)
