@@ -93,7 +93,8 @@ def combinations(
         UsageError: no row has options that go together, or there are more than 100,000 rows.
     """
     taken = accepts if isinstance(accepts, Accepted | None) else Accepted(accepts)
-    strength = max(strength, 0 if taken is None else taken.strength)
+    if taken is not None:
+        strength = max(strength, taken.strength)
     rows = []
     for number, options in enumerate(itertools.product(*axes.values())):
         if number == _MOST_ROWS:

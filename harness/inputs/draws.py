@@ -74,6 +74,10 @@ class DrawnBlock:
         """Return uniform integers (int64) from `low` to `high`, both included, fewer than 2**31 of them."""
         return low + ((shift_right(self.words(index, stream), 32) * (high - low + 1)) >> 32)
 
+    def column(self, index: Tensor, stream: str = "column") -> Tensor:
+        """Return the number of a column; past 2**31 of them, of one of the first 2**31."""
+        return self.integers(index, 0, min(self.width, 2**31) - 1, stream)
+
     def powers(self, index: Tensor, low: int, high: int, stream: str = "powers") -> Tensor:
         """Return powers of two with exponents from `low` to `high`, both included and normal in fp64."""
         return ((self.integers(index, low, high, stream) + 1023) << 52).view(torch.float64)

@@ -175,6 +175,7 @@ def _kernel(source: str) -> Any:
 
 
 Kind = Literal["stored", "wide", "narrow"]
+_STORED: tuple[Kind, tuple[int, ...]] = ("stored", (0, 0, 0, 0, 0))  # bits as they are: nothing to decode
 
 
 def add_hashes(total: Tensor, tensor: Tensor, lines: Lines, factors: tuple[int, int], *, values: bool) -> None:
@@ -184,7 +185,7 @@ def add_hashes(total: Tensor, tensor: Tensor, lines: Lines, factors: tuple[int, 
     """
     from lastbit.inputs import device_code
 
-    kind, decoding = _decoding(tensor.dtype) if values else ("stored", (0, 0, 0, 0, 0))
+    kind, decoding = _decoding(tensor.dtype) if values else _STORED
     numbers = [*factors, lines.tiles, *decoding, *lines.arguments]
     bits = bits_of(tensor)
     kernel = launcher(unspecialized(device_code.add_hashes), (kind, *lines.tile), tensor.device, bits.dtype)
@@ -195,7 +196,7 @@ def add_hashes(total: Tensor, tensor: Tensor, lines: Lines, factors: tuple[int, 
 def _decoding(dtype: torch.dtype) -> tuple[Kind, tuple[int, ...]]:
     """Return which bits of elements are hashed as values; mask, shift, scale, last and special of `add_hashes`."""
     if not dtype.is_floating_point:
-        return "stored", (0, 0, 0, 0, 0)
+        return _STORED
     if dtype is torch.bfloat16:  # fp32 without its last 16 bits
         kind, (mask, _, *rest) = _decoding(torch.float32)
         return kind, (mask, 16, *rest)

@@ -46,7 +46,7 @@ def spans(block: DrawnBlock, dtype: torch.dtype) -> Tensor:
 
 def kept(block: DrawnBlock) -> Tensor:
     """Return which elements `spans` keeps, as bool."""
-    column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
+    column = block.column(block.rows)
     places = (
         block.columns <= column,
         block.columns >= column,
@@ -78,7 +78,7 @@ def sequences(block: DrawnBlock, dtype: torch.dtype, ends: int) -> Tensor:
     if ends > _MOST_ENDS:
         raise UsageError(f"regime 'sequences_{ends}' of tensor {block.name!r}: at most {_MOST_ENDS} ids end a sequence")
     _require_room(block, dtype, f"sequences_{ends}", _VOCABULARY - 1)
-    column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
+    column = block.column(block.rows)
     here = block.columns == column
     several = here | (block.integers(block.elements, 0, 3, "several") == 0)
     places = (

@@ -150,7 +150,7 @@ def tiniest(block: DrawnBlock) -> Tensor:
 
 def outlier(block: DrawnBlock) -> Tensor:
     """Draw normal values with one column, the same in all rows, a thousand times larger."""
-    column = block.integers(block.whole, 0, min(block.width, 2**31) - 1)
+    column = block.column(block.whole, "integers")
     values = block.normal(block.elements)
     return torch.where(block.columns == column, values * 1000, values)
 
@@ -222,7 +222,7 @@ def special(block: DrawnBlock) -> Tensor:
     position = (block.rows + block.integers(block.whole, 0, min(period, 2**31) - 1, "shift")) % period
     spaced = position % (period // 4) == 0
     kind = torch.where(spaced, position // (period // 4), 4)
-    column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
+    column = block.column(block.rows)
     here, next_to = block.columns == column, block.columns == (column + 1) % block.width
     values = block.normal(block.elements)
     for number, place, value in (
@@ -238,7 +238,7 @@ def special(block: DrawnBlock) -> Tensor:
 
 def special_columns(block: DrawnBlock) -> Tensor:
     """Draw normal values; NaN in one column, the same in all rows, inf and -inf in the two after it, -0 in the next."""
-    first = block.integers(block.whole, 0, min(block.width, 2**31) - 1, "column")
+    first = block.column(block.whole)
     values = block.normal(block.elements)
     for place, value in enumerate((-0.0, -math.inf, math.inf, math.nan)):  # NaN last: it stays where columns are few
         values = torch.where(block.columns == (first + 3 - place) % block.width, value, values)
@@ -247,7 +247,7 @@ def special_columns(block: DrawnBlock) -> Tensor:
 
 def masked_classes(block: DrawnBlock) -> Tensor:
     """Draw normal values; half of the rows have -inf before some column, others after it, as masked classes have."""
-    column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
+    column = block.column(block.rows)
     before = block.integers(block.rows, 0, 1, "before") == 0
     hidden = torch.where(before, block.columns - column, column - block.columns) < 0
     return torch.where(hidden, -math.inf, block.normal(block.elements))
