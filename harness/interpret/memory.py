@@ -221,7 +221,7 @@ class LaunchMemory:
         bytes_of_run = lanes.run * access.dtype.itemsize
         for tensor in self.tensors:
             if tensor.start <= first and first + bytes_of_run <= tensor.stop:
-                index = ((lanes.starts - np.uint64(tensor.start)) >> np.uint64(access.shift)).view(np.int64)
+                index = (lanes.starts - np.uint64(tensor.start)).view(np.int64) >> access.shift  # in front: negative
                 touches = self.speculation is not None and (access.kind != "load" or tensor.region in self.stored)
                 low, high = ranges_of(index, lanes, access.rank if touches else None)
                 if low.min() < 0 or high.max() * access.dtype.itemsize + bytes_of_run > tensor.stop - tensor.start:

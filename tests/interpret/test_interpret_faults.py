@@ -109,6 +109,18 @@ def test_negative_index():
 
 
 @triton.jit
+def backwards(x_ptr, y_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y_ptr + i, tl.load(x_ptr + 1 - i))
+
+
+def test_lanes_that_run_out_in_front():
+    faults = found(backwards, (1,), torch.ones(4), torch.zeros(4), 4)
+    sentence = the_only(faults, "out_of_bounds", "x_ptr", "tl.store(y_ptr + i, tl.load(x_ptr + 1 - i))")
+    assert sentence.startswith("program [0, 0, 0] loads 2 elements, the first 1 element in front of x_ptr (float32 [4]")
+
+
+@triton.jit
 def far(x_ptr, y_ptr, stride):
     row = tl.program_id(0)
     offset = row * stride
