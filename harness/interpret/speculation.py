@@ -31,7 +31,7 @@ class _Region:
         low, high: of every program, the lowest and highest byte that it touched; low > high for none.
         stored: something was stored there.
         operations: how many touched it.
-        readers, writers: of every unit, the program that read it, and wrote it, counted from 1; for an exact answer.
+        users: of every unit, the program that read it, and the one that wrote it, counted from 1; for an exact answer.
     """
 
     start: int
@@ -40,8 +40,7 @@ class _Region:
     high: Array
     stored: bool = False
     operations: int = 0
-    readers: Array | None = None
-    writers: Array | None = None
+    users: tuple[Array, Array] | None = None
 
 
 @dataclass
@@ -78,19 +77,21 @@ class Speculation:
         region.low[self.now], region.high[self.now] = after_low, after_high
         region.operations += 1
         if self.exact:
-            if region.readers is None or region.writers is None:
-                region.readers, region.writers = (np.zeros(region.stop - region.start, np.int32) for _ in range(2))
+            if region.users is None:
+                size = region.stop - region.start
+                region.users = np.zeros(size, np.int32), np.zeros(size, np.int32)
+            readers, writers = region.users
             where, who = units()
             where, who = where + (offset // tensor.unit), who + 1
-            written = region.writers[where]
+            written = writers[where]
             clash = (written != NOBODY) & (written != who)
             if writes:
-                read = region.readers[where]
+                read = readers[where]
                 clash |= (read != NOBODY) & (read != who)
-                region.writers[where] = who
+                writers[where] = who
             else:
-                region.readers[where] = np.where(region.readers[where] == NOBODY, who, region.readers[where])
-                region.readers[where[region.readers[where] != who]] = SEVERAL
+                readers[where] = np.where(readers[where] == NOBODY, who, readers[where])
+                readers[where[readers[where] != who]] = SEVERAL
             if clash.any():
                 raise Conflict
         elif region.stored and region.operations > 1:

@@ -151,9 +151,12 @@ def test_lanes_store_in_their_order_and_nothing_else(data: st.DataObject, width:
     asked = data.draw(lanes(width, sorted(mine)))
     memory = LaunchMemory(found, (np.array([3]),))
     before, arena = memory.copies(), ARENA.clone()
-    value = np.arange(1, len(asked.offsets) + 1).reshape(asked.shape).astype(f"i{width}") * 3
+    numbers = np.arange(1, len(asked.offsets) + 1).reshape(asked.shape).astype(f"i{width}") * 3
+    axis = data.draw(st.integers(-1, len(asked.shape) - 1))  # along which one number is stored everywhere
+    value = numbers if axis < 0 else numbers.take([0], axis)
     astray = astray_of(asked, width, mine)
-    for x, live, new in zip(asked.offsets, asked.live, value.reshape(-1).tolist(), strict=True):
+    every = np.broadcast_to(value, asked.shape).reshape(-1).tolist()
+    for x, live, new in zip(asked.offsets, asked.live, every, strict=True):
         if live and x not in astray:
             arena[x : x + width] = torch.tensor(list(new.to_bytes(width, "little", signed=True)))
     with collected() as seen:
@@ -198,6 +201,7 @@ def test_updates_are_done_one_after_the_other(data: st.DataObject, width: int) -
     with collected() as seen:
         old = memory.update(update, asked.where, added, mask)
     assert old.view(f"u{width}").reshape(-1).tolist() == wanted and torch.equal(ARENA, arena)
+    assert not memory.unfilled  # nobody may use what a masked lane gives
     check_faults(seen.faults, "updates", astray)
 
 
@@ -239,6 +243,22 @@ def test_halves_are_updated_one_after_the_other(operation: str, after: list[floa
     old = memory.update(update, where, np.array([0.5, 0.5, 1, 9], np.float16), np.array([True, True, True, False]))
     assert old[:3].tolist() == [1, 2, 2.5 if operation == "FADD" else 0.5] and np.isnan(old[3])
     assert tensor.tolist() == after
+
+
+def test_floats_and_words_are_updated_as_such() -> None:
+    tensor = torch.tensor([1.5, 2.5])
+    memory = LaunchMemory(given([("x", tensor)], lambda tensor: None), (np.array([3]),))
+    where = OffsetAddresses(np.array([tensor.data_ptr()], U), np.array([0, 0], np.int32), 4)
+    value, both = np.array([0.25, 7], np.float32), np.ones(2, bool)
+
+    def updated(name: str) -> list[float]:
+        operation = (getattr(ir.ATOMIC_OP, name), getattr(interpreter.RMW_OP, name), interpreter.MEM_SEMANTIC.RELAXED)
+        update = Access(SimpleNamespace(memory=memory), "update", value.dtype, 1, PLACE, operation=operation)
+        found: list[float] = memory.update(update, where, value, both).tolist()
+        return found
+
+    assert updated("FADD") == [1.5, 1.75] and tensor.tolist() == [8.75, 2.5]
+    assert updated("XCHG") == [8.75, 0.25] and tensor.tolist() == [7, 2.5]
 
 
 def test_what_no_gpu_does_with_halves_is_refused() -> None:
@@ -324,3 +344,99 @@ def test_an_access_is_advanced_by_elements() -> None:
     assert load.advanced(np.array([START + 16], U), np.array([2])).tolist() == [0x1514]
     assert (load.raw, load.highest, load.shift) == (np.dtype(np.uint16), 0xFFFF, 1)
     assert [access(memory, "load", width).shift for width in (1, 4, 8)] == [0, 2, 3]
+
+
+@dataclass
+class Watched:
+    """Stands in place of `Races`: the calls that it gets."""
+
+    calls: list[tuple[Any, ...]]
+
+    def loads(self, program: tuple[int, ...], place: Place, tensor: Any, offset: Array) -> None:
+        self.calls.append((program, place, tensor.name, offset.tolist()))
+
+    def stores(
+        self, program: tuple[int, ...], place: Place, tensor: Any, offset: Array, new: Array, atomic: bool
+    ) -> None:
+        self.calls.append((program, place, tensor.name, offset.tolist(), new.tolist(), atomic))
+
+
+@pytest.mark.parametrize("mask", [None, [True, True, False], [True, False, True]])
+def test_races_are_told_which_bytes_are_used(mask: list[bool] | None) -> None:
+    calls: list[tuple[Any, ...]] = []
+    memory = LaunchMemory(tensors(), (np.array([3]),), races=Watched(calls))  # type: ignore[arg-type]
+    which = None if mask is None else np.array(mask)
+    elements = [n for n in (1, 2, 3) if mask is None or mask[n - 1]]
+    offsets = [2 * n + byte for n in elements for byte in (0, 1)]
+    memory.load(access(memory, "load", 2), at(16, 1, 2, 3), which)
+    assert calls.pop() == ((3,), PLACE, "shorts", offsets)
+    memory.store(access(memory, "store", 2), at(16, 1, 2, 3), np.array([5, 6, 7], np.int16), which)
+    assert calls.pop() == ((3,), PLACE, "shorts", offsets, [x for n in elements for x in (4 + n, 0)], False)
+    memory.store(access(memory, "store", 2), at(16, 1, 2, 3), np.array([5], np.int16), which)
+    assert calls.pop() == ((3,), PLACE, "shorts", offsets, [x for n in elements for x in (5, 0)], False)
+    exchange = access(memory, "exchange", 4, operation=interpreter.MEM_SEMANTIC.RELAXED)
+    memory.exchange(exchange, at(16, 1, width=4), np.array([0], np.int32), np.array([1], np.int32))
+    assert calls.pop() == ((3,), PLACE, "shorts", [4, 5, 6, 7], [], True)
+    with collected():
+        memory.load(access(memory, "load", 2), at(34, 0))
+    assert not calls
+
+
+ELEMENTS = st.lists(st.integers(0, 7), min_size=2, max_size=2)
+# Operations of two programs: what they do, how wide, and from which of the shorts on.
+TOGETHER = st.lists(
+    st.tuples(st.sampled_from(("load", "store")), st.sampled_from((1, 2, 4)), ELEMENTS, st.booleans())
+    | st.tuples(st.just("exchange"), st.just(4), ELEMENTS, st.booleans()),
+    min_size=1,
+    max_size=4,
+)
+
+
+def operate(memory: LaunchMemory, kind: str, width: int, elements: list[int], run: bool) -> list[int]:
+    """Let the programs of these elements load, store or exchange one lane each, or two neighbours."""
+    base = np.array([[START + 16 + 2 * element // width * width] for element in elements], U)
+    where = OffsetAddresses(base, np.arange(1 + run, dtype=np.int32)[None], width)
+    value = np.array([[10 * element + 1 + lane for lane in range(1 + run)] for element in elements], f"i{width}")
+    if kind == "load":
+        return list(memory.load(access(memory, kind, width), where).reshape(-1).tolist())
+    if kind == "store":
+        memory.store(access(memory, kind, width), where, value)
+        return []
+    exchange = access(memory, "exchange", width, operation=interpreter.MEM_SEMANTIC.RELAXED)
+    first = np.array([[int.from_bytes(bytes(range(16, 16 + width)), "little")]], f"i{width}")
+    return list(memory.exchange(exchange, where, first, value).reshape(-1).tolist())
+
+
+@settings(max_examples=60)
+@drawn(operations=TOGETHER, exact=st.booleans(), stored=st.booleans())
+def test_programs_that_run_together_give_what_they_give_one_after_the_other(
+    operations: list[tuple[str, int, list[int], bool]], exact: bool, stored: bool
+) -> None:
+    ARENA.copy_(torch.arange(len(ARENA)) % 251)
+    found = given([("shorts", ARENA[16:36].view(torch.int16))], lambda tensor: None)
+    memory = LaunchMemory(found, (np.array([[0], [1]]),), stored={0} if stored else set())
+    memory.speculation = Speculation(2, exact, np.arange(2))
+    together: list[list[int]] = []
+    touched: list[set[int]] = [set(), set()]
+    try:
+        for kind, width, elements, run in operations:
+            for program, element in enumerate(elements):
+                first = 16 + 2 * element // width * width
+                touched[program] |= {unit // 2 for unit in range(first, first + width * (1 + run))}
+            together.append(operate(memory, kind, width, elements, run))
+    except Conflict:
+        memory.speculation.undo()
+        assert torch.equal(ARENA, torch.arange(len(ARENA)) % 251)
+        shared = touched[0] & touched[1]
+        if not exact:
+            shared = set(range(min(touched[0]), max(touched[0]) + 1)) & set(range(min(touched[1]), max(touched[1]) + 1))
+        assert shared or not stored or width == 1  # parts of units are not told apart
+        return
+    arena = ARENA.clone()
+    ARENA.copy_(torch.arange(len(ARENA)) % 251)
+    alone = LaunchMemory(found, (np.array([0]),))
+    apart = [
+        [operate(alone, kind, width, [elements[program]], run) for kind, width, elements, run in operations]
+        for program in range(2)
+    ]
+    assert together == [a + b for a, b in zip(*apart, strict=True)] and torch.equal(ARENA, arena)
