@@ -136,3 +136,21 @@ def test_just_so_many_rows_are_combined(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(combinations({"a": range(3), "b": range(2)})) == 6
     with pytest.raises(UsageError, match="the axes a, b have more than 6 combinations"):
         combinations({"a": range(7), "b": range(1)})
+
+
+def test_sizes_are_those_that_a_kernel_takes() -> None:
+    accepted = Accepted.of({"q"}, takes={"columns": (16, 64, None), "named": ("bf16",)})
+    assert accepted.sizes("columns", 8, 64) == [16, 64] and accepted.sizes("columns", 16, 63) == [16]
+    assert list(accepted.sizes("columns", 17, 19)) == [17, 18, 19] and list(accepted.sizes("rows", 1, 2)) == [1, 2]
+    assert accepted.ranges("columns", [(1, 15), (16, 32), (60, 64)]) == [(16, 32), (60, 64)]
+    assert accepted.ranges("columns", [(1, 15)]) == [(16, 16), (64, 64)]
+    assert accepted.ranges("named", [(1, 15)]) == accepted.ranges("rows", [(1, 15)]) == [(1, 15)]
+
+
+def test_a_kernel_asks_for_more_options_in_a_row() -> None:
+    axes = {"a": (0, 1), "b": (0, 1), "c": (0, 1)}
+    accepts = set(axes)
+    assert Accepted.of(accepts).strength == Accepted(accepts).strength == 2
+    assert len(combinations(axes, accepts=Accepted.of(accepts, strength=3))) == 8
+    assert len(combinations(axes, accepts=Accepted.of(accepts, strength=1), strength=3)) == 8
+    assert len(combinations(axes, accepts=Accepted.of(accepts, strength=1), strength=1)) == 2
