@@ -90,3 +90,46 @@ def test_a_kernel_that_computes_otherwise_while_it_is_watched_is_not_explained(m
 def test_where_there_is_too_much_to_compare_no_operation_is_named(mm_that_leaks, monkeypatch):
     monkeypatch.setattr(library, "ROWS", 100)
     assert found(by_mm).library == ""
+
+
+ATEN = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("func", "given", "shapes", "made", "rows"),
+    [
+        (ATEN.sum.dim_IntList, {"dim": [1]}, {"self 0": (3, 4)}, (3,), ["self 0"]),
+        (ATEN.sum.dim_IntList, {"dim": [-1]}, {"self 0": (3, 4)}, (3,), ["self 0"]),
+        (ATEN.sum.dim_IntList, {"dim": [0]}, {"self 0": (3, 3)}, (3,), []),
+        (ATEN.sum.dim_IntList, {"dim": [-2]}, {"self 0": (3, 3)}, (3,), []),
+        (ATEN.sum.dim_IntList, {"dim": [-1, -2]}, {"self 0": (3, 4, 5)}, (3,), ["self 0"]),
+        (ATEN.sum.dim_IntList, {"dim": [1, 0]}, {"self 0": (3, 3, 3)}, (3,), []),
+        (ATEN.sum.dim_IntList, {"dim": None}, {"self 0": (3, 4)}, (), []),
+        (ATEN.sum.dim_IntList, {"dim": []}, {"self 0": (3, 4)}, (), []),
+        (ATEN._softmax.default, {"dim": 1, "half_to_float": False}, {"self 0": (3, 4)}, (3, 4), ["self 0"]),
+        (ATEN._softmax.default, {"dim": -2, "half_to_float": False}, {"self 0": (3, 4)}, (3, 4), []),
+        (ATEN.add.Tensor, {}, {"self 0": (3, 4), "other 0": (3, 4)}, (3, 4), ["self 0", "other 0"]),
+        (ATEN.add.Tensor, {}, {"self 0": (3, 4), "other 0": (4,)}, (3, 4), ["self 0"]),
+        (ATEN.add.Tensor, {}, {"self 0": (3, 4), "other 0": (1, 4)}, (3, 4), ["self 0"]),
+        (ATEN.add.Tensor, {}, {"self 0": (), "other 0": ()}, (), []),
+        (ATEN.mm.default, {}, {"self 0": (3, 4), "mat2 0": (4, 3)}, (3, 3), ["self 0"]),
+        (ATEN.bmm.default, {}, {"self 0": (3, 4, 5), "mat2 0": (3, 5, 4)}, (3, 4, 4), ["self 0", "mat2 0"]),
+        (ATEN.native_layer_norm.default, {"normalized_shape": [4]}, {"input 0": (3, 4)}, (3, 4), ["input 0"]),
+        (ATEN.native_layer_norm.default, {"normalized_shape": [3, 4]}, {"input 0": (3, 4)}, (3, 4), []),
+        (
+            ATEN.native_layer_norm_backward.default,
+            {"normalized_shape": [4], "grad_out": None},
+            {"grad_out 0": (3, 4), "input 0": (3, 4)},
+            (3, 4),
+            [],
+        ),
+        (ATEN.cumsum.default, {"dim": 1}, {"self 0": (3, 4)}, (3, 4), []),
+    ],
+)
+def test_which_rows_decide_a_row(func, given, shapes, made, rows):
+    operands = {name: library._Operand(torch.zeros(shape)) for name, shape in shapes.items()}
+    assert library._by_row(func, given, operands, torch.zeros(made)) == rows
+
+
+def test_nothing_decides_without_operands():
+    assert library._by_row(ATEN.ones.default, {}, {}, torch.zeros(3)) == []

@@ -228,6 +228,47 @@ ALIKE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Ten
 }
 
 
+ALONG: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "sum": lambda x, y, dim: x.sum(dim),
+    "mean": lambda x, y, dim: x.mean(dim),
+    "amax": lambda x, y, dim: x.amax(dim),
+    "min": lambda x, y, dim: x.min(dim).values,
+    "var": lambda x, y, dim: x.var(dim),
+    "prod": lambda x, y, dim: x.prod(dim),
+    "cumsum": lambda x, y, dim: x.cumsum(dim),
+    "cumprod": lambda x, y, dim: x.cumprod(dim),
+    "cummax": lambda x, y, dim: x.cummax(dim).values,
+    "sort": lambda x, y, dim: x.sort(dim).values,
+    "topk": lambda x, y, dim: x.topk(1, dim).values,
+    "median": lambda x, y, dim: x.median(dim).values,
+    "norm of order 1": lambda x, y, dim: torch.linalg.vector_norm(x, 1, dim),
+    "logsumexp": lambda x, y, dim: torch.logsumexp(x, dim),
+    "softmax": lambda x, y, dim: torch.softmax(x, dim),
+    "log_softmax": lambda x, y, dim: torch.log_softmax(x, dim),
+    "softmax's gradient": lambda x, y, dim: torch.ops.aten._softmax_backward_data(x, y, dim, torch.float32),
+    "log_softmax's gradient": lambda x, y, dim: torch.ops.aten._log_softmax_backward_data(x, y, dim, torch.float32),
+    "cat": lambda x, y, dim: torch.cat([x, y], dim),
+    "flip and roll": lambda x, y, dim: x.flip(dim) + y.roll(1, dim),
+    "index_select": lambda x, y, dim: x.index_select(dim, torch.tensor([1, 0, 1])),
+    "index_add": lambda x, y, dim: x.index_add(dim, torch.tensor([1, 0]), y.narrow(dim, 0, 2)),
+}
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("name", ALONG)
+def test_dimensions_are_counted_from_either_end(name: str, dim: int) -> None:
+    def along(x: Tensor, y: Tensor, dim: int) -> Tensor:
+        return ALONG[name](x, y, dim)
+
+    def turned(x: Tensor, y: Tensor) -> Tensor:
+        found = along(x.mT.contiguous(), y.mT.contiguous(), 1 - dim)
+        return found.mT.contiguous() if found.ndim == 2 else found
+
+    _, one = followed(lambda x, y: along(x, y, dim), X, Y)
+    assert one.equal(followed(lambda x, y: along(x, y, dim - 2), X, Y)[1]).all()
+    assert one.equal(followed(turned, X, Y)[1]).all()
+
+
 @pytest.mark.parametrize("name", ALIKE)
 def test_a_function_is_its_formula(name: str) -> None:
     one, other = (followed(function, X, Y)[1] for function in ALIKE[name])
