@@ -27,7 +27,7 @@ def bind(function: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     bound = {**dict(zip(names, args, strict=False)), **kwargs}
-    if len(bound) == len(names) == len(args) + len(kwargs):
+    if len(bound) == len(names) == len(args) + len(kwargs) and all(name in bound for name in names):
         return {name: bound[name] for name in names}
     return inspect.getcallargs(function, *args, **kwargs)
 
