@@ -311,6 +311,27 @@ def test_descriptors_load_and_store_16_bit_formats(name: str) -> None:
     assert torch.equal(out, x * torch.tensor(0.1, dtype=x.dtype))
 
 
+@triton.jit
+def descriptor_extremes(x_ptr, y_ptr, height, M: tl.constexpr):
+    value = tl.load(y_ptr + tl.arange(0, M)[:, None] * M + tl.arange(0, M)[None, :])
+    tl.make_tensor_descriptor(x_ptr, [height, M], [M, 1], [M, M]).atomic_min([0, 0], value)
+    tl.make_tensor_descriptor(x_ptr + height * M, [height, M], [M, 1], [M, M]).atomic_max([0, 0], value)
+    tl.make_tensor_descriptor(x_ptr + 2 * height * M, [height, M], [M, 1], [M, M]).atomic_add([0, 0], value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint32], ids=str)
+def test_descriptors_update_rows_that_there_are(dtype: torch.dtype) -> None:
+    """Of four rows of a block, the three that the tensors have; -1 is the largest number without a sign."""
+    x = torch.arange(36, dtype=torch.int32).reshape(3, 3, 4).view(dtype)
+    y = torch.tensor([5, -1, 2, 7] * 4, dtype=torch.int32).view(dtype)
+    before, added = x.view(torch.int32).long(), y.view(torch.int32).long().reshape(4, 4)[:3]
+    if dtype is torch.uint32:
+        added = added % 2**32
+    descriptor_extremes[(1,)](x, y, 3, M=4)
+    right = [torch.minimum(before[0], added), torch.maximum(before[1], added), before[2] + added]
+    assert x.view(torch.int32).tolist() == torch.stack(right).to(torch.int32).tolist()
+
+
 @pytest.mark.skipif(not BLOCK_POINTERS, reason="Triton 3.8 removed block pointers")
 @pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 def test_block_pointers_load_and_store_bf16() -> None:
