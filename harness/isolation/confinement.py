@@ -149,7 +149,8 @@ class Confinement:
         return ", ".join(f"{measure.name} ({measure.how})" for measure in self.measures if not measure.holds)
 
     def __str__(self) -> str:
-        return self.holds + (f"; not {self.lacks}" if self.lacks else "") or "nothing"
+        lacks = f"not {self.lacks}" if self.lacks else ""
+        return "; ".join(filter(None, (self.holds, lacks))) or "nothing"
 
     def has(self, name: str) -> bool:
         """Return whether the measure of that name holds."""

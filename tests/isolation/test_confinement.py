@@ -406,6 +406,22 @@ def test_confinement_survives_json(folder):
     assert held.has("limits") and "64 processes" in held.holds
 
 
+def test_measures_in_words():
+    user, files = confinement.Measure("own user", False, "not root"), confinement.Measure("files", True, "Landlock 7")
+    both, network = confinement.Confinement((user, files)), confinement.Measure("network", True, "own namespace")
+    assert (both.holds, both.lacks) == ("files (Landlock 7)", "own user (not root)")
+    assert str(both) == "files (Landlock 7); not own user (not root)"
+    assert str(confinement.Confinement((files, network))) == "files (Landlock 7), network (own namespace)"
+    assert str(confinement.Confinement()) == "nothing"
+    assert str(confinement.Confinement((user,))) == "not own user (not root)"
+    assert both.has("files") and not both.has("own user") and not both.has("network")
+    assert both.as_json == {
+        "own user": {"holds": False, "how": "not root"},
+        "files": {"holds": True, "how": "Landlock 7"},
+    }
+    assert confinement.Confinement.from_json(both.as_json) == both
+
+
 # The environment
 
 
