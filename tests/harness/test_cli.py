@@ -7,8 +7,10 @@ import gc
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -271,3 +273,36 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
     assert (ended.value.code, capsys.readouterr().out) == (0, f"lastbit {lastbit.__version__}\n")
+
+
+def test_what_ends_a_process_interrupts_it_once_and_only_meanwhile() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    received: list[int] = []
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        with pytest.raises(KeyboardInterrupt), cli._terminable(received):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            signal.raise_signal(signal.SIGTERM)
+        assert received == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
+        with cli._terminable(received), pytest.raises(KeyboardInterrupt):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)  # changes nothing
+        assert len(received) == 2 and signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_threads_leave_signals_alone() -> None:
+    seen: list[object] = []
+
+    def thread() -> None:
+        with cli._terminable([]):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    started = threading.Thread(target=thread)
+    started.start()
+    started.join()
+    assert seen == [signal.getsignal(signal.SIGTERM)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -15,13 +16,15 @@ from torch import Tensor
 
 from lastbit.case import Group
 from lastbit.cli import main
+from lastbit.commands import order
+from lastbit.commands.options import config_of as options_of
 from lastbit.config import Config
 from lastbit.errors import KernelError, OpError, UnsupportedCase, UsageError
 from lastbit.kernel import Kernel
 from lastbit.numerics import Enclosure
 from lastbit.ops import Contract, Op, ProbedSum, StageRecorder, op
 from lastbit.orders.form import form_of
-from lastbit.orders.of_kernel import Probe, open_orders, order_of, sums_of
+from lastbit.orders.of_kernel import Probe, named, open_orders, order_of, sums_of
 from lastbit.reports.order import Order, difference, from_json, print_order, to_json
 from lastbit.reports.paper import make_console
 from lastbit.verify.check import Subject
@@ -271,3 +274,57 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(capsys.readouterr().out)
     assert [order["terms"] for order in document["orders"]] == [16, 32]
     assert all(order["environment"]["torch"] for order in document["orders"])
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ((), [("k", "a", 128, 256, "bf16"), ("k", "b", 128, 256, "bf16")]),
+        (("--columns", "8,16", "--sum", "b"), [("k", "b", 8, 256, "bf16"), ("k", "b", 16, 256, "bf16")]),
+        (("--rows", "3", "--dtype", "fp32", "--sum", "a"), [("k", "a", 128, 3, "fp32")]),
+        (("--device", "cuda:0", "--sum", "a"), [("k", "a", 4096, 4096, "bf16")]),
+    ],
+)
+def test_what_is_asked_of_a_kernel(
+    words: tuple[str, ...],
+    asked: list[tuple[object, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    probes: list[Probe] = []
+
+    class Answering:
+        """Stands in place of a worker, and answers with the names of a kernel and of its sums."""
+
+        def __init__(self, config: Config, opening: object) -> None:
+            assert config.kernels == ("k",)
+
+        def __enter__(self) -> Answering:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def do(self, work: object, *args: Any) -> object:
+            if work is named:
+                return ["k"]
+            if work is sums_of:
+                return [name for name in "ab" if not args[1] or name in args[1]]
+            probes.append(args[0])
+            kernel, name, *rest = dataclasses.astuple(args[0])
+            return Order(kernel, "rms_norm", "fp32_multiply", "cpu", name, "squares", *rest)
+
+    def config_of(options: Any, **more: Any) -> Config:
+        """Return a configuration with the device that is asked for, which need not be here."""
+        asked_for, options.device = options.device, "cpu"
+        made = options_of(options, **more)
+        return replace(made, device_plan=replace(made.device_plan, devices=(asked_for,)))
+
+    monkeypatch.setattr(order, "config_of", config_of)
+    monkeypatch.setattr(order, "Worker", Answering)
+    monkeypatch.setattr(order, "environment_of", lambda config: {"torch": "2"})
+    main(["order", "k", "--json", *words])
+    assert [dataclasses.astuple(probe) for probe in probes] == asked
+    printed = json.loads(capsys.readouterr().out)["orders"]
+    assert [(one["sum"], one["terms"], one["environment"]) for one in printed] == [
+        (name, terms, {"torch": "2"}) for _, name, terms, _, _ in asked
+    ]
