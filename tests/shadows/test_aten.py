@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lastbit.numerics.residues import Residues
+from lastbit.shadows import aten
 from lastbit.shadows.aten import Following
 from lastbit.shadows.shadow_memory import ShadowMemory
 
@@ -392,3 +393,17 @@ def test_large_finite_numbers_mask_as_minus_infinity_does() -> None:
         assert found[:, :9].equal(right).all() and not found[:, :9].open.any()
     wrong = followed(lambda x: torch.softmax(x.masked_fill(torch.arange(12) > 7, -1e9), -1), x)
     assert wrong[:, :8].differs(right[:, :8]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "compiled"),
+    [
+        ("compile_wrapper", "torch/_dynamo/eval_frame.py", True),
+        ("compile_wrapper", "kernels/mine.py", False),
+        ("another", "torch/_dynamo/eval_frame.py", False),
+    ],
+)
+def test_a_call_from_what_torch_compiles_is_known_by_its_frame(name: str, file: str, compiled: bool) -> None:
+    inner = {"asked": aten._is_compiled}
+    exec(compile(f"def {name}(): return (lambda: asked())()", file, "exec"), inner)
+    assert inner[name]() is compiled
