@@ -173,4 +173,4 @@ def test_needs_and_row_checks_add_up() -> None:
     assert both == Needs(8, 3, small, large) and Needs(1) + Needs(2) == Needs(3)
     check = RowCheck("rstd", 10, 6, 3, Needs(1), ("mean",))
     assert check.stages == "rstd and mean" and check.unexplained == 1
-    assert check + RowCheck("rstd", 5, 4, 0, Needs(2)) == RowCheck("rstd", 15, 10, 3, Needs(3), ("mean",))
+    assert check + RowCheck("rstd", 5, 2, 1, Needs(2)) == RowCheck("rstd", 15, 8, 4, Needs(3), ("mean",))

@@ -68,6 +68,18 @@ def test_several_programs_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> 
         assert pair_of(a, e, True).outside_count() == torch_compare.outside_count(a, e)
 
 
+def test_several_programs_of_several_blocks_of_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_compare, "STATISTICS", LaunchShape(32, 3, 1))
+    monkeypatch.setattr(fused_compare, "COUNT", LaunchShape(32, 3, 1))
+    monkeypatch.setattr(fused_compare, "FINISH", LaunchShape(2, 1, 1))
+    expected = torch.arange(300) % 11
+    for worst in (0, 40, 290):
+        actual = expected + torch.arange(300) % 3
+        actual[worst] = 1000
+        pair, defined = pair_of(actual, expected, True), torch_compare.compare_integers(actual, expected)
+        assert finished([pair.begin_integers()]) == [defined] and pair.outside_count() == defined.outside
+
+
 @pytest.mark.parametrize("at", [(3, 40), (40, 3), (95, 96), (0, 99)])
 def test_of_equally_bad_elements_the_first_is_worst(at: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_compare, "STATISTICS", LaunchShape(32, 3, 1))
