@@ -165,7 +165,7 @@ class Running:
         os.close(self.pipe)
 
 
-class Measurement:
+class Mutating:
     """A plugin of pytest that runs the tests it has collected in forks, for one mutation each."""
 
     def __init__(self, chosen: list[Mutation], options: argparse.Namespace) -> None:
@@ -282,7 +282,7 @@ def main() -> None:
     options.out = options.out.absolute()
     os.chdir(ROOT)
     files = sorted({file for each in chosen for file in targets(each.path)})
-    pytest.main(["-q", "-n0", "-p", "no:cacheprovider", "--tb=no", *files], plugins=[Measurement(chosen, options)])
+    pytest.main(["-q", "-n0", "-p", "no:cacheprovider", "--tb=no", *files], plugins=[Mutating(chosen, options)])
 
 
 if __name__ == "__main__":
