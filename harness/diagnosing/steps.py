@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 
@@ -14,7 +14,7 @@ from lastbit.interpret.numpy_formats import Array, bits_of
 from lastbit.interpret.places import Place
 from lastbit.reports.why import Element, Source, StageMatch, Step
 from lastbit.tracing import Event, Log, Path
-from lastbit.tracing.ancestry import INPUT, Visit, came_from, unique
+from lastbit.tracing.ancestry import Visit, came_from, unique
 from lastbit.tracing.of_triton import MOVERS
 
 # What stands on one line beside the name of the operation.
@@ -30,26 +30,20 @@ def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch | None]) -> 
     """
     for _, group in groupby(path.visits, key=lambda visit: visit.event.occurrence):
         visits = list(group)
-        if all(visit.event.name in MOVERS for visit in visits) and visits[0].event.program:
-            continue
-        if visits[-1].event.name.startswith(INPUT):
-            for event, lanes, direct in ((v.event, v.all, len(v.direct) > 0) for v in visits):
-                name = named_element(event, int(lanes[0])) if direct else event.name.removeprefix(INPUT)
-                own = Step(name, event.dtype, operation="input", shape=event.shape, direct=direct)
-                yield replace(own, count=len(lanes), first=elements(event.at(lanes[:FIRST])))
-            continue
-        ends = [visit for visit in visits if visit.event.number in matched or visit is visits[-1]]
-        for end in ends:
-            match = matched.get(end.event.number)
-            yield replace(_of_visit(log, end, {e.event.number for e in ends}), match=match, part=end is not visits[-1])
+        *_, last = visits
+        if last.event.input:
+            yield from map(_of_input, visits)
+        elif not last.event.program or any(visit.event.name not in MOVERS for visit in visits):
+            ends = {visit.event.number: visit for visit in visits if visit.event.number in matched or visit is last}
+            for number, end in ends.items():
+                yield replace(_of_visit(log, end, ends), match=matched.get(number), part=end is not last)
 
 
 def steps_of_all(log: Log, last: Event) -> Iterator[Step]:
     """Yield a step for every operation of an event's program; of all operations of PyTorch if it is of no program."""
     for event in log.events:
-        if event.program == last.program and not event.name.startswith(INPUT):
-            lanes = np.arange(min(FIRST, event.values.size))
-            size, first = event.values.size, elements(event.at(lanes))
+        if event.program == last.program and not event.input:
+            size, first = event.values.size, elements(event.values.reshape(-1)[:FIRST])
             yield replace(_step(event), count=size, first=first, direct=size == 1)
 
 
@@ -65,13 +59,20 @@ def step_of(log: Log, event: Event, lane: int) -> Step:
     return _of_visit(log, Visit(event, direct, direct if lane >= 0 else np.arange(event.values.size)), {event.number})
 
 
-def _of_visit(log: Log, visit: Visit, others: set[int]) -> Step:
+def _of_input(visit: Visit) -> Step:
+    event, direct = visit.event, len(visit.direct) > 0
+    name = named_element(event, int(visit.all[0])) if direct else event.input
+    own = Step(name, event.dtype, operation="input", shape=event.shape, direct=direct)
+    return replace(own, count=len(visit.all), first=elements(event.at(visit.all[:FIRST])))
+
+
+def _of_visit(log: Log, visit: Visit, others: Collection[int]) -> Step:
     """Make a step that ends with an event; `others` are the events that end steps of the same expression."""
     lanes = visit.direct if len(visit.direct) else visit.all
     sources = list(_sources(log, visit.event, lanes[:1], others))
     # Several constants in one expression are those of a function of the language, which its reader does not see.
-    constants = [source for source, is_constant in sources if is_constant]
-    shown = tuple(source for source, is_constant in sources if len(constants) < 2 or not is_constant)
+    several = sum(is_constant for _, is_constant in sources) > 1
+    shown = tuple(source for source, is_constant in sources if not (several and is_constant))
     first = elements(visit.event.at(visit.all[:FIRST]))
     direct = len(visit.direct) > 0
     return replace(_step(visit.event), count=len(visit.all), first=first, direct=direct, sources=shown)
@@ -93,16 +94,16 @@ def _step(event: Event) -> Step:
 def named_element(event: Event, lane: int) -> str:
     """Return the name of an element of an input, such as `x[2, 17]`."""
     index = np.unravel_index(lane, event.shape) if event.shape else ()
-    return f"{event.name.removeprefix(INPUT)}[{', '.join(str(int(i)) for i in index)}]"
+    return f"{event.input}[{', '.join(str(int(i)) for i in index)}]"
 
 
-def _sources(log: Log, event: Event, lanes: Array, others: set[int]) -> Iterator[tuple[Source, bool]]:
+def _sources(log: Log, event: Event, lanes: Array, others: Collection[int]) -> Iterator[tuple[Source, bool]]:
     """Yield the operands from outside of an expression that elements were computed from; whether each is constant."""
     for operand in event.operands if len(lanes) else ():
         parts = [part.reshape(-1) for part in came_from(operand, lanes)] if not operand.address else []
         found = unique(np.concatenate(parts)) if parts else lanes[:0]
         found = found[found >= 0]
-        before, some, name = operand.event, found[:FIRST], ""
+        before, some, name = operand.event, found[:FIRST], operand.name
         if not len(found):
             continue
         if before is not None and before.occurrence == event.occurrence and before.number not in others:
@@ -114,10 +115,10 @@ def _sources(log: Log, event: Event, lanes: Array, others: set[int]) -> Iterator
             first: dict[int, Element] = dict(enumerate(known))
             for writer, positions, own in log.sources(operand.memory, some, event.number) if operand.memory else ():
                 first |= zip(positions.tolist(), elements(writer.at(own)), strict=True)
-                if writer.name.startswith(INPUT) and 0 in positions and len(found) == 1:
+                if writer.input and len(found) == 1:
                     name = named_element(writer, int(own[0]))
             shown = tuple(first[i] for i in sorted(first))
-            yield Source(operand.name or name, len(found), shown), not (operand.memory or operand.name)
+            yield Source(name, len(found), shown), not (operand.memory or operand.name)
 
 
 def elements(values: Array) -> tuple[Element, ...]:

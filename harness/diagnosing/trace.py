@@ -25,7 +25,8 @@ from lastbit.diagnosing.mends import LEAST, Mending, MendSearch
 from lastbit.diagnosing.relaunches import mended_launches
 from lastbit.diagnosing.responsible import chain_of_address, lines_of
 from lastbit.diagnosing.steps import folded, step_at, step_of, steps_of, steps_of_all
-from lastbit.diagnosing.traced_stages import Stages, ends, grid_of
+from lastbit.diagnosing.traced_stages import Stages, grid_of
+from lastbit.diagnosing.worked import legal_of
 from lastbit.inputs import Inputs, build, guarded_allocations
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
@@ -38,7 +39,7 @@ from lastbit.result import OF_FORMULA, OF_STAGES, CaseResult, Finding, Verdict, 
 from lastbit.shadows.following import python_primitives
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import Log, Path, TraceLimit, follow, traced
-from lastbit.tracing.ancestry import INPUT, Ancestry, Expression, Visit, expressions
+from lastbit.tracing.ancestry import Expression, Visit
 from lastbit.tracing.events import Program, Write
 from lastbit.tracing.lanes import Addresses
 from lastbit.tracing.of_torch import addresses_of, array_of, is_unwritten
@@ -57,8 +58,6 @@ Target = tuple[str, Worst] | None
 """The element to explain and the stage that it is of."""
 Matches = Mapping[int, StageMatch | None]
 """Number of an event that is a stage, or with which the value leaves the contract → the stage that it agrees with."""
-Read = tuple[KernelTrace, Matches, Mending | None]
-"""A trace with what was read, the stages, and the search for the wrong line, if there was one."""
 
 
 def trace_kernel(place: Workplace, name: str, line: str, *, every: bool = False) -> KernelTrace:
@@ -100,23 +99,20 @@ def stages_of_case(subject: Subject, case: Case, *, watch: Watch = unwatched) ->
     The kernel is called once to see which program wrote the first element of the last result that it must return, and
     once more for each launch that led there; nothing is judged.
     """
-    found = _begun(subject, case, Verdict.PASSED)
+    found = _begun(subject.outcome(Verdict.PASSED, str(case), case.dtypes))
     with watch(case):
-        inputs = build(case.gathered(), subject.device)
-        problem = subject.problem(inputs)
-        stage = max(problem.required, key=problem.trace.results.index)
-        try:
-            seen = _Tracing(subject, inputs, problem, stage, None).seen()
-        except Exception as error:
-            return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
-        if seen.visit is None:
-            return replace(found, reason=seen.why_nothing)
-        return _reading(replace(found, stage=stage), problem, seen, (0,) * seen.tensor.ndim, failing=False)[0]
+        tracing = _Tracing(subject, build(case.gathered(), subject.device))
+        problem = tracing.problem
+        found = replace(found, stage=max(problem.required, key=problem.trace.results.index))
+        seen = tracing.seen(found.stage)
+        if isinstance(seen, str) or seen.visit is None:
+            return replace(found, stage="", reason=seen if isinstance(seen, str) else seen.why_nothing)
+        return _reading(found, problem, seen, (0,) * seen.tensor.ndim, failing=False)[0]
 
 
-def _begun(subject: Subject, case: Case, verdict: Verdict) -> KernelTrace:
-    names = subject.kernel.name, case.op, str(subject.contract), str(case), str(subject.device)
-    return KernelTrace(*names, verdict)
+def _begun(result: CaseResult) -> KernelTrace:
+    names = result.kernel, result.op, result.contract, result.case, result.device
+    return KernelTrace(*names, result.verdict, idle=result.idle)
 
 
 def trace_case(subject: Subject, case: Case, *, every: bool = False, watch: Watch = unwatched) -> KernelTrace:
@@ -157,8 +153,8 @@ def judged_to_explain(subject: Subject, case: Case) -> Judged:
         problem, followed = known
         compared = compare_formulas(problem, followed.results).get(name)
         if compared is not None and compared.differs:
-            index, full = compared.first, problem.trace.enclosure(name).full
-            exact, value, lo, hi = (float(part[index]) for part in full.expand(4, *actual[name].shape))
+            index = compared.first
+            exact, value, lo, hi = legal_of(problem.trace.stages[name])[(slice(None), *index)].tolist()
             target = name, Worst(index, float(actual[name][index]), value, exact, lo, hi, 0.0)
     return Judged(subject, case, result, actual, target)
 
@@ -175,49 +171,41 @@ def worst_of(result: CaseResult) -> Target:
 
 def trace_result(judged: Judged, *, every: bool = False, watch: Watch = unwatched) -> KernelTrace:
     """Trace a case that was already judged; see `trace_case`."""
-    subject, case, result, target = judged.subject, judged.case, judged.result, judged.target
-    found = replace(_begun(subject, case, result.verdict), idle=result.idle)
-    if target is None:
+    result, found = judged.result, _begun(judged.result)
+    if judged.target is None:
         return replace(found, reason=result.reason or "it gave no element that could be compared")
-    stage, worst = target
+    stage, worst = judged.target
     beside = [finding for finding in result.findings if finding.kind not in OF_STAGES]
     found = replace(found, stage=stage, worst=worst, notes=tuple(finding.sentence for finding in beside))
-    with watch(case):
-        inputs = build(case.gathered(), subject.device)
-        tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst.index)
-        try:
-            seen = tracing.seen()
-        except TraceLimit as error:
-            return replace(found, reason=str(error))
-        except Exception as error:
-            traceback.print_exc()
-            return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
+    with watch(judged.case):
+        tracing = _Tracing(judged.subject, build(judged.case.gathered(), judged.subject.device))
+        seen = tracing.seen(stage, worst.index)
+    if isinstance(seen, str):
+        return replace(found, reason=seen)
     named = next(_steps_of_findings(seen, beside), None)
     found = replace(found, leaves=named, blamed=named if named is None or _is_sure(seen.log, named) else None)
     if seen.visit is None:
-        told = replace(found, reason=seen.why_nothing)
+        found = replace(found, reason=seen.why_nothing)
         launches = range(len(seen.log.launches)) if result.verdict is Verdict.FAILED else ()
-        return _launched_wrongly(told, tracing, judged, launches, watch)
+        return _launched_wrongly(found, tracing, judged, launches, watch)
     own, others = (array_of(t[worst.index]).tobytes() for t in (seen.tensor, judged.actual[stage]))
-    failing = found.verdict is Verdict.FAILED and own == others
-    told, matches, mended = _reading(found, tracing.problem, seen, worst.index, failing=failing)
+    failing = result.verdict is Verdict.FAILED and own == others
+    found, matches, mended = _reading(found, tracing.problem, seen, worst.index, failing=failing)
     other = "The element has other bits in the call that is shown here than in the one that was judged."
-    told = replace(
-        told,
+    found = replace(
+        found,
         steps=tuple(folded(steps_of(seen.log, seen.path, matches))),
         all=tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else (),
         notes=(*found.notes, *([] if own == others else [other]), *seen.notes),
     )
-    if mended is not None and mended.launches and (told.blamed is None or mended.of_elements):
-        told = _launched_wrongly(told, tracing, judged, mended.launches, watch, mended)
-    sure = [step for step in _steps_named(seen.log, beside) if _is_sure(seen.log, step)]
-    if told.blamed is not None or not sure:
-        return told
-    return replace(told, blamed=sure[0], leaves=sure[0], between=(), since=(), until="")
+    if mended is not None and mended.launches and (found.blamed is None or mended.of_elements):
+        found = _launched_wrongly(found, tracing, judged, mended.launches, watch, mended)
+    sure = (step for step in _steps_named(seen.log, beside) if _is_sure(seen.log, step))
+    return found if found.blamed is not None else _blaming(found, next(sure, None))
 
 
 def _launched_wrongly(
-    told: KernelTrace,
+    found: KernelTrace,
     tracing: _Tracing,
     judged: Judged,
     launches: Collection[int],
@@ -228,20 +216,23 @@ def _launched_wrongly(
 
     A load that reads wrong elements does as it is told then.
     """
-    worst, wrong = told.worst, judged.result.failing_stage
+    worst, wrong = found.worst, judged.result.failing_stage
     assert worst is not None
     few = wrong is None or max(wrong.isolated.outside, wrong.cumulative.outside) < LEAST
-    told_of = tracing.subject, tracing.inputs, tracing.request, tracing.stage, worst, launches
+    told_of = tracing.subject, tracing.inputs, tracing.asked(found.stage), found.stage, worst, launches
     with watch(judged.case):
-        found = mended_launches(*told_of, sizes=mended is None or mended.complete, few=few)
-    if not found:
-        return told
-    steps = tuple(replace(step_at(place), mend=words) for words, (place, _) in found.items())
+        mends = mended_launches(*told_of, sizes=mended is None or mended.complete, few=few)
+    if not mends:
+        return found
+    steps = tuple(replace(step_at(place), mend=words) for words, (place, _) in mends.items())
     others = mended is not None and not mended.of_elements and any(mend.sure for mend in mended.mends)
-    told = replace(told, mended=(*steps, *told.mended), blamed=None)
-    if others or len(found) > 1 or not all(sure for _, sure in found.values()):
-        return told
-    return replace(told, blamed=steps[0], leaves=steps[0], between=(), since=(), until="")
+    sure = len(mends) == 1 and not others and all(sure for _, sure in mends.values())
+    return _blaming(replace(found, mended=(*steps, *found.mended), blamed=None), steps[0] if sure else None)
+
+
+def _blaming(found: KernelTrace, step: Step | None) -> KernelTrace:
+    """Blame a step, if there is one, in place of lines in which the mistake could be."""
+    return found if step is None else replace(found, blamed=step, leaves=step, between=(), since=(), until="")
 
 
 # Observed calls.
@@ -280,6 +271,13 @@ class SeenCall:
         return given == among
 
     @property
+    def missing(self) -> list[Write]:
+        """Writes by programs whose operations were not kept: of the element, on its way, or beside that."""
+        if self.write is not None and self.write.event is None:
+            return [self.write]
+        return self.path.untraced or self.beside.untraced
+
+    @property
     def visit(self) -> Visit | None:
         """The write of the element itself; None if that was only an allocation, and nothing was seen to write there."""
         last = self.path.visits[-1] if self.path.visits else None
@@ -305,17 +303,28 @@ class SeenCall:
             yield f"Elements read that nothing which can be seen wrote: {self.path.unknown:,}."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Tracing:
-    """Calls of a kernel under observation, for an element of a stage: the first one if `index` is None."""
+    """Calls of a kernel on a case under observation."""
 
     subject: Subject
     inputs: Inputs
-    problem: Problem
-    stage: str
-    index: tuple[int, ...] | None
 
-    def seen(self) -> SeenCall:
+    @cached_property
+    def problem(self) -> Problem:
+        return self.subject.problem(self.inputs)
+
+    def seen(self, stage: str, index: tuple[int, ...] | None = None) -> SeenCall | str:
+        """Observe how an element of a stage is computed, the first if there is no `index`; else say why not."""
+        try:
+            return self._seen(stage, index)
+        except TraceLimit as error:
+            return str(error)
+        except Exception as error:
+            traceback.print_exc()
+            return f"the kernel raises when it is observed: {first_line(error)}"
+
+    def _seen(self, stage: str, index: tuple[int, ...] | None) -> SeenCall:
         """Call the kernel and keep the operations of every program on the element's way, up to `MOST_PROGRAMS`.
 
         Earlier calls show which programs these are: the one that wrote the element, those that wrote the memory it
@@ -323,48 +332,50 @@ class _Tracing:
         residues. Of a single launch, the program that wrote it is enough, where it reads nothing of others.
         """
         wanted: set[Program] = set()
-        seen = first = self.call()
+        seen = first = self._call(stage, index)
         if len(first.log.launches) == 1 and first.write is not None and (program := first.write.program) is not None:
-            alone = self.call({program}, followed=True, only=True)
+            alone = self._call(stage, index, {program}, followed=True, only=True)
             if alone.stands_alone_for(first):
                 return alone
         while True:
-            missing = (
-                [seen.write] if seen.write and not seen.write.event else seen.path.untraced or seen.beside.untraced
-            )
-            found = dict.fromkeys(write.program for write in missing if write.program not in wanted)
-            new = [program for program in found if program is not None][: MOST_PROGRAMS - len(wanted)]
+            found = dict.fromkeys(write.program for write in seen.missing if write.program is not None)
+            new = [program for program in found if program not in wanted][: MOST_PROGRAMS - len(wanted)]
             if not new:
-                return self.call(wanted, followed=True)
+                return self._call(stage, index, wanted, followed=True)
             wanted.update(new)
-            seen = self.call(wanted)
+            seen = self._call(stage, index, wanted)
 
-    @property
-    def request(self) -> CallRequest:
-        stages = self.subject.kernel.stages if self.stage in self.subject.kernel.stages else ()
-        needed = tuple(dict.fromkeys([*self.problem.required, self.stage]))
-        optional = tuple(name for name in self.problem.may_return if name != self.stage)
+    def asked(self, stage: str) -> CallRequest:
+        """Return the request for a call that gives a stage."""
+        stages = self.subject.kernel.stages if stage in self.subject.kernel.stages else ()
+        needed = tuple(dict.fromkeys([*self.problem.required, stage]))
+        optional = tuple(name for name in self.problem.may_return if name != stage)
         return CallRequest(self.inputs.case.params, needed, optional, stages=stages)
 
-    def call(self, wanted: Collection[Program] = (), *, followed: bool = False, only: bool = False) -> SeenCall:
+    def _call(
+        self,
+        stage: str,
+        index: tuple[int, ...] | None,
+        wanted: Collection[Program] = (),
+        *,
+        followed: bool = False,
+        only: bool = False,
+    ) -> SeenCall:
         """Call the kernel, keep all operations of these programs, and find the write of the element and its path.
 
         With `only`, no other programs run.
         """
-        kernel, problem, asked = self.subject.kernel, self.problem, self.request
-        handed = self.inputs.hand_out()
+        kernel, handed = self.subject.kernel, self.inputs.hand_out()
         followed = followed and follows(handed) and not python_primitives(kernel)  # what these do has other residues
         shadow = ShadowMemory() if followed else None
         watching = traced(handed, wanted, only=only, shadow=shadow, primitives=kernel.primitives)
-        with products_of(problem.constants), guarded_allocations(0), watching as log:
-            results = results_of(kernel.call, asked, self.subject.device, handed)
-        tensor = results[self.stage].detach()
-        index = (0,) * tensor.ndim if self.index is None else self.index
-        number = np.array([np.ravel_multi_index(index, tuple(tensor.shape)) if index else 0])
-        seen = SeenCall(log, tensor.clone(), addresses_of(tensor), tensors={**handed, self.stage: tensor})
-        for write, _, lanes in log.last(seen.where(number), log.next()):
+        with products_of(self.problem.constants), guarded_allocations(0), watching as log:
+            tensor = results_of(kernel.call, self.asked(stage), self.subject.device, handed)[stage].detach()
+        shape = tuple(tensor.shape)
+        number = np.array([np.ravel_multi_index(index or (0,) * len(shape), shape) if shape else 0])
+        seen = SeenCall(log, tensor.clone(), addresses_of(tensor), tensors={**handed, stage: tensor})
+        for write, _, lanes in log.last(seen.where(number), log.next()):  # of one element there is one
             seen = replace(seen, write=write, path=follow(log, write.event, lanes) if write.event else Path())
-            break  # of one element there is one
         self.inputs.restore()
         return seen
 
@@ -372,10 +383,13 @@ class _Tracing:
 # Stages, and the line at fault.
 
 
-def _reading(found: KernelTrace, problem: Problem, seen: SeenCall, index: tuple[int, ...], *, failing: bool) -> Read:
+def _reading(
+    found: KernelTrace, problem: Problem, seen: SeenCall, index: tuple[int, ...], *, failing: bool
+) -> tuple[KernelTrace, Matches, Mending | None]:
     """Add the expressions that are stages of the reference to a trace, and the one at fault if it is `failing`.
 
-    Nothing is added for a large case, and for a result that has no element for each cell or that no event wrote.
+    Returns the stages and the search for the wrong line beside it, if there was one. Nothing is added for a large case,
+    and for a result that has no element for each cell or that no event wrote.
     """
     if seen.write is None or seen.write.event is None or problem.main.numel() > LARGEST:
         return found, {}, None
@@ -383,11 +397,7 @@ def _reading(found: KernelTrace, problem: Problem, seen: SeenCall, index: tuple[
     if grid is None:
         return found, {}, None
     with following_residues(), products_of(problem.constants):
-        written = ends(seen.log, grid, seen.where)
-        ancestry = Ancestry.of(seen.log, [event for event, _ in written.values()])
-        cells = ancestry.cells({number: own for number, (_, own) in written.items()}, grid.cells_of_inputs())
-        own = expressions(ancestry.events, cells)
-        stages = Stages(grid, grid.problem.evaluate(), found.stage, own, tuple(written), ancestry)
+        stages = Stages.of(grid, found.stage, seen.log, seen.where)
         matched, last = stages.matched({}), stages.all.get(found.stage)
         if not failing or last is None or last.name not in matched or not last.outside(stages.result).any():
             return *_with_stages(found, seen.log, stages, matched, None), None
@@ -451,7 +461,7 @@ def _steps_of_findings(seen: SeenCall, findings: Iterable[Finding]) -> Iterator[
         for write in reversed(writes):
             if write.event is None:
                 yield step_at(write.places[0])
-            elif not write.event.name.startswith(INPUT) and not is_unwritten(write.event):
+            elif not write.event.input and not is_unwritten(write.event):
                 yield step_of(seen.log, write.event, -1)
 
 

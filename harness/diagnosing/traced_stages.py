@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lastbit.diagnosing.worked import ways_of_all
+from lastbit.diagnosing.worked import legal_of, ways_of_all
 from lastbit.interpret.numpy_formats import Array
 from lastbit.judging.expected import Expected, Numbers, Trace, known_exactly
 from lastbit.judging.problem import Given, Problem
@@ -22,7 +22,7 @@ from lastbit.numerics import Enclosure, Format
 from lastbit.numerics.residues import Residues
 from lastbit.reports.why import StageMatch
 from lastbit.tracing import Event, Log
-from lastbit.tracing.ancestry import Ancestry, Expression, residues_of_cells
+from lastbit.tracing.ancestry import Ancestry, Expression, expressions, residues_of_cells
 from lastbit.tracing.events import Made, Origin, Write
 from lastbit.tracing.lanes import Addresses
 from lastbit.tracing.of_torch import is_unwritten
@@ -145,16 +145,6 @@ def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, in
     return Grid(problem, problem.on(part), tensor, (*leading, columns), cells, own_shape, own, rows=True, worst=worst)
 
 
-def ends(log: Log, grid: Grid, where: Addresses) -> dict[int, tuple[Event, Array]]:
-    """Map event numbers to the events that wrote the tensor's cells, with the element of each cell, -1 for none."""
-    found: dict[int, tuple[Event, Array]] = {}
-    for event, positions, lanes in log.sources(where, grid.numbers, log.next()):
-        if not is_unwritten(event):
-            own = found.setdefault(event.number, (event, np.full(grid.size, -1)))[1]
-            own[positions] = lanes
-    return found
-
-
 @dataclass(frozen=True, eq=False)
 class Stage:
     """Values that the contract allows for a stage, for each of C cells: fp64 [C].
@@ -171,10 +161,7 @@ class Stage:
     @cached_property
     def parts(self) -> tuple[Array, Array, Array, Array]:
         """Exact value, the contract's value, and the lower and upper end of the allowed interval, [C] each."""
-        allowed = self.expected.allowed
-        shape = self.expected.shape
-        own = allowed.full if isinstance(allowed, Enclosure) else allowed.to(torch.float64).expand(4, *shape)
-        exact, value, lo, hi = own.expand(4, *shape).reshape(4, -1)[:, torch.from_numpy(self.index)].numpy()
+        exact, value, lo, hi = legal_of(self.expected).reshape(4, -1)[:, torch.from_numpy(self.index)].numpy()
         return exact, value, lo, hi
 
     @cached_property
@@ -247,6 +234,18 @@ class Stages:
     found: Sequence[Expression]
     ends: Collection[int]
     ancestry: Ancestry
+
+    @classmethod
+    def of(cls, grid: Grid, last: str, log: Log, where: Addresses) -> Stages:
+        """Collect what led to the events that wrote the grid's tensor, with their elements for each cell."""
+        ends, events = dict[int, Array](), list[Event]()
+        for event, positions, lanes in log.sources(where, grid.numbers, log.next()):
+            if not is_unwritten(event):
+                events.append(event)
+                ends.setdefault(event.number, np.full(grid.size, -1))[positions] = lanes
+        ancestry = Ancestry.of(log, events)
+        found = expressions(ancestry.events, ancestry.cells(ends, grid.cells_of_inputs()))
+        return cls(grid, grid.problem.evaluate(), last, found, tuple(ends), ancestry)
 
     @cached_property
     def all(self) -> dict[str, Stage]:

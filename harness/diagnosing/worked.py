@@ -62,68 +62,61 @@ def worked_arithmetic(
     the one element of a stage that only a step shows. A stage that has no element there is worked out from its step.
     """
     problem, whole = seen.problem, tuple(seen.actual[stage].shape)
-
-    def step_of(name: str, fmt: Format | Integers) -> Step:
-        """Return the step that agrees with a stage, if its value has the stage's kind; else an empty one."""
-        step = steps.get(name, Step(""))
-        shown = _shown(step)
-        if shown is None or (shown.decimal in ("True", "False")) != (fmt.name == "bool"):
-            return Step("")
-        return step if bool(shown.bits) == isinstance(fmt, Format) else Step("")
+    shown = {name: step for name, step in steps.items() if _shows(step, problem.trace.formats.get(name))}
 
     def given(trace: Trace) -> dict[str, Enclosure]:
         """Return the stages to evaluate from: the kernel's tensors, or those of `trace` with its value in one place."""
         found = {}
         for name, expected in trace.stages.items():
-            if not isinstance(expected, Numbers):
-                continue
-            step, at = step_of(name, expected.format), _belonging(expected.shape, index, whole)
-            own = _shown(step)
-            if name in seen.actual:
+            at = _belonging(expected.shape, index, whole)
+            if name in seen.actual and isinstance(expected, Numbers):
                 found[name] = Enclosure.point(seen.actual[name])
-            elif at is not None and own is not None:
+            elif name in shown and at is not None and isinstance(expected, Numbers):
                 parts = expected.enclosure.full.clone()
-                for part in parts:
-                    part[at] = number_of(own, step.dtype)
+                parts[(slice(None), *at)] = number_of(shown[name].first[0], shown[name].dtype)
                 found[name] = Enclosure(parts)
         return found
 
     trace = FormulaTrace(problem=problem, given=given(problem.trace)).evaluate()
     exact = problem.unrounded.evaluate(given(problem.unrounded.trace))
-    made = list[WorkedStage | None]()
+    found = list[WorkedStage | None]()
     for name in list(trace.stages)[: list(trace.stages).index(stage) + 1]:
-        expected, rounds = trace.stages[name], name in problem.contract.rounds
-        step, at = step_of(name, expected.format), _belonging(expected.shape, index, whole)
+        expected, rounds, step = trace.stages[name], name in problem.contract.rounds, shown.get(name, Step(""))
+        at = _belonging(expected.shape, index, whole)
         if at is None:
-            made.append(of_match(step, expected, rounds=rounds))
+            found.append(of_match(step, expected, rounds=rounds))
             continue
-        actual, dtype, ways = _shown(step), step.dtype, step.match.ways if step.match else ()
+        actual, dtype, ways = next(iter(step.first), None), step.dtype, step.match.ways if step.match else ()
         if name in seen.actual:
             tensor = seen.actual[name]
             expected = seen.as_given(name, expected, result=name in trace.results)
             rounds = rounds or expected.format != trace.formats[name]
             actual, dtype, ways = elements(array_of(tensor[at]))[0], DTYPE_NAMES[tensor.dtype], ()
-            if isinstance(expected.allowed, Enclosure) and isinstance(expected.format, Format):
-                legal = expected.allowed.full.expand(4, *expected.shape).reshape(4, -1)
-                numbers = tensor.to(torch.float64).reshape(-1)
+            if isinstance(expected.format, Format):
+                legal, numbers = legal_of(expected).reshape(4, -1), tensor.to(torch.float64).reshape(-1)
                 ways = ways_of_all(numbers, legal, expected.format, rounds=rounds, dtype=dtype)
-        allowed = expected.allowed
-        parts = [allowed] * 3 if isinstance(allowed, Tensor) else [allowed.value, allowed.lo, allowed.hi]
-        value, lo, hi = (float(part.expand(expected.shape)[at]) for part in parts)
-        ends = float(known_exactly(exact.stages[name]).expand(expected.shape)[at]), value, lo, hi
+        _, *allowed = legal_of(expected)[(slice(None), *at)].tolist()
+        ends = float(known_exactly(exact.stages[name]).expand(expected.shape)[at]), *allowed
         plain = WorkedStage(name, at, *ends, expected.format.name, rounds, trace.formulas[name], dtype=dtype)
-        made.append(_judged(plain, expected.format, actual, step, ways))
-    return tuple(worked for worked in made if worked is not None)
+        found.append(_judged(plain, expected.format, actual, step, ways))
+    return tuple(worked for worked in found if worked is not None)
+
+
+def legal_of(expected: Expected) -> Tensor:
+    """Return exact values, the contract's, and the ends of what it allows, fp64 [4, …]; thrice the same of integers."""
+    allowed = expected.allowed
+    own = allowed.full if isinstance(allowed, Enclosure) else allowed.to(torch.float64)
+    return own.expand(4, *expected.shape)
 
 
 def of_match(step: Step, expected: Expected, *, rounds: bool) -> WorkedStage | None:
     """Work out a stage of other rows from the element that a step shows; None if it shows none."""
-    match, actual = step.match, _shown(step)
-    if match is None or actual is None:
+    match = step.match
+    if match is None or not _shows(step, expected.format):
         return None
     ends = match.exact, match.expected, match.lo, match.hi
     plain = WorkedStage(match.stage, (), *ends, expected.format.name, rounds, dtype=step.dtype)
-    return _judged(plain, expected.format, actual, step, match.ways)
+    return _judged(plain, expected.format, step.first[0], step, match.ways)
 
 
 def _judged(
@@ -145,14 +138,16 @@ def _judged(
 
 def _belonging(shape: Index, index: Index, whole: Index) -> Index | None:
     """Return the index into a stage that belongs to an element of a tensor of shape `whole`; None if none does."""
-    if len(shape) > len(whole) or any(size not in (1, other) for size, other in zip(shape, whole, strict=False)):
-        return None
-    return tuple(i if size > 1 else 0 for size, i in zip(shape, index, strict=False))
+    fits = len(shape) <= len(whole) and all(size in (1, other) for size, other in zip(shape, whole, strict=False))
+    return tuple(i if size > 1 else 0 for size, i in zip(shape, index, strict=False)) if fits else None
 
 
-def _shown(step: Step) -> Element | None:
-    """Return the value of a step; None if several elements led to the worst one."""
-    return step.first[0] if step.direct and step.first else None
+def _shows(step: Step, fmt: Format | Integers | None) -> bool:
+    """Return whether one element led to the worst one, of the kind of numbers that a format has."""
+    if fmt is None or not step.direct or not step.first:
+        return False
+    is_bool = step.first[0].decimal in ("True", "False")
+    return is_bool == (fmt.name == "bool") and bool(step.first[0].bits) == isinstance(fmt, Format)
 
 
 def number_of(shown: Element, dtype: str) -> float:
@@ -289,7 +284,7 @@ class FormulaTrace(Trace):
     `given` are enclosures of stages from which the reference continues, if there are any.
     """
 
-    problem: Problem | None = None
+    problem: Problem = field(kw_only=True)
     given: Given = field(default_factory=dict)
     formulas: dict[str, str] = field(default_factory=dict)
     _named: list[tuple[object, str]] = field(default_factory=list)
@@ -297,7 +292,6 @@ class FormulaTrace(Trace):
 
     def evaluate(self) -> FormulaTrace:
         """Run the reference and return this trace with all stages recorded."""
-        assert self.problem is not None
         self.problem.evaluate(self.given, self)
         self._begun.clear()
         return self
@@ -307,7 +301,6 @@ class FormulaTrace(Trace):
 
         The names of the inputs are learnt from the frame of the reference, or of a part of a chain, when it begins.
         """
-        assert self.problem is not None
         frame = sys._getframe(2)
         while frame.f_code is PartRecorder.__call__.__code__ and frame.f_back is not None:
             frame = frame.f_back

@@ -17,10 +17,8 @@ import torch
 
 from lastbit.interpret.numpy_formats import Array
 from lastbit.numerics.residues import Residues
-from lastbit.tracing.events import Event, Log, Made, Operand, Origin, Write
+from lastbit.tracing.events import Event, Log, Made, Operand, Write
 
-INPUT = "input "
-"""What the name of an event begins with that stands for a tensor of the case."""
 # 32 MiB of int64 for the lookup.
 _MOST = 1 << 22  # elements of an operand that are looked up at once
 
@@ -87,7 +85,7 @@ def follow(log: Log, event: Event, lanes: Iterable[int]) -> Path:
         event = events.pop(-heapq.heappop(ahead))
         own = [unique(np.concatenate([np.zeros(0, np.int64), *parts])) for parts in reached.pop(event.number)]
         path.visits.append(Visit(event, own[False], unique(np.concatenate(own))))
-        operands = [operand for operand in event.operands if not operand.address and matters(operand)]
+        operands = [operand for operand in event.operands if operand.matters]
         for operand, several in ((operand, several) for operand in operands for several in (False, True)):
             for found in came_from(operand, own[several]):
                 many, elements = several or found.shape[1] > 1, unique(found.reshape(-1))
@@ -113,12 +111,6 @@ def unique(lanes: Array) -> Array:
         return lanes
     _, first = np.unique(lanes, return_index=True)
     return np.asarray(lanes[np.sort(first)])
-
-
-def matters(operand: Operand) -> bool:
-    """Return whether an operand is more than a constant, or than an integer that follows from arguments."""
-    event = operand.event
-    return event is None or event.origin is Origin.MEMORY or (event.origin is Origin.ARGUMENTS and event.is_float)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,8 +164,8 @@ class Ancestry:
         found: dict[int, dict[str, Array]] = {}
         for number in sorted(self.events):
             event = self.events[number]
-            if event.name.startswith(INPUT):
-                found[number] = {event.name.removeprefix(INPUT): np.arange(event.values.size)}
+            if event.input:
+                found[number] = {event.input: np.arange(event.values.size)}
                 continue
             own = found[number] = {}
             for edge in self.edges[number]:
@@ -223,7 +215,7 @@ def merged(first: Array | None, second: Array) -> Array:
 
 def _edges(log: Log, event: Event, operand: Operand) -> Iterator[Edge]:
     size = event.values.size
-    if operand.address or not matters(operand) or not size:
+    if not operand.matters or not size:
         return
     width = operand.source(np.zeros(1, np.int64)).shape[1]
     if operand.event is not None:

@@ -27,6 +27,8 @@ from lastbit.tracing.lanes import Addresses, Shape, Source
 # 2 GB beside the tensors: what a laptop has to spare. A kernel on the smallest case that fails takes some MB.
 LIMIT = 2 << 30
 """Bytes of values beyond which no more are kept, and `Log.check` raises."""
+INPUT = "input "
+"""What the name of an event begins with that stands for a tensor of the case."""
 NOWHERE = Place("", 0, 0, 0, 0, "")
 Places = tuple[Place, ...]
 
@@ -81,6 +83,20 @@ class Operand:
     address: bool = False
     size: int = 0
 
+    @property
+    def origin(self) -> Origin:
+        """What it was made of at last."""
+        if self.event is not None:
+            return self.event.origin
+        return Origin.MEMORY if self.memory else Origin.ARGUMENTS if self.name else Origin.CONSTANTS
+
+    @property
+    def matters(self) -> bool:
+        """Return whether it is more than an address, a constant, or an integer that follows from arguments."""
+        event = self.event
+        counts = event is None or event.origin is Origin.MEMORY or (event.origin is Origin.ARGUMENTS and event.is_float)
+        return counts and not self.address
+
 
 class Made(NamedTuple):
     """Result of an operation.
@@ -130,8 +146,9 @@ class Made(NamedTuple):
         return Made(self.values.astype(dtype), self.residues)
 
 
-Again = Callable[[Sequence[Made | None]], Made]
-"""Of an event's operands, in their order, what they are now, None for those that are as they were → what it gives."""
+Values = Sequence[Made | None]
+"""Of an event's operands, in their order, what they are now, None for those that are as they were."""
+Again = Callable[[Values], Made]
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +186,11 @@ class Event:
     def place(self) -> Place:
         """The innermost place."""
         return self.places[0] if self.places else NOWHERE
+
+    @property
+    def input(self) -> str:
+        """The tensor of the case that it stands for, if it stands for one."""
+        return self.name.removeprefix(INPUT) if self.name.startswith(INPUT) else ""
 
     @property
     def made(self) -> Made:
@@ -234,24 +256,13 @@ class Write:
 
 
 def _finder(addresses: Array, lanes: Array | None, width: int) -> Callable[[Array], Array]:
-    """Make `Write.find` of elements at `addresses` [n] with flat indices `lanes`, None for 0 to n-1.
-
-    Addresses that are evenly spaced, as nearly always, are not kept.
-    """
-    start, count, steps = int(addresses[0]), len(addresses), np.diff(addresses)
-    step, numbers, ordered = int(steps[0]) if len(steps) else 0, lanes, None
-    if step <= 0 or (steps != step).any():
-        numbers = np.argsort(addresses, kind="stable")
-        ordered, numbers = addresses[numbers], numbers if lanes is None else lanes[numbers]
+    """Make `Write.find` of elements at `addresses` [n] with flat indices `lanes`, None for 0 to n-1."""
+    order = np.argsort(addresses, kind="stable")
+    ordered, numbers = addresses[order], order if lanes is None else lanes[order]
 
     def find(wanted: Array) -> Array:
-        if ordered is None:
-            place, rest = np.divmod(wanted - start, step)
-        else:
-            place = np.searchsorted(ordered, wanted, side="right") - 1
-            rest = wanted - ordered[place]
-        inside = (place >= 0) & (place < count) & (rest < width)
-        return np.where(inside, place if numbers is None else numbers[np.clip(place, 0, count - 1)], -1)
+        place = np.searchsorted(ordered, wanted, side="right") - 1
+        return np.where((place >= 0) & (wanted - ordered[place] < width), numbers[place], -1)
 
     return find
 

@@ -90,20 +90,13 @@ def upto(operand: Shape, axis: int, reverse: bool) -> Source:
     return source
 
 
-def left_of_dot(a: Shape, b: Shape) -> Source:
-    """Make the source of `a @ b` in a [..., M, K]: each element depends on a row of `a`; b is [..., K, N]."""
-    return lambda lanes: (lanes // b[-1])[:, None] * a[-1] + np.arange(a[-1])
-
-
-def right_of_dot(a: Shape, b: Shape) -> Source:
-    """Make the source of `a @ b` in b [..., K, N]: each element depends on a column of `b`."""
-    size = a[-2] * b[-1]
-
-    def source(lanes: Array) -> Array:
-        start = lanes // size * (b[-2] * b[-1]) + lanes % b[-1]
-        return np.asarray(start[:, None] + np.arange(b[-2]) * b[-1])
-
-    return source
+def of_dot(a: Shape, b: Shape) -> tuple[Source, Source]:
+    """Make the sources of `a @ b`: each element depends on a row of a [..., M, K] and on a column of b [..., K, N]."""
+    (m, k), n = a[-2:], b[-1]
+    return (
+        lambda lanes: lanes[:, None] // n * k + np.arange(k),
+        lambda lanes: (lanes // (m * n) * (k * n) + lanes % n)[:, None] + np.arange(k) * n,
+    )
 
 
 def of_array(addresses: Array) -> Addresses:

@@ -6,7 +6,7 @@ For each operation it finds which elements of the operands those of a written te
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,7 @@ from lastbit.numerics.residues import Residues
 from lastbit.shadows.aten import Following, UncompiledMode
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import lanes
-from lastbit.tracing.events import Again, Event, Log, Made, Operand, is_lastbits_own, places
+from lastbit.tracing.events import Again, Event, Log, Made, Operand, Values, is_lastbits_own, places
 from lastbit.tracing.lanes import Addresses, Source, swapped
 
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
@@ -116,13 +116,10 @@ class TorchWatch(UncompiledMode):
         kwargs = kwargs or {}
         if self._log.interpreting or torch.Tag.inplace_view in func.tags or func.overloadpacket.__name__ == "set_":
             return func(*args, **kwargs)
-        names = [argument.name for argument in func._schema.arguments]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        changed = _changed(func, given)
-        named = [(name, x) for name, x in _tensors(given) if name != "out"]
-        operands = [x for _, x in named]
+        call = _Call.of(func, args, kwargs)
+        named = [(name, x) for name, x in call.tensors if name != "out"]
         own = is_lastbits_own(sys._getframe(1))  # memory under guards, where the kernel asked for torch.empty
-        name = "empty" if own else func.overloadpacket.__name__
+        name = "empty" if own else call.name
         fresh = name == "lift_fresh"  # what torch.tensor makes, seen for the first time
         used = list[tuple[Tensor, Operand]]()
         with _disable_current_modes():
@@ -130,94 +127,164 @@ class TorchWatch(UncompiledMode):
                 values, chooses = array_of(x) if x.numel() <= FEW else None, argument in CHOOSING
                 plain = Operand(lanes.everything(()), memory=addresses_of(x), values=values)
                 used.append((x, replace(plain, address=chooses, size=x.numel())))
-        held = {_storage(x) for x in operands}
+        held = {_storage(x) for _, x in named}
         with _disable_current_modes() if own else nullcontext():
             result = func(*args, **kwargs)
         returned = [x for x in tree_leaves(result) if _is_plain(x)]
-        made = changed or [x for x in returned if fresh or _storage(x) not in held]
+        made = call.changed or [x for x in returned if fresh or _storage(x) not in held]
         with _disable_current_modes():  # what is found out about it is no operation of the kernel's
             if own and self._shadow is not None:
                 for x in returned:
                     if x.is_floating_point():
                         self._shadow.allocate(x)
-            if made:
-                self._tell(name, func, given, used, made)
+            for part, tensor in enumerate(made):
+                self._tell(name, call, used, tensor, part)
         return result
 
-    def _tell(
-        self, name: str, func: Any, given: Mapping[str, Any], used: list[tuple[Tensor, Operand]], made: list[Tensor]
-    ) -> None:
-        at = places(sys._getframe(2))
-        for part, tensor in enumerate(made):
-            sources = [_source_of(func, given, x, tensor, part) for x, _ in used]
-            taken = [(x, replace(own, source=s)) for (x, own), s in zip(used, sources, strict=True) if s is not None]
-            numbers = [x for name in NUMBERS if isinstance(x := given.get(name), (int, float))]
-            of_numbers = (Operand(lanes.everything((1,)), values=np.array([number])) for number in numbers)
-            again = _repeatable(func, given, [x for x, _ in taken], part)
-            made_of = array_of(tensor), tensor.dtype, (*(own for _, own in taken), *of_numbers)
-            residues = None
-            if self._shadow is not None and tensor.is_floating_point() and tensor.numel():
-                residues = self._shadow.read(tensor)
-            event = self._log.add(f"{func.namespace}.{name}", at, *made_of, again=again, residues=residues)
-            puts = name.endswith("_") and name.removesuffix("_") in _MOVERS and not given.get("accumulate")
-            _wrote(self._log, event, tensor, sources[0] if puts else None)
+    def _tell(self, name: str, call: _Call, used: list[tuple[Tensor, Operand]], tensor: Tensor, part: int) -> None:
+        """Record an event for one of the tensors that a call made or changed."""
+        sources = [call.source(x, tensor, part) for x, _ in used]
+        taken = [(x, replace(own, source=s)) for (x, own), s in zip(used, sources, strict=True) if s is not None]
+        numbers = [Operand(lanes.everything((1,)), values=np.array([n])) for n in call.numbers.values()]
+        residues = None
+        if self._shadow is not None and tensor.is_floating_point() and tensor.numel():
+            residues = self._shadow.read(tensor)
+        event = self._log.add(
+            f"{call.func.namespace}.{name}",
+            places(sys._getframe(2)),
+            array_of(tensor),
+            tensor.dtype,
+            (*(own for _, own in taken), *numbers),
+            again=call.again([x for x, _ in taken], part),
+            residues=residues,
+        )
+        puts = name.endswith("_") and name.removesuffix("_") in _MOVERS and not call.given.get("accumulate")
+        _wrote(self._log, event, tensor, sources[0] if puts else None)
 
 
 @dataclass(frozen=True, eq=False)
-class _Slot:
-    """A tensor argument without its memory."""
+class _Call:
+    """A call of an operation, with its arguments by name."""
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    func: Any
+    given: Mapping[str, Any]
 
-    def filled(self, values: Array | None) -> Tensor:
-        """Make a tensor of these values; in fp32 where the argument's narrower dtype does not hold them."""
-        if values is None:
-            return torch.zeros(self.shape, dtype=self.dtype)
-        if values.dtype == np.float32 and self.dtype.is_floating_point and self.dtype.itemsize < 4:
-            return torch.from_numpy(values.copy()).reshape(self.shape)
-        wide = np.float64 if self.dtype.is_floating_point else np.int64
-        given = torch.from_numpy(values.astype(wide)).reshape(self.shape)
-        own = given.to(self.dtype)
-        same = torch.equal(own.to(given.dtype).nan_to_num(), given.nan_to_num())
-        return own if same or own.element_size() >= 4 or not own.is_floating_point() else given.float()
+    @classmethod
+    def of(cls, func: Any, args: Any, kwargs: Any) -> _Call:
+        names = [argument.name for argument in func._schema.arguments]
+        return cls(func, {**dict(zip(names, args, strict=False)), **kwargs})
+
+    @property
+    def name(self) -> str:
+        """The name of the operation without its namespace."""
+        return str(self.func.overloadpacket.__name__)
+
+    @property
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """The tensors among the arguments, each with the name of its argument."""
+        return [(name, x) for name, value in self.given.items() for x in tree_leaves(value) if _is_plain(x)]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Arguments that are numbers of Python's, with which the operation computes."""
+        return {name: x for name in NUMBERS if isinstance(x := self.given.get(name), int | float)}
+
+    @property
+    def changed(self) -> list[Tensor]:
+        """The tensors among the arguments that the operation writes to."""
+        written = (a.name for a in self.func._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+        return [x for name in written for x in tree_leaves(self.given.get(name)) if _is_plain(x)]
+
+    def again(self, operands: Sequence[Tensor], part: int) -> Again:
+        """Make a function that repeats the call, from values of its operand tensors, then of its numbers."""
+        empty = {id(x): torch.empty_like(x, device="meta") for _, x in self.tensors}  # nobody's memory is held
+        slots, numbers = [empty[id(x)] for x in operands], list(self.numbers)
+        kept = _Call(self.func, swapped(dict(self.given), empty))
+
+        def again(values: Values) -> Made:
+            tensors, memory = {id(x): filled(x, None) for x in empty.values()}, ShadowMemory()
+            known = [own for own in values[: len(slots)] if own is not None]
+            follows = bool(known) and all(own.followed for own in known)
+            for slot, own in zip(slots, values, strict=False):
+                tensor = tensors[id(slot)] = filled(slot, None if own is None else own.values)
+                if own is not None and own.residues is not None:
+                    memory.write(tensor, Residues(own.residues.numbers.reshape(4, *tensor.shape)))
+            pairs = zip(numbers, values[len(slots) :], strict=True)
+            other = {name: float(own.values.reshape(-1)[0]) for name, own in pairs if own is not None}
+            call = replace(kept, given=swapped(kept.given, tensors) | other)
+            with Following(memory) if follows else nullcontext():
+                result = call.func(**call.given)
+            made = (call.changed or [x for x in tree_leaves(result) if _is_plain(x)])[part]
+            has = follows and made.is_floating_point() and made.numel()
+            return Made(array_of(made), memory.read(made) if has else None)
+
+        return again
+
+    def source(self, operand: Tensor, result: Tensor, part: int) -> Source | None:
+        """Return the source of a result in an operand; None if nothing came from it, as from the target of a copy."""
+        name, shape, made = self.name, tuple(operand.shape), tuple(result.shape)
+        if name == "copy_" and operand is self.given["self"]:
+            return None
+        if self.given.get("accumulate"):
+            return lanes.pointwise(shape, made) if operand is self.given["self"] else lanes.everything(shape)
+        if name.removesuffix("_") in _MOVERS and not name.startswith("_"):
+            return self._moved(operand, part)
+        if name in _DOTS:
+            sides = [self.given[side] for side in _DOTS[name]]
+            of_sides = lanes.of_dot(*(tuple(side.shape) for side in sides))
+            own = (source for side, source in zip(sides, of_sides, strict=True) if operand is side)
+            return next(own, lanes.pointwise(shape, made))
+        if torch.Tag.pointwise in self.func.tags or name in _POINTWISE:
+            return lanes.pointwise(shape, made)
+        if "normalized_shape" in self.given:  # an input's row for an element or statistic, a weight's element
+            axes = tuple(range(len(shape) - len(self.given["normalized_shape"]), len(shape)))
+            if len(shape) < len(made) or not axes:
+                return lanes.pointwise(shape, made)
+            return lanes.within(shape, axes) if shape == made else lanes.along(shape, axes)
+        dim = self.given.get("dim") if shape else None
+        dims = dim if isinstance(dim, list | tuple) else [] if dim is None else [dim]
+        axes = tuple(sorted(d % len(shape) for d in dims))
+        if name in _WITHIN and shape == made and axes:
+            return lanes.within(shape, axes)
+        if torch.Tag.reduction in self.func.tags or name in _REDUCTIONS:
+            kept = [side for axis, side in enumerate(shape) if axes and axis not in axes]
+            if np.prod(kept, dtype=np.int64) == np.prod(made, dtype=np.int64):
+                return lanes.along(shape, axes)
+        return lanes.everything(shape)
+
+    def _moved(self, operand: Tensor, part: int) -> Source:
+        """Return the source of an operation that moves elements, by repeating it on their indices.
+
+        Indices count from 1, so that a zero that the operation fills in is no element.
+        """
+        name = self.name.removesuffix("_")
+        data = {id(x): x for a in _MOVERS[name] for x in tree_leaves(self.given.get(a)) if isinstance(x, Tensor)}
+        if id(operand) not in data:
+            return lanes.everything(tuple(operand.shape))
+        again: Callable[..., Any] = getattr(getattr(torch.ops, self.func.namespace), name)
+        indices = (x for _, x in self.tensors if id(x) not in data and not x.is_floating_point())
+        kept = {id(x): x.detach().clone().cpu() for x in indices}  # they may change later
+        arguments = swapped({key: value for key, value in self.given.items() if key != "out"}, kept)
+
+        def index() -> Array:
+            numbers = {key: torch.zeros(x.shape, dtype=torch.int64) for key, x in data.items()}
+            numbers[id(operand)] = torch.arange(1, operand.numel() + 1).reshape(operand.shape)
+            return np.asarray(tree_leaves(again(**swapped(arguments, numbers)))[part].numpy() - 1)
+
+        return lanes.moved(index)
 
 
-def _repeatable(func: Any, given: Mapping[str, Any], operands: Sequence[Tensor], part: int) -> Again:
-    """Make a function that repeats an operation, from values of its operand tensors, then of its numbers."""
-    of_tensor = {id(x): _Slot(tuple(x.shape), x.dtype) for _, x in _tensors(given)}
-    slots, kept = [of_tensor[id(x)] for x in operands], swapped(dict(given), of_tensor)
-    names = [name for name in NUMBERS if isinstance(given.get(name), (int, float))]
-
-    def again(values: Sequence[Made | None]) -> Made:
-        filled, memory = {id(slot): slot.filled(None) for slot in of_tensor.values()}, ShadowMemory()
-        known = [own for own in values[: len(slots)] if own is not None]
-        follows = bool(known) and all(own.followed for own in known)
-        for slot, own in zip(slots, values, strict=False):
-            tensor = filled[id(slot)] = slot.filled(None if own is None else own.values)
-            if own is not None and own.residues is not None:
-                memory.write(tensor, Residues(own.residues.numbers.reshape(4, *tensor.shape)))
-        numbers = zip(names, values[len(slots) :], strict=True)
-        changed = {name: float(own.values.reshape(-1)[0]) for name, own in numbers if own is not None}
-        arguments = swapped(kept, filled) | changed
-        with Following(memory) if follows else nullcontext():
-            result = func(**arguments)
-        made = (_changed(func, arguments) or [x for x in tree_leaves(result) if _is_plain(x)])[part]
-        has = follows and made.is_floating_point() and made.numel()
-        return Made(array_of(made), memory.read(made) if has else None)
-
-    return again
-
-
-def _changed(func: Any, given: Mapping[str, Any]) -> list[Tensor]:
-    """Return the tensors among the arguments that the operation writes to."""
-    written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [x for name in written for x in tree_leaves(given.get(name)) if _is_plain(x)]
-
-
-def _tensors(given: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    for name, value in given.items():
-        yield from ((name, x) for x in tree_leaves(value) if _is_plain(x))
+def filled(like: Tensor, values: Array | None) -> Tensor:
+    """Make a tensor of these values; in fp32 where the narrower dtype of the one `like` it does not hold them."""
+    if values is None:
+        return torch.zeros(like.shape, dtype=like.dtype)
+    wide = np.float64 if like.is_floating_point() else np.int64
+    given = torch.from_numpy(values.astype(wide)).reshape(like.shape)
+    own = given.to(like.dtype)
+    if not like.is_floating_point() or like.element_size() >= 4:
+        return own
+    holds = torch.equal(own.to(given.dtype).nan_to_num(), given.nan_to_num())
+    return own if holds and values.dtype != np.float32 else given.float()
 
 
 def _is_plain(x: Any) -> bool:
@@ -226,59 +293,3 @@ def _is_plain(x: Any) -> bool:
 
 def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _source_of(func: Any, given: Mapping[str, Any], operand: Tensor, result: Tensor, part: int) -> Source | None:
-    """Return the source of a result in an operand; None if nothing came from it, as from the target of a copy."""
-    name = func.overloadpacket.__name__
-    shape, made = tuple(operand.shape), tuple(result.shape)
-    if name == "copy_" and operand is given["self"]:
-        return None
-    if given.get("accumulate"):
-        return lanes.pointwise(shape, made) if operand is given["self"] else lanes.everything(shape)
-    if (moved := name.removesuffix("_")) in _MOVERS and not name.startswith("_"):
-        return _of_mover(moved, func, given, operand, part)
-    if name in _DOTS:
-        a, b = (given[side] for side in _DOTS[name])
-        if operand is a or operand is b:
-            of_side = lanes.left_of_dot if operand is a else lanes.right_of_dot
-            return of_side(tuple(a.shape), tuple(b.shape))
-        return lanes.pointwise(shape, made)
-    if torch.Tag.pointwise in func.tags or name in _POINTWISE:
-        return lanes.pointwise(shape, made)
-    if "normalized_shape" in given:  # an input's row for an element or statistic, a weight's element
-        axes = tuple(range(len(shape) - len(given["normalized_shape"]), len(shape)))
-        if len(shape) < len(made) or not axes:
-            return lanes.pointwise(shape, made)
-        return lanes.within(shape, axes) if shape == made else lanes.along(shape, axes)
-    dim = given.get("dim") if shape else None
-    dims = dim if isinstance(dim, (list, tuple)) else [] if dim is None else [dim]
-    axes = tuple(sorted(d % len(shape) for d in dims))
-    if name in _WITHIN and shape == made and axes:
-        return lanes.within(shape, axes)
-    if torch.Tag.reduction in func.tags or name in _REDUCTIONS:
-        kept = [side for axis, side in enumerate(shape) if axes and axis not in axes]
-        if np.prod(kept, dtype=np.int64) == np.prod(made, dtype=np.int64):
-            return lanes.along(shape, axes)
-    return lanes.everything(shape)
-
-
-def _of_mover(name: str, func: Any, given: Mapping[str, Any], operand: Tensor, part: int) -> Source | None:
-    """Return the source of an operation that moves elements, by repeating it on their indices.
-
-    Indices count from 1, so that a zero that the operation fills in is no element.
-    """
-    data = [x for argument in _MOVERS[name] for x in tree_leaves(given.get(argument)) if isinstance(x, Tensor)]
-    if not any(x is operand for x in data):
-        return lanes.everything(tuple(operand.shape))
-    again: Callable[..., Any] = getattr(getattr(torch.ops, func.namespace), name)
-    indices = [x for x in tree_leaves(dict(given)) if isinstance(x, Tensor) and not any(x is y for y in data)]
-    kept = {id(x): x.detach().clone().cpu() for x in indices if not x.is_floating_point()}  # they may change later
-    arguments = swapped({key: value for key, value in given.items() if key != "out"}, kept)
-
-    def index() -> Array:
-        numbers = {id(x): torch.zeros(x.shape, dtype=torch.int64) for x in data}
-        numbers[id(operand)] = torch.arange(1, operand.numel() + 1).reshape(operand.shape)
-        return np.asarray(tree_leaves(again(**swapped(arguments, numbers)))[part].numpy() - 1)
-
-    return lanes.moved(index)

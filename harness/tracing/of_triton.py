@@ -24,11 +24,9 @@ from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 from lastbit.interpret.builder import Builder
 from lastbit.interpret.numpy_formats import NUMPY, Array, is_float
 from lastbit.interpret.places import place_of
-from lastbit.numerics.algebraic import FORMULAS
-from lastbit.numerics.residues import Residues
 from lastbit.shadows.programs import Shadow, Shadowing
 from lastbit.tracing import lanes
-from lastbit.tracing.events import Again, Event, Log, Made, Operand, Origin, Places, Program, places
+from lastbit.tracing.events import Again, Event, Log, Made, Operand, Origin, Places, Program, Values, places
 from lastbit.tracing.lanes import Shape, Source, of_array, swapped
 
 # 64 units of 2⁻²⁴: approximate instructions err by four, polynomials and tables in fp32 by more.
@@ -40,10 +38,7 @@ OF_PROGRAM = ("get_program_id", "get_num_programs", "make_range")
 MOVERS = ("splat", "unsplat", "broadcast", "expand_dims", "reshape", "trans", "cat", "join", "split", "gather")
 """Operations that give elements of their operands and compute none."""
 
-
-Function = Callable[[Any, Any], Any]
-"""Of arguments, and of those by keyword."""
-Values = Sequence[Made | None]
+Function = Callable[..., Any]
 
 
 class LaunchWatch:
@@ -123,9 +118,15 @@ class Tracer(Builder):
         made, blocks = result.handle, [torch.from_numpy(np.asarray(x.handle.data, np.float64)) for x in given]
         exact = getattr(torch, standing, torch.zeros_like)(*blocks).numpy()
         if np.allclose(made.data, exact, rtol=NEAR, atol=0.0, equal_nan=True):
+            plain, at = partial(self._quietly, function), places(sys._getframe(2), self.outside)
+
+            def followed(*args: Any, **kwargs: Any) -> Any:
+                result = plain(*args, **kwargs)
+                self._other.returned(function, args, kwargs, result)
+                return result
+
             operands = tuple(self._spread(x.handle, made.data.shape) for x in given)
-            again = partial(_primitive_again, partial(self._quietly, function), FORMULAS[standing], args, kwargs, given)
-            at = places(sys._getframe(2), self.outside)
+            again = partial(_again, plain, followed, args, kwargs, 0, given)
             self._keep(self._event(function.__name__, at, made, operands, again=again), made)
 
     # Operations: once each, whatever they are made of, but for those on objects that hold several handles.
@@ -136,27 +137,22 @@ class Tracer(Builder):
             return method(*args, **kwargs)
         if any(_holds_handles(x) for x in args):  # it is made of operations on these
             return getattr(super(), f"create_{name}")(*args, **kwargs)
-        program = self._of_program()
-        writes = _WRITES.get(name)
-        operands = args[: _OPERANDS.get(name)]
-        if writes is None and program not in self._log.wanted:
+        record, count = _IN_MEMORY.get(name, (None, None))
+        if self._of_program() not in self._log.wanted and record in (None, Tracer.loaded):
             return method(*args, **kwargs)
-        result = self._quietly(method, args, kwargs)
-        at = places(sys._getframe(2), self.outside)
-        if writes is not None:
-            writes(self, name, at, result, *operands)
-        elif name in ("load", "masked_load"):
-            self._loaded(at, result, *operands)
-        else:
-            plain = partial(self._quietly, getattr(super(), f"create_{name}"))  # moves numbers of elements, too
-            handles = [x for x in tree_leaves((args, kwargs)) if isinstance(x, TensorHandle)]
-            for part, made in enumerate(result if isinstance(result, tuple) else (result,)):
-                if isinstance(made, TensorHandle):
-                    found = _sources(name, plain, args, kwargs, part, handles, made)
-                    own = tuple(self._operand(*one) for one in found)
-                    used = [handle for handle, _, _ in found]
-                    again = partial(_again, plain, partial(self._quietly, method), args, kwargs, part, used)
-                    self._keep(self._event(name, at, made, _deciding(own, name), again=again), made)
+        result, at = self._quietly(method, *args, **kwargs), places(sys._getframe(2), self.outside)
+        if record is not None:
+            record(self, name, at, result, *args[:count])
+            return result
+        plain = partial(self._quietly, getattr(super(), f"create_{name}"))  # moves numbers of elements, too
+        handles = [x for x in tree_leaves((args, kwargs)) if isinstance(x, TensorHandle)]
+        for part, made in enumerate(result if isinstance(result, tuple) else (result,)):
+            if isinstance(made, TensorHandle):
+                found = _sources(name, plain, args, kwargs, part, handles, made)
+                own = tuple(self._operand(*one) for one in found)
+                used = [handle for handle, _, _ in found]
+                again = partial(_again, plain, partial(self._quietly, method), args, kwargs, part, used)
+                self._keep(self._event(name, at, made, _deciding(own, name), again=again), made)
         return result
 
     def whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -165,14 +161,14 @@ class Tracer(Builder):
         whole = partial(self._other.combined, function) if follows else function
         if self._silent or self._of_program() not in self._log.wanted:
             return whole(*args, **kwargs)
-        result = self._quietly(whole, args, kwargs)
+        result = self._quietly(whole, *args, **kwargs)
         given = inspect.signature(function).bind(*args, **kwargs).arguments
         name, at = function.__name__, places(sys._getframe(2), self.outside)
         blocks = [x for x in tree_leaves(given["input"]) if isinstance(x, tl.tensor)]
         handles = [x.handle for x in blocks]
         for number, part in enumerate(tree_leaves(result)):
             operands = tuple(self._operand(x, _of_whole(name, x.data.shape, given)) for x in handles)
-            again = partial(_again, _spread(function), _spread(whole), args, kwargs, number, blocks)
+            again = partial(_again, function, whole, args, kwargs, number, blocks)
             self._keep(self._event(name, at, part.handle, operands, again=again), part.handle)
         return result
 
@@ -186,7 +182,7 @@ class Tracer(Builder):
             self._log.turn()
         return program
 
-    def _quietly(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _quietly(self, function: Function, *args: Any, **kwargs: Any) -> Any:
         self._silent = True
         try:
             return function(*args, **kwargs)
@@ -195,7 +191,8 @@ class Tracer(Builder):
 
     # Events.
 
-    def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
+    def loaded(self, name: str, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
+        """Record a load."""
         shape, inside = result.data.shape, _mask(mask, result.data.shape)
         memory = of_array(ptr.data)
         operands = [self._spread(ptr, shape, address=True)]
@@ -230,7 +227,7 @@ class Tracer(Builder):
             self._keep(self._event("atomic old", at, result, (memory,)), result)
             kind = str(args[0]).rpartition(".")[2].lower() if name == "atomic_rmw" else "cas"
             load, inside = self._other.create_masked_load, TensorHandle(_mask(mask, shape), tl.int1)
-            after = self._quietly(load, (ptr, inside, None), {})
+            after = self._quietly(load, ptr, inside, None)
             operands = (*(self._spread(x, shape) for x in rest), memory)
             event = self._event(f"atomic {kind}", at, after, operands)
         self._wrote(event, at, ptr, mask, shape, width, adds=True)
@@ -247,7 +244,7 @@ class Tracer(Builder):
         self, name: str, at: Places, made: Any, operands: tuple[Operand, ...], again: Again | None = None
     ) -> Event:
         least = {"store": Origin.MEMORY, **dict.fromkeys(OF_PROGRAM, Origin.ARGUMENTS)}.get(name, Origin.CONSTANTS)
-        origin = max([least, *(_origin(x) for x in operands if not x.address)])
+        origin = max([least, *(x.origin for x in operands if not x.address)])
         residues = getattr(made, "residues", None)
         add = partial(self._log.add, program=self._program, origin=origin, again=again, residues=residues)
         return add(name, at, made.data, made.dtype.scalar, operands)
@@ -288,7 +285,7 @@ def _sources(
             def index() -> Array:
                 numbers = [lanes.numbered(x.data.shape) if x is chosen else np.full(x.data.shape, -1) for x in data]
                 given = {id(x): TensorHandle(own, tl.int64) for x, own in zip(data, numbers, strict=True)}
-                result = again(swapped(args, given), swapped(kwargs, given))
+                result = again(*swapped(args, given), **swapped(kwargs, given))
                 return np.asarray((result[part] if isinstance(result, tuple) else result).data)
 
             return lanes.moved(index)
@@ -301,8 +298,8 @@ def _sources(
         return [(condition, where, True), (chosen, lanes.where(x, mask), False), (other, lanes.where(y, ~mask), False)]
     if name == "dot":
         a, b, _ = handles
-        sides = a.data.shape, b.data.shape
-        return [(a, lanes.left_of_dot(*sides), False), (b, lanes.right_of_dot(*sides), False), plain[2]]
+        row, column = lanes.of_dot(a.data.shape, b.data.shape)
+        return [(a, row, False), (b, column, False), plain[2]]
     if name == "of_arrays":
         return [(x, _of_function(args[0], x.data, made.data), False) for x in handles]
     return plain
@@ -344,15 +341,6 @@ def _with(operand: Any, own: Made) -> Any:
     return made
 
 
-def _spread(function: Callable[..., Any]) -> Function:
-    return lambda args, kwargs: function(*args, **kwargs)
-
-
-def _follows(values: Values) -> bool:
-    """Return whether all floating-point values that replace operands have residues."""
-    return all(own is None or own.followed for own in values)
-
-
 def _again(
     plain: Function, followed: Function, args: Any, kwargs: Any, part: int, operands: Sequence[Any], values: Values
 ) -> Made:
@@ -363,34 +351,21 @@ def _again(
     """
     pairs = zip(operands, values, strict=True)
     others = {id(operand): _with(operand, own) for operand, own in pairs if own is not None}
-    result = (followed if _follows(values) else plain)(swapped(args, others), swapped(kwargs, others))
-    made = tree_leaves(result)[part]
+    function = followed if all(own is None or own.followed for own in values) else plain
+    made = tree_leaves(function(*swapped(args, others), **swapped(kwargs, others)))[part]
     handle = made.handle if isinstance(made, tl.tensor) else made
     return Made(np.asarray(handle.data), getattr(handle, "residues", None))
 
 
-def _primitive_again(
-    function: Function, formula: Callable[..., Residues], args: Any, kwargs: Any, blocks: Sequence[Any], values: Values
-) -> Made:
-    """Call a function that stands for a primitive once more, with the primitive's residues."""
-    made = _again(function, function, args, kwargs, 0, blocks, values).values
-    known = [
-        getattr(x.handle, "residues", None) if own is None else own.residues
-        for x, own in zip(blocks, values, strict=True)
-    ]
-    follows = _follows(values) and all(own is not None for own in known)
-    return Made(made, formula(*known).seen(torch.from_numpy(made.astype(np.float64))) if follows else None)
-
-
-_OPERANDS = {"load": 1, "masked_load": 3, "store": 2, "masked_store": 3}
-"""How many of the arguments of loads and stores are operands."""
-
-_WRITES: dict[str, Callable[..., None]] = {
-    "store": Tracer.stored,
-    "masked_store": Tracer.stored,
-    "atomic_rmw": Tracer.updated,
-    "atomic_cas": Tracer.updated,
+_IN_MEMORY: dict[str, tuple[Callable[..., None], int | None]] = {
+    "load": (Tracer.loaded, 1),
+    "masked_load": (Tracer.loaded, 3),
+    "store": (Tracer.stored, 2),
+    "masked_store": (Tracer.stored, 3),
+    "atomic_rmw": (Tracer.updated, None),
+    "atomic_cas": (Tracer.updated, None),
 }
+"""What records an operation on memory, and how many of its arguments are operands."""
 
 
 def _passing_on(name: str) -> Callable[..., Any]:
@@ -410,18 +385,12 @@ for _name in (*(name for name in dir(Builder) if name.startswith("create_")), *_
     setattr(Tracer, _name, _passing_on(_name))
 
 
-def _origin(operand: Operand) -> Origin:
-    if operand.event is not None:
-        return operand.event.origin
-    return Origin.MEMORY if operand.memory else Origin.ARGUMENTS if operand.name else Origin.CONSTANTS
-
-
 def _deciding(operands: tuple[Operand, ...], name: str) -> tuple[Operand, ...]:
     """Return operands; a selection's condition, if from memory, is a value where it chose what is not from there."""
-    if name != "select" or _origin(operands[0]) is not Origin.MEMORY:
+    if name != "select" or operands[0].origin is not Origin.MEMORY:
         return operands
     condition, *sides = operands
-    varying = [side for side in sides if _origin(side) is Origin.MEMORY]
+    varying = [side for side in sides if side.origin is Origin.MEMORY]
 
     def source(elements: Array) -> Array:
         taken = [side.source(elements) >= 0 for side in varying]

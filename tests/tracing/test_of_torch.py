@@ -14,7 +14,7 @@ from lastbit.interpret.numpy_formats import BFLOAT16
 from lastbit.numerics.residues import Residues
 from lastbit.tracing import traced
 from lastbit.tracing.events import Event, Made
-from lastbit.tracing.of_torch import _Slot, addresses_of, array_of
+from lastbit.tracing.of_torch import addresses_of, array_of, filled
 
 X = torch.arange(1.0, 7.0).reshape(2, 3)
 
@@ -110,13 +110,14 @@ def test_residues_follow_where_all_that_is_given_has_them() -> None:
 def test_a_narrow_argument_is_as_wide_as_its_values_need(
     dtype: torch.dtype, values: list[float], wanted: list[float], kept: torch.dtype
 ) -> None:
-    found = _Slot((2, 1), dtype).filled(np.array(values, np.float64))
+    like = torch.empty((2, 1), dtype=dtype, device="meta")
+    found = filled(like, np.array(values, np.float64))
     assert (found.dtype, tuple(found.shape)) == (kept, (2, 1))
     assert found.double().nan_to_num().flatten().tolist() == pytest.approx(wanted)
-    given = _Slot((2, 1), dtype).filled(np.array(values, np.float32))
+    given = filled(like, np.array(values, np.float32))
     narrow = dtype.is_floating_point and dtype.itemsize < 4
     assert given.dtype is (torch.float32 if narrow else dtype)
-    empty = _Slot((2, 1), dtype).filled(None)
+    empty = filled(like, None)
     assert empty.dtype is dtype and not empty.any()
 
 
