@@ -81,12 +81,10 @@ def in_common(seen: Observation, result: CaseResult) -> tuple[str, ...]:
     failing = result.failing_stage
     if failing is None or failing.name not in seen.actual:
         return ()
-    order, stage = list(seen.problem.trace.stages), failing.name
-    earlier = order[: order.index(stage)] if failing.isolated.outside else []
-    trace = seen.problem.evaluate({name: seen.actual[name] for name in earlier if name in seen.actual})
-    expected = seen.as_given(stage, trace.stages[stage], result=stage in trace.results)
-    mask = expected.outside(seen.actual[stage])
-    return (*_held(seen.actual[stage], expected.value, mask), *places(mask)) if bool(mask.any()) else ()
+    expected = seen.expected(seen.onward if failing.isolated.outside else seen.problem.trace)[failing.name]
+    actual = seen.actual[failing.name]
+    mask = expected.outside(actual)
+    return (*_held(actual, expected.value, mask), *places(mask)) if bool(mask.any()) else ()
 
 
 def _held(stored: Tensor, value: Tensor, mask: Tensor) -> Iterator[str]:

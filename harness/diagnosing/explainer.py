@@ -14,7 +14,7 @@ from lastbit.case import Case, parse_case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.diagnosing.diagnoses import branches_alone, in_common, wrong_product
-from lastbit.diagnosing.trace import judged_to_explain, trace_result
+from lastbit.diagnosing.trace import NOTHING, begun, judged_to_explain, trace_result
 from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
 from lastbit.inputs import build
 from lastbit.judging.observation import Observation
@@ -64,13 +64,10 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
         judged = judged_to_explain(subject, case)
     result, on_cpu = judged.result, subject.device.type == "cpu"
     stage, worst = judged.target or ("", None)
-    names = subject.kernel.name, result.op, result.contract, result.case, result.device
-    reason = "" if worst else result.reason or "it gave no element that could be compared"
-    found = Explanation.of_nothing(*names, verdict=result.verdict, reason=reason)
-    found = replace(
-        found,
-        trace=replace(found.trace, reason=result.reason, idle=result.idle),
+    found = Explanation(
+        *(result.kernel, result.device, result.case, result.verdict, replace(begun(result), reason=result.reason)),
         explained_by=simplest(result.explained_by, result.contract),
+        reason="" if worst else result.reason or NOTHING,
         findings=tuple(finding.sentence for finding in result.faults),
         stage=stage,
         worst=worst,

@@ -51,20 +51,16 @@ def search_stages(subject: Subject, case: Case, *, watch: Watch = unwatched) -> 
     explained = explain_rows(seen, seen.problem.trace, seen.onward) if seen.has_latent else None
     handovers, rows = _handovers(seen, explained), None if explained is None else explained.check
     # The fault is local if a stage is wrong by itself at or before the first that shows, from which all is right.
-    local = next((h for h in handovers if h.isolated.outside), None)
-    shown = next((h.stage for h in handovers if h.forward.outside), "")
-    visible = next((h for h in handovers if shown and h.stage == shown), None)
-    kind = StageKind.LOCAL
-    if visible is None:
-        kind = StageKind.UNSEEN if local else StageKind.CLEAN
-    elif local is None or handovers.index(local) > handovers.index(visible):
-        kind = StageKind.MISSING
-    found = replace(found, handovers=handovers, rows=rows, kind=kind, shown=shown)
-    if kind in (StageKind.LOCAL, StageKind.UNSEEN) and local is not None:
-        return replace(found, stage=local.stage, wrong=(local.isolated.outside, local.isolated.numel))
-    if kind is StageKind.CLEAN and rows is not None and rows.unexplained:
+    local = next((n for n, h in enumerate(handovers) if h.isolated.outside), len(handovers))
+    visible = next((n for n, h in enumerate(handovers) if h.forward.outside), len(handovers))
+    shown = handovers[visible].stage if visible < len(handovers) else ""
+    found = replace(found, handovers=handovers, rows=rows, shown=shown)
+    if local <= visible and local < len(handovers):
+        own, kind = handovers[local], StageKind.LOCAL if shown else StageKind.UNSEEN
+        return replace(found, kind=kind, stage=own.stage, wrong=(own.isolated.outside, own.isolated.numel))
+    if not shown and rows is not None and rows.unexplained:
         return replace(found, kind=StageKind.ROWS, stage=rows.stage)
-    return replace(found, stage=shown)
+    return replace(found, kind=StageKind.MISSING if shown else StageKind.CLEAN, stage=shown)
 
 
 def _handovers(seen: Observation, rows: ExplainedRows | None) -> tuple[Handover, ...]:

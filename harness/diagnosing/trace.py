@@ -54,6 +54,7 @@ MOST_PROGRAMS = 64
 LARGEST = 1 << 20
 """Elements of the op's first input up to which a call is read: every expression has a value for each cell."""
 
+NOTHING = "it gave no element that could be compared"
 Target = tuple[str, Worst] | None
 """The element to explain and the stage that it is of."""
 Matches = Mapping[int, StageMatch | None]
@@ -99,7 +100,7 @@ def stages_of_case(subject: Subject, case: Case, *, watch: Watch = unwatched) ->
     The kernel is called once to see which program wrote the first element of the last result that it must return, and
     once more for each launch that led there; nothing is judged.
     """
-    found = _begun(subject.outcome(Verdict.PASSED, str(case), case.dtypes))
+    found = begun(subject.outcome(Verdict.PASSED, str(case), case.dtypes))
     with watch(case):
         tracing = _Tracing(subject, build(case.gathered(), subject.device))
         problem = tracing.problem
@@ -110,7 +111,8 @@ def stages_of_case(subject: Subject, case: Case, *, watch: Watch = unwatched) ->
         return _reading(found, problem, seen, (0,) * seen.tensor.ndim, failing=False)[0]
 
 
-def _begun(result: CaseResult) -> KernelTrace:
+def begun(result: CaseResult) -> KernelTrace:
+    """Return the trace of a judged case before anything was followed."""
     names = result.kernel, result.op, result.contract, result.case, result.device
     return KernelTrace(*names, result.verdict, idle=result.idle)
 
@@ -171,9 +173,9 @@ def worst_of(result: CaseResult) -> Target:
 
 def trace_result(judged: Judged, *, every: bool = False, watch: Watch = unwatched) -> KernelTrace:
     """Trace a case that was already judged; see `trace_case`."""
-    result, found = judged.result, _begun(judged.result)
+    result, found = judged.result, begun(judged.result)
     if judged.target is None:
-        return replace(found, reason=result.reason or "it gave no element that could be compared")
+        return replace(found, reason=result.reason or NOTHING)
     stage, worst = judged.target
     beside = [finding for finding in result.findings if finding.kind not in OF_STAGES]
     found = replace(found, stage=stage, worst=worst, notes=tuple(finding.sentence for finding in beside))

@@ -222,12 +222,6 @@ DTYPES = {
 """Names of numpy's and torch's dtypes in Triton's words, where these differ."""
 
 
-def dtype_name(name: Any) -> str:
-    """Translate a dtype of Triton, numpy or torch to Triton's words."""
-    text = str(name).removeprefix("torch.")
-    return DTYPES.get(text, text)
-
-
 class TraceLimit(LastbitError):
     """The values of a trace would fill the memory."""
 
@@ -327,7 +321,8 @@ class Log:
         if 0 not in values.strides:  # broadcast, and no memory of its own
             self.bytes += values.nbytes
         kept = values if self.bytes <= LIMIT else np.zeros((), values.dtype)
-        own = self.next(), name, at, self._occurrence, dtype_name(dtype), kept
+        word = str(dtype).removeprefix("torch.")
+        own = self.next(), name, at, self._occurrence, DTYPES.get(word, word), kept
         self.events.append(Event(*own, operands, program, launch, origin, again, residues))
         return self.events[-1]
 

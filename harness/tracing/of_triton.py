@@ -39,6 +39,8 @@ MOVERS = ("splat", "unsplat", "broadcast", "expand_dims", "reshape", "trans", "c
 """Operations that give elements of their operands and compute none."""
 
 Function = Callable[..., Any]
+Found = tuple[Any, Source, bool]
+"""A handle or block; its elements; whether it says where something is or whether it is taken, and not what it is."""
 
 
 class LaunchWatch:
@@ -118,16 +120,17 @@ class Tracer(Builder):
         made, blocks = result.handle, [torch.from_numpy(np.asarray(x.handle.data, np.float64)) for x in given]
         exact = getattr(torch, standing, torch.zeros_like)(*blocks).numpy()
         if np.allclose(made.data, exact, rtol=NEAR, atol=0.0, equal_nan=True):
-            plain, at = partial(self._quietly, function), places(sys._getframe(2), self.outside)
+            plain = partial(self._quietly, function)
 
             def followed(*args: Any, **kwargs: Any) -> Any:
                 result = plain(*args, **kwargs)
                 self._other.returned(function, args, kwargs, result)
                 return result
 
-            operands = tuple(self._spread(x.handle, made.data.shape) for x in given)
-            again = partial(_again, plain, followed, args, kwargs, 0, given)
-            self._keep(self._event(function.__name__, at, made, operands, again=again), made)
+            shape = made.data.shape
+            found = [(x, lanes.pointwise(x.handle.data.shape, shape), False) for x in given]
+            call = partial(_again, plain, followed, args, kwargs)
+            self._tell(function.__name__, places(sys._getframe(2), self.outside), made, lambda _, made: found, call)
 
     # Operations: once each, whatever they are made of, but for those on objects that hold several handles.
 
@@ -145,14 +148,8 @@ class Tracer(Builder):
             record(self, name, at, result, *args[:count])
             return result
         plain = partial(self._quietly, getattr(super(), f"create_{name}"))  # moves numbers of elements, too
-        handles = [x for x in tree_leaves((args, kwargs)) if isinstance(x, TensorHandle)]
-        for part, made in enumerate(result if isinstance(result, tuple) else (result,)):
-            if isinstance(made, TensorHandle):
-                found = _sources(name, plain, args, kwargs, part, handles, made)
-                own = tuple(self._operand(*one) for one in found)
-                used = [handle for handle, _, _ in found]
-                again = partial(_again, plain, partial(self._quietly, method), args, kwargs, part, used)
-                self._keep(self._event(name, at, made, _deciding(own, name), again=again), made)
+        call = partial(_again, plain, partial(self._quietly, method), args, kwargs)
+        self._tell(name, at, result, partial(_sources, name, plain, args, kwargs), call)
         return result
 
     def whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -163,13 +160,11 @@ class Tracer(Builder):
             return whole(*args, **kwargs)
         result = self._quietly(whole, *args, **kwargs)
         given = inspect.signature(function).bind(*args, **kwargs).arguments
-        name, at = function.__name__, places(sys._getframe(2), self.outside)
         blocks = [x for x in tree_leaves(given["input"]) if isinstance(x, tl.tensor)]
-        handles = [x.handle for x in blocks]
-        for number, part in enumerate(tree_leaves(result)):
-            operands = tuple(self._operand(x, _of_whole(name, x.data.shape, given)) for x in handles)
-            again = partial(_again, function, whole, args, kwargs, number, blocks)
-            self._keep(self._event(name, at, part.handle, operands, again=again), part.handle)
+        name = function.__name__
+        found = [(x, _of_whole(name, x.handle.data.shape, given), False) for x in blocks]
+        call = partial(_again, function, whole, args, kwargs)
+        self._tell(name, places(sys._getframe(2), self.outside), result, lambda *_: found, call)
         return result
 
     def _of_program(self) -> Program:
@@ -191,6 +186,20 @@ class Tracer(Builder):
 
     # Events.
 
+    def _tell(self, name: str, at: Places, result: Any, sources: Callable[..., list[Found]], again: Function) -> None:
+        """Record an event for each part of a result.
+
+        Args:
+            sources: the operands, for the number of a part and its handle.
+            again: performs the operation once more, for the number of a part, operands and their values.
+        """
+        for part, made in enumerate(getattr(x, "handle", x) for x in tree_leaves(result)):
+            if isinstance(made, TensorHandle):
+                found = sources(part, made)
+                own = tuple(self._operand(*one) for one in found)
+                call = partial(again, part, [operand for operand, _, _ in found])
+                self._event(name, at, made, _deciding(own, name), call)
+
     def loaded(self, name: str, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
         """Record a load."""
         shape, inside = result.data.shape, _mask(mask, result.data.shape)
@@ -201,7 +210,7 @@ class Tracer(Builder):
             operands.append(self._spread(mask, shape, address=True))
         if isinstance(other, TensorHandle):
             operands.append(self._operand(other, lanes.where(lanes.pointwise(other.data.shape, shape), ~inside)))
-        self._keep(self._event("load", at, result, tuple(operands)), result)
+        self._event("load", at, result, tuple(operands))
 
     def stored(self, name: str, at: Places, result: Any, ptr: Any, value: Any, mask: Any = None) -> None:
         """Record a store, with an event if its program is wanted."""
@@ -224,7 +233,7 @@ class Tracer(Builder):
         event = None
         if self._program in self._log.wanted:
             memory = Operand(lanes.pointwise(shape, shape), memory=of_array(ptr.data))
-            self._keep(self._event("atomic old", at, result, (memory,)), result)
+            self._event("atomic old", at, result, (memory,))
             kind = str(args[0]).rpartition(".")[2].lower() if name == "atomic_rmw" else "cas"
             load, inside = self._other.create_masked_load, TensorHandle(_mask(mask, shape), tl.int1)
             after = self._quietly(load, ptr, inside, None)
@@ -245,19 +254,18 @@ class Tracer(Builder):
     ) -> Event:
         least = {"store": Origin.MEMORY, **dict.fromkeys(OF_PROGRAM, Origin.ARGUMENTS)}.get(name, Origin.CONSTANTS)
         origin = max([least, *(x.origin for x in operands if not x.address)])
-        residues = getattr(made, "residues", None)
-        add = partial(self._log.add, program=self._program, origin=origin, again=again, residues=residues)
-        return add(name, at, made.data, made.dtype.scalar, operands)
-
-    def _keep(self, event: Event, handle: Any) -> None:
-        self._made[id(handle)] = event
-        self._kept.append(handle)
+        add = partial(self._log.add, program=self._program, origin=origin, again=again)
+        event = add(name, at, made.data, made.dtype.scalar, operands, residues=getattr(made, "residues", None))
+        self._made[id(made)] = event
+        self._kept.append(made)
+        return event
 
     def _spread(self, handle: Any, shape: Shape, address: bool = False) -> Operand:
         """Return an operand of an elementwise operation with a result of this shape."""
         return self._operand(handle, lanes.pointwise(handle.data.shape, shape), address)
 
-    def _operand(self, handle: Any, source: Source, address: bool = False) -> Operand:
+    def _operand(self, given: Any, source: Source, address: bool = False) -> Operand:
+        handle = getattr(given, "handle", given)
         event = self._made.get(id(handle))
         if event is not None:
             return Operand(source, event, address=address)
@@ -265,18 +273,12 @@ class Tracer(Builder):
         return Operand(source, values=handle.data, name=name, address=address)
 
 
-Found = tuple[Any, Source, bool]
-"""An operand; its elements; whether it says where something is or whether it is taken, and not what it is."""
-
-
-def _sources(
-    name: str, again: Function, args: Any, kwargs: Any, part: int, handles: list[Any], made: Any
-) -> list[Found]:
+def _sources(name: str, again: Function, args: Any, kwargs: Any, part: int, made: Any) -> list[Found]:
     """Return the handles among the arguments of a call, each with its source for a part of the result, `made`.
 
     `again` is what the method returns for other arguments and keyword arguments.
     """
-    shape = made.data.shape
+    shape, handles = made.data.shape, [x for x in tree_leaves((args, kwargs)) if isinstance(x, TensorHandle)]
     plain = [(x, lanes.pointwise(x.data.shape, shape), False) for x in handles]
     if name in MOVERS:  # repeated on indices; those of a gather are addresses
         data = handles[:1] if name == "gather" else handles

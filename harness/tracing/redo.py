@@ -18,8 +18,8 @@ Change = Callable[["Redo", Event, Values], Made]
 """An event and what its operands are, None for those that are as they were → what it gives instead."""
 
 
-Writer = tuple[Array, int, Array]
-"""Positions that were written, the number of the event that wrote there, and which of its elements."""
+Writer = tuple[Array, Event, Array]
+"""Positions that were written, the event that wrote there, and which of its elements."""
 
 
 class Unrepeatable(Exception):
@@ -139,7 +139,7 @@ class Redo:
         if (other := len(where) + 1) < len(event.operands):
             made = numbers(other).astype(np.float64)
         written = self.ancestry.log.last(where[0][lanes], event.number)
-        writers = [(lanes[at], w.event.number, own) for w, at, own in written if w.event is not None]
+        writers = [(lanes[at], w.event, own) for w, at, own in written if w.event is not None]
         if sum(len(at) for at, _, _ in writers) < len(lanes):
             raise Unrepeatable("nothing that was recorded wrote there")
         found = self._filled(self._followed(made), writers, {}).cast(event.values.dtype).shaped(event.shape)
@@ -150,9 +150,8 @@ class Redo:
         operand = event.operands[place]
         if operand.event is not None:
             return changed.get(operand.event.number)
-        if operand.memory is None or not {n for _, n, _ in self._writers(event, place)} & changed.keys():
-            return None
-        return self._memory(event, place, changed)
+        follows = operand.memory is not None and any(w.number in changed for _, w, _ in self._writers(event, place))
+        return self._memory(event, place, changed) if follows else None
 
     def _memory(self, event: Event, place: int, changed: Mapping[int, Made]) -> Made:
         """Return the values that an operand read from memory: for each element of a tensor, or of a load's result.
@@ -178,8 +177,8 @@ class Redo:
 
     def _filled(self, made: Made, writers: Iterable[Writer], changed: Mapping[int, Made]) -> Made:
         """Return fp64 numbers with what events wrote."""
-        for at, number, elements in writers:
-            source = changed.get(number, self.made(self._events[number]))
+        for at, writer, elements in writers:
+            source = changed.get(writer.number, self.made(writer))
             made = made.put(at, source.taken(elements).cast(np.float64))
         return made
 
@@ -192,12 +191,8 @@ class Redo:
             positions = np.arange(operand.size or event.values.size)
             lanes = positions if operand.size else operand.source(positions)[:, 0]
             found = self.ancestry.log.sources(operand.memory, lanes, event.number)
-            self._read[key] = [(at, writer.number, own) for writer, at, own in found]
+            self._read[key] = [(at, writer, own) for writer, at, own in found]
         return self._read[key]
-
-    @cached_property
-    def _events(self) -> dict[int, Event]:
-        return {event.number: event for event in self.ancestry.log.events}
 
     @cached_property
     def _order(self) -> list[tuple[int, set[int]]]:
