@@ -14,6 +14,7 @@ from lastbit.case import Case, parse_case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.diagnosing.diagnoses import branches_alone, in_common, wrong_product
+from lastbit.diagnosing.handover import MOST
 from lastbit.diagnosing.trace import NOTHING, begun, judged_to_explain, trace_result
 from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
 from lastbit.inputs import build
@@ -26,9 +27,6 @@ from lastbit.verify.check import Subject
 from lastbit.verify.notes import Planned
 from lastbit.verify.worker import Watch, Worker, WorkerEnded, Workplace, planned, unwatched
 
-# As _MOST of handover.py: some twenty fp64 numbers for each element, 700 MB.
-MOST = 1 << 22
-"""Elements of the op's first input up to which the reference is evaluated at once."""
 # Arbitrary: too low begins what does not end in time, too high leaves time unused; most take less.
 TIMES_JUDGED = 4.0
 """How many times as long as judging a case it takes to follow its worst element, at most as a rule."""

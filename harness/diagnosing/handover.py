@@ -18,7 +18,9 @@ from lastbit.result import OF_STAGES, Comparison
 from lastbit.verify.check import Subject, examine
 from lastbit.verify.worker import Watch, Workplace, unwatched
 
-_MOST = 1 << 22  # elements of the op's first input; everything is evaluated at once, some twenty fp64 numbers for each
+# Some twenty fp64 numbers for each element, 700 MB.
+MOST = 1 << 22
+"""Elements of the op's first input up to which the reference is evaluated at once."""
 
 
 def search_kernel(place: Workplace, name: str, line: str) -> StageSearch:
@@ -32,8 +34,8 @@ def search_stages(subject: Subject, case: Case, *, watch: Watch = unwatched) -> 
     Raises:
         UsageError: the case is too large to be evaluated at once.
     """
-    if (size := case.tensors[0].numel) > _MOST:
-        raise UsageError(f"{case.tensors[0].name} has {size:,} elements; stages are searched in {_MOST:,} at most")
+    if (size := case.tensors[0].numel) > MOST:
+        raise UsageError(f"{case.tensors[0].name} has {size:,} elements; stages are searched in {MOST:,} at most")
     with watch(case):
         result, actual = examine(subject, case)
     names = subject.kernel.name, case.op, str(subject.contract), str(case), str(subject.device)

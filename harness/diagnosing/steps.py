@@ -32,7 +32,9 @@ def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch | None]) -> 
         visits = list(group)
         *_, last = visits
         if last.event.input:
-            yield from map(_of_input, visits)
+            for visit in visits:
+                name = named_element(visit.event, int(visit.all[0])) if len(visit.direct) else visit.event.input
+                yield replace(_of_visit(log, visit), text=name, operation="input")
         elif not last.event.program or any(visit.event.name not in MOVERS for visit in visits):
             ends = {visit.event.number: visit for visit in visits if visit.event.number in matched or visit is last}
             for number, end in ends.items():
@@ -56,18 +58,11 @@ def step_at(place: Place) -> Step:
 def step_of(log: Log, event: Event, lane: int) -> Step:
     """Make the step that ends with an event, for one of its elements; for all of them if `lane` is -1."""
     direct = np.array([lane] if lane >= 0 else [], np.int64)
-    return _of_visit(log, Visit(event, direct, direct if lane >= 0 else np.arange(event.values.size)), {event.number})
+    return _of_visit(log, Visit(event, direct, direct if lane >= 0 else np.arange(event.values.size)))
 
 
-def _of_input(visit: Visit) -> Step:
-    event, direct = visit.event, len(visit.direct) > 0
-    name = named_element(event, int(visit.all[0])) if direct else event.input
-    own = Step(name, event.dtype, operation="input", shape=event.shape, direct=direct)
-    return replace(own, count=len(visit.all), first=elements(event.at(visit.all[:FIRST])))
-
-
-def _of_visit(log: Log, visit: Visit, others: Collection[int]) -> Step:
-    """Make a step that ends with an event; `others` are the events that end steps of the same expression."""
+def _of_visit(log: Log, visit: Visit, others: Collection[int] = ()) -> Step:
+    """Make a step that ends with an event; `others` end steps of the same expression."""
     lanes = visit.direct if len(visit.direct) else visit.all
     sources = list(_sources(log, visit.event, lanes[:1], others))
     # Several constants in one expression are those of a function of the language, which its reader does not see.

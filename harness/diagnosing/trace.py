@@ -405,7 +405,7 @@ def _reading(
             return *_with_stages(found, seen.log, stages, matched, None), None
         mended = MendSearch(stages, stages.right(matched)).found()
         stage, value = stages.all[mended.stage], mended.value or matched[mended.stage]
-        onward, names = stages.onward(stages.from_kernel(stage, value)), list(stages.all)
+        onward, names = stages.onward(stage.name, value), list(stages.all)
         before = {name: e for name, e in matched.items() if names.index(name) < names.index(stage.name)}
         matched, first = onward.matched({**before, stage.name: value}), mended.blamed or value
         found, matches = _with_stages(found, seen.log, stages, matched, first)

@@ -17,7 +17,7 @@ from torch import Tensor
 from lastbit.diagnosing.worked import legal_of, ways_of_all
 from lastbit.interpret.numpy_formats import Array
 from lastbit.judging.expected import Expected, Numbers, Trace, known_exactly
-from lastbit.judging.problem import Given, Problem
+from lastbit.judging.problem import Problem
 from lastbit.numerics import Enclosure, Format
 from lastbit.numerics.residues import Residues
 from lastbit.reports.why import StageMatch
@@ -288,7 +288,7 @@ class Stages:
         """Describe how an expression agrees with a stage, at the cell to explain."""
         stage, cell = self.all[name], self.grid.worst
         exact, value, lo, hi = stage.parts
-        known = known_exactly(self._unrounded.stages[name]).expand(stage.expected.shape).reshape(-1)
+        known = known_exactly(self.grid.problem.unrounded.trace.stages[name]).expand(stage.expected.shape).reshape(-1)
         fmt, values = stage.expected.format, torch.from_numpy(e.values[e.known])
         legal = torch.from_numpy(np.stack(stage.parts)[:, e.known])
         rounds, ways = name in self.grid.problem.contract.rounds, tuple[str, ...]()
@@ -309,30 +309,24 @@ class Stages:
             ways=ways,
         )
 
-    @cached_property
-    def _unrounded(self) -> Trace:
-        return self.grid.problem.unrounded.trace
-
-    def onward(self, given: Given) -> Stages:
-        """Return these stages with the reference evaluated from given ones."""
-        return replace(self, trace=self.grid.problem.evaluate(given))
-
-    def from_kernel(self, stage: Stage, e: Expression) -> Given:
-        """Return the stage to continue the reference from, with an expression's values in its elements."""
-        known = torch.from_numpy(e.known)
+    def onward(self, name: str, e: Expression) -> Stages:
+        """Return these stages with the reference evaluated from one of them, with an expression's values in it."""
+        stage, known = self.all[name], torch.from_numpy(e.known)
         at, values = torch.from_numpy(stage.index)[known], torch.from_numpy(e.values)[known]
         if isinstance(stage.expected, Numbers):
             own = stage.expected.enclosure
             parts = own.full.expand(4, *stage.expected.shape).clone()
             parts.view(4, -1)[:, at] = values
-            if e.residues is None or own.algebra is None:
-                return {stage.name: Enclosure(parts)}
-            numbers = own.algebra.numbers.expand(4, *stage.expected.shape).clone()
-            numbers.view(4, -1)[:, at] = e.residues.numbers[:, known]
-            return {stage.name: Enclosure(parts, algebra=Residues(numbers))}
-        whole = stage.expected.value.clone()
-        whole.view(-1)[at] = values.to(whole.dtype)
-        return {stage.name: whole}
+            algebra = None
+            if e.residues is not None and own.algebra is not None:
+                numbers = own.algebra.numbers.expand(4, *stage.expected.shape).clone()
+                numbers.view(4, -1)[:, at] = e.residues.numbers[:, known]
+                algebra = Residues(numbers)
+            given: Tensor | Enclosure = Enclosure(parts, algebra=algebra)
+        else:
+            given = stage.expected.value.clone()
+            given.view(-1)[at] = values.to(given.dtype)
+        return replace(self, trace=self.grid.problem.evaluate({name: given}))
 
     def matched(self, given: Mapping[str, Expression]) -> dict[str, Expression]:
         """Map stages to the expressions that agree with them best; `given` ones are kept."""

@@ -642,7 +642,7 @@ def _loaded(self: Shadow, method: Any, ptr: Any, mask: Any, other: Any, *how: An
     values = values_of(made).to(FORMATS[data.dtype].dtype)
     residues = memory.load(addresses, values)
     if mask is not None:
-        inside = _tensor(_inside(mask, data.shape))
+        inside = _tensor(mask_of(mask, data.shape))
         outside = zeros_like(residues).opened if other is None else self.residues(other)
         residues = Residues.where(inside, residues, outside)
     self.give(made, residues.seen(values_of(made)))
@@ -653,13 +653,14 @@ def _stored(self: Shadow, method: Any, ptr: Any, value: Any, mask: Any, *how: An
     """Store a handle's residues at addresses, except where a mask is false."""
     self.quietly(method, ptr, value, *(() if mask is None else (mask,)), *how, **kw)
     shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
-    addresses, inside = np.broadcast_to(ptr.data, shape), _inside(mask, shape)
+    addresses, inside = np.broadcast_to(ptr.data, shape), mask_of(mask, shape)
     residues, dtype = self.held(value, addresses[inside])
     numbers = residues.numbers.expand(4, *shape)[:, _tensor(inside)]
     self._shadowing.memory.store(addresses[inside], Residues(numbers), dtype)
 
 
-def _inside(mask: Any, shape: tuple[int, ...]) -> Array:
+def mask_of(mask: Any, shape: tuple[int, ...]) -> Array:
+    """Broadcast a mask, given as a handle, an array or None, to the shape of the masked block."""
     data = True if mask is None else getattr(mask, "data", mask)
     return np.broadcast_to(np.asarray(data, np.bool_), shape).copy()
 
@@ -667,7 +668,7 @@ def _inside(mask: Any, shape: tuple[int, ...]) -> Array:
 def _updated(self: Shadow, method: Any, operation: Any, ptr: Any, value: Any, mask: Any, *how: Any) -> Any:
     """Update memory atomically: add floats by address; take other results from memory afterwards."""
     shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
-    inside = _inside(mask, shape)
+    inside = mask_of(mask, shape)
     addresses = np.broadcast_to(ptr.data, shape)[inside]
     place = TensorHandle(addresses, ptr.dtype)
     before = self.quietly(Builder.create_load, self, place) if addresses.size else None

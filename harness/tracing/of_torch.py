@@ -127,11 +127,11 @@ class TorchWatch(UncompiledMode):
                 values, chooses = array_of(x) if x.numel() <= FEW else None, argument in CHOOSING
                 plain = Operand(lanes.everything(()), memory=addresses_of(x), values=values)
                 used.append((x, replace(plain, address=chooses, size=x.numel())))
-        held = {_storage(x) for _, x in named}
+        held = {x.untyped_storage()._cdata for _, x in named}
         with _disable_current_modes() if own else nullcontext():
             result = func(*args, **kwargs)
         returned = [x for x in tree_leaves(result) if _is_plain(x)]
-        made = call.changed or [x for x in returned if fresh or _storage(x) not in held]
+        made = call.changed or [x for x in returned if fresh or x.untyped_storage()._cdata not in held]
         with _disable_current_modes():  # what is found out about it is no operation of the kernel's
             if own and self._shadow is not None:
                 for x in returned:
@@ -289,7 +289,3 @@ def filled(like: Tensor, values: Array | None) -> Tensor:
 
 def _is_plain(x: Any) -> bool:
     return isinstance(x, Tensor) and x.layout is torch.strided and x.device.type != "meta"
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

@@ -24,7 +24,7 @@ from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 from lastbit.interpret.builder import Builder
 from lastbit.interpret.numpy_formats import NUMPY, Array, is_float
 from lastbit.interpret.places import place_of
-from lastbit.shadows.programs import Shadow, Shadowing
+from lastbit.shadows.programs import Shadow, Shadowing, mask_of
 from lastbit.tracing import lanes
 from lastbit.tracing.events import Again, Event, Log, Made, Operand, Origin, Places, Program, Values, places
 from lastbit.tracing.lanes import Shape, Source, of_array, swapped
@@ -202,14 +202,15 @@ class Tracer(Builder):
 
     def loaded(self, name: str, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
         """Record a load."""
-        shape, inside = result.data.shape, _mask(mask, result.data.shape)
+        shape = result.data.shape
+        taken = mask_of(mask, shape)
         memory = of_array(ptr.data)
         operands = [self._spread(ptr, shape, address=True)]
-        operands.append(Operand(lanes.where(lanes.pointwise(shape, shape), inside), memory=memory))
+        operands.append(Operand(lanes.where(lanes.pointwise(shape, shape), taken), memory=memory))
         if isinstance(mask, TensorHandle):
             operands.append(self._spread(mask, shape, address=True))
         if isinstance(other, TensorHandle):
-            operands.append(self._operand(other, lanes.where(lanes.pointwise(other.data.shape, shape), ~inside)))
+            operands.append(self._operand(other, lanes.where(lanes.pointwise(other.data.shape, shape), ~taken)))
         self._event("load", at, result, tuple(operands))
 
     def stored(self, name: str, at: Places, result: Any, ptr: Any, value: Any, mask: Any = None) -> None:
@@ -235,8 +236,8 @@ class Tracer(Builder):
             memory = Operand(lanes.pointwise(shape, shape), memory=of_array(ptr.data))
             self._event("atomic old", at, result, (memory,))
             kind = str(args[0]).rpartition(".")[2].lower() if name == "atomic_rmw" else "cas"
-            load, inside = self._other.create_masked_load, TensorHandle(_mask(mask, shape), tl.int1)
-            after = self._quietly(load, ptr, inside, None)
+            load, taken = self._other.create_masked_load, TensorHandle(mask_of(mask, shape), tl.int1)
+            after = self._quietly(load, ptr, taken, None)
             operands = (*(self._spread(x, shape) for x in rest), memory)
             event = self._event(f"atomic {kind}", at, after, operands)
         self._wrote(event, at, ptr, mask, shape, width, adds=True)
@@ -244,8 +245,8 @@ class Tracer(Builder):
     def _wrote(
         self, event: Event | None, at: Places, ptr: Any, mask: Any, shape: Shape, width: int, adds: bool = False
     ) -> None:
-        inside, addresses = _mask(mask, shape).reshape(-1), np.broadcast_to(ptr.data, shape).reshape(-1)
-        numbers = None if inside.all() else np.nonzero(inside)[0]
+        taken, addresses = mask_of(mask, shape).reshape(-1), np.broadcast_to(ptr.data, shape).reshape(-1)
+        numbers = None if taken.all() else np.nonzero(taken)[0]
         addresses = addresses if numbers is None else addresses[numbers]
         self._log.written(event, addresses, numbers, width, program=self._program, at=at, adds=adds)
 
@@ -406,9 +407,3 @@ def _holds_handles(x: Any) -> bool:
     if isinstance(x, (TensorHandle, list, tuple)) or not hasattr(x, "__dict__"):
         return False
     return any(isinstance(part, TensorHandle) for part in tree_leaves(list(vars(x).values())))
-
-
-def _mask(mask: Any, shape: Shape) -> Array:
-    """Broadcast a mask, given as a handle, an array or None, to the shape of the masked block."""
-    data = True if mask is None else mask if isinstance(mask, np.ndarray) else mask.data
-    return np.broadcast_to(np.asarray(data, np.bool_), shape)
