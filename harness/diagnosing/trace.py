@@ -102,13 +102,13 @@ def stages_of_case(subject: Subject, case: Case, *, watch: Watch = unwatched) ->
     """
     found = begun(subject.outcome(Verdict.PASSED, str(case), case.dtypes))
     with watch(case):
-        tracing = _Tracing(subject, build(case.gathered(), subject.device))
-        problem = tracing.problem
-        found = replace(found, stage=max(problem.required, key=problem.trace.results.index))
-        seen = tracing.seen(found.stage)
+        inputs = build(case.gathered(), subject.device)
+        problem = subject.problem(inputs)
+        stage = max(problem.required, key=problem.trace.results.index)
+        seen = _Tracing(subject, inputs, stage).seen()
         if isinstance(seen, str) or seen.visit is None:
-            return replace(found, stage="", reason=seen if isinstance(seen, str) else seen.why_nothing)
-        return _reading(found, problem, seen, (0,) * seen.tensor.ndim, failing=False)[0]
+            return replace(found, reason=seen if isinstance(seen, str) else seen.why_nothing)
+        return _reading(replace(found, stage=stage), problem, seen, (0,) * seen.tensor.ndim, failing=False)[0]
 
 
 def begun(result: CaseResult) -> KernelTrace:
@@ -156,7 +156,7 @@ def judged_to_explain(subject: Subject, case: Case) -> Judged:
         compared = compare_formulas(problem, followed.results).get(name)
         if compared is not None and compared.differs:
             index = compared.first
-            exact, value, lo, hi = legal_of(problem.trace.stages[name])[(slice(None), *index)].tolist()
+            exact, value, lo, hi = legal_of(problem.trace.stages[name]).movedim(0, -1)[index].tolist()
             target = name, Worst(index, float(actual[name][index]), value, exact, lo, hi, 0.0)
     return Judged(subject, case, result, actual, target)
 
@@ -180,8 +180,9 @@ def trace_result(judged: Judged, *, every: bool = False, watch: Watch = unwatche
     beside = [finding for finding in result.findings if finding.kind not in OF_STAGES]
     found = replace(found, stage=stage, worst=worst, notes=tuple(finding.sentence for finding in beside))
     with watch(judged.case):
-        tracing = _Tracing(judged.subject, build(judged.case.gathered(), judged.subject.device))
-        seen = tracing.seen(stage, worst.index)
+        inputs = build(judged.case.gathered(), judged.subject.device)
+        tracing = _Tracing(judged.subject, inputs, stage, worst.index)
+        seen = tracing.seen()
     if isinstance(seen, str):
         return replace(found, reason=seen)
     named = next(_steps_of_findings(seen, beside), None)
@@ -221,7 +222,7 @@ def _launched_wrongly(
     worst, wrong = found.worst, judged.result.failing_stage
     assert worst is not None
     few = wrong is None or max(wrong.isolated.outside, wrong.cumulative.outside) < LEAST
-    told_of = tracing.subject, tracing.inputs, tracing.asked(found.stage), found.stage, worst, launches
+    told_of = tracing.subject, tracing.inputs, tracing.asked, found.stage, worst, launches
     with watch(judged.case):
         mends = mended_launches(*told_of, sizes=mended is None or mended.complete, few=few)
     if not mends:
@@ -307,62 +308,54 @@ class SeenCall:
 
 @dataclass(frozen=True, eq=False)
 class _Tracing:
-    """Calls of a kernel on a case under observation."""
+    """Calls of a kernel under observation, for an element of a stage: the first one if `index` is None."""
 
     subject: Subject
     inputs: Inputs
+    stage: str
+    index: tuple[int, ...] | None = None
 
     @cached_property
     def problem(self) -> Problem:
         return self.subject.problem(self.inputs)
 
-    def seen(self, stage: str, index: tuple[int, ...] | None = None) -> SeenCall | str:
-        """Observe how an element of a stage is computed, the first if there is no `index`; else say why not."""
-        try:
-            return self._seen(stage, index)
-        except TraceLimit as error:
-            return str(error)
-        except Exception as error:
-            traceback.print_exc()
-            return f"the kernel raises when it is observed: {first_line(error)}"
+    @property
+    def asked(self) -> CallRequest:
+        """The request for a call that gives the stage."""
+        stages = self.subject.kernel.stages if self.stage in self.subject.kernel.stages else ()
+        needed = tuple(dict.fromkeys([*self.problem.required, self.stage]))
+        optional = tuple(name for name in self.problem.may_return if name != self.stage)
+        return CallRequest(self.inputs.case.params, needed, optional, stages=stages)
 
-    def _seen(self, stage: str, index: tuple[int, ...] | None) -> SeenCall:
-        """Call the kernel and keep the operations of every program on the element's way, up to `MOST_PROGRAMS`.
+    def seen(self) -> SeenCall | str:
+        """Observe the operations of every program on the element's way, up to `MOST_PROGRAMS`; else say why not.
 
         Earlier calls show which programs these are: the one that wrote the element, those that wrote the memory it
         read, and so on; then programs on the way of elements written together with it. The last call is followed on
         residues. Of a single launch, the program that wrote it is enough, where it reads nothing of others.
         """
         wanted: set[Program] = set()
-        seen = first = self._call(stage, index)
-        if len(first.log.launches) == 1 and first.write is not None and (program := first.write.program) is not None:
-            alone = self._call(stage, index, {program}, followed=True, only=True)
-            if alone.stands_alone_for(first):
-                return alone
-        while True:
-            found = dict.fromkeys(write.program for write in seen.missing if write.program is not None)
-            new = [program for program in found if program not in wanted][: MOST_PROGRAMS - len(wanted)]
-            if not new:
-                return self._call(stage, index, wanted, followed=True)
-            wanted.update(new)
-            seen = self._call(stage, index, wanted)
+        try:
+            seen = first = self._call()
+            program = None if first.write is None else first.write.program
+            if len(first.log.launches) == 1 and program is not None:
+                alone = self._call({program}, followed=True, only=True)
+                if alone.stands_alone_for(first):
+                    return alone
+            while True:
+                found = dict.fromkeys(write.program for write in seen.missing if write.program is not None)
+                new = [program for program in found if program not in wanted][: MOST_PROGRAMS - len(wanted)]
+                if not new:
+                    return self._call(wanted, followed=True)
+                wanted.update(new)
+                seen = self._call(wanted)
+        except TraceLimit as error:
+            return str(error)
+        except Exception as error:
+            traceback.print_exc()
+            return f"the kernel raises when it is observed: {first_line(error)}"
 
-    def asked(self, stage: str) -> CallRequest:
-        """Return the request for a call that gives a stage."""
-        stages = self.subject.kernel.stages if stage in self.subject.kernel.stages else ()
-        needed = tuple(dict.fromkeys([*self.problem.required, stage]))
-        optional = tuple(name for name in self.problem.may_return if name != stage)
-        return CallRequest(self.inputs.case.params, needed, optional, stages=stages)
-
-    def _call(
-        self,
-        stage: str,
-        index: tuple[int, ...] | None,
-        wanted: Collection[Program] = (),
-        *,
-        followed: bool = False,
-        only: bool = False,
-    ) -> SeenCall:
+    def _call(self, wanted: Collection[Program] = (), *, followed: bool = False, only: bool = False) -> SeenCall:
         """Call the kernel, keep all operations of these programs, and find the write of the element and its path.
 
         With `only`, no other programs run.
@@ -372,10 +365,10 @@ class _Tracing:
         shadow = ShadowMemory() if followed else None
         watching = traced(handed, wanted, only=only, shadow=shadow, primitives=kernel.primitives)
         with products_of(self.problem.constants), guarded_allocations(0), watching as log:
-            tensor = results_of(kernel.call, self.asked(stage), self.subject.device, handed)[stage].detach()
+            tensor = results_of(kernel.call, self.asked, self.subject.device, handed)[self.stage].detach()
         shape = tuple(tensor.shape)
-        number = np.array([np.ravel_multi_index(index or (0,) * len(shape), shape) if shape else 0])
-        seen = SeenCall(log, tensor.clone(), addresses_of(tensor), tensors={**handed, stage: tensor})
+        number = np.array([np.ravel_multi_index(self.index or (0,) * len(shape), shape) if shape else 0])
+        seen = SeenCall(log, tensor.clone(), addresses_of(tensor), tensors={**handed, self.stage: tensor})
         for write, _, lanes in log.last(seen.where(number), log.next()):  # of one element there is one
             seen = replace(seen, write=write, path=follow(log, write.event, lanes) if write.event else Path())
         self.inputs.restore()
@@ -401,51 +394,41 @@ def _reading(
     with following_residues(), products_of(problem.constants):
         stages = Stages.of(grid, found.stage, seen.log, seen.where)
         matched, last = stages.matched({}), stages.all.get(found.stage)
-        if not failing or last is None or last.name not in matched or not last.outside(stages.result).any():
-            return *_with_stages(found, seen.log, stages, matched, None), None
-        mended = MendSearch(stages, stages.right(matched)).found()
-        stage, value = stages.all[mended.stage], mended.value or matched[mended.stage]
-        onward, names = stages.onward(stage.name, value), list(stages.all)
-        before = {name: e for name, e in matched.items() if names.index(name) < names.index(stage.name)}
-        matched, first = onward.matched({**before, stage.name: value}), mended.blamed or value
-        found, matches = _with_stages(found, seen.log, stages, matched, first)
-    words = {id(mend.expression): mend.words for mend in mended.mends}
+        mended, first = None, None
+        if failing and last is not None and last.name in matched and last.outside(stages.result).any():
+            mended = MendSearch(stages, stages.right(matched)).found()
+            value, names = mended.value or matched[mended.stage], list(stages.all)
+            before = {name: e for name, e in matched.items() if names.index(name) < names.index(mended.stage)}
+            matched = stages.onward(mended.stage, value).matched({**before, mended.stage: value})
+            first = mended.blamed or value
+        agreed = {name: stages.match(name, e, leaves=e is first) for name, e in matched.items()}
+    matches: dict[int, StageMatch | None] = {} if first is None else {first.event_of(grid.worst).number: None}
+    matches |= {e.event_of(grid.worst).number: agreed[name] for name, e in matched.items()}
     of_stage = {id(e): matches[e.event_of(grid.worst).number] for e in matched.values()}
 
-    def step(e: Expression) -> Step:
-        return replace(_step(seen.log, e, grid.worst, of_stage.get(id(e))), mend=words.get(id(e), ""))
+    def step(e: Expression, match: StageMatch | None = None, *, mend: str = "") -> Step:
+        event = e.event_of(grid.worst)
+        own = step_of(seen.log, event, int(e.lanes[event.number][grid.worst]))
+        return replace(own, match=match or of_stage.get(id(e)), mend=mend)
 
-    lines = grouped(e.line for e in mended.span).items()
+    steps = tuple(step(e, agreed[name]) for name, e in matched.items())
+    found = replace(found, stages=steps, unmatched=tuple(name for name in stages.all if name not in matched))
+    if mended is None or first is None:
+        return found, matches, None
+    words = {id(mend.expression): mend.words for mend in mended.mends}
+    mends = sorted(mended.mends, key=lambda mend: mend is not mended.only)
+    blamed, lines = mended.blamed, grouped(e.line for e in mended.span).items()
     found = replace(
         found,
-        blamed=None if mended.blamed is None else step(mended.blamed),
-        leaves=step(first),
-        mended=tuple(step(m.expression) for m in sorted(mended.mends, key=lambda mend: mend is not mended.only)),
+        blamed=None if blamed is None else step(blamed, mend=words.get(id(blamed), "")),
+        leaves=step(first, mend=words.get(id(first), "")),
+        mended=tuple(step(mend.expression, mend=mend.words) for mend in mends),
         between=tuple(f"{f}:{min(n)}" + (f" to {max(n)}" if max(n) > min(n) else "") for f, n in lines),
         since=mended.since,
         until=mended.stage,
         wrong=mended.stage,
     )
     return found, matches, mended
-
-
-def _with_stages(
-    found: KernelTrace, log: Log, stages: Stages, matched: Mapping[str, Expression], first: Expression | None
-) -> tuple[KernelTrace, Matches]:
-    """Add a step for each stage that is matched; the value leaves the contract with the `first` expression."""
-    worst = stages.grid.worst
-    matches: dict[int, StageMatch | None] = {} if first is None else {first.event_of(worst).number: None}
-    steps = []
-    for name, e in matched.items():
-        match = matches[e.event_of(worst).number] = stages.match(name, e, leaves=e is first)
-        steps.append(_step(log, e, worst, match))
-    unmatched = tuple(name for name in stages.all if name not in matched)
-    return replace(found, stages=tuple(steps), unmatched=unmatched), matches
-
-
-def _step(log: Log, e: Expression, cell: int, match: StageMatch | None) -> Step:
-    event = e.event_of(cell)
-    return replace(step_of(log, event, int(e.lanes[event.number][cell])), match=match)
 
 
 # Findings about memory.

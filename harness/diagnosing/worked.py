@@ -73,7 +73,7 @@ def worked_arithmetic(
                 found[name] = Enclosure.point(seen.actual[name])
             elif name in shown and at is not None and isinstance(expected, Numbers):
                 parts = expected.enclosure.full.clone()
-                parts[(slice(None), *at)] = number_of(shown[name].first[0], shown[name].dtype)
+                parts.movedim(0, -1)[at] = number_of(shown[name].first[0], shown[name].dtype)
                 found[name] = Enclosure(parts)
         return found
 
@@ -95,8 +95,8 @@ def worked_arithmetic(
             if isinstance(expected.format, Format):
                 legal, numbers = legal_of(expected).reshape(4, -1), tensor.to(torch.float64).reshape(-1)
                 ways = ways_of_all(numbers, legal, expected.format, rounds=rounds, dtype=dtype)
-        _, *allowed = legal_of(expected)[(slice(None), *at)].tolist()
-        ends = float(known_exactly(exact.stages[name]).expand(expected.shape)[at]), *allowed
+        _, value, lo, hi = legal_of(expected).movedim(0, -1)[at].tolist()
+        ends = float(known_exactly(exact.stages[name]).expand(expected.shape)[at]), value, lo, hi
         plain = WorkedStage(name, at, *ends, expected.format.name, rounds, trace.formulas[name], dtype=dtype)
         found.append(_judged(plain, expected.format, actual, step, ways))
     return tuple(worked for worked in found if worked is not None)

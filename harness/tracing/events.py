@@ -146,9 +146,8 @@ class Made(NamedTuple):
         return Made(self.values.astype(dtype), self.residues)
 
 
-Values = Sequence[Made | None]
-"""Of an event's operands, in their order, what they are now, None for those that are as they were."""
-Again = Callable[[Values], Made]
+Again = Callable[[Sequence[Made | None]], Made]
+"""Of an event's operands, in their order, what they are now, None for those that are as they were → what it gives."""
 
 
 @dataclass(frozen=True, eq=False)

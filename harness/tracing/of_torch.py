@@ -22,7 +22,7 @@ from lastbit.numerics.residues import Residues
 from lastbit.shadows.aten import Following, UncompiledMode
 from lastbit.shadows.shadow_memory import ShadowMemory
 from lastbit.tracing import lanes
-from lastbit.tracing.events import Again, Event, Log, Made, Operand, Values, is_lastbits_own, places
+from lastbit.tracing.events import Again, Event, Log, Made, Operand, is_lastbits_own, places
 from lastbit.tracing.lanes import Addresses, Source, swapped
 
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
@@ -201,7 +201,7 @@ class _Call:
         slots, numbers = [empty[id(x)] for x in operands], list(self.numbers)
         kept = _Call(self.func, swapped(dict(self.given), empty))
 
-        def again(values: Values) -> Made:
+        def again(values: Sequence[Made | None]) -> Made:
             tensors, memory = {id(x): filled(x, None) for x in empty.values()}, ShadowMemory()
             known = [own for own in values[: len(slots)] if own is not None]
             follows = bool(known) and all(own.followed for own in known)

@@ -26,7 +26,7 @@ from lastbit.interpret.numpy_formats import NUMPY, Array, is_float
 from lastbit.interpret.places import place_of
 from lastbit.shadows.programs import Shadow, Shadowing, mask_of
 from lastbit.tracing import lanes
-from lastbit.tracing.events import Again, Event, Log, Made, Operand, Origin, Places, Program, Values, places
+from lastbit.tracing.events import Again, Event, Log, Made, Operand, Origin, Places, Program, places
 from lastbit.tracing.lanes import Shape, Source, of_array, swapped
 
 # 64 units of 2⁻²⁴: approximate instructions err by four, polynomials and tables in fp32 by more.
@@ -78,7 +78,7 @@ class LaunchWatch:
 class Tracer(Builder):
     """Builder for one launch that computes by the builder `other` and records operations of wanted programs."""
 
-    __slots__ = ("_arguments", "_kept", "_log", "_loops", "_made", "_other", "_program", "_silent", "launch", "outside")
+    __slots__ = ("_arguments", "_kept", "_log", "_made", "_names", "_other", "_program", "_silent", "launch", "outside")
 
     def __init__(
         self, other: Builder, log: Log, name: str, arguments: Mapping[str, Any], outside: FrameType | None
@@ -92,17 +92,17 @@ class Tracer(Builder):
         constants = (getattr(x, "value", x) for x in arguments.values())
         plain = {float(x) for x in constants if isinstance(x, int | float)}
         self.launch = log.begin(name, frozenset(plain | {float(x.reshape(-1)[0]) for x in numbers}))
-        self._arguments = {id(handle): (name, handle) for name, handle in handles.items()}
+        self._arguments = handles
         self._program: Program | None = None
         self._made: dict[int, Event] = {}
-        self._loops: set[int] = set()
+        self._names: dict[int, str] = {}  # of arguments and of the numbers of rounds, by id
         self._kept: list[Any] = []  # so that no id is given to a second object
         self._silent = False
 
     def get_number(self, value: int, dtype: Any) -> Any:
         self._log.turn()
         number = super().get_number(value, dtype)
-        self._loops.add(id(number))
+        self._names[id(number)] = "round"
         self._kept.append(number)
         return number
 
@@ -172,7 +172,7 @@ class Tracer(Builder):
         if program != self._program:
             self._program = program
             self._made.clear()
-            self._loops.clear()
+            self._names = {id(handle): name for name, handle in self._arguments.items()}
             self._kept.clear()
             self._log.turn()
         return program
@@ -270,8 +270,7 @@ class Tracer(Builder):
         event = self._made.get(id(handle))
         if event is not None:
             return Operand(source, event, address=address)
-        name, _ = self._arguments.get(id(handle), ("round" if id(handle) in self._loops else "", handle))
-        return Operand(source, values=handle.data, name=name, address=address)
+        return Operand(source, values=handle.data, name=self._names.get(id(handle), ""), address=address)
 
 
 def _sources(name: str, again: Function, args: Any, kwargs: Any, part: int, made: Any) -> list[Found]:
@@ -345,7 +344,13 @@ def _with(operand: Any, own: Made) -> Any:
 
 
 def _again(
-    plain: Function, followed: Function, args: Any, kwargs: Any, part: int, operands: Sequence[Any], values: Values
+    plain: Function,
+    followed: Function,
+    args: Any,
+    kwargs: Any,
+    part: int,
+    operands: Sequence[Any],
+    values: Sequence[Made | None],
 ) -> Made:
     """Call a function once more with other values for some of the handles or blocks among its arguments.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,8 +12,9 @@ import torch
 from lastbit.interpret.numpy_formats import Array
 from lastbit.numerics.residues import Residues
 from lastbit.tracing.ancestry import Ancestry
-from lastbit.tracing.events import Event, Made, Values
+from lastbit.tracing.events import Event, Made
 
+Values = Sequence[Made | None]
 Change = Callable[["Redo", Event, Values], Made]
 """An event and what its operands are, None for those that are as they were → what it gives instead."""
 
