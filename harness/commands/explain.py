@@ -16,15 +16,15 @@ from lastbit.commands.options import NO_KERNEL, add_shared, add_words, config_of
 from lastbit.commands.running import worst_code
 from lastbit.config import Config
 from lastbit.diagnosing.explainer import Explainer
-from lastbit.diagnosing.handover import search_kernel
-from lastbit.diagnosing.trace import trace_kernel
+from lastbit.diagnosing.handover import search_stages
+from lastbit.diagnosing.trace import trace_case
 from lastbit.errors import UsageError
 from lastbit.reports.explanation import as_json, print_explanation, print_trace
 from lastbit.reports.paper import STANDARD_OUTPUT, line, make_console, write_text
 from lastbit.reports.stages import StageSearch, print_legend, print_stages
 from lastbit.reports.why import Explanation, KernelTrace
 from lastbit.result import Verdict
-from lastbit.verify.worker import Worker, WorkerEnded, planned
+from lastbit.verify.worker import Worker, WorkerEnded, on_case, planned
 
 Outcome = TypeVar("Outcome", StageSearch, KernelTrace)
 
@@ -56,9 +56,9 @@ def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
     results: Iterator[Any]
     show: Callable[[Any, Console], None] = print_explanation
     if options.stages:
-        results, show = _asked(config, search_kernel, StageSearch), print_stages
+        results, show = _asked(config, search_stages, StageSearch), print_stages
     elif options.trace:
-        results, show = _asked(config, trace_kernel, KernelTrace, every=options.all), print_trace
+        results, show = _asked(config, trace_case, KernelTrace, every=options.all), print_trace
     else:
         results = _reasons(config, options)
     for one in results:
@@ -112,7 +112,7 @@ def _asked(
     with Worker(config) as worker:
         for item in worker.do(planned):
             try:
-                yield worker.do(work, item.kernel, case, **options)
+                yield worker.do(on_case, work, item.kernel, case, **options)
             except WorkerEnded as ended:
                 names = item.kernel, item.op, item.contract, case, item.device
                 yield outcome(*names, verdict=Verdict.ERRORED, reason=str(ended))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from lastbit.case import Case, parse_case
+from lastbit.case import Case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.diagnosing.diagnoses import branches_alone, in_common, wrong_product
@@ -25,7 +25,7 @@ from lastbit.shrinking.pasted import is_interpreted, test_of
 from lastbit.shrinking.smallest import smallest_of
 from lastbit.verify.check import Subject
 from lastbit.verify.notes import Planned
-from lastbit.verify.worker import Watch, Worker, WorkerEnded, Workplace, planned, unwatched
+from lastbit.verify.worker import Watch, Worker, WorkerEnded, on_case, planned, unwatched
 
 # Arbitrary: too low begins what does not end in time, too high leaves time unused; most take less.
 TIMES_JUDGED = 4.0
@@ -45,11 +45,6 @@ KEEPS = (
     "text, such as fused multiplications and additions, approximate functions, or the order of sums"
 )
 FOLLOWED = "the element and its way are those of the same case on the CPU, interpreted"
-
-
-def explain_kernel(place: Workplace, name: str, line: str, *, seconds: float = math.inf) -> Explanation:
-    """Explain a kernel on a case line; see `explain_case`."""
-    return explain_case(place.subjects[name], parse_case(line), watch=place.watch, seconds=seconds)
 
 
 def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seconds: float = math.inf) -> Explanation:
@@ -174,7 +169,7 @@ class Explainer(ExitStack):
 def _explained(worker: Worker, item: Planned, line: str, seconds: float) -> Explanation:
     """Explain a case line in a worker; if the kernel ends its process, return that reason alone."""
     try:
-        return worker.do(explain_kernel, item.kernel, line, seconds=seconds)
+        return worker.do(on_case, explain_case, item.kernel, line, seconds=seconds)
     except WorkerEnded as ended:
         names = item.kernel, item.op, item.contract, line, item.device
         return Explanation.of_nothing(*names, verdict=Verdict.ERRORED, reason=str(ended))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from lastbit.case import Case, parse_case
+from lastbit.case import Case
 from lastbit.errors import UsageError
 from lastbit.inputs import build
 from lastbit.judging.latent import ExplainedRows, explain_rows, forgiven
@@ -16,16 +16,11 @@ from lastbit.judging.observation import Observation
 from lastbit.reports.stages import Handover, StageKind, StageSearch
 from lastbit.result import OF_STAGES, Comparison
 from lastbit.verify.check import Subject, examine
-from lastbit.verify.worker import Watch, Workplace, unwatched
+from lastbit.verify.worker import Watch, unwatched
 
 # Some twenty fp64 numbers for each element, 700 MB.
 MOST = 1 << 22
 """Elements of the op's first input up to which the reference is evaluated at once."""
-
-
-def search_kernel(place: Workplace, name: str, line: str) -> StageSearch:
-    """Search the stages of a kernel on a case line; see `search_stages`."""
-    return search_stages(place.subjects[name], parse_case(line), watch=place.watch)
 
 
 def search_stages(subject: Subject, case: Case, *, watch: Watch = unwatched) -> StageSearch:

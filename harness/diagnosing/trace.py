@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lastbit.calling.performing import CallRequest, results_of
 from lastbit.calling.uses_compile import is_compiled
-from lastbit.case import Case, parse_case
+from lastbit.case import Case
 from lastbit.diagnosing.mends import LEAST, Mending, MendSearch
 from lastbit.diagnosing.relaunches import mended_launches
 from lastbit.diagnosing.responsible import chain_of_address, lines_of
@@ -45,7 +45,7 @@ from lastbit.tracing.lanes import Addresses
 from lastbit.tracing.of_torch import addresses_of, array_of, is_unwritten
 from lastbit.verify.check import Subject, examine, first_line
 from lastbit.verify.formula_check import by_formula, follows
-from lastbit.verify.worker import Watch, Workplace, unwatched
+from lastbit.verify.worker import Watch, unwatched
 
 # Arbitrary: each is kept with all of its operations.
 MOST_PROGRAMS = 64
@@ -59,11 +59,6 @@ Target = tuple[str, Worst] | None
 """The element to explain and the stage that it is of."""
 Matches = Mapping[int, StageMatch | None]
 """Number of an event that is a stage, or with which the value leaves the contract → the stage that it agrees with."""
-
-
-def trace_kernel(place: Workplace, name: str, line: str, *, every: bool = False) -> KernelTrace:
-    """Trace a kernel on a case line; see `trace_case`."""
-    return trace_case(place.subjects[name], parse_case(line), every=every, watch=place.watch)
 
 
 def stages_in_sight(subject: Subject, case: Case, *, watch: Watch = unwatched) -> KernelTrace | None:

@@ -17,7 +17,7 @@ from lastbit.calibrate import load_premises
 from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.diagnosing.explainer import FOLLOWED, KEEPS, explain_case, explain_kernel
+from lastbit.diagnosing.explainer import FOLLOWED, KEEPS, explain_case
 from lastbit.errors import LastbitError
 from lastbit.files import BUILT_IN
 from lastbit.isolation.answers import KernelProcessEnded
@@ -32,7 +32,7 @@ from lastbit.result import CaseResult, Verdict
 from lastbit.verify.check import Subject
 from lastbit.verify.processes import environment_for
 from lastbit.verify.project import open_project
-from lastbit.verify.worker import open_workplace, unwatched
+from lastbit.verify.worker import on_case, open_workplace, unwatched
 
 if TYPE_CHECKING:  # a confined process need not import it
     from lastbit.judges.opening import Desk
@@ -179,5 +179,5 @@ def explanation_of_kernel(
         lines=(line,),
     )
     place = open_workplace(config, unwatched, lambda result: None)
-    found: dict[str, Any] = encoded(explain_kernel(place, kernel, line, seconds=seconds))
+    found: dict[str, Any] = encoded(on_case(place, explain_case, kernel, line, seconds=seconds))
     return found

@@ -26,6 +26,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from lastbit.case import parse_case
 from lastbit.children.channel import Channel
 from lastbit.children.child import ChildProcess, next_message, too_long
 from lastbit.config import Config
@@ -39,6 +40,8 @@ from lastbit.verify.plan import Plan, later_imports, make_plan
 from lastbit.verify.processes import child_for
 from lastbit.verify.project import Project, open_project
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Watch = Callable[[object], AbstractContextManager[object]]
 """Makes the context in which a case runs, so that something may be done about one that hangs or ends its process."""
 
@@ -84,6 +87,11 @@ def planned(place: Workplace) -> tuple[Planned, ...]:
     return place.plan.planned
 
 
+def on_case(place: Workplace, work: Callable[..., T], kernel: str, line: str, /, **options: Any) -> T:
+    """Do work on a kernel and the case of a line; the process that started this one watches how long it takes."""
+    return work(place.subjects[kernel], parse_case(line), watch=place.watch, **options)
+
+
 def prepare(device: torch.device) -> None:
     """Make this process run Triton kernels on `device`: interpreted on the CPU, compiled elsewhere.
 
@@ -122,9 +130,6 @@ def one_device(config: Config) -> str:
         raise UsageError(f"--device {','.join(config.devices)}: this command takes one device; run it once for each")
     return config.devices[0]
 
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 Opening = Callable[[Config, Watch, Tick], Workplace]
 """Makes a process one that does work for a configuration."""

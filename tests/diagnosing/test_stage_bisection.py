@@ -266,10 +266,10 @@ def test_a_case_that_no_kernel_is_for_is_said(
 def test_a_kernel_that_ends_its_process_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ends(*_: object) -> None:
+    def ends(*_: object, **__: object) -> None:
         raise WorkerEnded("the process died without an exception", BF16)
 
-    monkeypatch.setattr(command, "search_kernel", ends)
+    monkeypatch.setattr(command, "search_stages", ends)
     assert run(BF16, "triton[fp32_multiply+rounded_sum]") == 2
     assert "errored: the process died without an exception, in rms_norm" in " ".join(capsys.readouterr().out.split())
 

@@ -13,13 +13,13 @@ import torch
 
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
-from lastbit.diagnosing.handover import search_kernel
+from lastbit.diagnosing.handover import search_stages
 from lastbit.errors import DeviceLost, UsageError
 from lastbit.identifying.kept_contracts import identify_kernel
 from lastbit.reports.stages import StageKind
 from lastbit.verify import processes
 from lastbit.verify.processes import child_for, environment_for
-from lastbit.verify.worker import Worker, WorkerEnded, pickled, planned, serve
+from lastbit.verify.worker import Worker, WorkerEnded, on_case, pickled, planned, serve
 from tests.faults import vanishing
 from tests.faults.losing import losing, process_of
 
@@ -49,7 +49,7 @@ def test_kernels_that_vanish(tmp_path: Path) -> None:
         for kernel in kernels:
             began = time.monotonic()
             try:
-                found = worker.do(search_kernel, kernel, CASE)
+                found = worker.do(on_case, search_stages, kernel, CASE)
             except WorkerEnded as ended:
                 reasons[kernel] = str(ended)
                 assert ended.case == CASE and str(ended).endswith(f", in {CASE}")
@@ -59,7 +59,7 @@ def test_kernels_that_vanish(tmp_path: Path) -> None:
                 reasons[kernel] = ""
         assert worker.do(identify_kernel, "stays", most=0).keeps_claim, "the same process, once more"
         with pytest.raises(UsageError, match="unknown dtype 'bf61'"):
-            worker.do(search_kernel, "stays", "rms_norm x=bf61[4]")
+            worker.do(on_case, search_stages, "stays", "rms_norm x=bf61[4]")
     assert reasons.keys() == vanishing.OUTCOMES.keys()
     for kernel, start in vanishing.OUTCOMES.items():
         assert reasons[kernel].startswith(start) and bool(reasons[kernel]) is bool(start)
