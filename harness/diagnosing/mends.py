@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -152,8 +153,8 @@ class Mending:
 
     @property
     def of_elements(self) -> bool:
-        """Return whether a load is named because of its elements; what it was passed may be wrong."""
-        return self.only is not None and self.only.kind is MendKind.ELEMENTS
+        """Return whether a line is named because of what it takes or lacks; what it was passed may be wrong."""
+        return self.only is not None and self.only.kind >= MendKind.ELEMENTS
 
     @property
     def only(self) -> Mend | None:
@@ -372,8 +373,9 @@ class MendSearch:
         if mend.words.startswith(OF_OPERAND) and (places := _passing(event)):
             return mend.standing(places)
         match mend.kind:
-            case MendKind.OPERATION if not event.name.endswith(("select", "where")) and self._is_known(e):
-                return replace(mend, sure=False)  # it is right
+            case MendKind.OPERATION if not event.name.endswith(("select", "where")):
+                if self._is_known(e) or self._holds_reference(e) or all(map(self._has_one_number, e.events)):
+                    return replace(mend, sure=False)  # it is right; or its operand may be wrong
             case MendKind.NUMBER if mend.sure and in_helper and not mend.of_param:
                 passed = self._passed([e for e in self.stages.found if e.events[0].places], event.places[1:])
                 added = (self._passes(other.changes) for other in passed if other.kind is MendKind.ADDITION)
@@ -411,6 +413,18 @@ class MendSearch:
             made.residues is not None and torch.equal(made.residues.p[e.known], e.residues.p[e.known])
             for made in self._reference
         )
+
+    def _holds_reference(self, e: Expression) -> bool:
+        """Return whether all residues of an expression are among those of the reference, wherever these belong."""
+        known = [event.residues.p.reshape(-1) for event in e.events if event.residues is not None]
+        own = torch.cat(known).unique() if known else torch.zeros(0)
+        return len(own) >= LEAST and bool(torch.isin(own[own != 0], self._numbers_of_reference).all())
+
+    def _has_one_number(self, event: Event) -> bool:
+        """Return whether an operand that another line computes is one number: then operations are not told apart."""
+        before = [o.event for o in event.operands if not o.address and o.event is not None]
+        others = (x for x in before if x.values.size > 1 and x.place.line != event.place.line and not is_given(x))
+        return any(len(np.unique(x.values)) == 1 for x in others)
 
     def _is_of_reference(self, mend: Mend) -> bool:
         """Return whether a mended expression is a value of the reference, by residues."""
@@ -450,6 +464,11 @@ class MendSearch:
             for side, words in enumerate(("its first value", "its second value"), 1):
                 yield Mend(e, f"always {words}", partial(_side, side), MendKind.OPERATION)
             yield Mend(e, "with the condition the other way round", partial(_side, 0), MendKind.OPERATION)
+        elif event.name == "bitcast":
+            for source in _whose_bits(event):
+                for fmt in self._formats:
+                    change = partial(_with_bits, source, partial(_rounded, fmt))
+                    yield Mend(e, f"its operand rounded to {fmt.name}", change, MendKind.ROUNDING)
         elif hands_on(event):
             if not self._is_exact(event):
                 yield Mend(e, NOT_ROUNDED, partial(self._computed, _SAME, True), MendKind.ROUNDING)
@@ -700,12 +719,21 @@ class MendSearch:
         return found
 
     @cached_property
-    def _reference(self) -> list[Made]:
-        """Distinct values that the reference computes with or computes, for each cell."""
+    def _noted(self) -> list[Any]:
         with noting() as noted:
             self.grid.problem.evaluate()
+        return noted
+
+    @cached_property
+    def _numbers_of_reference(self) -> torch.Tensor:
+        own = [one.algebra.numbers[0].reshape(-1) for one in self._noted if one.algebra is not None]
+        return torch.cat(own).unique() if own else torch.zeros(0)
+
+    @cached_property
+    def _reference(self) -> list[Made]:
+        """Distinct values that the reference computes with or computes, for each cell."""
         found = dict[bytes, Made]()
-        for one in noted:
+        for one in self._noted:
             index = self.grid.in_stage(tuple(one.shape)) if one.algebra is not None else None
             if index is not None:
                 at = torch.from_numpy(index)
@@ -739,6 +767,16 @@ def _by_launch(e: Expression) -> Iterator[Expression]:
         yield replace(e, events=tuple(ev for ev in e.events if ev.program is not None and ev.program[0] == launch))
 
 
+def _whose_bits(event: Event) -> list[Event]:
+    """List the numbers of whose bits an event makes another number, in its own line alone."""
+    found, ahead = list[Event](), [event]
+    while ahead:
+        for before in (o.event for o in ahead.pop().operands if o.event is not None):
+            if before.is_float or before.place.line == event.place.line:
+                (found if before.is_float else ahead).append(before)
+    return list(dict.fromkeys(found))
+
+
 def _passing(event: Event) -> Places:
     """Return the outermost call that contains an operation but not its operand, which is passed there; or ()."""
     before = next((o.event for o in event.operands if not o.address), None)
@@ -762,6 +800,10 @@ def _standing(e: Expression, places: Places, events: Iterable[Event] = ()) -> Ex
 def _after(function: Function, redo: Redo, event: Event, given: Values) -> Made:
     """Return a function of an event's result."""
     return function(redo.again(event, given))
+
+
+def _with_bits(source: Event, function: Function, redo: Redo, event: Event, given: Values) -> Made:
+    return function(redo.made(source)).shaped(event.shape)
 
 
 def _number(value: float, redo: Redo, event: Event, given: Values) -> Made:

@@ -29,6 +29,12 @@ OF_ZEROS = (
             "attention: sum not rescaled",
             "attention q=bf16[2,7,4,25] k=bf16[2,40,2,25] v=bf16[2,40,2,30] scale=0.25 seed=1297796",
         ),
+        # Of a total that is 0 and a factor that is 1 in later rounds, the larger is the sum that began with 1.
+        (
+            "attention: sink left out of the sum",
+            "attention q=fp16[2,7,4,22]@616,88,1,4:tiny k=fp16[2,29,2,22]@1276,44,1,2:outlier_last "
+            "v=fp16[2,29,2,20]@1160,40,1,2:lattice sinks=fp16[4]@0:outlier scale=1.0 cap=5.0 seed=0",
+        ),
         # Of one row without numbers, and of masks that count nothing, much is right.
         ("softmax: -10000 for -inf", "softmax x=fp32[1,3225]:huge keep=bool[1,3225]+1:spans seed=83131708"),
         (
