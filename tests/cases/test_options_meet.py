@@ -134,6 +134,16 @@ def _is_taken(op: Op, case: Case) -> bool:
     return False
 
 
+@pytest.mark.parametrize("name", sorted(PROJECT.ops))
+def test_every_tensor_and_parameter_is_given_by_a_case(name: str) -> None:
+    """A fused norm passed that forgot its `weight_offset`: no case gave it one."""
+    op = PROJECT.op(name)
+    groups = PROJECT.groups(name, everything(op), small=True)
+    cases = [case for group in groups for case in group.examples]
+    given = {name for case in cases for name in (*case.names, *case.params)} | {n for g in groups for n in g.choices}
+    assert everything(op) <= given
+
+
 @pytest.mark.parametrize("most", [False, True], ids=["fewest", "most"])
 @pytest.mark.parametrize("name", OPS)
 def test_every_two_options_that_go_together_meet(name: str, most: bool) -> None:
