@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from lastbit.case import Case
 from lastbit.config import Config
@@ -124,3 +126,45 @@ def test_heads_that_share_keys_have_more_than_one_group(project: Project, shared
     """Of one group alone every head has the keys of that, however a kernel counts."""
     shapes = [[t.shape for t in case.tensors[:2]] for case in edges_of(project, "attention", small=True)]
     assert any(k[2] > 1 and q[2] == shared * k[2] for q, k in shapes)
+
+
+def overflows(case: Case, given: Mapping[str, Tensor]) -> bool:
+    """Tell whether a softmax of positive scales, x.max() · scale subtracted, is infinite."""
+    scores = given["x"].float() * case.params.get("scale", 1.0)
+    most = given["x"].float().amax(-1, keepdim=True) * case.params.get("scale", 1.0)
+    return given.keys() == {"x"} and bool(scores.isfinite().all() and torch.exp(scores - most).isinf().any())
+
+
+def rounds_down(case: Case, given: Mapping[str, Tensor]) -> bool:
+    """Tell whether 2 to the whole logarithm above a scale, in fp32, is below the scale."""
+    largest = {"e4m3": 448.0, "int8": 127.0, "e5m2": 57344.0}[case.params["dtype"]]
+    amax = given["x"].float().abs().amax(-1) if given["x"].numel() else torch.zeros(1)
+    scale = amax / torch.full_like(amax, largest)  # torch multiplies by the reciprocal of a number
+    return bool(case.params.get("ue8m0")) and bool((torch.exp2(torch.ceil(torch.log2(scale))) < scale).any())
+
+
+def is_alike_in_fp32(case: Case, given: Mapping[str, Tensor]) -> bool:
+    """Tell whether an id of another dtype than the end is the end in fp32 alone."""
+    ids, ends = given["ids"].reshape(-1, 1), given["eos_ids"]
+    return ids.dtype != ends.dtype and bool(((ids.float() == ends.float()) & (ids != ends)).any())
+
+
+def lies_otherwise(case: Case, given: Mapping[str, Tensor]) -> bool:
+    """Tell whether a rank after the fourth has other strides than the first."""
+    return any(given[name].stride() != given["x"].stride() for name in given if name > "peer_3")
+
+
+@pytest.mark.parametrize(
+    ("op", "shows"),
+    [
+        ("softmax", overflows),
+        ("quantize", rounds_down),
+        ("completion_mask", is_alike_in_fp32),
+        ("all_reduce", lies_otherwise),
+    ],
+)
+def test_edges_show_what_passed_before_they_did(
+    project: Project, op: str, shows: Callable[[Case, Mapping[str, Tensor]], bool]
+) -> None:
+    cases = edges_of(project, op, small=True)
+    assert any(shows(case, build(case, torch.device("cpu")).tensors) for case in cases)
