@@ -116,7 +116,7 @@ class TorchWatch(UncompiledMode):
         kwargs = kwargs or {}
         if self._log.interpreting or torch.Tag.inplace_view in func.tags or func.overloadpacket.__name__ == "set_":
             return func(*args, **kwargs)
-        call = _Call.of(func, args, kwargs)
+        call = _TorchCall.of(func, args, kwargs)
         named = [(name, x) for name, x in call.tensors if name != "out"]
         own = is_lastbits_own(sys._getframe(1))  # memory under guards, where the kernel asked for torch.empty
         name = "empty" if own else call.name
@@ -141,7 +141,7 @@ class TorchWatch(UncompiledMode):
                 self._tell(name, call, used, tensor, part)
         return result
 
-    def _tell(self, name: str, call: _Call, used: list[tuple[Tensor, Operand]], tensor: Tensor, part: int) -> None:
+    def _tell(self, name: str, call: _TorchCall, used: list[tuple[Tensor, Operand]], tensor: Tensor, part: int) -> None:
         """Record an event for one of the tensors that a call made or changed."""
         sources = [call.source(x, tensor, part) for x, _ in used]
         taken = [(x, replace(own, source=s)) for (x, own), s in zip(used, sources, strict=True) if s is not None]
@@ -163,14 +163,14 @@ class TorchWatch(UncompiledMode):
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class _TorchCall:
     """A call of an operation, with its arguments by name."""
 
     func: Any
     given: Mapping[str, Any]
 
     @classmethod
-    def of(cls, func: Any, args: Any, kwargs: Any) -> _Call:
+    def of(cls, func: Any, args: Any, kwargs: Any) -> _TorchCall:
         names = [argument.name for argument in func._schema.arguments]
         return cls(func, {**dict(zip(names, args, strict=False)), **kwargs})
 
@@ -199,7 +199,7 @@ class _Call:
         """Make a function that repeats the call, from values of its operand tensors, then of its numbers."""
         empty = {id(x): torch.empty_like(x, device="meta") for _, x in self.tensors}  # nobody's memory is held
         slots, numbers = [empty[id(x)] for x in operands], list(self.numbers)
-        kept = _Call(self.func, swapped(dict(self.given), empty))
+        kept = _TorchCall(self.func, swapped(dict(self.given), empty))
 
         def again(values: Sequence[Made | None]) -> Made:
             tensors, memory = {id(x): filled(x, None) for x in empty.values()}, ShadowMemory()

@@ -55,6 +55,7 @@ _SMALL = 8
 _DIMENSION = re.compile(r"(?P<name>[A-Z]\w*)=(?P<narrow>\d+)\.\.(?P<long>\d+)(\.\.(?P<longer>\d+))?(/(?P<step>\d+))?")
 _SHAPE = re.compile(r"\[([^\]]+)\]")
 _BRACES = re.compile(r"\{([^}]+)\}")
+_NUMBER = re.compile(r"[\d.e-]+")
 _FACTOR = re.compile(r"(?P<sign>^|[*/])(?P<factor>\w+)")
 
 Sizes = Mapping[str, int]
@@ -221,10 +222,14 @@ def sized_cases(templates: Sequence[Template], kernel: Kernel, constants: SizeCo
 def _narrowed(template: Template, kernel: Kernel) -> Template | None:
     """Return the template with the sizes that a kernel declares it takes; None if it does not take such cases.
 
-    Parameters that it does not accept are left out.
+    Parameters that it does not accept are left out, and numbers such as eps are those that it takes.
     """
     first, *words = template.line.split()
     known = [word for word in words if "[" in word or word.partition("=")[0] in kernel.accepts]
+    for place, (name, _, value) in enumerate(word.partition("=") for word in known):
+        numbers = [n for n in options_of(kernel.takes, name) or () if isinstance(n, float)]
+        if _NUMBER.fullmatch(value) and numbers and float(value) not in numbers:
+            known[place] = f"{name}={numbers[0]!r}"
     template = replace(template, line=" ".join([first, *known]))
     for key in kernel.takes:
         name, sizes = _dimension_of(template, key), options_of(kernel.takes, key)
