@@ -61,7 +61,7 @@ def algebraic(rule: Callable[..., Any], *, of_enclosures: bool = False) -> Calla
     """
 
     def decorate(function: Callable[A, T]) -> Callable[A, T]:
-        def with_residues(known: tuple[float, ...], *args: Any, **kwargs: Any) -> Any:
+        def with_residues(known: tuple[tuple[float, ...], ...], *args: Any, **kwargs: Any) -> Any:
             """Call the function and the rule; `known` are the numbers that constants may be made of."""
             with following_residues(False):
                 result = cast(Any, function)(*map(_plain, args), **kwargs)

@@ -249,13 +249,24 @@ class Write:
 
 
 def _finder(addresses: Array, lanes: Array | None, width: int) -> Callable[[Array], Array]:
-    """Make `Write.find` of elements at `addresses` [n] with flat indices `lanes`, None for 0 to n-1."""
-    order = np.argsort(addresses, kind="stable")
-    ordered, numbers = addresses[order], order if lanes is None else lanes[order]
+    """Make `Write.find` of elements at `addresses` [n] with flat indices `lanes`, None for 0 to n-1.
+
+    Addresses that are evenly spaced, as nearly always, are not kept: sorted, they take twice the memory of the write.
+    """
+    start, count, steps = int(addresses[0]), len(addresses), np.diff(addresses)
+    step, numbers, ordered = int(steps[0]) if len(steps) else 0, lanes, None
+    if step < width or (steps != step).any():
+        numbers = np.argsort(addresses, kind="stable")
+        ordered, numbers = addresses[numbers], numbers if lanes is None else lanes[numbers]
 
     def find(wanted: Array) -> Array:
-        place = np.searchsorted(ordered, wanted, side="right") - 1
-        return np.where((place >= 0) & (wanted - ordered[place] < width), numbers[place], -1)
+        if ordered is None:
+            place, rest = np.divmod(wanted - start, step)
+        else:
+            place = np.searchsorted(ordered, wanted, side="right") - 1
+            rest = wanted - ordered[place]
+        inside = (place >= 0) & (place < count) & (rest < width)
+        return np.where(inside, place if numbers is None else numbers[np.clip(place, 0, count - 1)], -1)
 
     return find
 

@@ -365,6 +365,14 @@ def test_roots_carry_what_is_not_known_of_their_sign() -> None:
     assert not four.opened.differs(Residues.of(torch.tensor([5]))).any()
 
 
+def test_the_root_of_a_number_does_not_depend_on_those_beside_it() -> None:
+    """What is meaningless modulo Q says nothing of the sign, be there numbers with an exponential beside it or not."""
+    lost = Residues.of(torch.arange(2, 60)).exp() + Residues.of(torch.ones(58))
+    assert (lost.flags & NO_EXPONENT != 0).all()
+    beside = Residues(torch.cat([lost.numbers, Residues.of(torch.arange(2, 60)).numbers], -1))
+    assert flags(beside.sqrt())[:58] == flags(lost.sqrt())
+
+
 def test_logarithms_add_multiply_and_turn_round() -> None:
     """log a + log b = log ab, -log a = log 1/a, n log a = log a^n; and of a number without one nothing is known."""
     a, b = Residues.of(torch.tensor([4, 9])), Residues.of(torch.tensor([25, 49]))
@@ -500,6 +508,15 @@ def test_numbers_that_stand_for_themselves(number: float) -> None:
     with products_of([own / 2, 2.0]):
         assert is_recognised(own)
     assert is_recognised(math.inf) and constant(math.inf).open and constant(-math.inf).flags == MINUS_INFINITY | OPEN
+
+
+def test_constants_are_remembered_for_the_contexts_that_they_stand_in() -> None:
+    """In a context within another, products of parameters of both are none; of both in one context they are."""
+    a, b = 0.3001234, 7.7654321
+    with products_of([a, b]):
+        together = constant(a * b)
+    with products_of([a]), products_of([b]):
+        assert int(constant(a * b).p) != int(together.p)
 
 
 def test_products_quotients_and_roots_of_parameters() -> None:

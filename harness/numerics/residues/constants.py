@@ -40,7 +40,7 @@ Pair = tuple[int, int]
 """Residues of a constant modulo P and modulo Q."""
 
 _products: ContextVar[Mapping[float, Pair] | None] = ContextVar("products", default=None)
-_parameters: ContextVar[tuple[float, ...]] = ContextVar("parameters", default=())
+_parameters: ContextVar[tuple[tuple[float, ...], ...]] = ContextVar("parameters", default=())
 _signless: ContextVar[frozenset[float]] = ContextVar("signless", default=frozenset())
 """Roots of parameters that stand for a root of the negative one: a product of two of them is not the parameter."""
 
@@ -51,7 +51,7 @@ def constant(number: float) -> Residues:
 
 
 @lru_cache(maxsize=1 << 12)
-def _constant(number: float, parameters: tuple[float, ...]) -> Residues:
+def _constant(number: float, parameters: tuple[tuple[float, ...], ...]) -> Residues:
     """Return the residues of a constant where products of these parameters are recognised."""
     if not math.isfinite(number):
         return Residues.of(torch.tensor(number))
@@ -79,7 +79,7 @@ def products_of(parameters: Iterable[float]) -> Iterator[None]:
     """
     parameters = tuple(parameters)
     found, signless = _products_of(parameters, tuple((_products.get() or {}).items()))
-    tokens = _products.set(found), _signless.set(signless), _parameters.set((*_parameters.get(), *parameters))
+    tokens = _products.set(found), _signless.set(signless), _parameters.set((*_parameters.get(), parameters))
     try:
         yield
     finally:
@@ -88,8 +88,8 @@ def products_of(parameters: Iterable[float]) -> Iterator[None]:
         _parameters.reset(tokens[2])
 
 
-def recognised_parameters() -> tuple[float, ...]:
-    """Return the numbers whose products are recognised now: what a constant stands for depends on nothing else."""
+def recognised_parameters() -> tuple[tuple[float, ...], ...]:
+    """Return the numbers of each `products_of` around: what a constant stands for depends on nothing else."""
     return _parameters.get()
 
 

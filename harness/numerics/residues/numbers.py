@@ -306,7 +306,8 @@ class Residues:
         """Return the square root of x, or one of -x where x is no square in the field: its square is not x there."""
         p, q = field.root(self.p, P), self.q if self._is_lost else field.root(self.q, Q)
         made, squares = Residues._made(p, q, self), field.is_root(p, self.p, P)
-        squares = squares if self._is_lost else squares & field.is_root(q, self.q, Q)
+        if not self._is_lost:  # an element of which nothing is known modulo Q has its sign from P alone
+            squares &= (self.flags & NO_EXPONENT != 0) | field.is_root(q, self.q, Q)
         made = made._flagged(torch.ones((), dtype=torch.bool), ROOT)._flagged(~squares, SIGN)
         made = made.open_where(self.flags & SIGN != 0) if self._kinds & SIGN else made
         return made.open_where(self.numbers[2] != NONE) if self._has_logarithms else made
