@@ -85,7 +85,7 @@ class Operand:
 
     @property
     def origin(self) -> Origin:
-        """What it was made of at last."""
+        """Return what it was made of at last: memory, arguments or constants."""
         if self.event is not None:
             return self.event.origin
         return Origin.MEMORY if self.memory else Origin.ARGUMENTS if self.name else Origin.CONSTANTS

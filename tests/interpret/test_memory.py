@@ -112,6 +112,13 @@ def astray_of(asked: Lanes, width: int, mine: set[int]) -> list[int]:
     return [x for x, span, live in zip(asked.offsets, spans, asked.live, strict=True) if live and not span <= mine]
 
 
+def drawn_lanes(data: st.DataObject, width: int) -> tuple[LaunchMemory, Lanes, set[int]]:
+    """Draw an access to some tensors; return their memory, the lanes, and the offsets that the tensors have."""
+    found = tensors()
+    mine = owned(found)
+    return LaunchMemory(found, (np.array([3]),)), data.draw(lanes(width, sorted(mine))), mine
+
+
 def check_faults(faults: dict[Any, Any], did: str, astray: list[int]) -> None:
     assert bool(faults) == bool(astray)
     if astray:
@@ -125,10 +132,7 @@ def check_faults(faults: dict[Any, Any], did: str, astray: list[int]) -> None:
 @settings(max_examples=60)
 @drawn(data=st.data(), width=st.sampled_from((1, 2, 4, 8)), fill=st.none() | st.integers(-100, 100))
 def test_lanes_load_the_bytes_of_tensors_and_nothing_else(data: st.DataObject, width: int, fill: int | None) -> None:
-    found = tensors()
-    mine = owned(found)
-    asked = data.draw(lanes(width, sorted(mine)))
-    memory = LaunchMemory(found, (np.array([3]),))
+    memory, asked, mine = drawn_lanes(data, width)
     filled = None if fill is None else np.full((1,) * len(asked.shape), fill, f"i{width}")
     with collected() as seen:
         loaded = memory.load(access(memory, "load", width, len(asked.shape)), asked.where, asked.mask, filled)
@@ -146,10 +150,7 @@ def test_lanes_load_the_bytes_of_tensors_and_nothing_else(data: st.DataObject, w
 @settings(max_examples=60)
 @drawn(data=st.data(), width=st.sampled_from((1, 2, 4, 8)))
 def test_lanes_store_in_their_order_and_nothing_else(data: st.DataObject, width: int) -> None:
-    found = tensors()
-    mine = owned(found)
-    asked = data.draw(lanes(width, sorted(mine)))
-    memory = LaunchMemory(found, (np.array([3]),))
+    memory, asked, mine = drawn_lanes(data, width)
     before, arena = memory.copies(), ARENA.clone()
     numbers = np.arange(1, len(asked.offsets) + 1).reshape(asked.shape).astype(f"i{width}") * 3
     axis = data.draw(st.integers(-1, len(asked.shape) - 1))  # along which one number is stored everywhere
@@ -181,10 +182,7 @@ def test_a_tensor_that_was_changed_is_told() -> None:
 @settings(max_examples=60)
 @drawn(data=st.data(), width=st.sampled_from((4, 8)))
 def test_updates_are_done_one_after_the_other(data: st.DataObject, width: int) -> None:
-    found = tensors()
-    mine = owned(found)
-    asked = data.draw(lanes(width, sorted(mine)))
-    memory = LaunchMemory(found, (np.array([3]),))
+    memory, asked, mine = drawn_lanes(data, width)
     arena, added = ARENA.clone(), np.arange(2, len(asked.offsets) + 2).reshape(asked.shape).astype(f"i{width}")
     astray, wanted = astray_of(asked, width, mine), []
     for x, live, add in zip(asked.offsets, asked.live, added.reshape(-1).tolist(), strict=True):
@@ -208,10 +206,7 @@ def test_updates_are_done_one_after_the_other(data: st.DataObject, width: int) -
 @settings(max_examples=60)
 @drawn(data=st.data(), width=st.sampled_from((4, 8)))
 def test_values_are_exchanged_where_they_are_as_expected(data: st.DataObject, width: int) -> None:
-    found = tensors()
-    mine = owned(found)
-    asked = data.draw(lanes(width, sorted(mine)))
-    memory = LaunchMemory(found, (np.array([3]),))
+    memory, asked, mine = drawn_lanes(data, width)
     astray = [x for x in asked.offsets if not set(range(x, x + width)) <= mine]
     value = np.arange(1, len(asked.offsets) + 1).reshape(asked.shape).astype(f"i{width}")
     right = data.draw(st.lists(st.booleans(), min_size=value.size, max_size=value.size))

@@ -316,7 +316,7 @@ class Residues:
 
     @cached_property
     def _is_lost(self) -> bool:
-        """Whether nothing is known of any element modulo Q."""
+        """Return whether nothing is known of any element modulo Q."""
         return bool(self._kinds & NO_EXPONENT) and bool((self.flags & NO_EXPONENT != 0).all())
 
     @property
