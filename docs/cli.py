@@ -73,7 +73,7 @@ def page() -> str:
         parts.append(f"## {task}\n")
         for name in names:
             parts += [*_section(commands[name], "###"), f"Exit codes. {CODES[name]}\n"]
-            parts.append(f"    lastbit {name} {COMMANDS[name][2]}\n")
+            parts.append(f"    lastbit {name} {COMMANDS[name][1]}\n")
     return "\n".join(parts)
 
 

@@ -6,6 +6,7 @@ import argparse
 import gc
 import io
 import os
+import pkgutil
 import shlex
 import signal
 import sys
@@ -13,7 +14,6 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from itertools import takewhile
 from types import FrameType
 from typing import Any
@@ -27,60 +27,53 @@ from lastbit.reports.characters import visible
 GROUPS = {
     "Check": {
         "verify": (
-            "verify",
             "check kernels against their contracts; a 'CASE' bit for bit",
             "my_kernels --profile smoke",
         ),
-        "judge": ("judge", "judge kernel files that nobody trusts, for programs", "norms.py::norm --op OP --json"),
-        "list": ("listing", "list ops and contracts, kernels, regimes, layouts and properties", "kernels my_kernels"),
+        "judge": ("judge kernel files that nobody trusts, for programs", "norms.py::norm --op OP --json"),
+        "list": ("list ops and contracts, kernels, regimes, layouts and properties", "kernels my_kernels"),
     },
     "Explain": {
         "explain": (
-            "explain",
             "say why a kernel fails on a case; --stages and --trace go deeper",
             "my_kernels/norms.py::norm 'CASE' --stages",
         ),
-        "identify": ("identify", "find out which contracts a kernel keeps", "my_kernels/norms.py::norm"),
+        "identify": ("find out which contracts a kernel keeps", "my_kernels/norms.py::norm"),
         "order": (
-            "order",
             "find out in which order a kernel adds the terms of a sum",
             "my_kernels/norms.py::norm --device cuda",
         ),
         "invariance": (
-            "invariance",
             "find out what the bits depend on: rows, layout, the run",
             "my_kernels --property rows",
         ),
         "agree": (
-            "agree",
             "say whether two kernels give the same bits, and where they part",
             "my_kernels/norms.py::norm my_kernels/norms.py::norm@main",
         ),
     },
     "Before you merge": {
-        "report": ("report", "write what a run found: HTML, Markdown, JUnit, SARIF, annotations", "--html report.html"),
-        "diff": ("report", "say what got better or worse from one run to another", "runs/before runs/after"),
-        "golden": ("golden", "keep what kernels give, and see what changes", "check my_kernels"),
+        "report": ("write what a run found: HTML, Markdown, JUnit, SARIF, annotations", "--html report.html"),
+        "diff": ("say what got better or worse from one run to another", "runs/before runs/after"),
+        "golden": ("keep what kernels give, and see what changes", "check my_kernels"),
         "bisect": (
-            "bisect",
             "find the commit, or version of a package, that changed a result",
             "my_kernels::norm 'CASE' --good v1.0 --bad main",
         ),
         "pin": (
-            "pin",
             "keep a case that failed, so that it runs first ever after",
             "my_kernels/norms.py::norm 'CASE' --reason 'wrong mean'",
         ),
     },
     "Write": {
-        "new": ("new", "write a new op, or its reference from a PyTorch function", "op softcap"),
+        "new": ("write a new op, or its reference from a PyTorch function", "op softcap"),
     },
     "Measure": {
-        "bench": ("bench", "measure how fast kernels are, and whether they are right", "my_kernels --device cuda"),
-        "calibrate": ("calibrate", "measure on a device what the error bounds rest on", "--device cuda"),
+        "bench": ("measure how fast kernels are, and whether they are right", "my_kernels --device cuda"),
+        "calibrate": ("measure on a device what the error bounds rest on", "--device cuda"),
     },
 }
-"""Task → command → its module in `lastbit.commands`, where `add_COMMAND` adds its options, what it does, an example."""
+"""Task → command → what it does, and an example; `add_COMMAND` of `lastbit.commands.parsers` adds its options."""
 
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
@@ -131,15 +124,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         gc.disable()
     parser = make_parser(words)
-    if argv is None:
-        _keep()
     options, rest = parser.parse_known_args(words)
     if "words" in options:  # those that stand behind an option, which argparse leaves
         options.words += [word for word in rest if word[:1] != "-"]
         rest = [word for word in rest if word[:1] == "-"]
     if wrong := _not_taken(rest, vars(options)):
         parser.error(f"unrecognized arguments: {wrong}")
-    code = _guarded(lambda: int(options.command(options, rest)))
+    command = pkgutil.resolve_name(options.command)
+    if argv is None:
+        _keep()
+    code = _guarded(lambda: int(command(options, rest)))
     if argv is None:  # Python looks for garbage once more when it ends
         _keep()
     return code
@@ -256,7 +250,7 @@ class _Overview(_Parser):
 
     def format_help(self) -> str:
         groups = (
-            "\n".join([task, *(f"  {name:<11} {what}" for name, (_, what, _) in commands.items())])
+            "\n".join([task, *(f"  {name:<11} {what}" for name, (what, _) in commands.items())])
             for task, commands in GROUPS.items()
         )
         return _OVERVIEW.format(groups="\n\n".join(groups))
@@ -265,13 +259,15 @@ class _Overview(_Parser):
 def make_parser(words: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """Make the parser of a command line of these words; commands that they do not name get no options.
 
-    So only the module of the command that runs is imported, and what that imports.
+    `lastbit --help` needs none.
     """
     parser = _Overview(prog="lastbit", usage="lastbit COMMAND [KERNEL …] ['CASE' …] [--OPTION …]")
     parser.add_argument("--version", action="version", version=f"lastbit {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="lastbit", parser_class=_Parser)
-    for name, (module, what, example) in COMMANDS.items():
+    for name, (what, example) in COMMANDS.items():
         command = commands.add_parser(name, help=what, epilog=f"Example: lastbit {name} {example}")
         if name in words:
-            getattr(import_module(f"lastbit.commands.{module}"), f"add_{name}")(command)
+            from lastbit.commands import parsers
+
+            getattr(parsers, f"add_{name}")(command)
     return parser

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
+from pkgutil import resolve_name
 from unittest.mock import patch
 
 import pytest
 from in_this_process import InThisProcess
 
-from lastbit.commands import golden
+from lastbit.commands import golden, parsers
 
 ROOT = Path(__file__).resolve().parent.parent
 TRITON = "triton[native_multiply+rounded_sum]"
@@ -42,10 +43,10 @@ FP32_MULTIPLY = (
 def lastbit(*words: object) -> int:
     """Run `lastbit golden WORDS`, with kernels in this process, and return its exit code."""
     parser = argparse.ArgumentParser()
-    golden.add_golden(parser)
+    parsers.add_golden(parser)
     options = parser.parse_args([*map(str, words)])
     with patch.object(golden, "Worker", InThisProcess):
-        return int(options.command(options, ()))
+        return int(resolve_name(options.command)(options, ()))
 
 
 class Bench:

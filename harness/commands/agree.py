@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from lastbit.command_line import read_words
-from lastbit.commands.options import KERNEL, add_shared, add_tried, add_words, config_of
-from lastbit.config import PROFILES
+from lastbit.commands.options import config_of
 from lastbit.errors import MOST_NAMES, UsageError
 from lastbit.history.revisions import kernels_at
 from lastbit.identifying.bitwise_agreement import agree_kernels
@@ -21,21 +20,7 @@ from lastbit.verify.project import kernel_folders
 from lastbit.verify.worker import Worker, WorkerEnded, planned
 
 
-def add_agree(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
-    parser.description = (
-        "Run two kernels of one op on the same cases and compare their results bit by bit. Where they differ, say "
-        "which contracts they keep and at which stage these part. NAME@REVISION is the kernel of a git revision."
-    )
-    parser.set_defaults(command=_agree)
-    add_words(parser, "A B", f"two kernels: {KERNEL}; NAME@REVISION is one of a git revision")
-    add_tried(parser, None)
-    parser.add_argument("--profile", default="smoke", choices=tuple(PROFILES), help="how many cases (default: smoke)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead")
-    add_shared(parser, "--timeout", "--device")
-
-
-def _agree(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     names = read_words(options.words).kernels
     chosen = {"profile": options.profile, "cases": options.cases_per_group, "seed": options.seed}
     today = tuple(dict.fromkeys(name.partition(REVISION_MARK)[0] for name in names))

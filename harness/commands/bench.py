@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lastbit.commands.options import CASE, KERNEL, add_shared, add_words, config_of
+from lastbit.commands.options import config_of
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UnsupportedCase, UsageError
 
@@ -22,28 +22,7 @@ if TYPE_CHECKING:
 KERNELS = "kernels"
 
 
-def add_bench(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.description = "Measure how fast kernels are, and whether they are right, side by side in one run."
-    parser.set_defaults(command=_bench)
-    help = (
-        "kernels, which may be left out: how fast kernels are; FILE.py: how fast a kernel is that nobody trusts, with "
-        f"--op; then {KERNEL}; and {CASE}"
-    )
-    add_words(parser, "[kernels | FILE.py] [KERNEL …] ['CASE' …]", help)
-    parser.add_argument("--contract", default="", help="of the kernel of a file (default: the first of each axis)")
-    parser.add_argument("--function", default="", help="the kernel of a file, where that does not make it clear")
-    parser.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
-    parser.add_argument(
-        "--cases", type=Path, metavar="FILE", help="the case lines of this file instead of those in cases/bench"
-    )
-    parser.add_argument("--quick", action="store_true", help="few repetitions, to see that it works")
-    help = "write kernels_DEVICE.jsonl and .md there, or those of the name of the file"
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help=help)
-    add_shared(parser, "--device")
-
-
-def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from lastbit.bench.samples import QUICK, Effort
     from lastbit.reports.bench import Bounds, Speeds
     from lastbit.reports.paper import line, make_console

@@ -13,38 +13,20 @@ from typing import Any
 
 from lastbit.case import parse_case
 from lastbit.command_line import read_words
-from lastbit.commands.options import CASE, KERNEL, add_run, add_shared, add_words, config_of, workers_of
+from lastbit.commands.options import config_of, workers_of
 from lastbit.commands.running import execute
 from lastbit.config import Config
 from lastbit.errors import UsageError
 from lastbit.history.bisection import BisectQuestion, bisect
 from lastbit.history.packages import Versions, open_versions
 from lastbit.history.revisions import Revisions, open_revisions
-from lastbit.reports.bisection import METRICS, print_bisection, print_extent, print_step
+from lastbit.reports.bisection import print_bisection, print_extent, print_step
 from lastbit.reports.paper import make_console
 from lastbit.run import Run
 from lastbit.verify.project import open_project
 
 
-def add_bisect(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
-    parser.description = "Find the first bad commit between two revisions, or the first bad version of a package."
-    parser.set_defaults(command=_bisect)
-    help = f"the kernel to follow: {KERNEL}; the path is that of the revisions (default: kernels); and {CASE}"
-    add_words(parser, "KERNEL 'CASE'", help)
-    parser.add_argument("--good", required=True, metavar="A", help="a revision or version before the change")
-    parser.add_argument("--bad", required=True, metavar="B", help="one after it")
-    parser.add_argument("--package", metavar="NAME", help="search the versions of this package, not commits")
-    parser.add_argument("--stage", default="", help="the stage to look at (default: the first result)")
-    parser.add_argument("--metric", default="", help=f"{', '.join(METRICS)} (default: the verdict)")
-    parser.add_argument("--drift", type=float, metavar="F", help="bad is where the metric has risen by this factor")
-    parser.add_argument("--repository", type=Path, metavar="DIR", help="the git repository (default: this folder's)")
-    parser.add_argument("--build", default="", metavar="COMMAND", help="builds a commit, in its root, before it is run")
-    add_shared(parser, "--device")
-    add_run(parser, workers="1")
-
-
-def _bisect(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     asked, of_commits = read_words(options.words), options.package is None
     question = BisectQuestion(_one(asked.kernels, ""), options.stage, options.metric, options.drift)
     case = parse_case(asked.case("bisect"))

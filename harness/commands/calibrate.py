@@ -7,20 +7,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from lastbit.commands.options import add_shared
 from lastbit.commands.running import worst_code
 from lastbit.devices import plan_devices
 from lastbit.reports.paper import line, make_console
 from lastbit.verify.processes import environment_for
 
 
-def add_calibrate(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
-    parser.set_defaults(command=_calibrate)
-    add_shared(parser, "--device")
-
-
-def _calibrate(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     """Measure in processes of their own, because Triton decides at import whether it compiles or interprets."""
     device_plan = plan_devices(options.device)
     line(make_console(), str(device_plan))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from lastbit.case import Case, parse_case
 from lastbit.command_line import Asked, kernel_words, read_words
-from lastbit.commands.options import NO_KERNEL, add_shared, add_words, config_of
+from lastbit.commands.options import NO_KERNEL, config_of
 from lastbit.commands.running import worst_code
 from lastbit.config import Config
 from lastbit.diagnosing.explainer import Explainer
@@ -29,26 +29,7 @@ from lastbit.verify.worker import Worker, WorkerEnded, on_case, planned
 Outcome = TypeVar("Outcome", StageSearch, KernelTrace)
 
 
-def add_explain(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
-    parser.description = (
-        "Run a kernel on a case and say why it fails: the line, the arithmetic of the worst element stage by stage, "
-        "the rounding that decides it, and what the errors look like."
-    )
-    parser.set_defaults(command=_explain)
-    add_words(parser, "KERNEL 'CASE'")
-    deeper = parser.add_mutually_exclusive_group()
-    help = "replace its stages by the reference's, one after the other, and name the first that matters"
-    deeper.add_argument("--stages", action="store_true", help=help)
-    help = "show line by line how the worst element came about, from the inputs to the store; on the CPU"
-    deeper.add_argument("--trace", action="store_true", help=help)
-    help = "with --trace: every operation of the program that wrote the element"
-    parser.add_argument("--all", action="store_true", help=help)
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="what to print (default: text)")
-    add_shared(parser, "--timeout", "--isolate", "--device")
-
-
-def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     asked = read_words(options.words)
     case = parse_case(asked.case("explain"))
     _check(options, asked, case)

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from lastbit.command_line import read_words
-from lastbit.commands.options import add_shared, add_words, config_of, whole_number
+from lastbit.commands.options import config_of
+from lastbit.commands.parsers import GOLDENS
 from lastbit.commands.running import NOTHING_RUN
 from lastbit.errors import LastbitError, UsageError
 from lastbit.history.golden_check import (
@@ -32,41 +33,8 @@ from lastbit.reports.summary import plural
 from lastbit.verify.processes import options_of
 from lastbit.verify.worker import Worker, planned
 
-FOLDER = Path("cases", "golden")
-"""Where goldens are, in a folder per kind of device, unless kernels come from elsewhere."""
 
-
-def add_golden(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
-    actions = parser.add_subparsers(required=True, metavar="ACTION")
-    record = actions.add_parser("record", help="make goldens of kernels that have none")
-    check = actions.add_parser("check", help="run goldens again: same, changed but still legal, or broken")
-    approve = actions.add_parser("approve", help="show what changes and why, then write it")
-    diff = actions.add_parser("diff", help="compare two goldens, or two folders of them, without running anything")
-    help = f"default: {FOLDER}, or beside the kernels or --project"
-    for parser, command in ((record, _record), (check, _check), (approve, _approve)):
-        parser.set_defaults(command=command)
-        add_words(parser, "[KERNEL …]")
-        add_shared(parser, "--device")
-        parser.add_argument("--folder", type=Path, metavar="FOLDER", help=help)
-        add_shared(parser, "--timeout")
-    for parser in (record, approve):  # which cases a new golden holds
-        group = parser.add_argument_group("cases", "for kernels without a golden; the others keep the cases of theirs")
-        add = group.add_argument
-        add("--cases", type=Path, metavar="FILE", help="hold the case lines of this file instead of chosen ones")
-        help = "generated cases per group (default: 1)"
-        add("--cases-per-group", type=whole_number(0), metavar="N", default=1, help=help)
-        add("--seed", type=int, metavar="N", default=0, help="seed of the generated cases")
-        help = "of all inputs of a case (default: 32768)"
-        add("--most-elements", type=whole_number(1), metavar="N", default=1 << 15, help=help)
-    check.add_argument("--exact", action="store_true", help="also fail on changes that are still legal")
-    approve.add_argument("--yes", action="store_true", help="do not ask")
-    diff.set_defaults(command=_diff)
-    diff.add_argument("before", type=Path, help="a golden, or a folder of them")
-    diff.add_argument("after", type=Path, help="the other one")
-
-
-def _record(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def record(options: argparse.Namespace, rest: Sequence[str]) -> int:
     def outcome(worker: Worker, kernel: str, path: Path) -> KernelOutcome:
         if path.exists():
             golden = load(path, kernel, path.parent.name)
@@ -85,7 +53,7 @@ def _record(options: argparse.Namespace, rest: Sequence[str]) -> int:
     return report.exit_code({Status.SAME, Status.SKIPPED, Status.NEW})
 
 
-def _check(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def check(options: argparse.Namespace, rest: Sequence[str]) -> int:
     def outcome(worker: Worker, kernel: str, path: Path) -> KernelOutcome:
         if not path.exists():
             return KernelOutcome(kernel, str(path), own=Status.NEW)
@@ -98,7 +66,7 @@ def _check(options: argparse.Namespace, rest: Sequence[str]) -> int:
     return report.exit_code({Status.SAME, Status.NEW} | (set() if options.exact else {Status.CHANGED}))
 
 
-def _approve(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def approve(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if not options.yes and not sys.stdin.isatty():
         raise UsageError(
             "approve asks before it writes, but there is no terminal; see `lastbit golden check`, then --yes"
@@ -146,9 +114,9 @@ def _report(
     config = config_of(options, seed=options.seed) if "seed" in options else config_of(options)
     kernels = map(Path, config.kernel_folders)
     homes = [(path if path.is_dir() else path.parent) / "golden" for path in kernels]
-    homes += [Path(folder) / FOLDER for folder in config.projects]
+    homes += [Path(folder) / GOLDENS for folder in config.projects]
     [device, *_] = config.devices
-    folder = (options.folder or (homes[0] if homes else FOLDER)) / kind_of(torch.device(device))
+    folder = (options.folder or (homes[0] if homes else GOLDENS)) / kind_of(torch.device(device))
     outcomes, gone = list[KernelOutcome](), list[KernelOutcome]()
     with RunProgress() as progress, Worker(config, progress.advance) as worker:
         for kernel in dict.fromkeys(item.kernel for item in worker.do(planned)):
@@ -162,7 +130,7 @@ def _report(
     return GoldenReport(f"{device}, in {folder}", (*outcomes, *gone), options_of(config)), gone
 
 
-def _diff(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def diff(options: argparse.Namespace, rest: Sequence[str]) -> int:
     report = GoldenReport(f"{options.before} and {options.after}", tuple(difference(options.before, options.after)))
     print_goldens(report, make_console(), COMPARED)
     return report.exit_code({Status.SAME})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from lastbit.commands.options import NO_KERNEL, add_shared, add_tried, add_words, config_of
+from lastbit.commands.options import NO_KERNEL, config_of
 from lastbit.commands.running import worst_code
 from lastbit.identifying.kept_contracts import identify_kernel
 from lastbit.reports.identification import Identification, print_identification, print_overview
@@ -13,22 +13,7 @@ from lastbit.reports.paper import line, make_console
 from lastbit.verify.worker import Worker, WorkerEnded, planned
 
 
-def add_identify(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
-    parser.description = (
-        "Try every contract of its op on what a kernel gives, and where none fits, every combination of "
-        "rounding points. What the kernel claims plays no part."
-    )
-    parser.set_defaults(command=_identify)
-    add_words(parser, "[KERNEL …] ['CASE' …]")
-    help = "only kernels of this op (repeatable); one op is that of a function without @kernel, too"
-    parser.add_argument("--op", action="append", default=[], help=help)
-    add_tried(parser, 3)
-    parser.add_argument("--all", action="store_true", help="add a table of every contract, nearest first")
-    add_shared(parser, "--timeout", "--device")
-
-
-def _identify(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     chosen = {"ops": tuple(options.op), "seed": options.seed, "cases": options.cases_per_group, "plain": True}
     config, console, found = config_of(options, **chosen), make_console(), []
     with Worker(config) as worker:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from lastbit.commands.options import NO_KERNEL, add_shared, add_words, config_of
+from lastbit.commands.options import NO_KERNEL, config_of
 from lastbit.commands.running import worst_code
 from lastbit.errors import LastbitError
 from lastbit.property_result import PropertyResult
@@ -18,23 +17,7 @@ from lastbit.verify.processes import options_of
 from lastbit.verify.worker import Worker, planned
 
 
-def add_invariance(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
-    parser.description = (
-        "Find out what the bits of a kernel depend on: pairs of calls that give equal bits if it has a property. "
-        "What it declares with invariant=(…) it must have; the rest is told."
-    )
-    parser.set_defaults(command=_invariance)
-    add_words(parser, "[KERNEL …] ['CASE' …]")
-    parser.add_argument("--op", action="append", default=[], help="only kernels of this op (repeatable)")
-    parser.add_argument("--property", action="append", default=[], metavar="NAME", help="only this one (repeatable)")
-    parser.add_argument("--cases", type=Path, metavar="FILE", help="ask on the case lines of this file")
-    parser.add_argument("--quick", action="store_true", help="make few pairs of calls, as `lastbit verify` does")
-    parser.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
-    add_shared(parser, "--timeout", "--device")
-
-
-def _invariance(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     config = config_of(options, ops=tuple(options.op))
     console, found = make_console(), list[Invariance]()
     with Worker(config) as worker:

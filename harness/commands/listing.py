@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from lastbit.command_line import read_words
-from lastbit.commands.options import KERNEL, add_words, kernels_here
+from lastbit.commands.options import kernels_here
+from lastbit.commands.parsers import SECTIONS
 from lastbit.config import Config
 from lastbit.errors import no_kernel, unknown
 from lastbit.inputs import LAYOUTS, regimes
@@ -25,17 +26,7 @@ from lastbit.verify.project import Project, open_project
 from lastbit.verify.worker import prepare
 
 
-def add_list(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
-    parser.description = "List what a command line, a case line or a declaration can name."
-    parser.set_defaults(command=_list)
-    help = f"only these sections: {', '.join(SECTIONS)} (default: all of them); and ops and kernels: {KERNEL}"
-    add_words(parser, "[SECTION …] [OP …] [KERNEL …]", help)
-    parser.add_argument("--op", action="append", default=[], help="only this op and its kernels (repeatable)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead")
-
-
-def _list(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     sections = [word for word in options.words if word in SECTIONS]
     options.words = [word for n, word in enumerate(options.words) if word not in SECTIONS or word in options.words[:n]]
     asked = read_words(options.words).without_case("list")
@@ -55,7 +46,7 @@ def _list(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if config.kernels and "kernels" not in chosen:
         what, known = ("op", project.ops) if "ops" in chosen else ("section", SECTIONS)
         raise unknown(what, config.kernels[0], [*known])
-    listing = {section: tuple(SECTIONS[section](project, config)) for section in chosen}
+    listing = {section: tuple(_ENTRIES[section](project, config)) for section in chosen}
     if options.json:
         text = json.dumps({section: [asdict(entry) for entry in entries] for section, entries in listing.items()})
         write_text(STANDARD_OUTPUT, f"{text}\n")
@@ -134,7 +125,7 @@ def _first_line(text: str | None) -> str:
     return (text or "").strip().partition("\n")[0]
 
 
-SECTIONS: Mapping[str, Callable[[Project, Config], Iterator[Entry]]] = {
+_ENTRIES: Mapping[str, Callable[[Project, Config], Iterator[Entry]]] = {
     "ops": _ops,
     "kernels": _kernels,
     "regimes": lambda project, config: (Entry(name, about) for name, about in regimes().items()),

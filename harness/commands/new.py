@@ -30,37 +30,7 @@ _NAME = "op_name"
 """What stands for the name of the op in the templates."""
 
 
-def add_new(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
-    actions = parser.add_subparsers(required=True, metavar="WHAT")
-    parser = actions.add_parser("reference", help="write the reference of an op from a PyTorch function")
-    parser.description = (
-        "Write the reference of an op from a plain PyTorch function: each of its operations as an enclosure, its "
-        "variables as stages, and a rounding where PyTorch rounds. Operations without a mapping are named with file "
-        "and line. What is written is tried on the function first."
-    )
-    parser.set_defaults(command=_reference)
-    parser.usage = "%(prog)s FILE:FUNCTION NAME=VALUE … [--OPTION …]"
-    add = parser.add_argument
-    add("function", metavar="FILE:FUNCTION", help="the function, as in model.py:gelu")
-    help = "a tensor or number for each parameter, as in a case: x=bf16[3,64] weight=bf16[64] eps=1e-06"
-    add("example", nargs="+", metavar="NAME=VALUE", help=help)
-    add("--name", help="name of the op (default: that of the function)")
-    help = "round the results only, as a fused kernel does, and no operation before them"
-    add("--once", action="store_true", help=help)
-    help = "write to this file, references/NAME.py of a project (default: print)"
-    add("--output", metavar="PATH", help=help)
-    parser = actions.add_parser("op", help="write the files of a new op, which run at once")
-    parser.description = (
-        "Write the files of a new op: reference, cases, kernels and a test. They run at once, as max(x, 0)² · weight, "
-        "and their comments say what to put in its place."
-    )
-    parser.set_defaults(command=_new)
-    parser.add_argument("name", help="its name: a word of lower-case letters, digits and _, such as softcap")
-    parser.add_argument("--project", default=".", metavar="DIR", help="the folder that gets them (default: this one)")
-
-
-def _new(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def write_op(options: argparse.Namespace, rest: Sequence[str]) -> int:
     console, folder = make_console(), Path(options.project)
     for path, what in written(options.name, folder).items():
         line(console, f"wrote {path}: {what}")
@@ -100,7 +70,7 @@ def written(name: str, folder: Path) -> dict[Path, str]:
     return {files[path]: _FILES[what] for path, what in sources.items()}
 
 
-def _reference(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def write_reference_of(options: argparse.Namespace, rest: Sequence[str]) -> int:
     file, colon, wanted = options.function.rpartition(":")
     if not colon or not wanted.isidentifier():
         raise UsageError(f"{options.function!r} is not FILE:FUNCTION, as in model.py:gelu")

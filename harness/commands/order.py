@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lastbit.command_line import read_words
-from lastbit.commands.options import add_shared, add_words, config_of, whole_number
+from lastbit.commands.options import config_of
 from lastbit.commands.running import worst_code
 from lastbit.errors import UsageError
 from lastbit.orders.form import form_of
@@ -22,30 +22,9 @@ from lastbit.verify.worker import Worker
 
 _COLUMNS, _COLUMNS_ON_CPU = (4096,), (128,)
 _ROWS, _ROWS_ON_CPU = 4096, 256
-_DTYPES = ("bf16", "fp16", "fp32")
 
 
-def add_order(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
-    parser.description = (
-        "Find by probing in which order a kernel adds the terms of a sum, print it as blocks, lanes and levels, and "
-        "hold depth= and order= of the kernel against it. docs/order.md says how, and what cannot be seen."
-    )
-    parser.set_defaults(command=_order)
-    add = parser.add_argument
-    add_words(parser, "KERNEL …")
-    add("--sum", action="append", default=[], help="only this sum of the op (repeatable; default: all)")
-    help = "how many terms, as in 1024,4096 (default: 4096; on the cpu 128)"
-    add("--columns", type=lambda text: tuple(map(whole_number(3), text.split(","))), metavar="N,…", help=help)
-    help = "sums in each call, on which the order may depend (default: 4096; on the cpu 256)"
-    add("--rows", type=whole_number(1), metavar="N", help=help)
-    add("--dtype", choices=_DTYPES, default="bf16", help="of the terms (default: bf16)")
-    add("--json", action="store_true", help="print JSON instead, to be compared later")
-    add("--compare", nargs=2, type=Path, metavar="FILE", help="say how the orders in two such JSON files differ")
-    add_shared(parser, "--timeout", "--device")
-
-
-def _order(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if options.compare is not None:
         return _compared(options.compare)
     if not options.words:

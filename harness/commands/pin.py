@@ -13,7 +13,7 @@ import torch
 
 from lastbit.case import Case, parse_case
 from lastbit.command_line import kernel_words, read_words
-from lastbit.commands.options import add_shared, add_words, config_of
+from lastbit.commands.options import config_of
 from lastbit.commands.running import NOTHING_RUN
 from lastbit.config import Config
 from lastbit.errors import MOST_NAMES, UsageError, no_kernel
@@ -33,23 +33,7 @@ from lastbit.verify.worker import Worker, one_device, prepare
 _FOLDERS = ("references", "cases", "kernels")
 
 
-def add_pin(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
-    parser.description = (
-        "Keep a case that a kernel failed: its line goes into cases/regressions/ of a project, with where it comes "
-        "from, and runs first ever after, for every kernel of the op that takes it."
-    )
-    parser.set_defaults(command=_pin)
-    add_words(parser, "KERNEL 'CASE'")
-    help = "what was wrong, for whoever sees it fail again"
-    parser.add_argument("--reason", required=True, metavar="TEXT", help=help)
-    parser.add_argument("--smallest", action="store_true", help="keep the smallest tensors that fail in place of it")
-    help = "of the processor in which these are searched for (default: 60)"
-    parser.add_argument("--seconds", type=float, metavar="SECONDS", default=60.0, help=help)
-    add_shared(parser, "--timeout", "--device")
-
-
-def _pin(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     console, folder = make_console(), _folder(options.project)
     if not (reason := visible(" ".join(options.reason.split()))):  # on one line, without controls of a terminal
         raise UsageError("--reason is empty; say what was wrong, for whoever sees the case fail again")

@@ -7,34 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from lastbit.commands.options import RUNS, add_shared
+from lastbit.commands.options import RUNS
 from lastbit.errors import LastbitError, UsageError
 from lastbit.reports import alerts, html, junit, markdown, records
-from lastbit.reports.changes import DRIFT, as_json, compare, names_of, print_changes, with_base
+from lastbit.reports.changes import as_json, compare, names_of, print_changes, with_base
 from lastbit.reports.paper import STANDARD_OUTPUT, make_console, write_text
 from lastbit.reports.terminal import print_run
 from lastbit.run import Run
 
-FORMATS: Mapping[str, tuple[str, Callable[[Run, Run | None], str]]] = {
-    "html": ("a page that needs nothing else", lambda run, base: html.page(run, base=base)),
-    "markdown": ("for a comment on a pull request", lambda run, base: markdown.page(run, base=base)),
-    "junit": ("JUnit XML, for the test report of a CI server", lambda run, _: junit.document(run)),
-    "sarif": ("SARIF, for code scanning", lambda run, _: alerts.sarif(run)),
+_TEXTS: Mapping[str, Callable[[Run, Run | None], str]] = {
+    "html": lambda run, base: html.page(run, base=base),
+    "markdown": lambda run, base: markdown.page(run, base=base),
+    "junit": lambda run, _: junit.document(run),
+    "sarif": lambda run, _: alerts.sarif(run),
 }
-"""Format of reports → the help of its option, and its text of a run and the run to compare with."""
-
-
-def add_report(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
-    parser.description = "Write what a run found. FILE may be - for standard output. Without any format, print it."
-    parser.set_defaults(command=_report)
-    help = "a run (default: the newest complete one below .lastbit/runs)"
-    parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help=help)
-    for name, (help, _) in FORMATS.items():
-        parser.add_argument(f"--{name}", metavar="FILE", help=help)
-    parser.add_argument("--annotations", action="store_true", help="print annotations of GitHub Actions")
-    parser.add_argument("--base", type=Path, metavar="RUN", help="say what changed since this run")
-    add_shared(parser, "--uncovered", "-v")
+"""Format → its text of a run and the run to compare with."""
 
 
 def read_run(path: Path) -> Run:
@@ -48,13 +35,13 @@ def read_run(path: Path) -> Run:
     return records.read(path if path.is_dir() else path.parent)
 
 
-def _report(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     run, base = with_base(read_run(options.run or newest_run()))
     if options.base:  # another run, in place of its own kernels of another revision
         base = with_base(read_run(options.base))[0]
-    wanted = {name: target for name in FORMATS if (target := getattr(options, name)) is not None}
+    wanted = {name: target for name in _TEXTS if (target := getattr(options, name)) is not None}
     _check_targets(wanted, annotations=options.annotations)
-    texts = {f"--{name}": (target, partial(FORMATS[name][1], run, base)) for name, target in wanted.items()}
+    texts = {f"--{name}": (target, partial(_TEXTS[name], run, base)) for name, target in wanted.items()}
     if options.annotations:
         texts["--annotations"] = (STANDARD_OUTPUT, partial(alerts.workflow_commands, run))
     _write_each(texts)
@@ -111,32 +98,7 @@ def newest_run(folder: Path = RUNS) -> Path:
     return max(complete, key=lambda path: path.stat().st_mtime).parent
 
 
-def add_diff(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
-    parser.description = (
-        "Say what got better or worse from run BEFORE to run AFTER, per kernel and stage, on the cases "
-        "that both have. Exit code 1: a verdict got worse, or elements outside rose, or a new kernel fails."
-    )
-    parser.set_defaults(command=_diff)
-    parser.add_argument("before", type=Path, metavar="BEFORE", help="the folder of a run")
-    parser.add_argument("after", type=Path, metavar="AFTER", help="the folder of the run to compare with it")
-    help = f"factor beyond which a figure has drifted (default: {DRIFT})"
-    parser.add_argument("--drift", type=_factor, metavar="F", default=DRIFT, help=help)
-    parser.add_argument("--strict", action="store_true", help="exit code 1 also for worse figures and kernels gone")
-    parser.add_argument("--json", action="store_true", help="print JSON instead")
-
-
-def _factor(text: str) -> float:
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = 0.0
-    if not factor >= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no factor from 1 on")
-    return factor
-
-
-def _diff(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def diff(options: argparse.Namespace, rest: Sequence[str]) -> int:
     names = str(options.before), str(options.after)
     before, after = (with_base(read_run(path))[0] for path in (options.before, options.after))
     changes = compare(before, after, names=names, drift=options.drift)

@@ -11,80 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from lastbit.command_line import read_words
-from lastbit.commands.options import (
-    add_run,
-    add_shared,
-    add_words,
-    config_of,
-    kernel_folders_here,
-    kernels_here,
-    seed,
-    workers_of,
-)
+from lastbit.commands.options import config_of, kernel_folders_here, kernels_here, workers_of
 from lastbit.commands.running import Interrupted, execute, execute_on_cluster, kept
-from lastbit.config import PROFILES, Config
+from lastbit.config import Config
 from lastbit.errors import LastbitError, UsageError
 from lastbit.reports.characters import visible
 from lastbit.result import Verdict
 from lastbit.run import NotRun, Run
 from lastbit.trees import MixedTrees, folders_of_package
 
-_WITH_VALUE = (
-    *("-k", "-m", "-p", "-o", "-c", "-r", "-W"),
-    *("--color", "--deselect", "--durations", "--junitxml", "--maxfail", "--tb"),
-)
-"""Options of pytest whose value may be the next word, which is then no path; of others it follows `=`."""
 
-
-class _ForPytest(argparse.Action):
-    """Keeps an option of pytest with its value."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: Any, option: str | None = None
-    ) -> None:
-        options.for_pytest = [*options.for_pytest, option, value]
-
-
-def add_verify(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of `verify`."""
-    parser.description = (
-        "Check kernels against their rounding contracts, on generated cases or bit for bit on those that are given. "
-        "Without a KERNEL those of kernels/ here. Options that are not listed go to pytest: -k, -x, --lf, --junitxml."
-    )
-    parser.set_defaults(command=_verify, takes_rest=True)
-    add_words(parser, "[KERNEL …] ['CASE' …]")
-    for option in _WITH_VALUE:
-        parser.add_argument(option, action=_ForPytest, dest="for_pytest", default=[], help=argparse.SUPPRESS)
-    parser.add_argument("--profile", metavar="NAME", help=f"{', '.join(PROFILES)} (default: ci, with --sanitize smoke)")
-    parser.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
-    parser.add_argument(
-        "--cases", type=Path, metavar="FILE", help="run the case lines of this file instead of generated cases"
-    )
-    parser.add_argument(
-        "--cases-per-group", type=int, metavar="N", help="generated cases per kernel and group of cases"
-    )
-    parser.add_argument("--base", metavar="REVISION", help="verify the kernels of this git revision too, and compare")
-    parser.add_argument("--build", default="", metavar="COMMAND", help="builds the revision of --base, in its root")
-    help = "seed of the generated cases; random: each case has one of its own (default: 0, with --isolate random)"
-    parser.add_argument("--seed", type=seed, metavar="N", default=argparse.SUPPRESS, help=help)
-    help = "run all cases of a kernel that has failed, too (always with --base and --cases)"
-    parser.add_argument("--keep-going", action="store_true", help=help)
-    add_shared(parser, "--device")
-    help = "run on a Ray cluster: its address, auto for one that runs here, local to start one; --device any uses all"
-    parser.add_argument("--cluster", metavar="ADDRESS", help=help)
-    add_run(parser)
-    help = "look at memory accesses, too: on CUDA with compute-sanitizer, of interpreted kernels for races"
-    parser.add_argument("--sanitize", action="store_true", help=help)
-    add_shared(parser, "--isolate")
-    help = "ask about this property of the kernels' bits alone, of given lines too (repeatable): see lastbit invariance"
-    parser.add_argument("--property", action="append", default=[], metavar="NAME", help=help)
-    add_shared(parser, "--uncovered")
-    help = "an installed package whose branches are kernels' own, too, as of those that they adapt (repeatable)"
-    parser.add_argument("--watch", action="append", default=[], metavar="PACKAGE", help=help)
-    add_shared(parser, "-v")
-
-
-def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     rest = [*rest, *options.for_pytest]
     given_cases = bool(read_words(options.words).cases)
     if given_cases and options.workers is None:

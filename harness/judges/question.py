@@ -6,13 +6,16 @@ import secrets
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from lastbit.case import SEED_BITS
 from lastbit.command_line import command
 from lastbit.config import LONGEST_TIMEOUT, PROFILES
 from lastbit.errors import UsageError, unknown
 from lastbit.kernel import PLACEMENTS
-from lastbit.of_file import Role
+
+if TYPE_CHECKING:
+    from lastbit.of_file import Role
 
 RANDOM = "random"
 """The seed of a question whose cases get seeds that nobody knows before the kernel is loaded.
@@ -99,6 +102,8 @@ class JudgeQuestion:
     @property
     def role(self) -> Role:
         """The facts about the kernel itself that the question gives."""
+        from lastbit.of_file import Role  # it imports torch, and the options of `lastbit judge` are asked for here
+
         return Role(self.op, self.contract, self.function, self.mutates, self.unordered, self.placement)
 
     @property

@@ -8,11 +8,12 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from bisect_demo import COMMITS, Demo, git, make_demo
 
-from lastbit.commands import bisect
+from lastbit.commands import bisect, parsers
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UsageError
 from lastbit.run import Run
@@ -37,9 +38,9 @@ def demo_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Demo]:
 
 def run_bisect(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    bisect.add_bisect(parser)
+    parsers.add_bisect(parser)
     options = parser.parse_args(arguments)
-    return int(options.command(options, []))
+    return int(resolve_name(options.command)(options, []))
 
 
 def execute_here(config: Config, *, workers: int, quiet: bool) -> Run:

@@ -11,6 +11,7 @@ from in_this_process import InThisProcess
 from rich.console import Console
 
 from lastbit.commands import identify as command
+from lastbit.commands import parsers
 from lastbit.errors import UsageError
 from lastbit.identifying.kept_contracts import identify_kernel
 from lastbit.reports.identification import (
@@ -156,9 +157,9 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    command.add_identify(parser)
+    parsers.add_identify(parser)
     options = parser.parse_args(arguments)
-    return int(options.command(options, []))
+    return int(command.run(options, []))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from in_this_process import InThisProcess
 
 from lastbit.case import Case, Group
 from lastbit.commands import invariance as command
+from lastbit.commands import parsers
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.property_result import PropertyOutcome, PropertyResult, together
@@ -132,9 +133,9 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    command.add_invariance(parser)
+    parsers.add_invariance(parser)
     options = parser.parse_args(arguments)
-    return int(options.command(options, []))
+    return int(command.run(options, []))
 
 
 def test_tables_and_a_pair_to_paste(

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
 from lastbit import cli
-from lastbit.commands import report
+from lastbit.commands import parsers, report
 from lastbit.errors import LastbitError, UsageError
 from lastbit.reports import alerts, junit, markdown, records
 from lastbit.run import Run
@@ -26,9 +27,9 @@ from tests.reports.test_reports import failed, full_run, passed
 
 def command(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
-    report.add_report(parser)
+    parsers.add_report(parser)
     options = parser.parse_args(arguments)
-    return int(options.command(options, ()))
+    return int(resolve_name(options.command)(options, ()))
 
 
 @pytest.fixture
@@ -222,9 +223,9 @@ def test_two_reports_to_standard_output_are_refused_and_one_is_not(folder: Path)
 
 def differ(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
-    report.add_diff(parser)
+    parsers.add_diff(parser)
     options = parser.parse_args(arguments)
-    return int(options.command(options, ()))
+    return int(resolve_name(options.command)(options, ()))
 
 
 @pytest.fixture
@@ -270,7 +271,7 @@ def test_drift_must_be_a_factor(folders: tuple[str, str], factor: str, capsys: p
 
 
 def test_a_factor_may_be_1() -> None:
-    assert (report._factor("1"), report._factor("2.5")) == (1.0, 2.5)
+    assert (parsers._factor("1"), parsers._factor("2.5")) == (1.0, 2.5)
 
 
 def test_strict_also_minds_kernels_that_are_gone(tmp_path: Path) -> None:

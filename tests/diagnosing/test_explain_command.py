@@ -22,6 +22,7 @@ from rich.console import Console
 
 from lastbit.case import parse_case
 from lastbit.commands import explain as command
+from lastbit.commands import parsers
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.diagnosing import explainer as explaining
@@ -427,9 +428,9 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    command.add_explain(parser)
+    parsers.add_explain(parser)
     options = parser.parse_args(arguments)
-    return int(options.command(options, []))
+    return int(command.run(options, []))
 
 
 def test_the_command_prints_the_arithmetic_and_the_line(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lastbit.case import Case, parse_case
 from lastbit.commands import explain as command
+from lastbit.commands import parsers
 from lastbit.diagnosing.handover import search_stages
 from lastbit.errors import UsageError
 from lastbit.judging.problem import Problem
@@ -242,10 +243,10 @@ def test_a_reference_goes_on_from_an_enclosure() -> None:
 def run(*words: str) -> int:
     """Run `lastbit explain WORDS --stages`, with kernels in this process, and return its exit code."""
     parser = argparse.ArgumentParser()
-    command.add_explain(parser)
+    parsers.add_explain(parser)
     options = parser.parse_args([*words, "--stages"])
     with patch.object(command, "Worker", InThisProcess):
-        return int(options.command(options, []))
+        return int(command.run(options, []))
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

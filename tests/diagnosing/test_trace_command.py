@@ -15,6 +15,7 @@ from in_this_process import InThisProcess
 
 from lastbit.case import parse_case
 from lastbit.commands import explain as command
+from lastbit.commands import parsers
 from lastbit.diagnosing.steps import element, folded
 from lastbit.diagnosing.trace import MOST_PROGRAMS, judged_to_explain, trace_case, worst_of
 from lastbit.interpret import install
@@ -284,9 +285,9 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    command.add_explain(parser)
+    parsers.add_explain(parser)
     options = parser.parse_args([*arguments, "--trace"])
-    return int(options.command(options, []))
+    return int(command.run(options, []))
 
 
 def test_the_command_prints_lines_values_and_a_sentence(

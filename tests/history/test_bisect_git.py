@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 import signal
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,10 +130,8 @@ def test_sigterm_leaves_nothing_behind(repository: tuple[Path, list[str]], monke
                 signal.raise_signal(signal.SIGTERM)
         return 0
 
-    module = SimpleNamespace(add_wait=lambda parser: parser.set_defaults(command=terminated))
-    monkeypatch.setitem(sys.modules, "lastbit.commands.wait", module)
-    monkeypatch.setattr(cli, "COMMANDS", {"wait": ("wait", "for a signal", "")})
-    assert cli.main(["wait"]) == 143
+    monkeypatch.setattr("lastbit.commands.bisect.run", terminated)
+    assert cli.main(["bisect", "norm", "--good", "a", "--bad", "b"]) == 143
     assert signal.getsignal(signal.SIGTERM) is before
     assert not seen[0].exists()
 
