@@ -8,24 +8,28 @@ from torch import Tensor
 
 from lastbit import kernel
 
+ROUNDED = {
+    "fp32_products": (False, False, False, False),
+    "rounded_products": (True, True, True, True),
+    "contracted_products": (False, True, False, True),
+    "contracted_x1_products": (False, True, True, False),
+}
+"""Whether x1 · cos, x2 · sin, x2 · cos and x1 · sin are rounded to the dtype of x, for each option of `products`."""
+
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool, products: str) -> Tensor:
-    """Rotate the first 2 · cos.shape[1] columns of every head of x [..., H, D]; tables are taken as they are.
-
-    products: `rounded_products` rounds both to the dtype of x, `contracted_products` that with the sine.
-    """
+    """Rotate the first 2 · cos.shape[1] columns of every head of x [..., H, D]; tables are taken as they are."""
     width = 2 * cos.shape[1]
     cosine, sine = (table[positions].float().unsqueeze(-2) for table in (cos, sin))
     value = x[..., :width].float()
     first, second = (value[..., ::2], value[..., 1::2]) if interleaved else value.chunk(2, -1)
 
-    def of_cosine(a: Tensor) -> Tensor:
-        return (a * cosine).to(x.dtype).float() if products == "rounded_products" else a * cosine
-
-    def of_sine(a: Tensor) -> Tensor:
-        return a * sine if products == "fp32_products" else (a * sine).to(x.dtype).float()
-
-    pair = of_cosine(first) - of_sine(second), of_cosine(second) + of_sine(first)
+    factors = (first, cosine), (second, sine), (second, cosine), (first, sine)
+    a, b, c, d = (
+        (number * table).to(x.dtype).float() if rounds else number * table
+        for (number, table), rounds in zip(factors, ROUNDED[products], strict=True)
+    )
+    pair = a - b, c + d
     together = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
     return torch.cat([together.to(x.dtype), x[..., width:]], -1)
 
@@ -46,5 +50,5 @@ def _declare(contract: str) -> None:
         return {name: rotated(x, cos, sin, positions, interleaved, products) for name, x in both.items()}
 
 
-for _contract in ("fp32_products", "rounded_products", "rounded_products+rounded_table", "contracted_products"):
+for _contract in (*ROUNDED, "rounded_products+rounded_table"):
     _declare(_contract)

@@ -8,6 +8,7 @@ lists who keeps which.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -82,6 +83,7 @@ def _padding(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Ite
                 "k_sin_product": "k",
             },
             "contracted_products": {"q_sin_product": "q", "k_sin_product": "k"},
+            "contracted_x1_products": {"q_x2_product": "q", "k_x2_product": "k"},
         },
         "table": {"": {}, "rounded_table": {"cos_row": "q", "sin_row": "q"}},
     },
@@ -122,20 +124,24 @@ def rotary(
             raise ValueError(f"k is of {other.name}; it must be of {own.name}, as q is")
 
     cosine, sine = stage("cos_row", _rows(cos, positions)), stage("sin_row", _rows(sin, positions))
+    both = partial(_paired, interleaved=interleaved)
+    cosines, sines, width = both(cosine, cosine), both(sine, sine), 2 * cosine.shape[-1]
     for name, x in (("q", q), ("k", k)):
         if x is not None:
-            swapped, cosines, sines = _swapped(x, cosine, sine, interleaved=interleaved)
-            rotating = x[..., : swapped.shape[-1]]
+            x1, x2 = _numbers(x, width, interleaved=interleaved)
+            rotating, swapped = x[..., :width], both(-x2, x1)
             if contract.has("rounded_products"):
                 product = stage(f"{name}_cos_product", rotating * cosines)
                 rotated = product + stage(f"{name}_sin_product", swapped * sines)
             elif contract.has("contracted_products"):
-                product = stage(f"{name}_sin_product", swapped * sines)
-                rotated = hull(multiply_add(rotating, cosines, product), rotating * cosines + product)
+                rotated = multiply_add(rotating, cosines, stage(f"{name}_sin_product", swapped * sines))
+            elif contract.has("contracted_x1_products"):
+                product = stage(f"{name}_x2_product", both(-x2, x2) * both(sine, cosine))
+                rotated = multiply_add(both(x1, x1), both(cosine, sine), product)
             else:
                 fused = multiply_add(swapped, sines, rotating * cosines)
                 rotated = hull(multiply_add(rotating, cosines, swapped * sines), fused)
-            stage(f"{name}_rotated", concatenate(rotated, x[..., swapped.shape[-1] :]), result=True)
+            stage(f"{name}_rotated", concatenate(rotated, x[..., width:]), result=True)
 
 
 def _rows(table: Enclosure, positions: Tensor) -> Enclosure:
@@ -144,13 +150,13 @@ def _rows(table: Enclosure, positions: Tensor) -> Enclosure:
     return gather(table, index, dim=0).reshape(*positions.shape, 1, table.shape[1])
 
 
-def _swapped(
-    x: Enclosure, cosine: Enclosure, sine: Enclosure, *, interleaved: bool
-) -> tuple[Enclosure, Enclosure, Enclosure]:
-    """Return for each rotated column the other number of its pair, -x2 for x1, and its cosine and sine."""
-    half = cosine.shape[-1]
+def _numbers(x: Enclosure, width: int, *, interleaved: bool) -> tuple[Enclosure, Enclosure]:
+    """Return the first and the second numbers of the pairs in the first `width` columns."""
     if interleaved:
-        first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
-        return tuple(stack(*pair).joined() for pair in ((-second, first), (cosine, cosine), (sine, sine)))  # type: ignore[return-value]
-    first, second = x[..., :half], x[..., half : 2 * half]
-    return tuple(concatenate(*pair) for pair in ((-second, first), (cosine, cosine), (sine, sine)))  # type: ignore[return-value]
+        return x[..., 0:width:2], x[..., 1:width:2]
+    return x[..., : width // 2], x[..., width // 2 : width]
+
+
+def _paired(first: Enclosure, second: Enclosure, *, interleaved: bool) -> Enclosure:
+    """Put numbers where the first and the second of each pair lie in a head."""
+    return stack(first, second).joined() if interleaved else concatenate(first, second)

@@ -89,27 +89,56 @@ def test_every_fused_multiply_add_is_allowed_and_nothing_else() -> None:
     assert unfused.lo[0, 0, 0].item() == unfused.hi[0, 0, 0].item() == (x1 * c - x2 * s).item()
 
 
-def summed(products: str, a: Tensor, cosine: Tensor, b: Tensor, sine: Tensor) -> Tensor:
-    """Return a · cosine + b · sine of bf16, with the roundings of an option of `products`; sums are exact in fp64."""
-    first, second = a.double() * cosine.double(), b.double() * sine.double()
-    first = first.bfloat16().double() if products == "rounded_products" else first
-    second = second if products == "fp32_products" else second.bfloat16().double()
-    return (first + second).bfloat16()
+def summed(into_sum: tuple[Tensor, Tensor], rounded_first: tuple[Tensor, Tensor], *, contracted: bool = True) -> Tensor:
+    """Return a · b + c · d for (a, b) and (c, d), with c · d rounded, and a · b if not `contracted`; exact in fp64."""
+    (a, b), (c, d) = into_sum, rounded_first
+    one, other = a.double() * b.double(), (c.double() * d.double()).to(c.dtype).double()
+    return ((one if contracted else one.to(a.dtype).double()) + other).to(a.dtype)
 
 
-@pytest.mark.parametrize("kept", ["fp32_products", "rounded_products", "contracted_products"])
-def test_each_option_of_products_is_told_from_the_others(kept: str) -> None:
-    given = inputs(torch.bfloat16, width=64, half=32, tables=torch.bfloat16)
+def turned(x1: Tensor, x2: Tensor, cosine: Tensor, sine: Tensor, products: str) -> tuple[Tensor, Tensor]:
+    """Rotate pairs as an option of `products` says, written as the fused multiply-adds that a processor has."""
+    if products == "fp32_products":
+        x1, x2, cosine, sine = (each.double() for each in (x1, x2, cosine, sine))
+        return x1 * cosine - x2 * sine, x2 * cosine + x1 * sine
+    first = summed((x1, cosine), (-x2, sine), contracted=products != "rounded_products")
+    if products == "contracted_x1_products":
+        return first, summed((x1, sine), (x2, cosine))
+    return first, summed((x2, cosine), (x1, sine), contracted=products != "rounded_products")
+
+
+PRODUCTS = ("fp32_products", "rounded_products", "contracted_products", "contracted_x1_products")
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kept", PRODUCTS)
+def test_each_option_of_products_is_told_from_the_others(kept: str, dtype: torch.dtype, interleaved: bool) -> None:
+    given = inputs(dtype, width=64, half=32, tables=dtype)
     cosine, sine = (given[name][given["positions"]].unsqueeze(1) for name in ("cos", "sin"))
     found = {}
     for name in ("q", "k"):
-        x1, x2 = given[name].chunk(2, -1)
-        pair = summed(kept, x1, cosine, -x2, sine), summed(kept, x2, cosine, x1, sine)
-        found[f"{name}_rotated"] = torch.cat(pair, -1)
-    assert_contract("rotary", found, contract=kept, decided=1.0, **given)
-    for other in {"fp32_products", "rounded_products", "contracted_products"} - {kept}:
+        x = given[name]
+        x1, x2 = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+        pair = [y.to(dtype) for y in turned(x1, x2, cosine, sine, kept)]
+        found[f"{name}_rotated"] = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    assert_contract("rotary", found, contract=kept, decided=1.0, interleaved=interleaved, **given)
+    for other in {*PRODUCTS} - {kept}:
         with pytest.raises(ContractViolation, match="not possible"):
-            assert_contract("rotary", found, contract=other, **given)
+            assert_contract("rotary", found, contract=other, interleaved=interleaved, **given)
+
+
+def test_a_contracted_product_of_fp32_may_not_be_the_other_one() -> None:
+    given = inputs(torch.float32, width=64, half=32)
+    del given["k"]
+    cosine, sine = (given[name][given["positions"]].unsqueeze(1) for name in ("cos", "sin"))
+    x1, x2 = given["q"].chunk(2, -1)
+    found = {p: torch.cat(turned(x1, x2, cosine, sine, p), -1) for p in PRODUCTS if p.startswith("contracted")}
+    for kept, result in found.items():
+        assert_contract("rotary", result, contract=kept, **given)
+        for other in {*found} - {kept}:
+            with pytest.raises(ContractViolation, match="not possible"):
+                assert_contract("rotary", result, contract=other, **given)
 
 
 @pytest.mark.parametrize(
