@@ -71,3 +71,14 @@ def liger_wide(q, cos, sin, positions, k=None):
 def liger_narrow(q, cos, sin, positions, k=None):
     """Compute in the dtype of q, which the tables of Transformers have."""
     return liger(q, cos, sin, positions, k)
+
+
+def conch(q, cos, sin, positions, k=None):
+    """Call `rotary_embedding` of conch, which looks positions up and writes its results over its inputs: copies."""
+    refuse_elsewhere(q, k=k, cos=cos, sin=sin, positions=positions)
+    function = upstream("conch.ops.embedding.rotary_embedding", "conch-triton-kernels").rotary_embedding
+    heads = {"q": q, "k": q if k is None else k}
+    given = [x.reshape(positions.numel(), -1).clone(memory_format=torch.contiguous_format) for x in heads.values()]
+    found = function(positions.reshape(-1), *given, q.shape[-1], torch.cat([cos, sin], -1))
+    wanted = {"q": q} if k is None else heads
+    return {f"{name}_rotated": y.reshape(x.shape) for (name, x), y in zip(wanted.items(), found, strict=False)}
