@@ -202,7 +202,8 @@ def rope_rows(device: str) -> Iterator[tuple[str, ...]]:
                 try:
                     for shape in SHAPES:
                         given = heads(dtype, tables, shape, device)
-                        found = {n: y.to(dtype) for n, y in function(**given).items()}
+                        found = {n: y.to(dtype).cpu() for n, y in function(**given).items()}
+                        given = {n: x.cpu() for n, x in given.items()}
                         for part in elements:
                             elements[part] += found[f"{part}_rotated"].numel()
                         for contract in contracts:
