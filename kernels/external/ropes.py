@@ -1,7 +1,7 @@
-"""Rotary embeddings of Transformers and liger-kernel; read and identified for 5.23.0 and 0.8.5.
+"""Rotary embeddings of Transformers, liger-kernel and conch; read and identified for 5.23.0, 0.8.5 and 1.3.
 
-All take a cosine for every column and no positions, so that the rows of the tables are looked up first, and none takes
-heads of which some columns are not rotated: these are put behind the others, as the models do that have them.
+The first two take a cosine for every column and no positions, so that the rows of the tables are looked up first, and
+heads of which every column is rotated: the others are put behind, as the models do that have them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from lastbit import kernel
 
 AS_Q = {"tensors": "non-empty", "cos dtype": "q dtype", "sin dtype": "q dtype"}
 """Tables in the dtype of the heads, as Transformers casts them: of wider ones torch would make wider heads."""
+NARROW = {**AS_Q, "q dtype": ("bf16", "fp16")}
+"""Products of bf16 or fp16, of which a compiler contracts one, and the interpreter none."""
+WIDE = {"tensors": "non-empty", "cos dtype": "fp32", "sin dtype": "fp32"}
 
 
 def rotated(function, q, k, cos, sin, positions, interleaved=False):
@@ -56,29 +59,42 @@ def liger(q, cos, sin, positions, k):
     return rotated(both, q, k, cos, sin, positions)
 
 
-@kernel(
-    "rotary", contract="fp32_products", name="liger[rope,fp32 tables]",
-    takes={"tensors": "non-empty", "cos dtype": "fp32", "sin dtype": "fp32"},
-)  # fmt: skip
+@kernel("rotary", contract="fp32_products", name="liger[rope,fp32 tables]", takes=WIDE)
 def liger_wide(q, cos, sin, positions, k=None):
     """Compute in the dtype of the table of sines: fp32."""
     return liger(q, cos, sin, positions, k)
 
 
+@kernel("rotary", contract="contracted_x1_products", name="liger[rope,tables as q]", takes=NARROW, devices=("cuda",))
 @kernel(
-    "rotary", contract="rounded_products", name="liger[rope,tables as q]", takes={**AS_Q, "q dtype": ("bf16", "fp16")}
+    "rotary", contract="rounded_products", name="liger[rope,tables as q,interpreted]", takes=NARROW, devices=("cpu",)
 )  # fmt: skip
 def liger_narrow(q, cos, sin, positions, k=None):
-    """Compute in the dtype of q, which the tables of Transformers have."""
+    """Compute in the dtype of q, which the tables of Transformers have. It loads the tables first, then x1 and x2."""
     return liger(q, cos, sin, positions, k)
 
 
-def conch(q, cos, sin, positions, k=None):
+def conch(q, cos, sin, positions, k):
     """Call `rotary_embedding` of conch, which looks positions up and writes its results over its inputs: copies."""
     refuse_elsewhere(q, k=k, cos=cos, sin=sin, positions=positions)
     function = upstream("conch.ops.embedding.rotary_embedding", "conch-triton-kernels").rotary_embedding
-    heads = {"q": q, "k": q if k is None else k}
-    given = [x.reshape(positions.numel(), -1).clone(memory_format=torch.contiguous_format) for x in heads.values()]
-    found = function(positions.reshape(-1), *given, q.shape[-1], torch.cat([cos, sin], -1))
-    wanted = {"q": q} if k is None else heads
-    return {f"{name}_rotated": y.reshape(x.shape) for (name, x), y in zip(wanted.items(), found, strict=False)}
+    heads = {"q": q} if k is None else {"q": q, "k": k}
+    given = [
+        x.reshape(positions.numel(), -1).clone(memory_format=torch.contiguous_format)
+        for x in (q, q if k is None else k)
+    ]
+    found = function(positions.reshape(-1).contiguous(), *given, q.shape[-1], torch.cat([cos, sin], -1))
+    return {f"{name}_rotated": y.reshape(x.shape) for (name, x), y in zip(heads.items(), found, strict=False)}
+
+
+@kernel("rotary", contract="fp32_products", name="conch[rope,fp32 tables]", takes=WIDE)
+def conch_wide(q, cos, sin, positions, k=None):
+    """Compute in the wider of both dtypes: fp32."""
+    return conch(q, cos, sin, positions, k)
+
+
+@kernel("rotary", contract="contracted_products", name="conch[rope]", takes=NARROW, devices=("cuda",))
+@kernel("rotary", contract="rounded_products", name="conch[rope,interpreted]", takes=NARROW, devices=("cpu",))
+def conch_narrow(q, cos, sin, positions, k=None):
+    """Compute in the dtype of q. It loads x1 and x2 first, then the tables."""
+    return conch(q, cos, sin, positions, k)

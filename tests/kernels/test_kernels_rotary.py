@@ -18,6 +18,7 @@ pytestmark = needs_device
 ROTARY = without_faults().modules["rotary"]
 QK_NORM_ROPE = without_faults().modules["qk_norm_rope"]
 WRITTEN_OUT = [k for k in load_kernels(FOLDER) if k.op in ("rotary", "qk_norm_rope") and k.name.startswith("eager")]
+PACKAGES = {"liger": "liger_kernel", "conch": "conch", "transformers": "transformers"}
 EXTERNAL = {k.name: k for k in load_kernels(FOLDER / "external") if k.op == "rotary"}
 
 
@@ -83,7 +84,7 @@ def test_strided_heads_and_tables_are_not_copied() -> None:
 
 @pytest.mark.parametrize("name", sorted(EXTERNAL))
 def test_other_packages_rotate_or_say_what_is_missing(name: str) -> None:
-    package = "liger_kernel" if name.startswith("liger") else "transformers"
+    package = PACKAGES[name.partition("[")[0]]
     dtype = torch.float32 if "fp32" in name else torch.bfloat16
     tables = {"cos": torch.zeros(5, 4, device=DEVICE, dtype=dtype), "sin": torch.ones(5, 4, device=DEVICE, dtype=dtype)}
     given = arguments(**tables) | ({"interleaved": True} if "gptj" in name else {})
