@@ -122,14 +122,14 @@ def differing(y: Tensor, candidates: Mapping[str, Tensor]) -> dict[str, int]:
     return {name: int((y.double() != other).sum()) for name, other in candidates.items()}
 
 
-def draw(dtypes: Mapping[str, torch.dtype], device: str) -> dict[str, Tensor]:
+def draw(dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
     """Draw numbers of either sign around one, so that nothing overflows and sums cancel at times."""
     generator = torch.Generator().manual_seed(7)
     found = {}
     for name, dtype in dtypes.items():
         drawn = torch.rand(COUNT, generator=generator) + 0.5
         signs = 1 - 2 * torch.randint(0, 2, (COUNT,), generator=generator)
-        found[name] = (drawn * signs).to(dtype).to(device)
+        found[name] = (drawn * signs).to(dtype)
     return found
 
 
@@ -137,7 +137,8 @@ def rows(device: str) -> Iterator[tuple[str, ...]]:
     """Yield a row of the first table for each dtype, expression and order of loads."""
     of_one = [(dtype, dtype, dtype) for dtype in NAMES]
     for dtype, of_numbers, of_tables in [*of_one, *MIXED]:
-        given = draw({"a": of_numbers, "b": of_tables, "c": of_numbers, "d": of_tables}, device)
+        given = draw({"a": of_numbers, "b": of_tables, "c": of_numbers, "d": of_tables})
+        arguments = [x.to(device) for x in given.values()]
         converted = {name: x.to(dtype) for name, x in given.items()}
         mixed = "" if of_numbers is of_tables else f", a and c {NAMES[of_numbers]}, b and d {NAMES[of_tables]}"
         for form in FORMS if of_numbers is of_tables else FORMS[4:6]:
@@ -145,8 +146,8 @@ def rows(device: str) -> Iterator[tuple[str, ...]]:
             for loads in LOADS if form.two else LOADS[:1]:
                 y, p = (torch.empty(COUNT, dtype=dtype, device=device) for _ in range(2))
                 launch = _sum_kernel[(COUNT // BLOCK,)]
-                compiled = launch(*given.values(), y, p, FORM=form.text, LOADS=loads, BLOCK=BLOCK)
-                counts = differing(y, candidates)
+                compiled = launch(*arguments, y, p, FORM=form.text, LOADS=loads, BLOCK=BLOCK)
+                counts = differing(y.cpu(), candidates)
                 kept = " or ".join(name for name, count in counts.items() if not count) or "another one"
                 yield NAMES[dtype] + mixed, f"`{form.text}`", loads, kept, told(counts), instructions(compiled)
 
