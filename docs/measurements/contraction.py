@@ -26,7 +26,7 @@ NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 NEITHER, FIRST, SECOND = "neither", "a·b", "c·d"
 
 
-class Form(NamedTuple):
+class Terms(NamedTuple):
     """An expression of a · b and a second term, c · d or c, with the signs of both."""
 
     text: str
@@ -35,14 +35,14 @@ class Form(NamedTuple):
 
 
 FORMS = (
-    Form("a*b + c", (1, 1), two=False),
-    Form("c + a*b", (1, 1), two=False),
-    Form("a*b - c", (1, -1), two=False),
-    Form("c - a*b", (-1, 1), two=False),
-    Form("a*b + c*d", (1, 1), two=True),
-    Form("a*b - c*d", (1, -1), two=True),
-    Form("a*b + c*d, a*b stored", (1, 1), two=True),
-    Form("a*b - c*d, a*b stored", (1, -1), two=True),
+    Terms("a*b + c", (1, 1), two=False),
+    Terms("c + a*b", (1, 1), two=False),
+    Terms("a*b - c", (1, -1), two=False),
+    Terms("c - a*b", (-1, 1), two=False),
+    Terms("a*b + c*d", (1, 1), two=True),
+    Terms("a*b - c*d", (1, -1), two=True),
+    Terms("a*b + c*d, a*b stored", (1, 1), two=True),
+    Terms("a*b - c*d, a*b stored", (1, -1), two=True),
 )
 LOADS = ("abcd", "cdab", "cabd", "bdca")
 """Orders in which the four are loaded. The last two are x1, x2, cos, sin and cos, sin, x1, x2 of x2·cos + x1·sin."""
@@ -106,7 +106,7 @@ def to_odd(x: Tensor, y: Tensor) -> Tensor:
     return torch.where((lost != 0) & even, beyond, total)
 
 
-def possible(form: Form, numbers: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def possible(form: Terms, numbers: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Return what a processor computes for each choice of the product that goes unrounded into the sum."""
     a, b, c, d = (numbers[name].double() for name in "abcd")
     first, second = form.signs[0] * (a * b), form.signs[1] * (c * d if form.two else c)  # exact: 24 + 24 bits

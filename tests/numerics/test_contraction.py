@@ -29,7 +29,7 @@ def nearest(x: Fraction, dtype: torch.dtype) -> Fraction:
 
 @pytest.mark.parametrize("form", contraction.FORMS, ids=lambda form: form.text)
 @pytest.mark.parametrize("dtype", DIGITS)
-def test_what_is_possible_is_rounded_as_fractions_are(dtype: torch.dtype, form: contraction.Form) -> None:
+def test_what_is_possible_is_rounded_as_fractions_are(dtype: torch.dtype, form: contraction.Terms) -> None:
     given = {name: x[::64] for name, x in contraction.draw(dict.fromkeys("abcd", dtype)).items()}
     found = contraction.possible(form, given, dtype)
     assert len({tuple(values.tolist()) for values in found.values()}) == len(found) == 2 + form.two
