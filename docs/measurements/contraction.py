@@ -180,44 +180,54 @@ def heads(dtype: torch.dtype, tables: torch.dtype, shape: tuple[int, int, int, i
     return {name: x.to(device) for name, x in made.items()}
 
 
+Rope = Callable[..., dict[str, Tensor]]
+
 SHAPES = ((64, 4, 2, 64), (64, 8, 8, 128), (33, 3, 1, 66), (40, 2, 2, 20))
 """Tokens, heads of q and of k, and columns."""
 
 
-def rope_rows(device: str) -> Iterator[tuple[str, ...]]:
-    """Yield a row of the second table for each rope, dtype and contract: elements outside of what it allows."""
-    import ropes
-
-    from lastbit.errors import UnsupportedCase
+def outside(rope: Rope, dtype: torch.dtype, tables: torch.dtype, device: str) -> dict[str, tuple[str, ...]]:
+    """Return for each contract how many elements of q and of k lie outside of what it allows."""
     from lastbit.judging.problem import Problem
     from lastbit.judging.verdict import judge
     from lastbit.references.rotary import rotary
 
-    functions: dict[str, Callable[..., dict[str, Tensor]]] = {"conch": ropes.conch, "Liger": ropes.liger}
-    for name, function in functions.items():
+    results = ("q_rotated", "k_rotated")
+    contracts = [contract for contract in rotary.contracts() if not contract.has("rounded_table")]
+    counts = {str(contract): dict.fromkeys(results, 0) for contract in contracts}
+    elements = dict.fromkeys(results, 0)
+    for shape in SHAPES:
+        given = heads(dtype, tables, shape, device)
+        found = {name: y.to(dtype).cpu() for name, y in rope(**given).items()}
+        given = {name: x.cpu() for name, x in given.items()}
+        for name in results:
+            elements[name] += found[name].numel()
+        for contract in contracts:
+            judgement = judge(Problem(rotary, contract, given, {}), found, alternatives=False)
+            for stage in judgement.stages:
+                if stage.name in results:
+                    counts[str(contract)][stage.name] += stage.cumulative.outside
+    return {
+        contract: tuple(f"{own[name]:,} of {elements[name]:,}" for name in results) for contract, own in counts.items()
+    }
+
+
+def rope_rows(device: str) -> Iterator[tuple[str, ...]]:
+    """Yield a row of the second table for each rope, dtype and contract."""
+    import ropes
+
+    from lastbit.errors import UnsupportedCase
+
+    for name, rope in (("conch", ropes.conch), ("Liger", ropes.liger)):
         for dtype in (torch.bfloat16, torch.float16):
             for tables in (dtype, torch.float32):
-                contracts = [str(c) for c in rotary.contracts() if not c.has("rounded_table")]
-                outside = {contract: {"q": 0, "k": 0} for contract in contracts}
-                elements = {"q": 0, "k": 0}
+                beginning = name, NAMES[dtype], NAMES[tables]
                 try:
-                    for shape in SHAPES:
-                        given = heads(dtype, tables, shape, device)
-                        found = {n: y.to(dtype).cpu() for n, y in function(**given).items()}
-                        given = {n: x.cpu() for n, x in given.items()}
-                        for part in elements:
-                            elements[part] += found[f"{part}_rotated"].numel()
-                        for contract in contracts:
-                            problem = Problem(rotary, rotary.contract(contract), given, {})
-                            for stage in judge(problem, found, alternatives=False).stages:
-                                if stage.name.endswith("_rotated"):
-                                    outside[contract][stage.name[0]] += stage.cumulative.outside
+                    counts = outside(rope, dtype, tables, device)
                 except UnsupportedCase as error:
-                    yield name, NAMES[dtype], NAMES[tables], f"not run: {error}", "", ""
-                    continue
-                for contract, counts in outside.items():
-                    shares = [f"{counts[part]:,} of {elements[part]:,}" for part in counts]
-                    yield name, NAMES[dtype], NAMES[tables], f"`{contract}`", *shares
+                    yield *beginning, f"not run: {error}", "", ""
+                else:
+                    yield from ((*beginning, f"`{contract}`", *both) for contract, both in counts.items())
 
 
 def main() -> int:
