@@ -2,11 +2,16 @@
 
     rms_norm x=bf16[2048,32,128]@6144,128,1:rows weight=bf16[128]:normal eps=1e-06 seed=17
 
-A tensor is `name=dtype[shape]`, then optionally `@strides` (elements), `+offset` (elements into its storage), `~device`
-(where it is, if not on the device of the run) and `:regime` (how its values are made). Everything else is a parameter
-of the op. Values follow from the regime, the seed and the logical index of each element, or the line lists them:
+A tensor is `name=dtype[shape]`, then optionally `@strides` (elements), `+offset` (elements into its storage), `&tensor`
+(in whose storage it lies, if not in one of its own), `~device` (where it is, if not on the device of the run) and
+`:regime` (how its values are made). Everything else is a parameter of the op. Values follow from the regime, the seed
+and the logical index of each element, or the line lists them:
 
     rms_norm x=bf16[1,3]:values(1.5,-2,0.0078125) eps=1e-06 seed=0
+
+Here gate and up are the halves of rows of one tensor:
+
+    swiglu x=bf16[4,64]@128,1 up=bf16[4,64]@128,1+64&x seed=3
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ Chosen = Mapping[str, Any]
 _DEVICE = re.compile(r"[a-z]\w*(:\d+)?")
 _TENSOR = re.compile(
     r"(?P<dtype>\w+)\[(?P<shape>[\d,]*)\](@(?P<strides>[\d,]+))?(\+(?P<offset>\d+))?"
-    rf"(~(?P<device>{_DEVICE.pattern}))?(:(?P<regime>\S+))?$"
+    rf"(&(?P<memory>[A-Za-z_]\w*))?(~(?P<device>{_DEVICE.pattern}))?(:(?P<regime>\S+))?$"
 )
 _BARE_WORD = re.compile(r"[A-Za-z_]\w*$")
 
@@ -58,6 +63,7 @@ class TensorSpec:
         strides, offset: in elements; None for contiguous.
         regime: how its values are made.
         device: a torch device or `PEER`; empty for the device that the run is on.
+        memory: the tensor in whose storage it lies; empty for one of its own.
     """
 
     name: str
@@ -67,6 +73,7 @@ class TensorSpec:
     offset: int = 0
     regime: str = "normal"
     device: str = ""
+    memory: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in BY_NAME:
@@ -84,6 +91,13 @@ class TensorSpec:
             raise UsageError(f"device {self.device!r} of tensor {self.name!r} must be {PEER} or like cpu and cuda:1")
         if self.strides == contiguous_strides(self.shape):
             object.__setattr__(self, "strides", None)
+        if self.memory == self.name:
+            object.__setattr__(self, "memory", "")
+
+    @property
+    def owner(self) -> str:
+        """The tensor whose storage it is in, which may be itself."""
+        return self.memory or self.name
 
     @property
     def repeats(self) -> bool:
@@ -115,9 +129,10 @@ class TensorSpec:
     def __str__(self) -> str:
         strides = "" if self.strides is None else "@" + ",".join(map(str, self.strides))
         offset = f"+{self.offset}" if self.offset else ""
+        memory = f"&{self.memory}" if self.memory else ""
         device = f"~{self.device}" if self.device else ""
         regime = f":{self.regime}" if self.regime != "normal" else ""
-        return f"{self.name}={self.dtype}[{','.join(map(str, self.shape))}]{strides}{offset}{device}{regime}"
+        return f"{self.name}={self.dtype}[{','.join(map(str, self.shape))}]{strides}{offset}{memory}{device}{regime}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +148,9 @@ class Case:
         given: Mapping[str, object] = self.params
         if None in given.values():  # the option of a choice to leave a parameter out
             object.__setattr__(self, "params", {n: value for n, value in given.items() if value is not None})
+        for tensor in self.tensors:
+            if tensor.memory:
+                _check_memory(tensor, self)
 
     def __getitem__(self, name: str) -> TensorSpec:
         for tensor in self.tensors:
@@ -167,6 +185,15 @@ class Case:
     def displaced(self) -> tuple[str, ...]:
         """Names of the tensors with a device of their own."""
         return tuple(t.name for t in self.tensors if t.device)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Return whether some tensors lie in the storage of another one."""
+        return any(tensor.memory for tensor in self.tensors)
+
+    def apart(self) -> Case:
+        """Give every tensor a storage of its own, where it has the strides and the offset that it had."""
+        return replace(self, tensors=tuple(replace(t, memory="") for t in self.tensors)) if self.shares_memory else self
 
     def gathered(self) -> Case:
         """Move every tensor to the device of the run."""
@@ -260,7 +287,7 @@ def _parse_tensor(name: str, text: str, line: str) -> TensorSpec:
     if match is None:
         raise UsageError(
             f"cannot read tensor {_shortened(name)}={_shortened(text)!r} in case line {line!r}: "
-            "expected dtype[shape], then optionally @strides, +offset, ~device and :regime, "
+            "expected dtype[shape], then optionally @strides, +offset, &tensor, ~device and :regime, "
             "as in bf16[4,128]@256,1+8~cpu:rows"
         )
     strides = match["strides"]
@@ -272,7 +299,24 @@ def _parse_tensor(name: str, text: str, line: str) -> TensorSpec:
         _integers(match["offset"] or "0", line)[0],
         match["regime"] or "normal",
         match["device"] or "",
+        match["memory"] or "",
     )
+
+
+def _check_memory(tensor: TensorSpec, case: Case) -> None:
+    """Raise a `UsageError` unless the tensor whose storage `tensor` lies in can have it."""
+    own = case[tensor.memory]
+    if own.memory:
+        raise UsageError(
+            f"tensor {tensor.name!r} lies in the storage of {own.name!r}, which lies in that of {own.memory!r}: "
+            f"write &{own.memory} for both"
+        )
+    for what, here, there in (("dtype", tensor.dtype, own.dtype), ("device", tensor.device, own.device)):
+        if here != there:
+            raise UsageError(
+                f"tensors {own.name!r} and {tensor.name!r} share a storage, but their {what}s are "
+                f"{there or 'that of the run'} and {here or 'that of the run'}; they must be equal"
+            )
 
 
 def _integers(text: str, line: str) -> tuple[int, ...]:

@@ -175,7 +175,8 @@ def words_of(takes: Takes, tensor: str) -> tuple[str, ...]:
 def placed_inside(takes: Takes, case: Case) -> Case:
     """Return the case with every tensor contiguous, or at an aligned address, that is not placed as it is declared.
 
-    Of a kernel of packed rows, tensors with the leading dimensions of the first one have all rows along one dimension.
+    Where one of several in a storage is not, they lie there one after the other. Of a kernel of packed rows, tensors
+    with the leading dimensions of the first one have all rows along one dimension.
     """
     tensors = case.tensors
     # The rows of one vector nobody could tell from a weight.
@@ -191,6 +192,14 @@ def placed_inside(takes: Takes, case: Case) -> Case:
             tensor = replace(tensor, strides=None)
         aligned = "aligned" not in words or WORDS["aligned"](tensor)
         placed.append(tensor if aligned else replace(tensor, offset=0))
+    moved = {own.owner for own, now in zip(case.tensors, placed, strict=True) if own != now}
+    for owner in moved.intersection(tensor.memory for tensor in placed):
+        end, together = 0, [place for place, tensor in enumerate(placed) if tensor.owner == owner]
+        for place in sorted(together, key=lambda place: case.tensors[place].offset):
+            tensor = placed[place]
+            unit = _ALIGNMENT // BY_NAME[tensor.dtype].itemsize if "aligned" in words_of(takes, tensor.name) else 1
+            placed[place] = replace(tensor, strides=None, offset=-(-end // unit) * unit)
+            end = placed[place].offset + tensor.numel
     return replace(case, tensors=tuple(placed))
 
 

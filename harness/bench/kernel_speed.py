@@ -29,7 +29,7 @@ from lastbit.case import Case, parse_case
 from lastbit.devices import made_current
 from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.inputs import build
-from lastbit.inputs.guards import twin
+from lastbit.inputs.guards import copied, handed_out
 from lastbit.reports.bench import CLOCK, EVENTS, GRAPH, Roof, Sample, Speed
 from lastbit.result import TURNED_DOWN, CaseResult, Verdict
 from lastbit.verify.check import Subject, unsupported, verify_case
@@ -200,11 +200,11 @@ _kept: list[_Ready] = []
 def _sets(case: Case, device: torch.device) -> list[Tensors]:
     """Make sets of tensors that exceed the L2 cache several times, at most `_MOST_SETS`; two of all but huge ones."""
     guards = build(case, device).guards
-    first = {guarded.name: guarded.tensor for guarded in guards}
+    first = handed_out(guards)
     size = max(1, size_of(first))
     cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else _CACHE
     more = 0 if size > _COPY else min(_MOST_SETS - 1, max(1, _TIMES * cache // size))
-    return [first, *({g.name: twin(g, g.words.clone()) for g in guards} for _ in range(more))]
+    return [first, *(handed_out(copied(guards)) for _ in range(more))]
 
 
 def _timed(subject: Subject, ready: _Ready, effort: Effort, result: CaseResult, judged: str) -> Speed:

@@ -19,7 +19,7 @@ from lastbit.branches.taken import traced_call
 from lastbit.calling.process_state import kept_process_state
 from lastbit.errors import KernelError
 from lastbit.inputs.allocations import guarded_allocations
-from lastbit.inputs.guards import Guarded, extent, twin
+from lastbit.inputs.guards import Guarded, extent, handed_out
 from lastbit.inputs.of_case import rebound
 from lastbit.inputs.overlap import is_folded, overlaps
 from lastbit.inputs.poison import Poison
@@ -119,7 +119,7 @@ def perform(
 
     Raises what the kernel raises, or a `KernelError` where what it returned cannot be judged.
     """
-    handed = {guarded.name: twin(guarded, guarded.words) for guarded in guards}
+    handed = handed_out(guards)
     with descending() if asked.descending else nullcontext() as descent:
         if asked.poison is None:
             allocations, (value, findings) = None, returned_by(call, handed, asked.arguments, device)

@@ -7,8 +7,9 @@ does not make.) Other tensors have a repeated byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Guarded:
     Attributes:
         name: what to call it in a violation.
         tensor: no autograd view; its storage is that of `words`.
-        words: the whole allocation as int64.
+        words: the whole allocation as int64; tensors that share it have one object of words in common.
         start: where the tensor's first element is, in elements of its dtype.
     """
 
@@ -40,6 +41,15 @@ class Guarded:
     tensor: Tensor
     words: Tensor
     start: int
+
+
+class StorageView(NamedTuple):
+    """Where a tensor lies in a storage, in elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
 
 
 def canary(dtype: torch.dtype, number: int) -> int:
@@ -84,14 +94,68 @@ def guard(
     pin_memory: bool = False,
 ) -> Guarded:
     """Allocate a tensor amid canaries `number`; it starts `offset` elements after a 256-byte-aligned address."""
+    places = [StorageView(name, shape, strides, offset)]
+    return guard_together(places, dtype=dtype, device=device, number=number, pin_memory=pin_memory)[0]
+
+
+def guard_together(
+    places: Sequence[StorageView], *, dtype: torch.dtype, device: torch.device, number: int, pin_memory: bool = False
+) -> list[Guarded]:
+    """Allocate tensors in one storage amid canaries `number`; offsets count from a 256-byte-aligned address."""
     itemsize = dtype.itemsize
-    row = shape[-1] * itemsize if shape else itemsize
+    row = max(place.shape[-1] * itemsize if place.shape else itemsize for place in places)
     margin = max(_LEAST_MARGIN, min(4 * row, _MOST_MARGIN))
-    total = ALIGNMENT + 2 * margin + (offset + extent(shape, strides)) * itemsize
+    reach = max(place.offset + extent(place.shape, place.strides) for place in places)
+    total = ALIGNMENT + 2 * margin + reach * itemsize
     word = word_of(canary(dtype, number), itemsize)
     words = torch.full((-(-total // 8),), word, dtype=torch.int64, device=device, pin_memory=pin_memory)
-    start = (margin + -(words.data_ptr() + margin) % ALIGNMENT) // itemsize + offset
-    return Guarded(name, _place(words, start, shape, strides, dtype), words, start)
+    start = (margin + -(words.data_ptr() + margin) % ALIGNMENT) // itemsize
+    return [
+        Guarded(name, _place(words, start + offset, shape, strides, dtype), words, start + offset)
+        for name, shape, strides, offset in places
+    ]
+
+
+def memories(guards: Iterable[Guarded]) -> list[tuple[Guarded, ...]]:
+    """Return guarded tensors by allocation, in the order of the first of each."""
+    found: dict[int, list[Guarded]] = {}
+    for guarded in guards:
+        found.setdefault(id(guarded.words), []).append(
+            guarded
+        )  # a kernel can free the storage, which has no address then
+    return [tuple(together) for together in found.values()]
+
+
+def copied(guards: Iterable[Guarded]) -> list[Guarded]:
+    """Copy guarded tensors with all that is around them; those that share an allocation share the copy."""
+    found = []
+    for together in memories(guards):
+        words = together[0].words.clone()
+        found += [Guarded(guarded.name, twin(guarded, words), words, guarded.start) for guarded in together]
+    return found
+
+
+def handed_out(guards: Iterable[Guarded]) -> dict[str, Tensor]:
+    """Return new tensors in the memory of guarded ones, by name, as a kernel gets them.
+
+    Tensors that share an allocation are views of one tensor, as those that a model makes of what it holds in one.
+    """
+    guards = list(guards)
+    handed: dict[str, Tensor] = {}
+    for together in memories(guards):
+        first, *others = together
+        handed |= {first.name: twin(first, first.words)} if not others else _views(together)
+    return {guarded.name: handed[guarded.name] for guarded in guards}
+
+
+def _views(together: Sequence[Guarded]) -> dict[str, Tensor]:
+    begin = min(guarded.start for guarded in together)
+    ends = (guarded.start + extent(tuple(guarded.tensor.shape), guarded.tensor.stride()) for guarded in together)
+    base = _place(together[0].words, begin, (max(ends) - begin,), (1,), together[0].tensor.dtype)
+    return {
+        guarded.name: base.as_strided(guarded.tensor.shape, guarded.tensor.stride(), guarded.start)
+        for guarded in together
+    }
 
 
 def twin(guarded: Guarded, words: Tensor) -> Tensor:

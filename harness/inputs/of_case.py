@@ -15,9 +15,20 @@ from torch import Tensor
 
 from lastbit.case import PEER, Case, TensorSpec
 from lastbit.devices import Machine, indexed, machine, parse_device
-from lastbit.errors import UnsupportedCase, unknown
+from lastbit.errors import UnsupportedCase, UsageError, unknown
 from lastbit.inputs.fingerprint import combined, fingerprints_of
-from lastbit.inputs.guards import Guarded, check_separate, extent, guard, is_whole, twin
+from lastbit.inputs.guards import (
+    Guarded,
+    StorageView,
+    check_separate,
+    extent,
+    guard_together,
+    handed_out,
+    is_whole,
+    memories,
+    twin,
+)
+from lastbit.inputs.overlap import overlaps
 from lastbit.inputs.values import check_regime, fill
 from lastbit.inputs.written import AllocationCheck, unchanged, violations
 from lastbit.result import Finding
@@ -57,7 +68,7 @@ class Inputs:
     Attributes:
         case: the case.
         guards: the tensors with their allocations, in the order of the case.
-        pristine: the contents of each allocation before any call, in memory that no kernel gets.
+        pristine: the contents of each tensor's allocation before any call, in memory that no kernel gets.
     """
 
     case: Case
@@ -68,7 +79,8 @@ class Inputs:
     def of(cls, case: Case, guards: Iterable[Guarded]) -> Inputs:
         """Make the inputs of a case from memory that holds their values."""
         guards = tuple(guards)
-        return cls(case, guards, tuple(guarded.words.clone() for guarded in guards))
+        copies = {id(first.words): first.words.clone() for first, *_ in memories(guards)}
+        return cls(case, guards, tuple(copies[id(guarded.words)] for guarded in guards))
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -78,7 +90,7 @@ class Inputs:
 
     def hand_out(self) -> dict[str, Tensor]:
         """Return the tensors of the case by name, for one kernel call: new objects in memory that all calls share."""
-        return {guarded.name: twin(guarded, guarded.words) for guarded in self.guards}
+        return handed_out(self.guards)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -100,8 +112,8 @@ class Inputs:
         for name in expect:
             if name not in self.tensors:
                 raise unknown("input", name, self.tensors)
-        pairs = zip(self.guards, self.pristine, strict=True)
-        return [unchanged(g, p, elements=g.name not in expect) for g, p in pairs if is_whole(g)]
+        pristine = self._pristine_of
+        return [unchanged(m, pristine[m[0].name], expect) for m in memories(self.guards) if is_whole(m[0])]
 
     def rebound(self, handed: Mapping[str, Tensor]) -> list[Finding]:
         """Return the changes of shape and memory of the tensors that were `handed` to a kernel."""
@@ -110,10 +122,15 @@ class Inputs:
 
     def restore(self) -> None:
         """Undo every change, so that the next call starts from the same bits."""
-        for guarded, pristine in zip(self.guards, self.pristine, strict=True):
+        pristine = self._pristine_of
+        for guarded, *_ in memories(self.guards):
             if not is_whole(guarded):
                 guarded.words.untyped_storage().resize_(guarded.words.nbytes)
-            guarded.words.copy_(pristine)
+            guarded.words.copy_(pristine[guarded.name])
+
+    @property
+    def _pristine_of(self) -> dict[str, Tensor]:
+        return {guarded.name: pristine for guarded, pristine in zip(self.guards, self.pristine, strict=True)}
 
 
 @timed(INPUTS)
@@ -131,17 +148,17 @@ def build(case: Case, device: torch.device | str) -> Inputs:
 
     Raises:
         UsageError: a regime is unknown or does not suit its tensor, captured values cannot be read, strides make
-            elements overlap, or this machine lacks a tensor's device.
+            elements overlap, those of two tensors in one storage do, or this machine lacks a tensor's device.
         UnsupportedCase: a tensor belongs on a peer of `device`, and there is none.
     """
     here = machine() if case.displaced else Machine()
     for spec in case.tensors:
         check_regime(spec)
         check_separate(spec.name, spec.shape, spec.element_strides)
-    guards = []
-    for position, spec in enumerate(case.tensors):
-        guards.append(_allocated(spec, device_of(spec, torch.device(device), here), position))
-        fill(guards[-1].tensor, spec, case.seed)
+    devices = {spec.name: device_of(spec, torch.device(device), here) for spec in case.tensors}
+    guards = _allocated(case, devices)
+    for spec, guarded in zip(case.tensors, guards, strict=True):
+        fill(guarded.tensor, spec, case.seed)
     return Inputs.of(case, guards)
 
 
@@ -152,13 +169,13 @@ def holding(case: Case, tensors: Mapping[str, Tensor], device: torch.device) -> 
     Raises:
         UsageError: strides make elements overlap.
     """
-    guards = []
-    for position, spec in enumerate(case.tensors):
+    for spec in case.tensors:
         check_separate(spec.name, spec.shape, spec.element_strides)
-        guards.append(_allocated(spec, device, position))
+    guards = _allocated(case, {spec.name: device for spec in case.tensors})
+    for spec, guarded in zip(case.tensors, guards, strict=True):
         # Copies of one element may overlap.
         once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in spec.element_strides)
-        guards[-1].tensor[once].copy_(tensors[spec.name][once])
+        guarded.tensor[once].copy_(tensors[spec.name][once])
     return Inputs.of(case, guards)
 
 
@@ -178,22 +195,43 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> str:
     return combined(dict(zip(tensors, fingerprints_of(list(tensors.values())), strict=True)))
 
 
-def _allocated(spec: TensorSpec, device: torch.device, position: int) -> Guarded:
-    strides, dtype, number = spec.element_strides, spec.torch_dtype, _FIRST_NUMBER + 2 * position
-    return guard(spec.name, spec.shape, strides=strides, offset=spec.offset, dtype=dtype, device=device, number=number)
+def _allocated(case: Case, devices: Mapping[str, torch.device]) -> list[Guarded]:
+    """Allocate the tensors of a case, those that share a storage together."""
+    owners: dict[str, list[TensorSpec]] = {}
+    for spec in case.tensors:
+        owners.setdefault(spec.owner, []).append(spec)
+    found: dict[str, Guarded] = {}
+    for position, spec in enumerate(case.tensors):
+        if together := owners.pop(spec.owner, None):
+            places = [StorageView(t.name, t.shape, t.element_strides, t.offset) for t in together]
+            number = _FIRST_NUMBER + 2 * position
+            dtype, device = spec.torch_dtype, devices[spec.name]
+            guards = guard_together(places, dtype=dtype, device=device, number=number)
+            for a, b in overlaps({guarded.name: guarded.tensor for guarded in guards}):
+                raise UsageError(
+                    f"tensors {a!r} and {b!r} share elements of one storage: move one of them by its offset"
+                )
+            found |= {guarded.name: guarded for guarded in guards}
+    return [found[spec.name] for spec in case.tensors]
 
 
 def bare(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:
-    """Return name → a copy on `device`, in an allocation that ends with its last element.
+    """Return name → a copy on `device`, in an allocation that ends with the last element in it.
 
     Nothing is written before its first element, or to gaps between its rows.
     """
-    copies = {}
-    for name, tensor in inputs.tensors.items():
-        shape, strides, offset = tuple(tensor.shape), tensor.stride(), inputs.case[name].offset
-        memory = torch.empty(offset + extent(shape, strides), dtype=tensor.dtype, device=device).untyped_storage()
-        copies[name] = torch.tensor([], dtype=tensor.dtype, device=device).set_(memory, offset, shape, strides)
-        _once(copies[name]).copy_(_once(tensor))
+    reach: dict[str, int] = {}
+    for spec in inputs.case.tensors:
+        end = spec.offset + extent(spec.shape, spec.element_strides)
+        reach[spec.owner] = max(end, reach.get(spec.owner, 0))
+    copies, memory = {}, dict[str, torch.UntypedStorage]()
+    for spec in inputs.case.tensors:
+        tensor = inputs.tensors[spec.name]
+        if spec.owner not in memory:
+            memory[spec.owner] = torch.empty(reach[spec.owner], dtype=tensor.dtype, device=device).untyped_storage()
+        made = torch.tensor([], dtype=tensor.dtype, device=device)
+        copies[spec.name] = made.set_(memory[spec.owner], spec.offset, spec.shape, spec.element_strides)
+        _once(made).copy_(_once(tensor))
     return copies
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lastbit.inputs.bits import INTEGER_OF_SIZE, numbers, unequal_flags
-from lastbit.inputs.guards import Guarded, canary, extent, integer_of, moving, separates
+from lastbit.inputs.guards import Guarded, canary, extent, integer_of, moving, separates, twin
 from lastbit.result import Finding
 
 # As _AT_ONCE of poison.py.
@@ -26,55 +26,94 @@ class AllocationCheck:
     """The contents that an allocation must have: see `unchanged` and `only_canaries`.
 
     Attributes:
-        guarded: the allocation.
+        guards: the tensors in the allocation.
         expected: integers of the size of an element, for the whole allocation or one for all places.
-        elements: whether elements are looked at, or canaries only.
+        free: the tensors whose elements may be anything.
     """
 
-    guarded: Guarded
+    guards: tuple[Guarded, ...]
     expected: Tensor
-    elements: bool
+    free: frozenset[str]
+
+    @property
+    def _first(self) -> Guarded:
+        return self.guards[0]
+
+    @property
+    def _only_canaries(self) -> bool:
+        return len(self.guards) == 1 and self._first.name in self.free
 
     def pieces(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield each part of the allocation that is looked at: first place, contents, and those that it must have."""
-        actual = _integers(self.guarded.words, self.guarded)
-        for begin, end in [(0, actual.numel())] if self.elements else _canary_ranges(self.guarded):
+        actual = _integers(self._contents(), self._first)
+        for begin, end in _canary_ranges(self._first) if self._only_canaries else [(0, actual.numel())]:
             for start in range(begin, end, _PIECE):
                 here = slice(start, min(start + _PIECE, end))
                 yield start, actual[here], self.expected if self.expected.dim() == 0 else self.expected[here]
 
     def flags(self) -> list[Tensor]:
         """Return whether there are differences: bools on the device of the allocation, any of which may say so."""
-        if self.elements:
-            return unequal_flags(self.guarded.words, self.expected.view(torch.int64))
+        if not self._only_canaries:
+            return unequal_flags(self._contents(), self.expected.view(torch.int64))
         parts = [unequal_flags(actual, expected.expand_as(actual)) for _, actual, expected in self.pieces()]
         return [flag for flags in parts for flag in flags]
 
-    def violations(self) -> list[Finding]:
-        """Return a finding for each region with differences: how many places there are, and the first.
+    def _contents(self) -> Tensor:
+        """Return the words of the allocation; of several tensors, with what is expected in those that are `free`."""
+        free = [] if self._only_canaries else [guarded for guarded in self.guards if guarded.name in self.free]
+        if not free:
+            return self._first.words
+        words = self._first.words.clone()
+        for guarded in free:
+            twin(guarded, words).copy_(twin(guarded, self.expected.view(torch.int64)))
+        return words
 
-        Regions are before the first element, after the last one, gaps between strided rows, and elements.
+    def violations(self) -> list[Finding]:
+        """Return a finding for each region of a tensor with differences: how many places there are, and the first.
+
+        Regions are before the first element, after the last one, gaps between strided rows, and elements. What is no
+        element of any tensor counts for that whose last element is before it, or else for the first one.
         """
-        shape, strides = tuple(self.guarded.tensor.shape), self.guarded.tensor.stride()
-        end = extent(shape, strides)
-        counts, first = dict[Region, int](), dict[Region, int]()
+        guards = sorted(self.guards, key=lambda guarded: guarded.start)
+        counts, first = dict[tuple[str, Region], int](), dict[tuple[str, Region], int]()
         for start, actual, expected in self.pieces():
-            places = (actual != expected).nonzero().flatten() + (start - self.guarded.start)
-            before, after = places < 0, places >= end
-            inside = ~(before | after)
-            _, rest = _indices(places.clamp(0, max(end - 1, 0)), shape, strides)
-            masks = (before, inside & (rest != 0), inside & (rest == 0), after)
-            for region, where in zip(_REGIONS, masks, strict=True):
+            places = (actual != expected).nonzero().flatten() + start
+            for region, guarded, where in _regions(places, guards):
                 if (chosen := places[where]).numel():
-                    counts[region] = counts.get(region, 0) + chosen.numel()
-                    first.setdefault(region, int(chosen[0]))
+                    key = guarded.name, region
+                    counts[key] = counts.get(key, 0) + chosen.numel()
+                    first.setdefault(key, int(chosen[0]) - guarded.start)
         found = []
         for region in _REGIONS:
-            if region in counts and (self.elements or region != "element"):
-                parts, _ = _indices(torch.tensor([first[region]]), shape, strides)
-                index = [int(part) for part in parts]
-                found.append(_violation(self.guarded.name, region, counts[region], first[region], index))
+            for guarded in self.guards:
+                key = guarded.name, region
+                if key in counts and (region != "element" or guarded.name not in self.free):
+                    shape, strides = tuple(guarded.tensor.shape), guarded.tensor.stride()
+                    parts, _ = _indices(torch.tensor([first[key]]), shape, strides)
+                    index = [int(part) for part in parts]
+                    found.append(_violation(guarded.name, region, counts[key], first[key], index))
         return found
+
+
+def _regions(places: Tensor, guards: Sequence[Guarded]) -> Iterator[tuple[Region, Guarded, Tensor]]:
+    """Yield for each region of each tensor, these by their first elements, which places of the allocation are in it."""
+    left = torch.ones_like(places, dtype=torch.bool)
+    inside = dict[str, Tensor]()
+    for guarded in guards:
+        shape, strides = tuple(guarded.tensor.shape), guarded.tensor.stride()
+        own, end = places - guarded.start, extent(shape, strides)
+        _, rest = _indices(own.clamp(0, max(end - 1, 0)), shape, strides)
+        inside[guarded.name] = (own >= 0) & (own < end)
+        element = inside[guarded.name] & (rest == 0)
+        yield "element", guarded, element
+        left &= ~element
+    for guarded in reversed(guards):
+        yield "gap", guarded, left & inside[guarded.name]
+        left &= ~inside[guarded.name]
+    for guarded in reversed(guards):
+        yield "after", guarded, left & (places >= guarded.start)
+        left &= places < guarded.start
+    yield "before", guards[0], left
 
 
 def _violation(tensor: str, region: Region, count: int, offset: int, index: list[int]) -> Finding:
@@ -92,9 +131,10 @@ def _violation(tensor: str, region: Region, count: int, offset: int, index: list
     return Finding("mutated_input" if region == "element" else "wrote_outside", tensor, sentences[region])
 
 
-def unchanged(guarded: Guarded, pristine: Tensor, *, elements: bool) -> AllocationCheck:
-    """Return the check that an input's allocation equals its `pristine` copy, in elements only if `elements`."""
-    return AllocationCheck(guarded, _integers(pristine, guarded), elements)
+def unchanged(guards: Sequence[Guarded], pristine: Tensor, expect: Collection[str]) -> AllocationCheck:
+    """Return the check that the allocation of inputs equals its `pristine` copy, but for elements of `expect`."""
+    free = frozenset(guarded.name for guarded in guards if guarded.name in expect)
+    return AllocationCheck(tuple(guards), _integers(pristine, guards[0]), free)
 
 
 def only_canaries(guarded: Guarded, number: int) -> AllocationCheck:
@@ -102,7 +142,7 @@ def only_canaries(guarded: Guarded, number: int) -> AllocationCheck:
     itemsize = guarded.tensor.element_size()
     bits = integer_of(canary(guarded.tensor.dtype, number), itemsize)
     pattern = torch.full((), bits, dtype=INTEGER_OF_SIZE[itemsize], device=guarded.words.device)
-    return AllocationCheck(guarded, pattern, elements=False)
+    return AllocationCheck((guarded,), pattern, frozenset({guarded.name}))
 
 
 def violations(checks: Iterable[AllocationCheck]) -> list[Finding]:

@@ -67,8 +67,8 @@ class Basis:
         return Random(self.case.seed)
 
     def related(self, related: Related) -> Inputs:
-        """Return the inputs of a related call; contiguous where their shape is new or elements share memory."""
-        own, specs = {spec.name: spec for spec in self.case.tensors}, list[TensorSpec]()
+        """Return the inputs of a related call, apart; contiguous where their shape is new or elements share memory."""
+        own, specs = {spec.name: spec for spec in self.case.apart().tensors}, list[TensorSpec]()
         for name, tensor in related.tensors.items():
             shape, dtype = tuple(tensor.shape), DTYPE_NAMES[tensor.dtype]
             spec = own.get(name, TensorSpec(name, dtype, shape))
@@ -84,7 +84,7 @@ def contiguous(basis: Basis) -> Basis:
     specs = basis.case.tensors
     if all(spec.strides is None and not spec.offset for spec in specs):
         return basis
-    case = replace(basis.case, tensors=tuple(replace(spec, strides=None, offset=0) for spec in specs))
+    case = replace(basis.case, tensors=tuple(replace(spec, strides=None, offset=0, memory="") for spec in specs))
     inputs = holding(case, basis.inputs.tensors, basis.device)
     line = f"{basis.case}, its tensors contiguous" if any(spec.repeats for spec in specs) else ""
     return replace(basis, inputs=inputs, results=basis.call(inputs), line=line)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lastbit.calling.performing import CallRequest, attempted, perform, results_of
-from lastbit.inputs.guards import Guarded, twin
+from lastbit.inputs.guards import Guarded, handed_out
 from lastbit.inputs.of_case import rebound
 from lastbit.inputs.written import violations
 from lastbit.interpret import races
@@ -69,7 +69,7 @@ class KernelWork:
 
     def call(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
         """Call a kernel; return its results, and everything else that is known of the call."""
-        guards = [Guarded(t["name"], placed(words, t), words, t["start"]) for t, words in tensors]
+        guards = _guards(tensors)
         call, later = self._kernels[message["kernel"]].call, bool(message["later"])
         self._held = self._held if later else {}
         with races() if message["races"] else nullcontext():
@@ -90,8 +90,8 @@ class KernelWork:
 
     def follow(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
         """Call a kernel once more on residues; return these by result, and the operations that have none."""
-        guards = [Guarded(t["name"], placed(words, t), words, t["start"]) for t, words in tensors]
-        handed = {guarded.name: twin(guarded, guarded.words) for guarded in guards}
+        guards = _guards(tensors)
+        handed = handed_out(guards)
         kernel = self._kernels[message["kernel"]]
         followed = follow(kernel, handed, message["params"], message["results"], message["constants"])
         numbers = {name: residues.numbers.contiguous() for name, residues in followed.results.items()}
@@ -99,9 +99,9 @@ class KernelWork:
 
     def attempt(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
         """Call a kernel with tensors that may be on any device, or on one: see `lastbit.calling.performing`."""
-        guards = [Guarded(t["name"], placed(words, t), words, t["start"]) for t, words in tensors]
+        guards = _guards(tensors)
         call, device = self._kernels[message["kernel"]].call, torch.device(message["device"])
-        handed = {guarded.name: twin(guarded, guarded.words) for guarded in guards}
+        handed = handed_out(guards)
         given = handed if message["to"] is None else {name: t.to(message["to"]) for name, t in handed.items()}
         attempt = attempted(partial(results_of, call, _asked(message), device), given)
         if attempt.error is not None:
@@ -116,6 +116,11 @@ class KernelWork:
             "violations": _sentences(attempt.violations),
         }
         return dict(attempt.results), said
+
+
+def _guards(tensors: Sequence[tuple[Message, Tensor]]) -> list[Guarded]:
+    own = {tensor["memory"]: words for tensor, words in tensors}
+    return [Guarded(t["name"], placed(own[t["memory"]], t), own[t["memory"]], t["start"]) for t, _ in tensors]
 
 
 def _asked(message: Message) -> CallRequest:

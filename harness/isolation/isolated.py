@@ -176,7 +176,7 @@ class Isolated:
             KernelError: that has other `shapes`, where these are known.
         """
         blocks, there, tensors = list[SharedBlock](), list[Tensor](), list[dict[str, Any]]()
-        for guarded in inputs.guards:
+        for guarded in inputs.guards:  # of which those that share memory share the block
             block, tensor = self.pair.blocks.of(guarded.words), guarded.tensor
             offset = guarded.words.data_ptr() % ALIGNMENT  # as far from an aligned address as the judge's own
             words = block.words[offset // 8 : offset // 8 + guarded.words.numel()]

@@ -170,9 +170,36 @@ def alone(words: Tensor, tensor: Message, start: int) -> Tensor:
     `start` is the element of the words at which it lies.
     """
     made = torch.tensor([], dtype=getattr(torch, tensor["dtype"]), device=words.device)
-    shape, strides, each = tensor["shape"], tensor["strides"], made.element_size()
+    each, end = made.element_size(), end_of({**tensor, "start": start})
+    return made.set_(words.untyped_storage()[start * each : end * each], 0, tensor["shape"], tensor["strides"])
+
+
+def apart(tensors: Placed) -> dict[str, Tensor]:
+    """Return the tensors that messages describe, each as in memory that is its own.
+
+    Those that share a block of memory are views of one tensor that is, as lastbit's `handed_out` makes them.
+    """
+    together: dict[int, list[tuple[Message, Tensor]]] = {}
+    for described in tensors:
+        together.setdefault(described[0]["memory"], []).append(described)
+    made: dict[str, Tensor] = {}
+    for (first, words), *others in together.values():
+        if not others:
+            made[first["name"]] = alone(words, first, first["start"])
+            continue
+        members = [first, *(tensor for tensor, _ in others)]
+        begin = min(tensor["start"] for tensor in members)
+        whole = {"dtype": first["dtype"], "shape": [max(map(end_of, members)) - begin], "strides": [1]}
+        base = alone(words, whole, begin)
+        made |= {t["name"]: base.as_strided(t["shape"], t["strides"], t["start"] - begin) for t in members}
+    return {tensor["name"]: made[tensor["name"]] for tensor, _ in tensors}
+
+
+def end_of(tensor: Message) -> int:
+    """Return the element of the words after the last one of a tensor that a message describes."""
+    shape, strides = tensor["shape"], tensor["strides"]
     reach = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return made.set_(words.untyped_storage()[start * each : (start + reach) * each], 0, shape, strides)
+    return int(tensor["start"] + reach)
 
 
 def called(call: Callable[[], Any], message: Message) -> Any:
@@ -389,7 +416,7 @@ class Bare:
         return {"kernels": []}
 
     def call(self, message: Message, tensors: Placed) -> tuple[Mapping[str, Tensor], Message]:
-        arguments = {tensor["name"]: alone(words, tensor, tensor["start"]) for tensor, words in tensors}
+        arguments = apart(tensors)
         stages = {"stages": tuple(message["stages"])} if message["stages"] else {}
         other = replaced(message["replaced"], message["device"]) if message["replaced"] else nullcontext()
         with other:

@@ -15,7 +15,7 @@ from torch import Tensor
 from lastbit.case import Case
 from lastbit.inputs import bits_of, build
 from lastbit.inputs.given import MOST_GIVEN, given, is_given
-from lastbit.verify.shrink import Place, Places, in_shape, sizes_of
+from lastbit.verify.shrink import Place, Places, in_shapes, sizes_of
 
 # Up to bf16's 8 one by one where it matters to a reader; 12 is beyond fp16.
 _BITS = (1, 2, 3, 4, 6, 8, 12)  # of a significand
@@ -50,9 +50,8 @@ class Draft:
         """Return the draft with other elements in some tensors; None if one has too many for a case line."""
         if any(tensor.numel() > MOST_GIVEN for tensor in values.values()):
             return None
-        specs = {name: in_shape(self.case[name], tuple(tensor.shape)) for name, tensor in values.items()}
-        specs |= {name: replace(spec, regime=given(values[name])) for name, spec in specs.items()}
-        tensors = tuple(specs.get(spec.name, spec) for spec in self.case.tensors)
+        shaped = in_shapes(self.case, {name: tuple(tensor.shape) for name, tensor in values.items()})
+        tensors = tuple(replace(t, regime=given(values[t.name])) if t.name in values else t for t in shaped.tensors)
         seed = 0 if all(is_given(spec.regime) for spec in tensors) else self.case.seed
         return replace(self, case=replace(self.case, tensors=tensors, seed=seed), values={**self.values, **values})
 

@@ -163,7 +163,8 @@ def advice_for(case: Case, passes: Callable[[Case], bool], *, raised: bool = Fal
     """Return a declaration by which a kernel need not take a case that it fails, as advice; empty if none is sure.
 
     `passes` tells whether the kernel passes another case. It must pass this one in every layout that the declaration
-    leaves. If the kernel `raised`, other rows and columns are tried, too: wrong numbers for some widths are a fault.
+    leaves; there is no advice where tensors share a storage. If the kernel `raised`, other rows and columns are tried,
+    too: wrong numbers for some widths are a fault.
     """
 
     def if_alone(words: tuple[str, ...]) -> str:
@@ -181,6 +182,8 @@ def advice_for(case: Case, passes: Callable[[Case], bool], *, raised: bool = Fal
                 tensors.append(tensor if tensor.name not in names else there if fits else contiguous)
             yield replace(case, tensors=tuple(tensors))
 
+    if case.shares_memory:
+        return ""
     if any(tensor.numel == 0 for tensor in case.tensors):
         filled = replace(case, tensors=tuple(replace(t, shape=tuple(n or 1 for n in t.shape)) for t in case.tensors))
         said = f"It passes the case with a size of 1 in place of 0: {if_alone(('non-empty',))}"
@@ -204,11 +207,11 @@ def advice_for(case: Case, passes: Callable[[Case], bool], *, raised: bool = Fal
 
 
 def resized(case: Case, last: tuple[int, ...], instead: tuple[int, ...]) -> Case:
-    """Replace trailing dimensions `last` of all tensors by `instead`, and make those tensors contiguous.
+    """Replace trailing dimensions `last` of all tensors by `instead`, and make those tensors contiguous and apart.
 
     A regime that names the size, such as `labels_300` of 300 classes, names the new one.
     """
-    own, new = f"_{last[-1]}", f"_{instead[-1]}"
+    own, new, case = f"_{last[-1]}", f"_{instead[-1]}", case.apart()
     tensors = (
         replace(t, shape=t.shape[: -len(last)] + instead, strides=None) if t.shape[-len(last) :] == last else t
         for t in case.tensors

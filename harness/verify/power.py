@@ -217,7 +217,7 @@ def _cut(case: Case, op: Op, numel: int | None = None) -> Case:
     """
     first, leading = case.tensors[0], max(0, len(case.tensors[0].shape) - 1)
     rows = max(1, min(_PROBE_SIZE, numel or first.numel) // max(first.shape[-1] if first.shape else 1, 1))
-    contiguous = [replace(t, strides=None, offset=0) for t in case.tensors]
+    contiguous = [replace(t, strides=None, offset=0) for t in case.apart().tensors]
     cut = (replace(t, shape=(rows, *t.shape[leading:])) if leading and t.name in op.rows else t for t in contiguous)
     return replace(case, tensors=tuple(cut))
 

@@ -97,4 +97,5 @@ def displaced_cases(draw: st.DrawFn, groups: Iterable[Group], first: str, places
     movable = [tensor.name for tensor in case.tensors if tensor.name != first]
     chosen = draw(st.sets(st.sampled_from(movable), min_size=1)) if movable else set()
     placed = {name: draw(st.sampled_from(places)) for name in sorted(chosen)}
-    return replace(case, tensors=tuple(replace(t, device=placed.get(t.name, "")) for t in case.tensors))
+    tensors = (replace(t, device=placed.get(t.name, "")) for t in case.apart().tensors)
+    return replace(case, tensors=tuple(tensors))

@@ -17,7 +17,9 @@ from functools import partial
 from itertools import chain, combinations
 from typing import Any
 
-from lastbit.case import Case, TensorSpec
+import numpy as np
+
+from lastbit.case import Case, TensorSpec, contiguous_strides
 from lastbit.inputs.given import is_given
 from lastbit.inputs.layouts import LAYOUTS, contiguous, padded
 from lastbit.ops import REQUIRED, Op
@@ -31,6 +33,9 @@ _MOST_ASKED = 10 * MOST_TRIES
 """Cases of which is asked whether they mean anything: an op may evaluate its reference to say so."""
 
 _MOST_LINKED = 3  # sizes that follow another one: codes, their scales, and scales of other groups
+
+# 64 MiB of places; a case that is as large is run on GPUs alone, where strides stay as they are.
+_MOST_PLACES = 1 << 23
 
 _NUMBER = re.compile(r"_(\d+)$")
 
@@ -137,14 +142,14 @@ def _least(case: Case, places: Places, trial: _Tries, *, known: bool) -> tuple[C
 
 def _in_sizes(case: Case, sizes: Sizes) -> Case:
     """Change the sizes at some places; layouts stay."""
-    tensors = []
+    tensors, shapes = [], {}
     for tensor in case.tensors:
         rank, number = len(tensor.shape), sizes.get((tensor.name, _REGIME))
         regime = tensor.regime if number is None else _NUMBER.sub(f"_{number}", tensor.regime)
-        shape = tuple(sizes.get((tensor.name, dim - rank), size) for dim, size in enumerate(tensor.shape))
-        tensors.append(in_shape(replace(tensor, regime=regime), shape))
+        shapes[tensor.name] = tuple(sizes.get((tensor.name, dim - rank), size) for dim, size in enumerate(tensor.shape))
+        tensors.append(replace(tensor, regime=regime))
     params = {name: sizes.get((name, 0), value) for name, value in case.params.items()}
-    return replace(case, tensors=tuple(tensors), params=params)
+    return in_shapes(replace(case, tensors=tuple(tensors), params=params), shapes)
 
 
 def together(place: Place, sizes: Sizes, samples: Sequence[Sizes]) -> Iterator[Places]:
@@ -168,6 +173,58 @@ def together(place: Place, sizes: Sizes, samples: Sequence[Sizes]) -> Iterator[P
     for count in range(1, _MOST_LINKED + 1):
         for chosen in combinations(linked, count):
             yield own.union(*chosen)
+
+
+def in_shapes(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> Case:
+    """Put tensors in smaller shapes: each in the layout that it had, those of one storage as near to each other."""
+    together: dict[str, list[TensorSpec]] = {}
+    for tensor in case.tensors:
+        together.setdefault(tensor.owner, []).append(tensor)
+    placed: dict[str, TensorSpec] = {}
+    for own in together.values():
+        if len(own) == 1:
+            found = [in_shape(tensor, shapes.get(tensor.name, tensor.shape)) for tensor in own]
+        else:
+            found = _closed_up(own, [shapes.get(tensor.name, tensor.shape) for tensor in own])
+        placed |= {tensor.name: tensor for tensor in found}
+    return replace(case, tensors=tuple(placed[tensor.name] for tensor in case.tensors))
+
+
+def _closed_up(tensors: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]]) -> list[TensorSpec]:
+    """Put tensors of one storage in smaller shapes, and close the gaps that this leaves; gaps before stay as wide.
+
+    Where the places of a tensor have no strides then, all tensors keep those that they had.
+    """
+    smaller = [replace(t, shape=s, strides=t.element_strides) for t, s in zip(tensors, shapes, strict=True)]
+    if any(0 in shape for shape in shapes) or sum(tensor.numel for tensor in tensors) > _MOST_PLACES:
+        return smaller
+    gone = np.zeros(max(1 + int(_places(tensor).max()) for tensor in tensors), dtype=np.int64)
+    for tensor in tensors:
+        gone[_places(tensor)] = 1
+    for tensor in smaller:
+        gone[_places(tensor)] = 0
+    before = np.cumsum(gone) - gone
+    found = []
+    for tensor in smaller:
+        places = _places(tensor)
+        places = places - before[places]
+        origin = int(places[(0,) * places.ndim])
+        strides = contiguous_strides(tensor.shape)  # where there is one index
+        strides = tuple(
+            int(places[(0,) * dim + (1,)].flat[0]) - origin if size > 1 else strides[dim]
+            for dim, size in enumerate(tensor.shape)
+        )
+        found.append(replace(tensor, strides=strides, offset=origin))
+        if (_places(found[-1]) != places).any():
+            return smaller
+    return found
+
+
+def _places(tensor: TensorSpec) -> np.ndarray:
+    """Return the places of the elements of a tensor in its storage."""
+    indices = np.indices(tensor.shape, sparse=True)
+    parts = (index * stride for index, stride in zip(indices, tensor.element_strides, strict=True))
+    return np.broadcast_to(sum(parts, np.int64(tensor.offset)), tensor.shape)
 
 
 def in_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
@@ -201,24 +258,28 @@ def _changes(case: Case, op: Op) -> Iterator[list[Change]]:
     """Yield simplifications by kind: inputs and parameters to leave out, contiguity, padding, devices, values."""
 
     def without(case: Case, name: str) -> Case:
+        case = case.apart() if any(t.memory == name for t in case.tensors) else case
         tensors = tuple(t for t in case.tensors if t.name != name)
         return replace(case, tensors=tensors, params={n: v for n, v in case.params.items() if n != name})
 
     def changed(case: Case, name: str, **fields: Any) -> Case:
         return replace(case, tensors=tuple(replace(t, **fields) if t.name == name else t for t in case.tensors))
 
+    def moved(case: Case, name: str, **fields: Any) -> Case:
+        return changed(case.apart(), name, **fields)
+
     def with_simplest_strides(case: Case, name: str) -> Case:
         """Give a strided tensor the simplest strides that are not contiguous."""
         tensor = next((t for t in case.tensors if t.name == name and t.strides is not None), None)
         layout = None if tensor is None else padded(tensor.shape, tensor.dtype)
-        return case if layout is None else changed(case, name, strides=layout.strides, offset=layout.offset)
+        return case if layout is None else moved(case, name, strides=layout.strides, offset=layout.offset)
 
     optional = [t.name for t in case.tensors if t.name in op.optional]
     usual = [name for name in case.params if op.params.get(name, REQUIRED) is not REQUIRED]
     yield [partial(without, name=name) for name in (*optional, *usual)]
     names = [t.name for t in case.tensors]
-    yield [partial(changed, name=name, strides=None, offset=0) for name in names]
+    yield [*[Case.apart] * case.shares_memory, *(partial(moved, name=name, strides=None, offset=0) for name in names)]
     yield [partial(with_simplest_strides, name=name) for name in names if case[name].strides is not None]
-    yield [partial(changed, name=name, device="") for name in names]
+    yield [partial(moved, name=name, device="") for name in names if case[name].device]
     drawn = [t.name for t in case.tensors if t.torch_dtype.is_floating_point and not is_given(t.regime)]
     yield [partial(changed, name=name, regime="normal") for name in drawn]

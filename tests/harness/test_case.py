@@ -125,6 +125,31 @@ def test_a_tensor_may_have_a_device_of_its_own() -> None:
     assert case.with_regime("lattice").displaced == case.displaced
 
 
+def test_tensors_may_share_a_storage() -> None:
+    line = "op x=bf16[4,8]@16,1 up=bf16[4,8]@16,1+8&x:gates bias=bf16[8] seed=3"
+    case = parse_case(line)
+    assert str(case) == line and case.shares_memory
+    assert [(t.memory, t.owner) for t in case.tensors] == [("", "x"), ("x", "x"), ("", "bias")]
+    assert str(case.apart()) == line.replace("&x", "") and not case.apart().shares_memory
+    assert parse_case("op x=bf16[4]&x").tensors == parse_case("op x=bf16[4]").tensors
+    displaced = "op x=bf16[4]~cpu y=bf16[4]+4&x~cpu:rows seed=0"
+    assert str(parse_case(displaced)) == displaced
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ("x=bf16[4] y=bf16[4]+4&z", "unknown tensor 'z'"),
+        ("x=bf16[4] y=fp16[4]+4&x", "tensors 'x' and 'y' share a storage, but their dtypes are bf16 and fp16"),
+        ("x=bf16[4] y=bf16[4]+4&x~cpu", "but their devices are that of the run and cpu; they must be equal"),
+        ("x=bf16[4] y=bf16[4]+4&x z=bf16[4]+8&y", "tensor 'z' lies in the storage of 'y', which lies in that of 'x'"),
+    ],
+)
+def test_storages_that_cannot_be_shared(tensors: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parse_case(f"op {tensors}")
+
+
 def test_what_is_no_device() -> None:
     with pytest.raises(UsageError, match="device 'cuda 1' of tensor 'x' must be peer or like cpu and cuda:1"):
         TensorSpec("x", "bf16", (4,), device="cuda 1")

@@ -15,6 +15,7 @@ from torch import Tensor
 from lastbit.case import Case, Group, contiguous_strides, parse_case
 from lastbit.config import Config
 from lastbit.errors import UnsupportedCase, UsageError
+from lastbit.inputs import build
 from lastbit.kernel import Kernel, declarations_of, kernel
 from lastbit.reports.stage_summary import on_cases
 from lastbit.reports.wording import undecided
@@ -142,6 +143,23 @@ def test_packed_rows_are_those_of_every_case() -> None:
     )
     with pytest.raises(UsageError, match="'packed rows', but the op has no inputs of rows"):
         check_kernel(attention, PROJECT.op("attention"))
+
+
+@pytest.mark.parametrize(
+    ("takes", "found"),
+    [
+        ("contiguous rows", "x=bf16[4,6]@12,1 up=bf16[4,6]@12,1+6&x"),
+        ("contiguous", "x=bf16[4,6] up=bf16[4,6]+24&x"),
+        ("aligned", "x=bf16[4,6] up=bf16[4,6]+24&x"),
+        (("contiguous", "aligned"), "x=bf16[4,6] up=bf16[4,6]+24&x"),
+        ({"up layout": "contiguous"}, "x=bf16[4,6] up=bf16[4,6]+24&x"),
+    ],
+)
+def test_tensors_of_one_storage_lie_one_after_the_other_where_they_must_move(takes: object, found: str) -> None:
+    case = parse_case("swiglu x=bf16[4,6]@12,1 up=bf16[4,6]@12,1+6&x bias=bf16[6]@2 seed=1")
+    placed = placed_inside(declared_takes(takes, "k"), case)
+    assert str(placed).startswith(f"swiglu {found} bias")
+    build(placed, "cpu")
 
 
 def test_a_dtype_may_be_that_of_another_tensor() -> None:

@@ -121,7 +121,7 @@ def test_a_device_is_waited_for_once(changed: bool, monkeypatch: pytest.MonkeyPa
     looked_at = []
     look = written.AllocationCheck.violations
     monkeypatch.setattr(
-        written.AllocationCheck, "violations", lambda check: looked_at.append(check.guarded.name) or look(check)
+        written.AllocationCheck, "violations", lambda check: looked_at.append(check.guards[0].name) or look(check)
     )
     inputs = build(parse_case("op a=fp32[4,8] b=bf16[4,8]@16,1 c=int8[3] seed=0"), "cpu")
     if changed:

@@ -88,7 +88,7 @@ def test_a_storage_that_was_freed_is_told_and_given_back() -> None:
     handed["x"].untyped_storage().resize_(0)
     [found] = inputs.rebound(handed)
     assert found.sentence == f"rebound x: it now has a storage of 0 bytes in place of {size:,}"
-    assert [check.guarded.name for check in inputs.checks()] == ["index"]  # x has nothing to look at
+    assert [check.guards[0].name for check in inputs.checks()] == ["index"]  # x has nothing to look at
     inputs.restore()
     assert inputs.rebound(inputs.hand_out()) == []
     assert len(inputs.checks()) == 2

@@ -25,6 +25,7 @@ from lastbit.isolation.runner import (
     ReturnedResults,
     Withheld,
     alone,
+    apart,
     below,
     by_name,
     called,
@@ -470,7 +471,7 @@ def test_a_plain_function_is_called_on_tensors_alone(bare: Bare, tmp_path: Path)
     assert bare.load({"path": str(tmp_path / "plain.py"), "kernel": "k", "plain": "scaled"}) == {"kernels": []}
     words = torch.zeros(4, dtype=torch.int64)
     words.view(torch.float32)[2:4] = torch.tensor([1.0, 2.0])
-    tensor = {"name": "x", "dtype": "float32", "shape": [2], "strides": [1], "start": 2}
+    tensor = {"name": "x", "dtype": "float32", "shape": [2], "strides": [1], "start": 2, "memory": 1}
     found, said = bare.call(call_of(), [(tensor, words)])
     assert found["y"].tolist() == [3.0, 6.0] and found["count"].tolist() == [0] and said == {}
     found, _ = bare.call(call_of(stages=["a", "b"]), [(tensor, words)])
@@ -481,6 +482,23 @@ def test_a_plain_function_is_called_on_tensors_alone(bare: Bare, tmp_path: Path)
             call_of(params={}, replaced=other), [(tensor | {"shape": [2, 1], "strides": [1, 1]}, words)]
         )
         assert found["y"].tolist() == [[value], [value]]
+
+
+def test_tensors_of_one_storage_are_views_of_one_tensor() -> None:
+    words = torch.arange(8)
+    common = {"dtype": "int64", "shape": [2, 2], "strides": [3, 1], "memory": 7}
+    other = {"name": "y", "dtype": "int64", "shape": [2], "strides": [1], "start": 0, "memory": 8}
+    pairs = [
+        ({"name": "x", "start": 3, **common}, words),
+        (other, words),
+        ({"name": "up", "start": 1, **common}, words),
+    ]
+    found = apart(pairs)
+    assert list(found) == ["x", "y", "up"]
+    assert found["x"].tolist() == [[3, 4], [6, 7]] and found["up"].tolist() == [[1, 2], [4, 5]]
+    assert found["x"]._base is found["up"]._base is not None and found["y"]._base is None
+    assert found["up"].storage_offset() == 0 and found["x"].storage_offset() == 2
+    assert found["x"].untyped_storage().nbytes() == 7 * 8 and found["y"].untyped_storage().nbytes() == 2 * 8
 
 
 def test_declared_kernels_are_loaded_by_name(bare: Bare, tmp_path: Path) -> None:

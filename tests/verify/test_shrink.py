@@ -17,7 +17,7 @@ from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.verify.item_run import CaseFailed, Stopped, run_item
 from lastbit.verify.plan import Item
 from lastbit.verify.project import open_project
-from lastbit.verify.shrink import shrink
+from lastbit.verify.shrink import in_shapes, shrink
 from tests.faults.hunt import subject_of
 from tests.recorded import Recorded
 
@@ -91,6 +91,45 @@ def test_a_layout_stays_what_it_is_while_sizes_shrink(memory: str, found: str) -
         return bool(x.offset) or (x.strides is not None and x.shape[0] > 1)
 
     assert smallest(f"rms_norm x=bf16[40,5000]{memory} eps=1e-06 seed=0", flattens) == f"x=bf16{found} eps=1e-06"
+
+
+PACKED = "attention q=bf16[1,6,4,16]@768,128,16,1 k=bf16[1,6,2,16]@768,128,16,1+64&q v=bf16[1,6,2,16]@768,128,16,1+96&q"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "shapes", "found"),
+    [
+        ("x=bf16[4,64]@128,1 up=bf16[4,64]@128,1+64&x", [(2, 5)] * 2, "x=bf16[2,5]@10,1 up=bf16[2,5]@10,1+5&x"),
+        ("x=bf16[4,64]@128,2 up=bf16[4,64]@128,2+1&x", [(2, 5)] * 2, "x=bf16[2,5]@10,2 up=bf16[2,5]@10,2+1&x"),
+        ("x=bf16[4,64]+256 up=bf16[4,64]&x", [(2, 5)] * 2, "x=bf16[2,5]+10 up=bf16[2,5]&x"),
+        ("x=bf16[4,64]@130,1 up=bf16[4,64]@130,1+66&x", [(2, 5)] * 2, "x=bf16[2,5]@12,1 up=bf16[2,5]@12,1+7&x"),
+        ("x=bf16[4,64]@1,8 up=bf16[4,64]@1,8+4&x", [(2, 5)] * 2, "x=bf16[2,5]@1,4 up=bf16[2,5]@1,4+2&x"),
+        ("x=bf16[4,64]@0,1 up=bf16[4,64]+64&x", [(2, 5)] * 2, "x=bf16[2,5]@0,1 up=bf16[2,5]+5&x"),
+        ("x=bf16[4,64]@128,1 up=bf16[4,64]@128,1+64&x", [(0, 5)] * 2, "x=bf16[0,5]@128,1 up=bf16[0,5]@128,1+64&x"),
+        (
+            PACKED.partition(" ")[2],
+            [(1, 3, 2, 5), (1, 3, 1, 5), (1, 3, 1, 5)],
+            "q=bf16[1,3,2,5]@60,20,5,1 k=bf16[1,3,1,5]@60,20,5,1+10&q v=bf16[1,3,1,5]@60,20,5,1+15&q",
+        ),
+    ],
+)
+def test_tensors_of_one_storage_stay_beside_each_other(tensors: str, shapes: list[tuple[int, ...]], found: str) -> None:
+    case = parse_case(f"op {tensors} seed=1")
+    smaller = in_shapes(case, {tensor.name: shape for tensor, shape in zip(case.tensors, shapes, strict=True)})
+    assert [(t.name, t.shape, t.offset, t.memory) for t in smaller.tensors] == [
+        (t.name, t.shape, t.offset, t.memory) for t in parse_case(f"op {found} seed=1").tensors
+    ]
+    for own, wanted in zip(smaller.tensors, parse_case(f"op {found} seed=1").tensors, strict=True):
+        steps = zip(own.shape, own.element_strides, wanted.element_strides, strict=True)
+        assert all(a == b for size, a, b in steps if size > 1)
+
+
+def test_a_shared_storage_stays_only_where_the_failure_needs_it() -> None:
+    line = "swiglu x=bf16[4,64]@128,1 up=bf16[4,64]@128,1+64&x seed=1"
+    assert smallest(line, lambda case: case.shares_memory) == "x=bf16[1,1] up=bf16[1,1]+1&x"
+    assert smallest(line, lambda case: "up" in case.names) == "x=bf16[1,1] up=bf16[1,1]"
+    beside = smallest(line, lambda case: case.shares_memory and case["x"].numel > 40)
+    assert beside == "x=bf16[4,11]@22,1 up=bf16[4,11]@22,1+11&x"
 
 
 def test_a_tensor_keeps_the_values_that_its_line_lists() -> None:
