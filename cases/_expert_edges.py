@@ -25,6 +25,7 @@ class LayerEdge:
         regimes: name → regime of tensors that have another one.
         layouts: name → layout of tensors that are not contiguous.
         strides: name → strides that no layout has.
+        fused: gate and up, and what is A of their adapters, are halves of one tensor of each expert.
         old: there are gradients to add to.
         adapters: there are some; the rank is nothing without.
     """
@@ -39,6 +40,7 @@ class LayerEdge:
     regimes: Mapping[str, str] = field(default_factory=dict)
     layouts: Mapping[str, str] = field(default_factory=dict)
     strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    fused: bool = False
     old: bool = False
     adapters: bool = True
 
@@ -75,6 +77,11 @@ class LayerEdge:
         spec = replace(spec, regime=self.regimes.get(spec.name, spec.regime))
         if spec.name in self.strides:
             return replace(spec, strides=self.strides[spec.name])
+        if self.fused and spec.name in _FUSED:
+            _, rows, columns = spec.shape
+            offset = rows * columns if spec.name.startswith("up") else 0
+            strides = (2 * rows * columns, columns, 1)
+            return replace(spec, strides=strides, offset=offset, memory=spec.name.replace("up", "gate"))
         layout = LAYOUTS[self.layouts.get(spec.name, "contiguous")](spec.shape, spec.dtype)
         if layout is None:
             raise ValueError(f"layout {self.layouts[spec.name]!r} does not apply to {spec}")
@@ -82,6 +89,7 @@ class LayerEdge:
 
 
 _WEIGHTS = tuple(f"{p}_{part}" for p in ("gate", "up", "down") for part in ("proj", "lora_a", "lora_b"))
+_FUSED = ("gate_proj", "up_proj", "gate_lora_a", "up_lora_a")
 _SCALES = ("gate_scale", "up_scale", "down_scale")
 _ROWS = ("x", "expert_ids", "routing_weights", "grad_output", "saved_gate", "saved_up", "intermediate")
 _OLD = tuple(f"old_{name}" for name in _WEIGHTS if "lora" in name)
@@ -168,8 +176,8 @@ EDGES = (
     LayerEdge(
         Sizes(9, 3, 3, 32, 32, 4), "below_3", scheme="mxfp4_bf16", dtype="fp16", regimes={"routing_weights": "uniform"},
     ),
-    # More than eight experts, of which some have no pair. One token with a limit that cuts.
-    LayerEdge(Sizes(9, 2, 11, 16, 16, 4), "below_11", kind="balanced"),
+    # More than eight experts, of which some have no pair; gate and up in one tensor. One token with a limit that cuts.
+    LayerEdge(Sizes(9, 2, 11, 16, 16, 4), "below_11", kind="balanced", fused=True),
     LayerEdge(Sizes(1, 2, 3, 24, 16, 4), "below_3", {"swiglu_limit": 0.5}, kind="balanced"),
 )  # fmt: skip
 """For every device."""

@@ -66,15 +66,17 @@ def real_shapes(most: int | None) -> list[tuple[Mapping[str, Any], int]]:
 
 
 def real_heads(shape: Mapping[str, Any], name: str, tokens: int, dtype: str) -> TensorSpec:
-    """Make q or k of a real model, with the strides that it has there."""
+    """Make q or k of a real model, with the strides that it has there; k in the storage of q if rows hold both."""
     count = shape["heads"] if name == "q" else shape["kv_heads"]
     strides = tuple(shape[f"{name}_strides"]) if f"{name}_strides" in shape else None
-    return TensorSpec(name, dtype, (tokens, count, shape["width"]), strides, shape.get(f"{name}_offset", 0))
+    packed = name == "k" and strides is not None and shape["k_strides"] == shape.get("q_strides")
+    offset = shape.get(f"{name}_offset", 0)
+    return TensorSpec(name, dtype, (tokens, count, shape["width"]), strides, offset, memory="q" if packed else "")
 
 
 def real_tables(shape: Mapping[str, Any], tokens: int, dtype: str) -> list[TensorSpec]:
     """Place cosines and sines side by side, as one tensor of caches holds them, and add positions."""
     half, rows = shape["rotary_dim"] // 2, 2 * tokens + 3
     cos = TensorSpec("cos", dtype, (rows, half), (2 * half, 1), 0, "uniform")
-    sin = TensorSpec("sin", dtype, (rows, half), (2 * half, 1), half, "uniform")
+    sin = TensorSpec("sin", dtype, (rows, half), (2 * half, 1), half, "uniform", memory="cos")
     return [cos, sin, TensorSpec("positions", "int64", (tokens,), regime=f"below_{rows}")]

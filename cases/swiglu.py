@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lastbit import (
     DRAWN,
+    Accepted,
     Case,
     Choices,
     Chosen,
@@ -129,17 +130,30 @@ def _cases(draw: st.DrawFn, op: str, row: Combination, most: int, chosen: Chosen
 
 
 def _real_shapes(op: str, accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Yield every shape of the table once in bf16, as its model holds gate and up where the kernel can."""
+    """Yield every shape of the table once in bf16, as its model holds gate and up: of one tensor, a kernel that needs
+    two gets views.
+    """
+    needed = accepts.requires if isinstance(accepts, Accepted) else ()
     for seed, shape in enumerate(SHAPES):
         needs = {"two": "up", "interleaved": "interleaved", "halves": "x"}[shape["form"]]
-        form = shape["form"] if needs in accepts else "two" if "up" in accepts else "halves"
+        form = shape["form"] if needs in accepts and "up" not in needed else "two" if "up" in accepts else "halves"
         width = shape["width"]
         rows = cut_rows(shape["rows"], width, _SMALL_ELEMENTS) if small else tuple(shape["rows"])
-        tensors = [TensorSpec("x", "bf16", (*rows, width if form == "two" else 2 * width))]
-        if op == "swiglu_backward":
-            tensors.append(TensorSpec("dy", "bf16", (*rows, width)))
         if form == "two":
-            tensors.append(TensorSpec("up", "bf16", (*rows, width)))
+            x, *up = _gate_and_up((*rows, width), shape["form"])
+        else:
+            x, up = TensorSpec("x", "bf16", (*rows, 2 * width)), []
+        dy = [TensorSpec("dy", "bf16", (*rows, width))] if op == "swiglu_backward" else []
         params: dict[str, Any] = {"interleaved": True} if form == "interleaved" else {}
         params |= {name: shape[name] for name in _PARAMETERS if name in shape and name in accepts}
-        yield Case(op, tuple(tensors), params, seed)
+        yield Case(op, (x, *dy, *up), params, seed)
+
+
+def _gate_and_up(shape: tuple[int, ...], form: str) -> tuple[TensorSpec, TensorSpec]:
+    """Make gate and up: views of one tensor if the `form` is halves or interleaved."""
+    if form == "two":
+        return TensorSpec("x", "bf16", shape), TensorSpec("up", "bf16", shape)
+    step, begin = (2, 1) if form == "interleaved" else (1, shape[-1])
+    both = TensorSpec("x", "bf16", (*shape[:-1], 2 * shape[-1])).element_strides
+    strides = (*both[:-1], step)
+    return TensorSpec("x", "bf16", shape, strides), TensorSpec("up", "bf16", shape, strides, begin, memory="x")

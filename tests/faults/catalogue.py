@@ -19,6 +19,7 @@ from tests.faults import (
     rms_norm,
     softmax,
     swiglu,
+    views,
 )
 
 _MODULES = (
@@ -29,6 +30,7 @@ _MODULES = (
     softmax,
     swiglu,
     attention,
+    views,
 )
 
 FAULTS = tuple(fault for module in _MODULES for fault in module.FAULTS)

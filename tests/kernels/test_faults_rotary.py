@@ -30,11 +30,21 @@ CASES = {
     "positions=int64[3]:below_9 seed=5",
     "many": "rotary q=bf16[30,3,24] cos=fp32[9,12]:uniform sin=fp32[9,12]:uniform positions=int64[30]:below_9 seed=6",
     "largest": f"rotary q=fp16[3,3,24]:largest {TABLES} seed=7",
+    "one table": "rotary q=bf16[3,3,24] cos=fp32[9,12]@24,1:uniform sin=fp32[9,12]@24,1+12&cos:uniform "
+    "positions=int64[3]:below_9 seed=10",
+    "packed": f"rotary q=bf16[3,3,24]@120,24,1 {TABLES} k=bf16[3,2,24]@120,24,1+72&q seed=11",
+    "heads, one table": "qk_norm_rope x=bf16[3,3,24] cos=fp32[9,12]@24,1:uniform sin=fp32[9,12]@24,1+12&cos:uniform "
+    "positions=int64[3]:below_9 weight=bf16[24] eps=1e-06 seed=12",
     "heads": f"qk_norm_rope x=bf16[3,3,40] {TABLES} weight=bf16[40] eps=1e-06 seed=8",
     "tiny": f"qk_norm_rope x=bf16[3,3,24]:tiny {TABLES} weight=bf16[24] eps=1e-06 seed=9",
 }
 _MASKED_STORE = "        mask = live & (columns < half)\n        tl.store("
 _ROTATED = "pair = tl.fma(first, cosine, -(second * sine)), tl.fma(second, cosine, first * sine)"
+_PLAN = "    plan = _plan(\n        described("
+_AFTER = (
+    "    if {0} is not None and {0}.untyped_storage().data_ptr() == {1}.untyped_storage().data_ptr():\n"
+    "        {0} = {0}.as_strided({0}.shape, {0}.contiguous().stride(), {1}.storage_offset() + {1}.numel())\n"
+)
 _SECOND_LOAD = "second = tl.load(address(ptr, start + half, columns, ALIGNED), mask=mask, other=0.0)"
 
 
@@ -129,10 +139,20 @@ FAULTS = (
     ),
 )  # fmt: skip
 
+VIEWS = (
+    Planted("takes sin to follow cos", "one table", "fp32_products", _PLAN, _AFTER.format("sin", "cos") + _PLAN),
+    Planted("takes k to follow q", "packed", "fp32_products", _PLAN, _AFTER.format("k", "q") + _PLAN),
+    Planted(
+        "takes sin to follow cos", "heads, one table", FUSED, _PLAN, _AFTER.format("sin", "cos") + _PLAN,
+        "qk_norm_rope.py",
+    ),
+)  # fmt: skip
+"""Faults of kernels that go by the storage of their inputs."""
 
-def judged(kernel: Kernel, case: str) -> CaseResult:
-    subject = Subject(kernel, op_of(kernel.op), CPU)
-    return verify_case(subject, parse_case(CASES[case]), repeat=False, settled=None)
+
+def judged(kernel: Kernel, case: str, *, apart: bool = False) -> CaseResult:
+    subject, own = Subject(kernel, op_of(kernel.op), CPU), parse_case(CASES[case])
+    return verify_case(subject, own.apart() if apart else own, repeat=False, settled=None)
 
 
 @functools.cache
@@ -147,4 +167,13 @@ def test_a_planted_fault_fails(fault: Planted) -> None:
         result = judged(kernel, fault.case)
     assert result.verdict is Verdict.FAILED, result
     assert result.findings
+    assert without_fault(fault.variant, fault.case) is Verdict.PASSED
+
+
+@pytest.mark.parametrize("fault", VIEWS, ids=lambda fault: f"{fault.name}, {fault.case}")
+def test_a_fault_of_views_fails_in_one_storage_alone(fault: Planted) -> None:
+    edit = Edit(fault.old, fault.new, fault.file)
+    with planted(Fault(fault.name, "", (edit,), "", "", variant=fault.variant)) as kernel:
+        assert judged(kernel, fault.case).verdict is Verdict.FAILED
+        assert judged(kernel, fault.case, apart=True).verdict is Verdict.PASSED
     assert without_fault(fault.variant, fault.case) is Verdict.PASSED
