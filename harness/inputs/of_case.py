@@ -28,7 +28,7 @@ from lastbit.inputs.guards import (
     memories,
     twin,
 )
-from lastbit.inputs.overlap import overlaps
+from lastbit.inputs.overlap import overlapping
 from lastbit.inputs.values import check_regime, fill
 from lastbit.inputs.written import AllocationCheck, unchanged, violations
 from lastbit.result import Finding
@@ -154,7 +154,7 @@ def build(case: Case, device: torch.device | str) -> Inputs:
     here = machine() if case.displaced else Machine()
     for spec in case.tensors:
         check_regime(spec)
-        check_separate(spec.name, spec.shape, spec.element_strides)
+    check_places(case)
     devices = {spec.name: device_of(spec, torch.device(device), here) for spec in case.tensors}
     guards = _allocated(case, devices)
     for spec, guarded in zip(case.tensors, guards, strict=True):
@@ -169,14 +169,24 @@ def holding(case: Case, tensors: Mapping[str, Tensor], device: torch.device) -> 
     Raises:
         UsageError: strides make elements overlap.
     """
-    for spec in case.tensors:
-        check_separate(spec.name, spec.shape, spec.element_strides)
+    check_places(case)
     guards = _allocated(case, {spec.name: device for spec in case.tensors})
     for spec, guarded in zip(case.tensors, guards, strict=True):
         # Copies of one element may overlap.
         once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in spec.element_strides)
         guarded.tensor[once].copy_(tensors[spec.name][once])
     return Inputs.of(case, guards)
+
+
+def check_places(case: Case) -> None:
+    """Raise a `UsageError` for strides and offsets under which elements, of a tensor or of two, share memory."""
+    for spec in case.tensors:
+        check_separate(spec.name, spec.shape, spec.element_strides)
+    for together in _storages(case):
+        for a, b in overlapping(map(_view_of, together), together[0].torch_dtype.itemsize):
+            raise UsageError(
+                f"tensors {a!r} and {b!r} share elements of one storage: write other strides, or another +offset"
+            )
 
 
 def device_of(spec: TensorSpec, device: torch.device, here: Machine) -> torch.device:
@@ -197,22 +207,26 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> str:
 
 def _allocated(case: Case, devices: Mapping[str, torch.device]) -> list[Guarded]:
     """Allocate the tensors of a case, those that share a storage together."""
-    owners: dict[str, list[TensorSpec]] = {}
-    for spec in case.tensors:
-        owners.setdefault(spec.owner, []).append(spec)
     found: dict[str, Guarded] = {}
-    for position, spec in enumerate(case.tensors):
-        if together := owners.pop(spec.owner, None):
-            places = [StorageView(t.name, t.shape, t.element_strides, t.offset) for t in together]
-            number = _FIRST_NUMBER + 2 * position
-            dtype, device = spec.torch_dtype, devices[spec.name]
-            guards = guard_together(places, dtype=dtype, device=device, number=number)
-            for a, b in overlaps({guarded.name: guarded.tensor for guarded in guards}):
-                raise UsageError(
-                    f"tensors {a!r} and {b!r} share elements of one storage: move one of them by its offset"
-                )
-            found |= {guarded.name: guarded for guarded in guards}
+    for together in _storages(case):
+        first = together[0]
+        number = _FIRST_NUMBER + 2 * case.tensors.index(first)
+        places = [_view_of(spec) for spec in together]
+        guards = guard_together(places, dtype=first.torch_dtype, device=devices[first.name], number=number)
+        found |= {guarded.name: guarded for guarded in guards}
     return [found[spec.name] for spec in case.tensors]
+
+
+def _storages(case: Case) -> list[list[TensorSpec]]:
+    """Return the tensors of a case by storage, in the order of the first of each."""
+    found: dict[str, list[TensorSpec]] = {}
+    for spec in case.tensors:
+        found.setdefault(spec.owner, []).append(spec)
+    return list(found.values())
+
+
+def _view_of(spec: TensorSpec) -> StorageView:
+    return StorageView(spec.name, spec.shape, spec.element_strides, spec.offset)
 
 
 def bare(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:

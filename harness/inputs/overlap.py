@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
 import torch
 from torch import Tensor
+
+from lastbit.inputs.guards import StorageView
 
 # 1 GiB of bools. Overlaps of larger memory would be unknown.
 _LARGEST_MAP = 1 << 30
@@ -32,6 +34,17 @@ def overlaps(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
     which strides alone do not settle, over more than a gigabyte of addresses, count as sharing.
     """
     spans = {name: span for name, tensor in tensors.items() if (span := _span(tensor)) is not None}
+    return [(a, b) for a, b in combinations(spans, 2) if _share(spans[a], spans[b])]
+
+
+def overlapping(places: Iterable[StorageView], itemsize: int) -> list[tuple[str, str]]:
+    """Return the pairs of names whose tensors would share an element of one storage: see `overlaps`."""
+    here = torch.device("meta")
+    spans = {
+        place.name: _span_of(here, place.offset * itemsize, itemsize, place.shape, place.strides)
+        for place in places
+        if 0 not in place.shape
+    }
     return [(a, b) for a, b in combinations(spans, 2) if _share(spans[a], spans[b])]
 
 
@@ -59,15 +72,20 @@ def is_folded(tensor: Tensor) -> bool:
 def _span(tensor: Tensor) -> _Span | None:
     if tensor.numel() == 0 or tensor.device.type == "meta":
         return None
-    itemsize = tensor.element_size()
-    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    return _span_of(tensor.device, tensor.data_ptr(), tensor.element_size(), shape, strides)
+
+
+def _span_of(
+    device: torch.device, begin: int, itemsize: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> _Span:
+    pairs = zip(strides, shape, strict=True)
     moving = sorted((stride * itemsize, size) for stride, size in pairs if stride and size > 1)
     run = itemsize
     while moving and moving[0][0] == run:
         run *= moving.pop(0)[1]
-    begin = tensor.data_ptr()
     end = begin + run + sum(step * (size - 1) for step, size in moving)
-    return _Span(tensor.device, begin, end, run, tuple(moving))
+    return _Span(device, begin, end, run, tuple(moving))
 
 
 def _share(a: _Span, b: _Span) -> bool:
