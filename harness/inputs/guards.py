@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -151,11 +151,9 @@ def handed_out(guards: Iterable[Guarded]) -> dict[str, Tensor]:
 def _views(together: Sequence[Guarded]) -> dict[str, Tensor]:
     begin = min(guarded.start for guarded in together)
     ends = (guarded.start + extent(tuple(guarded.tensor.shape), guarded.tensor.stride()) for guarded in together)
-    base = _place(together[0].words, begin, (max(ends) - begin,), (1,), together[0].tensor.dtype)
-    return {
-        guarded.name: base.as_strided(guarded.tensor.shape, guarded.tensor.stride(), guarded.start)
-        for guarded in together
-    }
+    base: Any = _place(together[0].words, begin, (max(ends) - begin,), (1,), together[0].tensor.dtype)
+    base.views = {g.name: (tuple(g.tensor.shape), g.tensor.stride(), g.start) for g in together}  # for the interpreter
+    return {name: base.as_strided(*place) for name, place in base.views.items()}
 
 
 def twin(guarded: Guarded, words: Tensor) -> Tensor:

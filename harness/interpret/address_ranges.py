@@ -97,13 +97,19 @@ def view(start: int, count: int, raw: DType) -> Array:
 
 
 def given(arguments: Iterable[tuple[str, Any]], blank: Callable[[Tensor], int | None]) -> list[Given]:
-    """Return the tensors among named arguments, also within tuples and descriptors, that have memory."""
+    """Return the tensors among named arguments, also within tuples and descriptors, that have memory, and those beside.
+
+    A caller that gives a kernel several views of one tensor says so in the attribute `views` of that tensor: name
+    → shape, strides and offset. A program may then find the others by the address of one.
+    """
     found = [
         Given(name, tensor, tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), blank=blank(tensor))
         for name, value in arguments
         for tensor in _tensors(value)
         if tensor.numel()
     ]
+    for each in {x.tensor._base: x for x in found if x.tensor._base is not None}.values():
+        found += _beside(each, found)
     regions: list[list[Given]] = []
     end = 0
     for each in sorted(found, key=lambda x: x.start):
@@ -117,6 +123,15 @@ def given(arguments: Iterable[tuple[str, Any]], blank: Callable[[Tensor], int | 
         for each in region:
             each.region, each.shared, each.unit = number, (start, max(x.stop for x in region)), unit
     return found
+
+
+def _beside(one: Given, known: list[Given]) -> Iterator[Given]:
+    base = one.tensor._base
+    places = {(x.start, x.tensor.shape, x.tensor.stride()) for x in known}
+    for name, (shape, strides, offset) in getattr(base, "views", {}).items():
+        other = base.as_strided(shape, strides, offset)
+        if other.numel() and (other.data_ptr(), other.shape, other.stride()) not in places:
+            yield Given(name, other, other.data_ptr(), other.data_ptr() + _extent(other))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -190,8 +190,9 @@ def apart(tensors: Placed) -> dict[str, Tensor]:
         members = [first, *(tensor for tensor, _ in others)]
         begin = min(tensor["start"] for tensor in members)
         whole = {"dtype": first["dtype"], "shape": [max(map(end_of, members)) - begin], "strides": [1]}
-        base = alone(words, whole, begin)
-        made |= {t["name"]: base.as_strided(t["shape"], t["strides"], t["start"] - begin) for t in members}
+        base: Any = alone(words, whole, begin)
+        base.views = {t["name"]: (t["shape"], t["strides"], t["start"] - begin) for t in members}
+        made |= {name: base.as_strided(*place) for name, place in base.views.items()}
     return {tensor["name"]: made[tensor["name"]] for tensor, _ in tensors}
 
 

@@ -435,3 +435,23 @@ def test_programs_that_run_together_give_what_they_give_one_after_the_other(
         for program in range(2)
     ]
     assert together == [a + b for a, b in zip(*apart, strict=True)] and torch.equal(ARENA, arena)
+
+
+def test_views_of_one_tensor_are_found_by_the_address_of_one() -> None:
+    """As far as they are told: what lies between them, and views that the kernel itself made, are none of its own."""
+    base: Any = torch.arange(30, dtype=torch.int16)
+    gate, up = base.as_strided((3, 4), (10, 1), 0), base.as_strided((3, 4), (10, 1), 5)
+    alone = given([("gate", gate)], lambda tensor: None)
+    base.views = {"x": ((3, 4), (10, 1), 0), "up": ((3, 4), (10, 1), 5)}
+    both = given([("gate", gate)], lambda tensor: None)
+    assert [x.name for x in alone] == ["gate"] and [x.name for x in both] == ["gate", "up"]
+    assert both[1].start == up.data_ptr() and both[0].region == both[1].region
+    assert [x.name for x in given([("up", up), ("gate", gate)], lambda tensor: None)] == ["up", "gate"]
+    for found, held in ((alone, {*range(4)}), (both, {*range(4), *range(5, 9)})):
+        memory = LaunchMemory(found, ids=(np.array([0]),))
+        where = np.array([gate.data_ptr() + 2 * x for x in range(10)], U)
+        with collected() as seen:
+            loaded = memory.load(access(memory, "load", 2), OffsetAddresses(where, None, 2))
+        assert loaded.tolist() == [x if x in held else -1 for x in range(10)]
+        [fault] = seen.faults.values()
+        assert fault.kind == "out_of_bounds" and fault.address == int(where[4])
