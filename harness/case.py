@@ -254,11 +254,11 @@ def parse_case(line: str) -> Case:
     ((4, 128), 'near_one', {'eps': 1e-06}, 7)
     """
     words = line.split()
-    line = _shortened(line)  # for messages
+    line = shortened(line)  # for messages
     if not words or "=" in words[0]:
         raise UsageError(f"case line {line!r} must start with the name of an op, such as 'OP x=bf16[4,128] seed=0'")
     if unprintable := [word for word in words if not word.isprintable()]:
-        raise UsageError(f"cannot read {_shortened(unprintable[0])!r} in case line {line!r}: a character is no text")
+        raise UsageError(f"cannot read {shortened(unprintable[0])!r} in case line {line!r}: a character is no text")
     tensors: list[TensorSpec] = []
     params: dict[str, Param] = {}
     for word in words[1:]:
@@ -269,9 +269,9 @@ def parse_case(line: str) -> Case:
                 if any("(" in before and ")" not in before for before in words)
                 else ""
             )
-            raise UsageError(f"cannot read {_shortened(word)!r} in case line {line!r}: expected name=value{blank}")
+            raise UsageError(f"cannot read {shortened(word)!r} in case line {line!r}: expected name=value{blank}")
         if name in params or any(t.name == name for t in tensors):
-            raise UsageError(f"{_shortened(name)!r} is given twice in case line {line!r}")
+            raise UsageError(f"{shortened(name)!r} is given twice in case line {line!r}")
         if "[" in value and name != "seed":
             tensors.append(_parse_tensor(name, value, line))
         else:
@@ -286,7 +286,7 @@ def _parse_tensor(name: str, text: str, line: str) -> TensorSpec:
     match = _TENSOR.match(text)
     if match is None:
         raise UsageError(
-            f"cannot read tensor {_shortened(name)}={_shortened(text)!r} in case line {line!r}: "
+            f"cannot read tensor {shortened(name)}={shortened(text)!r} in case line {line!r}: "
             "expected dtype[shape], then optionally @strides, +offset, &tensor, ~device and :regime, "
             "as in bf16[4,128]@256,1+8~cpu:rows"
         )
@@ -322,12 +322,10 @@ def _check_memory(tensor: TensorSpec, case: Case) -> None:
 def _integers(text: str, line: str) -> tuple[int, ...]:
     words = text.split(",") if text else []
     if not all(words):
-        raise UsageError(f"cannot read the integers {_shortened(text)!r} in case line {line!r}")
+        raise UsageError(f"cannot read the integers {shortened(text)!r} in case line {line!r}")
     for word in words:
         if len(word) > _MOST_DIGITS:
-            raise UsageError(
-                f"{_shortened(word)} in case line {line!r} has {len(word):,} digits: no tensor is so large"
-            )
+            raise UsageError(f"{shortened(word)} in case line {line!r} has {len(word):,} digits: no tensor is so large")
     return tuple(map(int, words))
 
 
@@ -339,12 +337,12 @@ def _parse_param(text: str, word: str, line: str) -> Param:
     except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two of a parser that nests too deeply
         value = None
     if not isinstance(value, bool | int | float):
-        shown = _shortened(word)
+        shown = shortened(word)
         raise UsageError(f"cannot read {shown!r} in case line {line!r}: expected a number, True, False or a word")
     return value
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """Shorten `text` for a message, which quotes no more of a long line than its ends."""
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
 

@@ -19,7 +19,6 @@ from lastbit.config import PROFILES, Config
 from lastbit.errors import KernelError, UsageError
 from lastbit.files import BUILT_IN
 from lastbit.inputs import build
-from lastbit.inputs.values import check_regime
 from lastbit.isolation.answers import Raised
 from lastbit.isolation.elsewhere import Kernels
 from lastbit.isolation.isolated import Isolated
@@ -34,7 +33,7 @@ from lastbit.reports.bench import Roof
 from lastbit.reports.judged import Held
 from lastbit.result import BAD, CaseResult, Verdict
 from lastbit.run import Run
-from lastbit.verify.check import Subject
+from lastbit.verify.check import Subject, check_line
 from lastbit.verify.declarations import check_kernel
 from lastbit.verify.device_memory import SharedDevice, Verify, directly
 from lastbit.verify.drawing import designed, draw
@@ -74,12 +73,13 @@ class CaseOrder:
         call, unless a line lists its values.
 
         Raises:
-            UsageError: a line is malformed, or of another op.
+            UsageError: a line is malformed, or no case of the op.
         """
         if question.lines:
             cases = [parse_case(line) for line in question.lines]
-            for tensor in (tensor for case in cases for tensor in case.tensors):
-                check_regime(tensor)
+            op = self.project.op(question.op)
+            for case in cases:
+                check_line(op, case, [op.contract(question.contract)])
             return tuple(OrderedCase(case, "lines", ()) for case in cases)
         kind, _, number = question.drawn.seed.partition(":")
         key = question.op, accepts, question.profile, kind

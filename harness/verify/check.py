@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -13,10 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lastbit.case import Case
+from lastbit.case import Case, Param, shortened
 from lastbit.devices import machine, made_current
-from lastbit.errors import UnsupportedCase
+from lastbit.errors import UnsupportedCase, UsageError
 from lastbit.inputs import Inputs, build, fingerprints
+from lastbit.inputs.of_case import check_places
+from lastbit.inputs.values import check_regime
 from lastbit.interpret import races
 from lastbit.isolation.answers import KernelProcessEnded, Raised
 from lastbit.judging.problem import PROBLEMS, Problem
@@ -186,6 +190,56 @@ def takes(subject: Subject, case: Case) -> bool:
         return bool(subject.problem(build(case.gathered(), subject.device)).results)
     except Exception:  # an op's reference may raise whatever it likes for shapes that do not fit
         return False
+
+
+# Arbitrary: the time that a reader waits before anything runs; larger lines are checked when they run.
+_MOST_ASKED = 1 << 16
+"""Elements of a line's tensors up to which its op is asked whether it is defined for them."""
+
+
+def check_line(op: Op, case: Case, contracts: Collection[Contract] = ()) -> None:
+    """Raise a `UsageError` for a line that is no case of its op, whatever a kernel does.
+
+    That is for names that the op does not have or that are missing, words in place of numbers, regimes, and strides.
+    With `contracts`, of which none is defined for these tensors and parameters, as for options that need each other,
+    too: the reference says so.
+    """
+    try:
+        check_arguments(op, [t.name for t in case.tensors], case.params)
+        _check_kinds(op, case.params)
+        for tensor in case.tensors:
+            check_regime(tensor)
+        check_places(case)
+        if contracts and case.numel <= _MOST_ASKED:
+            _check_defined(op, contracts, case)
+    except UsageError as error:
+        raise UsageError(f"case line {shortened(str(case))!r}: {error}") from error
+
+
+def _check_kinds(op: Op, params: Mapping[str, Param]) -> None:
+    """Raise `UsageError` for a word or a truth value where the reference is annotated with a number."""
+    kinds = inspect.get_annotations(op.reference)
+    for name, value in params.items():
+        words = set(re.findall(r"\w+", str(kinds.get(name, ""))))
+        if isinstance(value, str | bool) and words & {"int", "float"} and type(value).__name__ not in words:
+            raise UsageError(f"{name}={value} of {op.name} must be a number")
+
+
+def _check_defined(op: Op, contracts: Collection[Contract], case: Case) -> None:
+    dense = (replace(t, strides=None, offset=0, memory="", device="") for t in case.tensors)  # gaps may be gigabytes
+    tensors = build(replace(case, tensors=tuple(dense)), "cpu").tensors
+    refusals = list[UsageError]()
+    for contract in contracts:
+        try:
+            _ = Problem(op, contract, tensors, case.params).results
+        except UsageError as error:
+            refusals.append(error)
+        except Exception:  # what a reference raises for its own mistakes is told when the case runs
+            return
+        else:
+            return
+    # The reference's own words: no contract has to do with it.
+    raise UsageError(f"{op.name}: {refusals[0].__cause__ or refusals[0]}")
 
 
 def unsupported(kernel: Kernel, case: Case) -> str:

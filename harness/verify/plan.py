@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,13 +19,13 @@ from lastbit.calling.uses_compile import is_compiled
 from lastbit.case import Case, Chosen, Group, parse_case
 from lastbit.config import Config
 from lastbit.errors import UsageError, no_kernel
-from lastbit.inputs.values import check_regime
 from lastbit.invariance.properties import check_names
 from lastbit.kernel import REVISION_MARK, Kernel
+from lastbit.ops import Contract
 from lastbit.run import NotRun
 from lastbit.stage_names import stage_names
 from lastbit.trees import check_trees, imported
-from lastbit.verify.check import Subject
+from lastbit.verify.check import Subject, check_line
 from lastbit.verify.declarations import likely_slips
 from lastbit.verify.notes import NO_ACCELERATOR, Planned
 from lastbit.verify.ordinary import showing
@@ -153,6 +154,7 @@ def make_plan(
             has = f"of {', '.join(ops)}" if ops else "none"
             raise UsageError(f"no kernel of {case.op} is here, which '{case}' is a case of; there are kernels {has}")
     kernels = _selected(project, config, found)
+    _check_lines(project, config, kernels)
     if kernels and all(kernel.name in refused for kernel in kernels):
         raise UsageError(refused[kernels[0].name])
     if config.properties:
@@ -330,6 +332,22 @@ def _selected(project: Project, config: Config, kernels: Sequence[Kernel]) -> li
     ]
 
 
+def _check_lines(project: Project, config: Config, kernels: Sequence[Kernel]) -> None:
+    """Raise `UsageError` for a line that is no case of its op, under any contract of these kernels.
+
+    Of lines with the same tensors and parameters, whatever their sizes and values, the reference is asked for one.
+    """
+    known = set[object]()
+    for case in map(parse_case, config.lines):
+        op, contracts = project.op(case.op), list[Contract]()
+        kind = case.op, tuple((t.name, t.dtype) for t in case.tensors), tuple(case.params.items())
+        for kernel in kernels if kind not in known else ():
+            with suppress(UsageError):  # a kernel that declares what there is not is told for itself
+                contracts += [op.contract(kernel.contract)] if kernel.op == op.name else []
+        check_line(op, case, contracts)
+        known.add(kind)
+
+
 def check_modules(config: Config, modules: Mapping[str, Path]) -> None:
     """Raise `MixedTrees` if a run's kernels have imported a module of their repository from another checkout."""
     folders = (*kernel_folders(config), *map(Path, config.revisions.values()))
@@ -354,10 +372,6 @@ def _groups_for(
     """Return a function that makes the groups of cases of a kernel on a device, and notes of what is left out."""
     if config.lines:
         cases = [parse_case(line) for line in config.lines]
-        for case in cases:
-            project.op(case.op)
-            for tensor in case.tensors:
-                check_regime(tensor)
 
         def of_lines(subject: Subject) -> tuple[Sequence[Group], Sequence[NotRun]]:
             own = tuple(case for case in cases if case.op == subject.kernel.op)
