@@ -126,7 +126,7 @@ def given(arguments: Iterable[tuple[str, Any]], blank: Callable[[Tensor], int | 
 
 
 def _beside(one: Given, known: list[Given]) -> Iterator[Given]:
-    base = one.tensor._base
+    base: Any = one.tensor._base
     places = {(x.start, x.tensor.shape, x.tensor.stride()) for x in known}
     for name, (shape, strides, offset) in getattr(base, "views", {}).items():
         other = base.as_strided(shape, strides, offset)
