@@ -74,17 +74,20 @@ def _known_no_better(rows: Observation, name: str, real: Expected) -> Tensor:
     return found
 
 
-def explained_beyond_fp32(seen: Observation) -> list[Beyond]:
+def explained_beyond_fp32(seen: Observation, unexplained: Tensor | None = None) -> list[Beyond]:
     """Find the rows that fail in fp32, by an element or by the row check, and that something beyond it explains.
 
-    What may explain them is tried one after the other, the strictest first.
+    What may explain them is tried one after the other, the strictest first. `unexplained` are the indices of the rows
+    that fail by the row check, where that was done before.
     """
     if not seen.count or not seen.problem.op.rows or not seen.has_rows:
         return []
     problem, outside = seen.problem, _outside(seen, seen.problem.trace, seen.onward)
     failed = outside.clone()
     if seen.has_latent:
-        failed[explain_rows(seen, problem.trace, needs=False).unexplained] = True
+        if unexplained is None:
+            unexplained = explain_rows(seen, problem.trace, needs=False).unexplained
+        failed[unexplained] = True
     left, rows, found = failed.nonzero()[:, 0], seen, list[Beyond]()
 
     def attempts() -> Iterator[Callable[[Observation], Trace] | str]:

@@ -65,7 +65,7 @@ def split_rows(rows: Rows, shown: Shown | None) -> tuple[Tensor, Tensor]:
     bits = torch.arange((size - 1).bit_length(), device=device).reshape(-1, 1)
     has = (torch.arange(size, device=device) >> bits) & 1 == 1
     halves = torch.stack([~has, has], dim=1)  # of the columns, by each bit of their index: [bits, 2, size]
-    together = max(1, rows.at_once * len(split) // (rows.elements * len(halves) * 2))
+    together = max(1, rows.at_once * len(split) // (rows.elements * len(halves)))
     for at in torch.arange(len(split), device=device).split(together):
         known, possible = _split(rows.only(at), None if shown is None else shown.only(at), halves)
         split[at], maybe = (groups.all(-1).any(0) for groups in (known, possible))
@@ -74,20 +74,30 @@ def split_rows(rows: Rows, shown: Shown | None) -> tuple[Tensor, Tensor]:
 
 
 def _split(rows: Rows, shown: Shown | None, halves: Tensor) -> tuple[Tensor, Tensor]:
-    """Return masks of the groups that are split by each bit, and that may be, [bits, rows, groups]."""
+    """Return masks of the groups that are split by each bit, and that may be, [bits, rows, groups].
+
+    The second half of a row is searched only where all groups of the first are explained: no other row is split.
+    """
     bits, _, size = halves.shape
-    count = len(rows.low)
-    each = torch.arange(count, device=halves.device).repeat(2 * bits)  # every row once for each half by each bit
-    counted = halves.reshape(-1, 1, size).repeat_interleave(count, 0)
-    half_rows = replace(rows.only(each), counted=counted)
-    searched = explained_groups(half_rows)
-    explained, unsure = searched.explained, searched.open
-    if shown is not None:
-        follows = ~(shown.stray & halves[:, :, None, None]).any(-1)  # [bits, 2, rows, groups]
-        tried = ~explained & follows.flip(1).flatten(0, 2)
-        explained |= _with_other_statistics(replace(half_rows, tried=tried), shown.only(each))
-    known, possible = (t.unflatten(0, (bits, 2, count)).all(1) for t in (explained & ~unsure, explained))
-    return (known, possible) if shown is None else (known & follows.any(1), possible & follows.any(1))
+    count, device = len(rows.low), halves.device
+    follows = None if shown is None else ~(shown.stray & halves[:, :, None, None]).any(-1)  # [bits, 2, rows, groups]
+    known = torch.ones(bits * count, rows.low.shape[-1], dtype=torch.bool, device=device)
+    possible = known.clone()
+    left = torch.arange(bits * count, device=device)  # each row once for each bit
+    for half in range(2):
+        each, bit = left % count, left // count
+        half_rows = replace(rows.only(each), counted=halves[bit, half].reshape(-1, 1, size))
+        searched = explained_groups(half_rows)
+        explained = searched.explained
+        if shown is not None and follows is not None:
+            tried = ~explained & follows[bit, 1 - half, each]
+            explained = explained | _with_other_statistics(replace(half_rows, tried=tried), shown.only(each))
+        known[left] &= explained & ~searched.open
+        possible[left] &= explained
+        if not len(left := left[explained.all(-1)]):
+            break
+    known, possible = (t.unflatten(0, (bits, count)) for t in (known, possible))
+    return (known, possible) if follows is None else (known & follows.any(1), possible & follows.any(1))
 
 
 def _with_other_statistics(rows: Rows, shown: Shown) -> Tensor:

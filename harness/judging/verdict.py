@@ -195,10 +195,10 @@ def _judged(seen: Observation, others: OtherContracts | None) -> Tally:
 
     Rows that fail in fp32 may be explained beyond it.
     """
-    found = _tallied(seen)
+    found, unexplained = _tallied_rows(seen)
     if not found.failed:
         return found
-    if explained := explained_beyond_fp32(seen):
+    if explained := explained_beyond_fp32(seen, unexplained):
         seen = _without(seen, explained)  # the rows that fp32 must explain
         tallies = [_tallied_beyond(part) for part in explained]
         found = reduce(add, [_tallied(seen), *tallies] if seen.count else tallies)
@@ -214,6 +214,14 @@ def _judged(seen: Observation, others: OtherContracts | None) -> Tally:
 
 def _tallied(seen: Observation) -> Tally:
     """Compare every stage, check the rows, and count."""
+    return _tallied_rows(seen)[0]
+
+
+def _tallied_rows(seen: Observation) -> tuple[Tally, Tensor | None]:
+    """Compare every stage, check the rows, and count; return the indices of rows that nothing explains, too.
+
+    They are None where the row check looked at the kernel's own stages, or where there is none.
+    """
     trace, onward, latent = seen.problem.trace, seen.onward, seen.problem.op.latent
     cumulative, isolated = seen.compare(trace) * 2 if onward is trace else seen.compare(trace, onward)
     stray = onward is not trace and any(isolated[name].outside for name in seen.through)
@@ -221,7 +229,7 @@ def _tallied(seen: Observation) -> Tally:
     if latent is not None and stray and rows is not None and rows.check.split:
         [isolated] = seen.compare(forgiven(onward, trace, latent, rows.split))
     check = None if rows is None else rows.check
-    return Tally(
+    tally = Tally(
         cumulative=cumulative,
         isolated=isolated,
         sums={} if seen.whole else trace.sums,
@@ -229,6 +237,7 @@ def _tallied(seen: Observation) -> Tally:
         rows=check,
         in_rows=seen.in_rows(check, seen.through),
     )
+    return tally, None if rows is None or stray else rows.unexplained
 
 
 def _tallied_beyond(part: Beyond) -> Tally:
