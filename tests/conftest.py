@@ -26,6 +26,9 @@ from lastbit.files import IMPORTED_FROM
 from lastbit.numerics import Premises, using
 from lastbit.verify import processes
 
+# As in the actors of a run.
+_GARBAGE = (10_000, 20, 10)
+
 try:
     distribution("lastbit")
 except PackageNotFoundError:  # a checkout that is not installed: processes that tests start find it as these tests do
@@ -42,13 +45,14 @@ processes.may_fork = lambda: not torch.cuda.is_initialized()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile; a million objects of modules and tests stay, and no test looks through them."""
+    """Collect no garbage meanwhile, and seldom later; what modules are made of stays, and no test looks through it."""
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
     gc.freeze()
+    gc.set_threshold(*_GARBAGE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
