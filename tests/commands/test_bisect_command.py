@@ -68,6 +68,7 @@ def test_the_commit_that_rounds_elsewhere_is_named(
     demo_of: Callable[..., Demo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bisect, "execute", execute_here)
     demo = demo_of(1, drifts=False)
     printed = searched(demo, capsys, CASE)
     commit, verifications = found(printed)
@@ -78,6 +79,20 @@ def test_the_commit_that_rounds_elsewhere_is_named(
     assert "+    return (xf * inverse * weight.float()).to(x.dtype)" in printed
     assert re.search(rf"before  \w+ .* PASSED\n  after   {commit} .* FAILED", printed)
     assert f"git bisect bad {demo.culprit}" in printed
+
+
+def test_a_bad_commit_right_after_a_good_one_is_named(
+    demo_of: Callable[..., Demo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both are verified as by `lastbit verify`, in processes of their own; there is nothing to search for."""
+    monkeypatch.chdir(tmp_path)
+    demo = demo_of(1, drifts=False)
+    good = demo.commits[demo.commits.index(demo.culprit) - 1]
+    assert run_bisect(CASE, "--repository", str(demo.folder), "--good", good, "--bad", demo.culprit) == 0
+    printed = capsys.readouterr().out
+    commit, verifications = found(printed)
+    assert demo.culprit.startswith(commit) and verifications == 2
+    assert re.search(rf"before  {good[:7]} .* PASSED\n  after   {commit} .* FAILED", printed)
 
 
 def test_a_drift_that_never_fails_is_found(
