@@ -24,7 +24,8 @@ from lastbit.verify.processes import working_folder
 _OF_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
 """Variables by which a test run beside lastbit is set up: they must not choose what is verified."""
 
-_WITHOUT = ("hypothesispytest", "xdist", "xdist.looponfail", "faulthandler")
+# The last one looks for garbage of tests twice when it ends; there are none in this process.
+_WITHOUT = ("hypothesispytest", "xdist", "xdist.looponfail", "faulthandler", "unraisableexception")
 _SUITE = "suite.py"  # whose tests the items are, by name: options that name one go on to mean it
 
 
