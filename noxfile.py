@@ -16,34 +16,36 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["verify", "tests", "lint"]
 
 PROJECT = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())["project"]
+KEEPS_COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Variables by which Python keeps what it compiles: the tests start a hundred processes that import all of lastbit."""
 
 
-def install(session: nox.Session, requirement: str) -> None:
-    """Install the checkout, editable, at the versions that constraints.txt pins."""
-    session.install("--constraint", "constraints.txt", "--editable", requirement)
+def install(session: nox.Session, *requirements: str) -> None:
+    """Install what is required, at the versions that constraints.txt pins.
+
+    Modules are compiled when they are imported first, which takes 5 s; to compile all of torch and pandas takes 18 s.
+    """
+    session.install("--no-compile", "--constraint", "constraints.txt", *requirements)
 
 
 def run_tests(session: nox.Session, *program: str, **environment: str) -> None:
-    """Run pytest in two processes; arguments after -- go to it.
-
-    Python keeps what it compiles: the tests start a hundred processes that import all of lastbit.
-    """
+    """Run pytest in two processes; arguments after -- go to it."""
     command = [*(program or ["python"]), "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs]
-    session.run(*command, env={**environment, "PYTHONDONTWRITEBYTECODE": ""})
+    session.run(*command, env={**environment, **KEEPS_COMPILED})
 
 
 @nox.session
 def verify(session: nox.Session) -> None:
     """Verify every kernel in kernels/; arguments after -- replace `--profile ci --device cpu`."""
-    install(session, ".")
+    install(session, "--editable", ".")
     arguments = session.posargs or ["--profile", "ci", "--device", "cpu"]
-    session.run("python", "-m", "lastbit", "verify", *arguments)
+    session.run("python", "-m", "lastbit", "verify", *arguments, env=KEEPS_COMPILED)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests of lastbit itself; arguments after -- go to pytest."""
-    install(session, ".[dev,cluster]")
+    install(session, "--editable", ".[dev,cluster]")
     run_tests(session)
 
 
@@ -52,7 +54,7 @@ def lint(session: nox.Session) -> None:
     """Check style, formatting and types; beside another session, which may install lastbit at that moment."""
     extras = PROJECT["optional-dependencies"]
     tools = [requirement for requirement in extras["dev"] if not requirement.startswith("lastbit")]
-    session.install("--constraint", "constraints.txt", *PROJECT["dependencies"], *extras["report"], *tools)
+    install(session, *PROJECT["dependencies"], *extras["report"], *tools)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     package = as_imported(session)
@@ -91,10 +93,10 @@ LIBRARIES = ("ATEN_CPU_CAPABILITY", "OPENBLAS_CORETYPE", "ONEDNN_MAX_CPU_ISA", "
 @nox.parametrize("most", list(INSTRUCTIONS))
 def processors(session: nox.Session, most: str) -> None:
     """Verify and test as on a CPU whose widest vectors are these: torch and the libraries it multiplies by obey."""
-    install(session, ".[dev,cluster]")
+    install(session, "--editable", ".[dev,cluster]")
     limits = dict(zip(LIBRARIES, INSTRUCTIONS[most], strict=True))
     # Inductor does not tell capabilities apart in its cache: docs/measurements/findings.md.
-    limits["TORCHINDUCTOR_CACHE_DIR"] = session.create_tmp()
+    limits |= {"TORCHINDUCTOR_CACHE_DIR": session.create_tmp(), **KEEPS_COMPILED}
     session.run("python", "-m", "lastbit", "verify", "--profile", "ci", "--device", "cpu", env=limits)
     run_tests(session, **limits)
 
@@ -108,7 +110,7 @@ def lowest() -> list[str]:
 @nox.session
 def coverage(session: nox.Session) -> None:
     """Count the lines of harness/ and reports/ that the tests run; below the floor of pyproject.toml it fails."""
-    install(session, ".[dev,cluster]")
+    install(session, "--editable", ".[dev,cluster]")
     session.run("coverage", "erase")
     run_tests(session, "coverage", "run")
     session.run("coverage", "combine", "--quiet")
@@ -118,5 +120,5 @@ def coverage(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation site into site/; a link that leads nowhere, or any other warning, fails it."""
-    install(session, ".[docs]")
+    install(session, "--editable", ".[docs]")
     session.run("mkdocs", "build", "--strict", *session.posargs, env={"PACKAGES": str(as_imported(session).parent)})
