@@ -126,13 +126,11 @@ def test_every_contract_is_registered_and_says_what_it_takes():
         assert "grad_expert_input" in one.stages
 
 
+# Under eager in fp16 alone: with eleven bits what is rounded in between is exact.
 @pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
-@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize(("contract", "dtype"), [("fused", BF16), ("fused", FP16), ("eager", FP16)], ids=str)
 @pytest.mark.parametrize("source", ["triton", "eager"])
 def test_bit_for_bit_on_a_lattice(source, contract, dtype, shards):
-    if contract == "eager":
-        dtype = FP16  # eleven bits: what is rounded in between is exact
     case, name = lattice(5, dtype), f"{source}[moe_lora_backward+{contract}]"
     check_lattice(name, case, shards=shards)
     check_lattice(name, case | {"expert_ids": case["expert_ids"].int()}, shards=shards, **old_gradients(case))
