@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from torch.utils._pytree import tree_map
 
 from lastbit.interpret.numpy_formats import Array
 
@@ -107,4 +106,11 @@ def of_array(addresses: Array) -> Addresses:
 
 def swapped(value: Any, by: Mapping[int, Any]) -> Any:
     """Return the value with objects in it replaced; `by` maps the id of an object to its replacement."""
-    return tree_map(lambda x: by.get(id(x), x), value)
+    if id(value) in by:
+        return by[id(value)]
+    if type(value) is dict:
+        return {key: swapped(x, by) for key, x in value.items()}
+    if isinstance(value, tuple | list):  # pytree takes longer than the operation that is repeated
+        parts = [swapped(x, by) for x in value]
+        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    return value

@@ -360,7 +360,8 @@ def _again(
     pairs = zip(operands, values, strict=True)
     others = {id(operand): _with(operand, own) for operand, own in pairs if own is not None}
     function = followed if all(own is None or own.followed for own in values) else plain
-    made = tree_leaves(function(*swapped(args, others), **swapped(kwargs, others)))[part]
+    result = function(*swapped(args, others), **swapped(kwargs, others))
+    made = result if isinstance(result, TensorHandle) else tree_leaves(result)[part]
     handle = made.handle if isinstance(made, tl.tensor) else made
     return Made(np.asarray(handle.data), getattr(handle, "residues", None))
 
