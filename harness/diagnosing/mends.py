@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, partial
@@ -23,6 +23,7 @@ from lastbit.diagnosing.responsible import (
     MOVING,
     alias,
     chain_of_address,
+    constant,
     constant_of,
     deciding,
     definition,
@@ -58,10 +59,15 @@ MOST_STAGES = 40
 # Arbitrary: of more, a loop in Python launches them, and a wrong line is wrong in all.
 MOST_LAUNCHES = 8
 """Launches of one kernel that are mended one by one."""
+# Arbitrary: a rounding to e4m3 is nearer, other constants of a formula are farther.
+NEARLY = 2.0**-4
+"""Relative error of a constant that stands for another one; if it is larger, the line took the wrong constant."""
 LEAST = 8
 """Wrong elements that must become right where residues are none of them wrong: of fewer, much mends all by chance."""
+SEVERAL = 2
+"""Wrong integers that must become right, where many right ones of several numbers have to stay right."""
 
-NOT_ROUNDED, OF_OPERAND = "not rounded", "of its operand"
+NOT_ROUNDED, OF_OPERAND, KEEPING_NAN = "not rounded", "of its operand", "NaN where an operand is NaN"
 OTHER = "another value of the reference's"
 
 Line = tuple[str, int]
@@ -239,7 +245,17 @@ class MendSearch:
                 mend = self._decided(mend)
                 if mend.line not in mends or mend.sure:
                     mends[mend.line] = mend
-        return Mending(*told, tuple(mends.values()) if self._tells() else ())
+        found = [mend for mend in mends.values() if not self._rounded_by_cast(mend, mends.values())]
+        return Mending(*told, tuple(found) if self._tells() else ())
+
+    def _rounded_by_cast(self, mend: Mend, mends: Iterable[Mend]) -> bool:
+        """Return whether all that takes a value are casts that the same rounding mends: these round in another way."""
+        own = {event.number for event in mend.expression.events}
+        alike = [m.expression for m in mends if m.words == mend.words and m is not mend]
+        casts = {event.number for e in alike for event in e.events}
+        takes = [n for n, edges in self.redo.ancestry.edges.items() if any(edge.event.number in own for edge in edges)]
+        events = self.redo.ancestry.events
+        return mend.kind is MendKind.ROUNDING and bool(takes) and all(n in casts and hands_on(events[n]) for n in takes)
 
     def _tells(self) -> bool:
         """Return whether the wrong elements are enough to tell a mend from a change that is right by chance.
@@ -248,6 +264,9 @@ class MendSearch:
         """
         last, own = self.stages.all[self.stages.last], self.stages.result
         wanted, wrong = last.parts[1], last.outside(own)
+        if not self.grid.tensor.is_floating_point():  # many right ones of each number have to stay right
+            _, counts = np.unique(wanted, return_counts=True)
+            return bool(wrong.sum() >= SEVERAL and LEAST <= counts.max() <= wanted.size - LEAST)
         if (wanted.size > 1 and (wanted == wanted[0]).all()) or not wanted[wrong].any():
             return False
         if own.residues is not None and last.residues is not None and last.residues.differs(own.residues).any():
@@ -276,9 +295,11 @@ class MendSearch:
 
         def otherwise(redo: Redo, event: Event, given: Values) -> Made:
             made = mend.change(redo, event, given)
+            if not event.is_float:
+                return Made(~made.values if made.values.dtype == np.bool_ else made.values + 1)
             return _kept(lambda x: _ADD(_MUL(x, Made.full(1.25, x.values.shape)), Made.full(0.5, x.values.shape)), made)
 
-        return not events[-1].is_float or not self._passes(dict.fromkeys(mend.changes, otherwise))
+        return not self._passes(dict.fromkeys(mend.changes, otherwise))
 
     def _wrong_stages(self) -> Iterator[tuple[Stage, Expression]]:
         """Yield earlier stages with a wrong expression for each: with the contract's value instead, all is right.
@@ -342,20 +363,28 @@ class MendSearch:
     def _span(self, ends: Iterable[int]) -> tuple[tuple[Expression, ...], tuple[str, ...], tuple[Expression, ...]]:
         """Collect expressions that led to events, back to right stages and inputs; also those stages and theirs."""
         placed = [e for e in self.stages.found if e.events[0].places]
-        of_event = dict[int, str]()
+        of_event, whole = dict[int, str](), set[int]()
         for name, right in self.right.items():
             values, stage = right.values.tobytes(), self.stages.all[name]
-            for e in (e for e in placed if e.values.tobytes() == values and stage.takes(e)):
+            alike: Iterable[Expression] = (e for e in placed if e.values.tobytes() == values and stage.takes(e))
+            if right.residues is None and len(np.unique(right.values)) == 1:
+                alike = [right]  # much else has one number
+            for e in alike:
                 if e.residues is None or right.residues is None or not e.residues.differs(right.residues).any():
                     of_event |= {event.number: name for event in e.events}
+                    whole |= {event.number for event in e.events if len(np.unique(event.values)) > 1}
         ahead, seen, since, border = list(ends), set[int](), set[str](), set[int]()
         while ahead:
             number = ahead.pop()
+            event = self.stages.ancestry.events[number]
             before = [edge.event.number for edge in self.stages.ancestry.edges[number]]
             if number in of_event and number not in border:
                 since.add(of_event[number])
                 border.add(number)
-                if hands_on(self.stages.ancestry.events[number]):
+                same = [n for n in before if of_event.get(n) == of_event[number] and n in whole]
+                if any(self.stages.ancestry.events[n].places != event.places for n in same):
+                    ahead += (n for n in before if n not in of_event)  # it has changed nothing, such as the sum with 0
+                if hands_on(event):
                     ahead += (n for n in before if n in of_event)
             elif number not in of_event and number not in seen:
                 seen.add(number)
@@ -373,13 +402,17 @@ class MendSearch:
         if mend.words.startswith(OF_OPERAND) and (places := _passing(event)):
             return mend.standing(places)
         match mend.kind:
-            case MendKind.OPERATION if not event.name.endswith(("select", "where")):
+            case MendKind.OPERATION if not event.name.endswith(("select", "where")) and mend.words != KEEPING_NAN:
                 if self._is_known(e) or self._holds_reference(e) or all(map(self._has_one_number, e.events)):
                     return replace(mend, sure=False)  # it is right; or its operand may be wrong
             case MendKind.NUMBER if mend.sure and in_helper and not mend.of_param:
                 passed = self._passed([e for e in self.stages.found if e.events[0].places], event.places[1:])
                 added = (self._passes(other.changes) for other in passed if other.kind is MendKind.ADDITION)
                 return replace(mend, sure=not any(added))
+            case MendKind.PLACE if in_helper and any(map(is_argument, event.operands)):
+                known = (ev.places for ev in self.redo.ancestry.events.values() if ev.places[:1] == event.places[:1])
+                if any(places[1:] != event.places[1:] for places in known):
+                    return mend.standing(event.places[1:])  # others call the function with what is right
             case MendKind.OPERAND if (place := self._alias(mend)) is not None:
                 return mend.standing((place,))
             case MendKind.ADDITION if event.program is not None and in_helper and self._is_known(e):
@@ -443,14 +476,17 @@ class MendSearch:
     def _mends_of(self, e: Expression) -> Iterator[Mend]:
         """Yield the changes of what an expression does."""
         event, dtype = e.events[-1], e.events[-1].values.dtype
-        if not event.is_float or event.name in MOVERS or event.name == "store":
+        if event.name in MOVERS or event.name == "store":
+            return
+        if not event.is_float:
+            yield from self._whole(e) if event.origin is Origin.MEMORY else ()
             return
         if event.origin is not Origin.MEMORY:  # computed from arguments, such as `n - 1`
             flat, given = event.values.reshape(-1), is_given(event)
             if event.operands and len(flat) and (flat == flat[0]).all():
                 for value in self._numbers(now := float(flat[0]), given=given):
                     words = f"{value:.9g} in place of {now:.9g}"
-                    yield self._given(Mend(e, words, partial(_number, value), MendKind.NUMBER), value, given)
+                    yield self._given(Mend(e, words, partial(_number, value), MendKind.NUMBER), value, now, given)
         elif event.name == "load":
             lanes = e.lanes[event.number]
             reads = next(o for o in event.operands if o.memory).source(lanes[lanes >= 0])
@@ -461,9 +497,8 @@ class MendSearch:
                 yield Mend(e, words, partial(self._at_cells, e, values), MendKind.ELEMENTS, sure)
         elif event.name == "select" or event.name.endswith(".where"):
             yield from self._constants(e)
-            for side, words in enumerate(("its first value", "its second value"), 1):
-                yield Mend(e, f"always {words}", partial(_side, side), MendKind.OPERATION)
-            yield Mend(e, "with the condition the other way round", partial(_side, 0), MendKind.OPERATION)
+            yield from _sides(e)
+            yield from self._limited(e)
         elif event.name == "bitcast":
             for source in _whose_bits(event):
                 for fmt in self._formats:
@@ -483,10 +518,32 @@ class MendSearch:
                 change = partial(_with_operands, lambda made: made.cast(np.float32), {})
                 yield Mend(e, "computed in fp32", change, MendKind.ROUNDING)
             yield from self._constants(e)
-            for words, function in {1: _OF_ONE, 2: _OF_TWO}.get(len(self._pointwise(event)), {}).items():
+            operands = self._pointwise(event)
+            for words, function in {1: _OF_ONE, 2: _OF_TWO}.get(len(operands), {}).items():
                 yield Mend(e, words, partial(self._computed, function, False), MendKind.OPERATION)
+            if any(np.isnan(own.values).any() for own in operands):
+                yield Mend(e, KEEPING_NAN, self._keeping_nan, MendKind.OPERATION)
             yield from self._operands(e)
             yield from self._and_more(e)
+
+    def _whole(self, e: Expression) -> Iterator[Mend]:
+        """Yield the changes of an operation on integers or a comparison, of whose results values decide alone."""
+        event = e.events[-1]
+        if event.name == "select":
+            yield from _sides(e)
+            yield Mend(e, "at most its second value", partial(_side, 3), MendKind.OPERATION)
+        elif event.name in _OF_INTEGERS:
+            for words, function in _WHOLE.items():
+                yield Mend(e, words, partial(_compared, function), MendKind.OPERATION)
+        yield from _comparisons(e)
+        yield from self._constants(e, whole=True)
+
+    def _limited(self, e: Expression) -> Iterator[Mend]:
+        """Yield mends that limit a result to a parameter, or to its negative."""
+        for name, value in self._params.items():
+            for words, function, bound in (("at most", _SMALLER, value), ("at least minus", _LARGER, -value)):
+                further = partial(_kept, partial(_second, function, bound))
+                yield Mend(e, f"and then {words} {name}", partial(_after, further), MendKind.ADDITION)
 
     def _constants(self, e: Expression, *, whole: bool = False) -> Iterator[Mend]:
         """Yield mends with another number for an operand that is one; a `whole` one says where something is."""
@@ -503,7 +560,7 @@ class MendSearch:
                         partial(_with_number, place, value),
                         f"with {value:{digits}} in place of {now:{digits}}",
                     )
-                    yield self._given(Mend(e, words, change, kind), value, given)
+                    yield self._given(Mend(e, words, change, kind), value, now, given)
 
     def _numbers(self, now: float, *, given: bool) -> Iterator[float]:
         """Yield candidates for a constant; not its negative or inverse if it is `given`: operations make those."""
@@ -511,10 +568,10 @@ class MendSearch:
         sizes = {float(size) for tensor in self.grid.whole.tensors.values() for size in tensor.shape if size > 1}
         near = {2 * now, now / 2, now + 1, now - 1, 0.0, 1.0, -1.0, -np.inf, np.inf}
         near |= set() if given else {-now, *((1 / now,) if now else ())}
-        own = params | sizes | {1 / size for size in sizes} | near | {np.e, np.log2(np.e), np.log(2.0)}
+        own = params | sizes | {1 / size for size in sizes} | near | {np.e, np.log2(np.e), -np.log2(np.e), np.log(2.0)}
         yield from sorted(value for value in own if value != now)
 
-    def _given(self, mend: Mend, value: float, given: bool) -> Mend:
+    def _given(self, mend: Mend, value: float, now: float, given: bool) -> Mend:
         """Return a mend of a number: at the line that defines it, and unsure where the launch was not given the other.
 
         `given` says that what it replaces is an argument of the launch: if the right one is an argument as well, the
@@ -522,6 +579,9 @@ class MendSearch:
         """
         launch, params = mend.expression.events[-1].launch, self.grid.problem.params.values()
         mend = replace(mend, of_param=any(value == own for own in params if isinstance(own, int | float)))
+        if mend.kind is MendKind.NUMBER and 0 < abs(value - now) < NEARLY * abs(value):
+            place = constant(mend.expression.events[-1].place)
+            mend = mend if place is None else mend.standing((place,))
         if not given or launch is None:
             return mend
         if value not in launch.numbers:
@@ -529,20 +589,17 @@ class MendSearch:
         place = definition(mend.expression.events[-1].place)
         return mend if place is None else mend.standing((place,))
 
-    def _places(self, span: Iterable[Expression]) -> Iterator[Mend]:
+    def _places(self, span: Sequence[Expression]) -> Iterator[Mend]:
         """Yield mends with another number or comparison in an address or a mask."""
         found = dict[int, Event]()
         for event in (event for e in span for event in e.events if event.name in ("load", "select", "masked_load")):
             found |= chain_of_address(event)
+        own = {event.number for e in span for event in e.events if not event.is_float}
+        found = {number: event for number, event in found.items() if number not in own}  # of these there are all mends
         none = np.full(self.grid.size, -1)
         for e in expressions(found, dict.fromkeys(found, none)) if found else ():
-            event = e.events[-1]
-            own = event.name.lower()[-2:] if "cmp" in event.name and len(event.operands) == 2 else ""
-            for sign, (said, function) in _COMPARED.items() if own in _COMPARED else ():
-                if sign != own:
-                    words = f"compared by {said}, not {_COMPARED[own][0]}"
-                    yield Mend(e, words, partial(_compared, function), MendKind.PLACE)
-            yield from self._constants(e, whole=True) if event.name not in MOVING else ()
+            yield from _comparisons(e)
+            yield from self._constants(e, whole=True) if e.events[-1].name not in MOVING else ()
 
     def _operands(self, e: Expression) -> Iterator[Mend]:
         """Yield mends with an input, or an earlier stage that is right, in place of an operand."""
@@ -551,12 +608,13 @@ class MendSearch:
         if operation is None or len(self._pointwise(event)) != 2:
             return
         for name, values in self._further:
-            for place, side in enumerate(("first", "second")):
+            has = name in self._inputs or name in self.right
+            for place, side in enumerate(_NTH):
                 change = partial(self._exchanged, e, values, operation, place)
                 mend = Mend(e, f"with {name} for its {side} operand", change, MendKind.OPERAND, known=name == OTHER)
-                plain = self._alias(mend) is not None or self._plain(event, place, of_stage=name != OTHER)
+                plain = self._alias(mend) is not None or self._plain(event, place, of_stage=has)
                 kind = MendKind.COMPUTED if plain is None else MendKind.OPERAND
-                yield replace(mend, kind=kind, sure=bool(plain) or (plain is False and name != OTHER))
+                yield replace(mend, kind=kind, sure=bool(plain) or (plain is False and has))
 
     def _plain(self, event: Event, place: int, *, of_stage: bool) -> bool | None:
         """Return whether an operand is a constant or is loaded in the line of an event; None where it is computed.
@@ -591,6 +649,7 @@ class MendSearch:
         """
         for words, function in _OF_ONE.items():
             yield Mend(e, f"and then {words}", partial(_after, partial(_kept, function)), MendKind.ADDITION)
+        yield from self._limited(e)
         numbers = {f"{n:g}": float(n) for t in self.grid.whole.tensors.values() for n in t.shape[-1:] if n > 1}
         of_one, known = len(self._pointwise(e.events[-1])) == 1, self.stages.result.residues is not None
         for words, function in _MORE.items():
@@ -646,6 +705,12 @@ class MendSearch:
     def _computed(self, function: Function, wide: bool, redo: Redo, event: Event, given: Values) -> Made:
         made = function(*self._pointwise(event, given, redo))
         return _stored(made, np.dtype(np.float32) if wide else event.values.dtype)
+
+    def _keeping_nan(self, redo: Redo, event: Event, given: Values) -> Made:
+        made = redo.again(event, given)
+        for own in self._pointwise(event, given, redo):
+            made = _where(np.isnan(own.values), own.cast(made.values.dtype), made)
+        return made
 
     def _exchanged(
         self, e: Expression, own: Made, operation: Function, place: int, redo: Redo, event: Event, given: Values
@@ -744,9 +809,11 @@ class MendSearch:
 
     @cached_property
     def _further(self) -> list[tuple[str, Made]]:
-        """Values for each cell with their names: inputs, right stages, and others of the reference."""
+        """Values for each cell with their names: inputs, stages, as the kernel has them if right, and others."""
+        stages = ((n, stage) for n, stage in self.stages.all.items() if n != self.stages.last)
         right = ((n, e) for n, e in self.right.items() if n != self.stages.last and e.events and e.known.all())
-        named = self._inputs | {name: Made(e.values, e.residues) for name, e in right}
+        named = self._inputs | {n: Made(stage.parts[1], stage.residues) for n, stage in stages}
+        named |= {name: Made(e.values, e.residues) for name, e in right}
         known = {made.residues.p.numpy().tobytes() for made in named.values() if made.residues is not None}
         found = list(named.items())
         for made in self._reference:
@@ -834,10 +901,50 @@ def _compared(function: Callable[..., Array], redo: Redo, event: Event, given: V
 
 
 def _side(side: int, redo: Redo, event: Event, given: Values) -> Made:
-    """Return the first or second value of a choice; for `side` 0 the one that was not taken."""
+    """Return the first or second value of a choice; the one not taken for `side` 0, the smaller one taken for 3."""
     taken, first, second = (redo.spread(event, place, own) for place, own in enumerate(given[:3]))
-    made = (first, second)[side - 1] if side else _where(taken.values.astype(np.bool_), second, first)
+    limited = _where((taken.values != 0) & (first.values < second.values), first, second)
+    made = (_where(taken.values != 0, second, first), first, second, limited)[side]
     return made.cast(event.values.dtype)
+
+
+def _sides(e: Expression) -> Iterator[Mend]:
+    """Yield mends of a choice by its sides."""
+    sides = ("with the condition the other way round", *(f"always its {nth} value" for nth in _NTH))
+    for side, words in enumerate(sides):
+        yield Mend(e, words, partial(_side, side), MendKind.OPERATION)
+
+
+def _comparisons(e: Expression) -> Iterator[Mend]:
+    """Yield mends of a comparison: another one, or of integers that were not cut before."""
+    event = e.events[-1]
+    own = event.name.lower()[-2:] if "cmp" in event.name and len(event.operands) == 2 else ""
+    for sign, (said, function) in _COMPARED.items() if own in _COMPARED else ():
+        if sign != own:
+            words = f"compared by {said}, not {_COMPARED[own][0]}"
+            yield Mend(e, words, partial(_compared, function), MendKind.PLACE)
+        elif any(_is_cut(operand.event) for event in e.events for operand in event.operands):
+            yield Mend(e, "of integers that are not cut", partial(_compared_whole, function), MendKind.OPERATION)
+
+
+def _uncut(event: Event) -> Event:
+    """Return the integers that an event hands on, before they were spread or cast."""
+    while event.name in (*MOVERS, "int_cast") and event.operands[0].event is not None:
+        event = event.operands[0].event
+    return event
+
+
+def _is_cut(event: Event | None) -> bool:
+    """Return whether integers are others than those that they were cast from."""
+    return event is not None and not set(np.unique(event.values)) <= set(np.unique(_uncut(event).values))
+
+
+def _compared_whole(function: Callable[..., Array], redo: Redo, event: Event, given: Values) -> Made:
+    sides = [
+        redo.spread(event, n, own).values if o.event is None else _uncut(o.event).values
+        for n, (o, own) in enumerate(zip(event.operands, given, strict=True))
+    ]
+    return Made(np.ascontiguousarray(np.broadcast_to(function(*sides), event.shape)))
 
 
 # Functions of numbers.
@@ -906,7 +1013,9 @@ def _magnitude(x: Made) -> Made:
     return _where(x.values < 0, negative, x)
 
 
+_NTH = ("first", "second")
 _SAME = _function(lambda a: a, lambda a: a)
+_LARGER, _SMALLER = _choice(np.maximum), _choice(np.minimum)
 _ADD, _SUB = _function(np.add, operator.add), _function(np.subtract, operator.sub)
 _MUL, _DIV = _function(np.multiply, operator.mul), _function(np.divide, operator.truediv)
 _OF_ONE: dict[str, Function] = {
@@ -928,8 +1037,8 @@ _OF_TWO: dict[str, Function] = {
     "its second operand": lambda a, b: b,
     "subtracted the other way round": lambda a, b: _SUB(b, a),
     "divided the other way round": lambda a, b: _DIV(b, a),
-    "the larger of the two": _choice(np.maximum),
-    "the smaller of the two": _choice(np.minimum),
+    "the larger of the two": _LARGER,
+    "the smaller of the two": _SMALLER,
 }
 _COMPARED: dict[str, tuple[str, Callable[..., Array]]] = {
     "lt": ("<", np.less),
@@ -938,6 +1047,13 @@ _COMPARED: dict[str, tuple[str, Callable[..., Array]]] = {
     "ge": (">=", np.greater_equal),
     "eq": ("==", np.equal),
     "ne": ("!=", np.not_equal),
+}
+_OF_INTEGERS = ("and", "or", "minsi", "maxsi")
+_WHOLE: dict[str, Callable[..., Array]] = {
+    "its first operand": lambda a, b: a,
+    "its second operand": lambda a, b: b,
+    "the larger of the two": np.maximum,
+    "the smaller of the two": np.minimum,
 }
 _MORE: dict[str, Function] = {"plus {}": _ADD, "minus {}": _SUB, "times {}": _MUL, "divided by {}": _DIV}
 _BY_NAME: dict[str, Function] = {"add": _ADD, "sub": _SUB, "mul": _MUL, "div": _DIV}

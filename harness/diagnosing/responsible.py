@@ -23,7 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from lastbit.interpret.places import Place, character
 from lastbit.tracing import Event, Operand
 from lastbit.tracing.events import Origin, Places
-from lastbit.tracing.of_triton import MOVERS, OF_PROGRAM
+from lastbit.tracing.of_triton import MOVERS, OF_PROGRAM, ROUND
 
 CASTS = ("to", "cast")
 MOVING = (*MOVERS, *OF_PROGRAM, "int_cast", "si_to_fp", "ui_to_fp", "fp_ext", "addptr")
@@ -51,9 +51,14 @@ def is_argument(operand: Operand) -> bool:
 
 
 def is_index(event: Event) -> bool:
-    """Return whether a number is the index of a program, unchanged."""
-    before = event.operands[0].event if event.operands and event.name in MOVING else None
-    return event.name in OF_PROGRAM or (before is not None and is_index(before))
+    """Return whether a number is the index of a program or of a loop's round, unchanged."""
+    operand = event.operands[0] if event.operands and event.name in MOVING else None
+    return event.name in OF_PROGRAM or (operand is not None and is_index_of(operand))
+
+
+def is_index_of(operand: Operand) -> bool:
+    """Return whether an operand is such an index."""
+    return operand.name == ROUND if operand.event is None else is_index(operand.event)
 
 
 def chain_of_address(event: Event, *, pointer: bool = False) -> dict[int, Event]:
@@ -76,12 +81,12 @@ def lines_of(chain: Mapping[int, Event]) -> frozenset[tuple[str, int]]:
 def constant_of(operand: Operand) -> float | None:
     """Return the number that an operand has in every element, if it follows from constants and arguments alone.
 
-    The index of a program is no such number: another program has another one.
+    The index of a program or round is no such number: another one has another.
     """
     event = operand.event
-    if operand.address or operand.memory is not None:
+    if operand.address or operand.memory is not None or is_index_of(operand):
         return None
-    if event is not None and (event.origin is Origin.MEMORY or is_index(event)):
+    if event is not None and event.origin is Origin.MEMORY:
         return None
     flat = np.asarray(operand.values if event is None else event.values).reshape(-1)
     return float(flat[0]) if len(flat) and (flat == flat[0]).all() else None
@@ -121,6 +126,16 @@ def definition(place: Place) -> Place | None:
     return place_of_node(place, found[0].value) if alone else None
 
 
+def constant(place: Place) -> Place | None:
+    """Return where the only variable of the module in an expression is assigned in that file; else None."""
+    function = function_of(place)
+    own = set() if function is None else _targets([function]) | set(_parameters(function))
+    names = {n.id for n in ast.walk(_parsed(place.text) or ast.Pass()) if isinstance(n, ast.Name)} - own
+    assigned = [n for n in tree_of_file(place.file).body if isinstance(n, ast.Assign)]
+    found = [n for n in assigned if isinstance(t := n.targets[0], ast.Name) and t.id in names]
+    return place_of_node(place, found[0].value) if len(found) == 1 else None
+
+
 def alias(place: Place, side: str, lines: Collection[int]) -> Place | None:
     """Return where an operand, the `left` or `right`, got its name from another variable that is computed elsewhere."""
     operand = getattr(_parsed(place.text), side, None)
@@ -134,8 +149,13 @@ def _assignments(place: Place, expression: ast.AST | None) -> list[ast.Assign]:
     """List the assignments to variables of an expression that stand before its place in the function."""
     function = function_of(place)
     names = {n.id for n in ast.walk(expression or ast.Pass()) if isinstance(n, ast.Name)}
-    assigned = [n for n in ast.walk(function or ast.Pass()) if isinstance(n, ast.Assign) and n.lineno < place.line]
+    assigned = [] if function is None else [n for n in _assigns(function) if n.lineno < place.line]
     return [n for n in assigned if isinstance(t := n.targets[0], ast.Name) and t.id in names]
+
+
+@cache
+def _assigns(function: Function) -> list[ast.Assign]:
+    return [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
 
 
 def _parsed(text: str) -> ast.AST | None:

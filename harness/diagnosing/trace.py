@@ -28,6 +28,7 @@ from lastbit.diagnosing.steps import folded, step_at, step_of, steps_of, steps_o
 from lastbit.diagnosing.traced_stages import Stages, grid_of
 from lastbit.diagnosing.worked import legal_of
 from lastbit.inputs import Inputs, build, guarded_allocations
+from lastbit.interpret.numpy_formats import Array
 from lastbit.judging.formula import compare_formulas
 from lastbit.judging.problem import Problem
 from lastbit.numerics.algebraic import following_residues
@@ -269,6 +270,17 @@ class SeenCall:
         return given == among
 
     @property
+    def together(self) -> Array:
+        """Mask of the elements of the tensor that were written with the one to explain; of integers, all recorded."""
+        assert self.write is not None
+        elements = np.arange(self.tensor.numel())
+        found = self.write.find(self.where(elements)) >= 0
+        others = () if self.tensor.is_floating_point() else self.log.sources(self.where, elements, self.log.next())
+        for event, positions, _ in others:
+            found[positions] |= not is_unwritten(event)
+        return found
+
+    @property
     def missing(self) -> list[Write]:
         """Writes by programs whose operations were not kept: of the element, on its way, or beside that."""
         if self.write is not None and self.write.event is None:
@@ -327,13 +339,19 @@ class _Tracing:
 
         Earlier calls show which programs these are: the one that wrote the element, those that wrote the memory it
         read, and so on; then programs on the way of elements written together with it. The last call is followed on
-        residues. Of a single launch, the program that wrote it is enough, where it reads nothing of others.
+        residues. Of a single launch, the program that wrote it is enough, where it reads nothing of others. Of
+        integers, which have no residues, programs of all elements are wanted: a row of a mask has but one border.
         """
         wanted: set[Program] = set()
         try:
             seen = first = self._call()
             program = None if first.write is None else first.write.program
-            if len(first.log.launches) == 1 and program is not None:
+            if program is not None and not first.tensor.is_floating_point():
+                ends = first.log.last(first.where(np.arange(first.tensor.numel())), first.log.next())
+                programs = dict.fromkeys([program, *(write.program for write, _, _ in ends)])
+                wanted.update([own for own in programs if own is not None][:MOST_PROGRAMS])
+                seen = self._call(wanted)
+            elif len(first.log.launches) == 1 and program is not None:
                 alone = self._call({program}, followed=True, only=True)
                 if alone.stands_alone_for(first):
                     return alone
@@ -383,7 +401,7 @@ def _reading(
     """
     if seen.write is None or seen.write.event is None or problem.main.numel() > LARGEST:
         return found, {}, None
-    grid = grid_of(problem, seen.tensor, seen.where, seen.write, index)
+    grid = grid_of(problem, seen.tensor, seen.together, index)
     if grid is None:
         return found, {}, None
     with following_residues(), products_of(problem.constants):

@@ -23,7 +23,7 @@ from lastbit.numerics.residues import Residues
 from lastbit.reports.why import StageMatch
 from lastbit.tracing import Event, Log
 from lastbit.tracing.ancestry import Ancestry, Expression, expressions, residues_of_cells
-from lastbit.tracing.events import Made, Origin, Write
+from lastbit.tracing.events import Made, Origin
 from lastbit.tracing.lanes import Addresses
 from lastbit.tracing.of_torch import is_unwritten
 from lastbit.tracing.of_triton import MOVERS
@@ -118,11 +118,10 @@ class Grid:
         return found
 
 
-def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, index: Shape) -> Grid | None:
-    """Choose at most `MOST` cells: the row of `index`, and rows written together with it; None if that is too wide."""
+def grid_of(problem: Problem, tensor: Tensor, together: Array, index: Shape) -> Grid | None:
+    """Choose at most `MOST` cells: the row of `index`, and rows written `together`; None if that is too wide."""
     leading = problem.leading if problem.op.rows else ()
     worst = int(np.ravel_multi_index(index, tuple(tensor.shape))) if index else 0
-    together = write.find(where(np.arange(tensor.numel()))) >= 0
     if not leading or tuple(tensor.shape[: len(leading)]) != leading or tensor.ndim == len(leading):
         others = np.nonzero(together)[0]
         chosen = np.concatenate([[worst], others[others != worst][:: max(1, -(-len(others) // MOST))]])

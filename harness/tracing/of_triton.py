@@ -33,6 +33,8 @@ from lastbit.tracing.lanes import Shape, Source, of_array, swapped
 NEAR = 2.0**-18
 """Relative error up to which what stands for a primitive is one."""
 
+ROUND = "round"
+"""Name of the operand that is the number of a loop's round."""
 OF_PROGRAM = ("get_program_id", "get_num_programs", "make_range")
 """Operations without operands that are no constants."""
 MOVERS = ("splat", "unsplat", "broadcast", "expand_dims", "reshape", "trans", "cat", "join", "split", "gather")
@@ -102,7 +104,7 @@ class Tracer(Builder):
     def get_number(self, value: int, dtype: Any) -> Any:
         self._log.turn()
         number = super().get_number(value, dtype)
-        self._names[id(number)] = "round"
+        self._names[id(number)] = ROUND
         self._kept.append(number)
         return number
 

@@ -12,6 +12,7 @@ from lastbit.interpret import install
 from lastbit.reports.why import KernelTrace
 from tests.faults import hunt
 from tests.faults.catalogue import FAULTS
+from tests.faults.held_out import HELD_OUT
 from tests.faults.plant import planted
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="the traces are of the interpreter")
@@ -35,7 +36,7 @@ CASE = (
 
 
 def traced(name: str, line: str = CASE) -> KernelTrace:
-    fault = next(f for f in FAULTS if str(f) == name)
+    fault = next(f for f in (*FAULTS, *HELD_OUT) if str(f) == name)
     with planted(fault) as kernel:
         return trace_case(hunt.subject_of(hunt.without_stages(kernel), torch.device("cpu")), parse_case(line))
 
