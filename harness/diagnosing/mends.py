@@ -363,7 +363,7 @@ class MendSearch:
     def _span(self, ends: Iterable[int]) -> tuple[tuple[Expression, ...], tuple[str, ...], tuple[Expression, ...]]:
         """Collect expressions that led to events, back to right stages and inputs; also those stages and theirs."""
         placed = [e for e in self.stages.found if e.events[0].places]
-        of_event, whole = dict[int, str](), set[int]()
+        of_event, varied = dict[int, str](), set[int]()
         for name, right in self.right.items():
             values, stage = right.values.tobytes(), self.stages.all[name]
             alike: Iterable[Expression] = (e for e in placed if e.values.tobytes() == values and stage.takes(e))
@@ -372,7 +372,7 @@ class MendSearch:
             for e in alike:
                 if e.residues is None or right.residues is None or not e.residues.differs(right.residues).any():
                     of_event |= {event.number: name for event in e.events}
-                    whole |= {event.number for event in e.events if len(np.unique(event.values)) > 1}
+                    varied |= {event.number for event in e.events if len(np.unique(event.values)) > 1}
         ahead, seen, since, border = list(ends), set[int](), set[str](), set[int]()
         while ahead:
             number = ahead.pop()
@@ -381,7 +381,7 @@ class MendSearch:
             if number in of_event and number not in border:
                 since.add(of_event[number])
                 border.add(number)
-                same = [n for n in before if of_event.get(n) == of_event[number] and n in whole]
+                same = [n for n in before if of_event.get(n) == of_event[number] and n in varied]
                 if any(self.stages.ancestry.events[n].places != event.places for n in same):
                     ahead += (n for n in before if n not in of_event)  # it has changed nothing, such as the sum with 0
                 if hands_on(event):
