@@ -901,16 +901,16 @@ def _compared(function: Callable[..., Array], redo: Redo, event: Event, given: V
 
 
 def _side(side: int, redo: Redo, event: Event, given: Values) -> Made:
-    """Return the first or second value of a choice; the one not taken for `side` 0, the smaller one taken for 3."""
+    """Return the first or second value of a choice, for 0 and 1; for 2 the one not taken, for 3 at most the second."""
     taken, first, second = (redo.spread(event, place, own) for place, own in enumerate(given[:3]))
     limited = _where((taken.values != 0) & (first.values < second.values), first, second)
-    made = (_where(taken.values != 0, second, first), first, second, limited)[side]
+    made = (first, second, _where(taken.values != 0, second, first), limited)[side]
     return made.cast(event.values.dtype)
 
 
 def _sides(e: Expression) -> Iterator[Mend]:
     """Yield mends of a choice by its sides."""
-    sides = ("with the condition the other way round", *(f"always its {nth} value" for nth in _NTH))
+    sides = (*(f"always its {nth} value" for nth in _NTH), "with the condition the other way round")
     for side, words in enumerate(sides):
         yield Mend(e, words, partial(_side, side), MendKind.OPERATION)
 
