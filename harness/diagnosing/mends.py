@@ -612,7 +612,7 @@ class MendSearch:
             for place, side in enumerate(_NTH):
                 change = partial(self._exchanged, e, values, operation, place)
                 mend = Mend(e, f"with {name} for its {side} operand", change, MendKind.OPERAND, known=name == OTHER)
-                plain = self._alias(mend) is not None or self._plain(event, place, of_stage=has)
+                plain = (has and self._alias(mend) is not None) or self._plain(event, place, of_stage=has)
                 kind = MendKind.COMPUTED if plain is None else MendKind.OPERAND
                 yield replace(mend, kind=kind, sure=bool(plain) or (plain is False and has))
 
