@@ -55,6 +55,8 @@ class Config:
         properties: names of the properties that alone are asked; lines are asked about these, and else about none.
         watched: installed packages in which the branches that kernels take are watched, too.
         plain: a file that declares no kernel has one of the only op, which claims no contract.
+        kept: folder in which verdicts are kept from run to run; empty for none.
+        fresh: all kernels are judged, whatever is kept.
     """
 
     folder: str
@@ -80,6 +82,8 @@ class Config:
     properties: tuple[str, ...] = ()
     watched: tuple[str, ...] = ()
     plain: bool = False
+    kept: str = ""
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
@@ -124,6 +128,16 @@ class Config:
         return not (asked or self.isolate or self.random or self.revisions or self.revision or self.lines)
 
     @property
+    def keeps(self) -> bool:
+        """Return whether verdicts are kept, and those of earlier runs count.
+
+        Not where a reader asks for cases, where values or memory differ each time, nor where kernels are not trusted,
+        are of another revision, or have packages of their own.
+        """
+        anew = self.lines or self.random or self.sanitize or self.isolate
+        return bool(self.kept) and not (anew or self.revision or self.tree or self.revisions or self.site)
+
+    @property
     def brief(self) -> bool:
         """Return whether a run has as few cases as show each dtype and option, and kernels of an op share others."""
         return self.profile == "smoke" and self.shares
@@ -149,6 +163,7 @@ class Config:
             folder=os.path.abspath(self.folder),
             kernel_folders=tuple(map(os.path.abspath, self.kernel_folders)),
             projects=tuple(map(os.path.abspath, self.projects)),
+            kept=self.kept and os.path.abspath(self.kept),
         )
 
     def save(self) -> Path:

@@ -1,8 +1,10 @@
-"""Places of lastbit's own files, and files that are whole, or else lines, whenever the process is stopped."""
+"""Places of lastbit's own files, states of any, and files that are whole, or lines, whenever the process is stopped."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +16,26 @@ BUILT_IN = PACKAGE.parent if _CHECKOUT.is_dir() else PACKAGE
 KERNELS = BUILT_IN / ("kernels" if _CHECKOUT.is_dir() else "_kernels")
 IMPORTED_FROM = _CHECKOUT if _CHECKOUT.is_dir() else PACKAGE.parent
 """The folder that makes `import lastbit` this lastbit, where it comes first on sys.path."""
+
+ABSENT = "absent"
+"""The state of a path at which there is nothing."""
+
+
+def state_of(path: str) -> str:
+    """Hash the content of a file or the names in a folder; `ABSENT` where there is nothing."""
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            names = sorted(os.fsencode(name) for name in os.listdir(path) if name != "__pycache__")
+            return f"folder {hashlib.sha256(bytes(1).join(names)).hexdigest()[:32]}"
+        if not stat.S_ISREG(mode):
+            return "no file"
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    except (FileNotFoundError, NotADirectoryError):
+        return ABSENT
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
 
 
 def replace_file(path: Path, save: Callable[[Path], object]) -> None:

@@ -75,6 +75,7 @@ class Kernel:
             order, and with subnormal numbers flushed to zero.
         invariant: properties that it promises, such as `rows`: see `lastbit.invariance`. It fails where one is broken.
         source: file and line where it is defined.
+        file: the one whose execution declares it, which may be another.
         primitives: functions of its own that stand for a primitive, such as `{"inverse_root": "rsqrt"}` for a Newton
             step: where residues follow the kernel, such a function, a device function of Triton or one of Python in
             the module of the kernel, is taken for it; see docs/residues.md.
@@ -100,6 +101,7 @@ class Kernel:
     takes: Takes = field(default_factory=dict, hash=False)
     primitives: Mapping[str, str] = field(default_factory=dict, hash=False)
     refuses: tuple[type[Exception], ...] = ()
+    file: str = ""
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -286,7 +288,7 @@ def loaded_kernels(path: Path) -> tuple[Declaration, ...]:
         if one.file.parent.resolve() != folder.resolve() or modules.setdefault(one.file, one.module) != one.module:
             continue
         if path.is_dir() or one.file.resolve() == path.resolve():
-            own = replace(one.kernel, arithmetic=left.get(one.file.resolve(), ""))
+            own = replace(one.kernel, arithmetic=left.get(one.file.resolve(), ""), file=str(one.file))
             found.append(replace(one, kernel=own))
     if not found:
         where = f"no file of {str(path)!r} declares a" if path.is_dir() else f"{str(path)!r} declares no"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from lastbit.reports.why import Explanation, KernelTrace
 from lastbit.result import BAD, TURNED_DOWN, CaseResult, StageResult, Verdict
@@ -192,6 +193,21 @@ class Spent:
 
 
 @dataclass(frozen=True)
+class VerdictOrigin:
+    """Where the verdict on a kernel is from, in a run that keeps verdicts.
+
+    Attributes:
+        run: name of an earlier run that judged it, of which nothing has changed; empty if this run did.
+        why: why this one did, and why its verdict is not kept, if so.
+    """
+
+    kernel: str
+    device: str
+    run: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Run:
     """All results of one run, and the environment that they were made in.
 
@@ -203,6 +219,7 @@ class Run:
         explanations: of a failure for each of the first causes of a kernel, as far as time allowed.
         traces: of kernels that declare no stages, on ordinary cases: their stages and nothing else.
         unreached: branches of the kernels' own files that no case took; None where nobody could see.
+        origins: where each verdict is from; empty where none is kept.
     """
 
     results: tuple[CaseResult, ...]
@@ -217,6 +234,7 @@ class Run:
     traces: tuple[KernelTrace, ...] = ()
     undecidable: tuple[Undecidable, ...] = ()
     unreached: tuple[Unreached, ...] | None = None
+    origins: tuple[VerdictOrigin, ...] = ()
 
     def subjects(self) -> tuple[tuple[str, str], ...]:
         """List the (kernel, device) pairs of the run, in order of appearance; revisions K@REV follow their kernel."""
@@ -225,9 +243,17 @@ class Run:
         order = list(dict.fromkeys(name for name, _, _ in names.values()))
         return tuple(sorted(found, key=lambda subject: (order.index(names[subject[0]][0]), names[subject[0]][2])))
 
+    @cached_property
+    def _results(self) -> Mapping[tuple[str, str], list[CaseResult]]:
+        """Map kernel and device to their results, which reports ask for a thousand times."""
+        found: dict[tuple[str, str], list[CaseResult]] = {}
+        for result in self.results:
+            found.setdefault((result.kernel, result.device), []).append(result)
+        return found
+
     def of(self, kernel: str, device: str) -> tuple[CaseResult, ...]:
         """Return the counted results of one kernel on one device."""
-        return tuple(r for r in self.results if (r.kernel, r.device) == (kernel, device) and r.counted)
+        return tuple(r for r in self._results.get((kernel, device), ()) if r.counted)
 
     def decided(self, kernel: str, device: str) -> tuple[Decided, ...]:
         """Count the decided elements of each result of a kernel on a device, per format."""
@@ -270,7 +296,7 @@ class Run:
 
         Too little is `LEAST_DECIDED` of the elements of a result, and `LEAST_JUDGED` of the cases.
         """
-        verdicts = {r.verdict for r in self.results if (r.kernel, r.device) == (kernel, device)}
+        verdicts = {r.verdict for r in self._results.get((kernel, device), ())}
         if bad := verdicts & BAD:
             return Verdict.worst(*bad)
         if any(p.missing for p in self.power if (p.kernel, p.device) == (kernel, device)):

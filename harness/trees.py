@@ -67,7 +67,7 @@ def checkout_of(path: Path) -> Checkout | None:
 def image(path: str, tree: str) -> str:
     """Return what a path of another checkout of the repository is called in the worktree `tree`; others as they are."""
     here, there = checkout_of(Path(tree).resolve()), checkout_of(Path(path).resolve())
-    if here is None or there is None or there.git != here.git or _is_installed(Path(path)):
+    if here is None or there is None or there.git != here.git or is_installed(Path(path)):
         return os.path.abspath(path)
     return str(here.root / Path(path).resolve().relative_to(there.root))
 
@@ -101,7 +101,7 @@ def of_repository(checkout: Checkout | None, modules: Mapping[str, Path], *, cop
     copies = _installed_from(checkout) if copied and checkout else frozenset()
     found = {}
     for name, file in modules.items():
-        if _is_installed(file):
+        if is_installed(file):
             if file in copies and not any(folder in file.parents for folder in _OWN):
                 found[name] = file
             continue
@@ -131,8 +131,8 @@ def check_trees(folders: Iterable[Path], modules: Mapping[str, Path], *, revisio
                     f"kernels of several revisions in one process would share the module {name} ({file}); "
                     "compare them by `lastbit verify --base`, which runs each revision in a process of its own"
                 )
-            if _is_installed(file) or checkout is None or not file.is_relative_to(checkout.root):
-                copied, whose = _is_installed(file), revision or str(checkout and checkout.root)
+            if is_installed(file) or checkout is None or not file.is_relative_to(checkout.root):
+                copied, whose = is_installed(file), revision or str(checkout and checkout.root)
                 what = "which was installed from this repository" if copied else "which is of another checkout"
                 raise MixedTrees(
                     f"the kernels of {whose} import {name} from {file}, {what}, and not the code beside them. Let "
@@ -142,7 +142,7 @@ def check_trees(folders: Iterable[Path], modules: Mapping[str, Path], *, revisio
                 )
 
 
-def _is_installed(file: Path) -> bool:
+def is_installed(file: Path) -> bool:
     return bool({"site-packages", "dist-packages"} & set(file.parts)) or file.is_relative_to(_STDLIB)
 
 

@@ -41,6 +41,7 @@ from lastbit.reports.stage_summary import (
     Subject,
     TracedStage,
     by_op,
+    kept_of,
     stage_cells,
     stage_order,
     standings,
@@ -144,6 +145,7 @@ def _context(run: Run) -> dict[str, Any]:
         "about": [
             f"cases: {tally(result.verdict for result in run.results if result.counted)}",
             f"{sum(result.seconds for result in run.results):,.1f} s in cases",
+            *filter(None, [f"kernels{kept_of(run)}" if kept_of(run) else ""]),
             *filter(None, [environment.get("devices", ""), profile and f"profile {profile}"]),
         ],
         "facts": _facts(run),
@@ -354,8 +356,9 @@ def _kernels_table(found: Iterable[Standing]) -> Table:
         outside = sum(max(s.cumulative.outside, s.isolated.outside) for r in one.cases for s in r.stages)
         beside = one.beside and f"beside wrong values, {one.beside}"
         extreme = one.extremes and f"extreme: {one.extremes}"
+        more = one.origin, beside, extreme
         cells = {
-            "kernel": _named(one.kernel, detail=" · ".join(filter(None, (one.contract, one.source, beside, extreme)))),
+            "kernel": _named(one.kernel, detail=" · ".join(filter(None, (one.contract, one.source, *more)))),
             "verdict": _verdict(one.verdict, one.short),
             "op": Cell(one.op),
             "device": Cell(one.device),

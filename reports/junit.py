@@ -66,6 +66,9 @@ def _add_suite(
     properties = ElementTree.SubElement(suite, "properties")
     for key, value in run.environment.items():
         _element(properties, "property", name=key, value=value)
+    for one in found:
+        if one.origin:
+            _element(properties, "property", name=f"{one.kernel}/verdict", value=one.origin)
     for kernel, stage in ((one.kernel, stage) for one in found for stage in one.stages):
         for figure, number in stage.figures.items():
             written = f"{number:.6g}" if isinstance(number, float) else str(number)

@@ -16,7 +16,7 @@ from lastbit.reports.characters import visible
 from lastbit.reports.coverage import COVERAGE_HEADERS, coverage_tables
 from lastbit.reports.explanation import explanation_of, problem_and_why
 from lastbit.reports.invariance import MEANING, cell, found_in, property_tables
-from lastbit.reports.stage_summary import STAGE_COLUMNS, on_cases, stage_cells, standings, traced_cells
+from lastbit.reports.stage_summary import STAGE_COLUMNS, kept_of, on_cases, stage_cells, standings, traced_cells
 from lastbit.reports.summary import ORDER, noticed, plural, problems, repro_line, tally
 from lastbit.result import BAD, Verdict
 from lastbit.run import Run
@@ -75,7 +75,7 @@ def page(run: Run, *, base: Run | None = None) -> str:
         (run.verdict(*subject) for subject in run.subjects()),
         (r.verdict for r in run.results if r.counted),
     )
-    text = f"## {word} · kernels: {tally(kernels)} · cases: {tally(cases)}"
+    text = f"## {word} · kernels: {tally(kernels)}{kept_of(run)} · cases: {tally(cases)}"
     if run.broken:
         text += f"\n\nThe run did not come to its end: {plain(run.broken)}"
     if unverified := wording.unverified(run):
@@ -138,6 +138,7 @@ def _stages(run: Run) -> Iterator[MarkdownBlock]:
     for one in found:
         about = f"contract {code(one.contract)} of {code(one.op)}, {code(one.source)}; {one.tally}"
         about += f"; beside the values below, {one.beside}" if one.beside else ""
+        about += f"; {plain(one.origin)}" if one.origin else ""
         rows = []
         for cells in (*map(stage_cells, one.stages), *map(traced_cells, one.traced)):
             rows.append([f"**{plain(each.text)}**" if each.wrong else plain(each.text) for each in cells.values()])

@@ -375,6 +375,12 @@ class Standing:
         return told(self.first.contract, idle_in(self.cases))
 
     @property
+    def origin(self) -> str:
+        """Where the verdict is from: `kept from RUN` or `judged`, with the reason; empty in a run that keeps none."""
+        found = [one for one in self.run.origins if (one.kernel, one.device) == self.subject]
+        return (f"kept from {found[0].run}" if found[0].run else f"judged: {found[0].why}") if found else ""
+
+    @property
     def tally(self) -> str:
         """The cases by their verdicts: `65 cases: 64 passed, 1 failed`."""
         return f"{plural(len(self.cases), 'case')}: {tally(result.verdict for result in self.cases)}"
@@ -432,6 +438,13 @@ def standings(run: Run) -> dict[Subject, Standing]:
 def by_op(found: dict[Subject, Standing]) -> dict[str, list[Standing]]:
     """Group the kernels by their ops, in the order of the run."""
     return grouped((one.op, one) for one in found.values())
+
+
+def kept_of(run: Run) -> str:
+    """Write ` (95 kept from RUN)` after the count of kernels, of which so many verdicts are of earlier runs."""
+    kept = [one.run for one in run.origins if one.run]
+    runs = dict.fromkeys(kept)
+    return f" ({len(kept):,} kept from {kept[0] if len(runs) == 1 else f'{len(runs)} runs'})" if kept else ""
 
 
 def on_cases(run: Run, *subjects: tuple[str, str]) -> str:

@@ -16,7 +16,16 @@ from lastbit.reports.coverage import COVERAGE_HEADERS, coverage_tables
 from lastbit.reports.explanation import brief_lines, explain_line, explanation_of, problem_and_why
 from lastbit.reports.invariance import broken, found_in, held
 from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_field, print_table, verdict_word
-from lastbit.reports.stage_summary import STAGE_COLUMNS, Standing, by_op, on_cases, stage_cells, standings, traced_cells
+from lastbit.reports.stage_summary import (
+    STAGE_COLUMNS,
+    Standing,
+    by_op,
+    kept_of,
+    on_cases,
+    stage_cells,
+    standings,
+    traced_cells,
+)
 from lastbit.reports.summary import (
     ORDER,
     KernelFailure,
@@ -132,7 +141,7 @@ def _print_verdict(run: Run, console: Console) -> None:
         paragraph(console, Text(unverified, "bold yellow"))
     text = verdict_word(run.overall) if run.overall else Text("NOTHING VERIFIED", "bold yellow")
     text.append(on_cases(run, *run.subjects()), "yellow")
-    text.append(f"  kernels: {tally(run.verdict(*subject) for subject in run.subjects())}", "")
+    text.append(f"  kernels: {tally(run.verdict(*subject) for subject in run.subjects())}{kept_of(run)}", "")
     text.append(f" · cases: {tally(r.verdict for r in run.results if r.counted)}", "")
     text.append(f" · {sum(r.seconds for r in run.results):,.1f} s in cases", "")
     paragraph(console, text)
@@ -286,6 +295,8 @@ def _stage_rows(one: Standing) -> Iterator[Sequence[Text] | Text]:
     title = Text.assemble((one.kernel, "bold"), " on ", one.device, "  ", verdict_word(one.verdict))
     yield title.append(one.on_cases, "yellow").append(f"  {one.source}" if one.source else "", "dim")
     yield Text(f"  contract {one.contract} of {one.op}  {one.tally}", "dim")
+    if one.origin:
+        yield Text(f"  {one.origin}", "dim")
     if one.beside:
         yield Text(f"  beside the values below, {one.beside}", STYLES[Verdict.FAILED])
     for stage in one.stages:

@@ -22,6 +22,7 @@ import torch
 
 from lastbit import cli
 from lastbit.children.child import ChildProcess
+from lastbit.commands import verify
 from lastbit.files import IMPORTED_FROM
 from lastbit.numerics import Premises, using
 from lastbit.verify import processes
@@ -41,6 +42,8 @@ hypothesis.settings.load_profile("lastbit")
 
 # The threads of pytest-xdist read and hold no lock that a fork needs: workers are forked, as by `lastbit` itself.
 processes.may_fork = lambda: not torch.cuda.is_initialized()
+# Every test judges what it runs; those of kept verdicts have folders of their own.
+verify.KEPT = ""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -170,6 +170,8 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=seed, metavar="N", default=argparse.SUPPRESS, help=help)
     help = "run all cases of a kernel that has failed, too (always with --base and --cases)"
     parser.add_argument("--keep-going", action="store_true", help=help)
+    help = "judge every kernel, also where nothing has changed since an earlier run whose verdict is kept"
+    parser.add_argument("--fresh", action="store_true", help=help)
     add_shared(parser, "--device")
     help = "run on a Ray cluster: its address, auto for one that runs here, local to start one; --device any uses all"
     parser.add_argument("--cluster", metavar="ADDRESS", help=help)

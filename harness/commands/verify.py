@@ -20,6 +20,9 @@ from lastbit.result import Verdict
 from lastbit.run import NotRun, Run
 from lastbit.trees import MixedTrees, folders_of_package
 
+KEPT = str(Path(".lastbit", "cache", "verdicts"))
+"""Where verdicts are kept from run to run, below the working directory."""
+
 
 def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     rest = [*rest, *options.for_pytest]
@@ -43,6 +46,8 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
         cases=options.cases_per_group,
         keep_going=options.keep_going or options.base is not None,  # two revisions are compared on common cases
         watched=tuple(options.watch),
+        kept=KEPT if options.cluster is None else "",
+        fresh=options.fresh,
     )
     if options.build and options.base is None:
         raise UsageError(f"--build {options.build} builds the revision of --base, and none is given")

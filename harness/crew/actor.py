@@ -11,7 +11,7 @@ import hashlib
 import traceback
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from lastbit.orders.of_kernel import too_deep
 from lastbit.reports.records import dump
 from lastbit.timing import PLANNING, Clock, listen, timed
 from lastbit.trees import MixedTrees, imported
+from lastbit.verify.dependencies import Dependencies
 from lastbit.verify.isolating import kernels_for
 from lastbit.verify.item_run import CaseFailed, Stopped, perform
 from lastbit.verify.plan import Plan, later_imports, make_plan
@@ -54,6 +55,7 @@ class Actor:
         self._plan: Plan | None = None
         self._kernels: Kernels | None = None
         self._printed: list[tuple[str, str]] = []
+        self._dependencies = Dependencies(config) if config.keeps else None
         self.recorder = CaseRecorder(config, dump, folder, called)
         self._thread = ThreadPoolExecutor(1)
 
@@ -76,6 +78,7 @@ class Actor:
         return {
             "items": [{**asdict(item), "device": self._called or item.device} for item in plan.planned],
             "not_run": [asdict(note) for note in plan.not_run],
+            "depends": self._dependencies.of(plan) if self._dependencies else [],
             "device": name,
             "premises": load_premises(device).device,
             "versions": {**versions(), "lastbit_code": code_hash()},
@@ -97,20 +100,26 @@ class Actor:
         if self._config.isolate:
             self._kernels = kernels_for(self._config, device_type, caches=self._caches)
             self._kernels.printed = lambda *said: self._printed.append(said)
-        with timed(PLANNING):
+        with timed(PLANNING), self._listening():
             kernels = self._kernels
             load = (kernels.declared, lambda: kernels.imported) if kernels else (load_kernels, imported)
             plan = make_plan(self._config, device_type, *load, refusing=True)
         self._check = later_imports(self._config)
         return plan
 
+    def _listening(self) -> AbstractContextManager[None]:
+        return self._dependencies.listening() if self._dependencies else nullcontext()
+
     def _perform(self, place: int) -> None:
         assert self._plan is not None
+        item = self._plan.items[place]
         if self._kernels:
             self._kernels.printed = lambda *said: self.recorder.tell("printed", *said)
         try:
-            with suppress(CaseFailed, Stopped):
-                perform(self._plan.items[place], self.recorder, self._kernels, stages_as_text, too_deep)
+            with suppress(CaseFailed, Stopped), self._listening():
+                perform(item, self.recorder, self._kernels, stages_as_text, too_deep)
+            if self._dependencies:
+                self.recorder.tell("reads", item.id, *self._dependencies.read_by(item.subject.kernel.name))
         except BaseException:
             traceback.print_exc()
         try:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from lastbit.config import Config
+from lastbit.crew.kept_verdicts import KeptVerdicts
 from lastbit.crew.ledger import ELSEWHERE, HERE, ItemOutcome
 from lastbit.crew.resources import ANY, ClusterNode, DeviceKind, chosen, device_plan, kinds_of, side_by_side
 from lastbit.crew.team import Team
@@ -100,6 +101,7 @@ class Campaign:
         over: is told each item that is done, and its outcome.
         stop: why it ended before all items had run; empty if it did not.
         begun_anew: how often an item began anew, since its actor was lost and no case was why.
+        kept: the verdicts of earlier runs that count, of kernels that need not run.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Campaign:
         self.tell: Callable[[CaseResult], None] = lambda result: None
         self.over: Callable[[Planned, ItemOutcome], None] = lambda planned, outcome: None
         self.stop, self.begun_anew, self._counted = "", 0, False
+        self.kept = KeptVerdicts(self.config)
         self.teams = [Team(kind, self) for kind in machines.kinds]
 
     def open(self) -> None:
@@ -180,7 +183,8 @@ class Campaign:
     @property
     def stages(self) -> list[str]:
         """Return what was found of the stages of kernels that declare none, as text."""
-        return [text for team in self.teams for text in team.stages]
+        kept = [text for verdict in self.kept.verdicts.values() for text in verdict.stages]
+        return kept + [text for team in self.teams for text in team.stages]
 
     @property
     def run(self) -> Run:
@@ -197,7 +201,9 @@ class Campaign:
         ended = [one for one, _ in left]
         ended[-1] = replace(ended[-1], not_run=(*ended[-1].not_run, *self._lacking()))
         environment = _environment(self.machines, self.teams) if self.machines.address else environment_of(self.config)
-        return assembled(
+        kept = self.kept.verdicts
+        taken = [(kernel, found) for team in self.teams for kernel, found in team.taken]
+        run = assembled(
             self.config,
             ended,
             [result for _, results in left for result in results],
@@ -205,8 +211,11 @@ class Campaign:
             spent=sum((team.spent for team in self.teams), Spent()),
             interrupted=self.stop == INTERRUPTED,
             known={tuple(question): answer for team in self.teams for question, answer in team.answers},
-            taken=[taken for team in self.teams for taken in team.taken],
+            taken=[*((kernel, verdict.taken) for (kernel, _), verdict in kept.items()), *taken],
+            before={subject: (verdict.power, verdict.undecidable) for subject, verdict in kept.items()},
         )
+        outcomes = {item: outcome for team in self.teams for item, outcome in team.outcomes.items()}
+        return self.kept.over(run, outcomes, taken, self.stages)
 
     def _lacking(self) -> Iterator[NotRun]:
         import torch

@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from lastbit.reports.records import parse
@@ -196,8 +197,9 @@ class ItemOutcome:
 class Ledger:
     """The items of one kind of device, for so many actors; a case may take `limit` seconds.
 
-    Of the items, those whose ids are `selected` run, or all of them. `keep` puts the lines of a case that took too long
-    where a reader finds them, and says where that is. `tell` is told each result that is new to the item.
+    Of the items, those whose ids are `selected` run, or all of them, but none whose outcome is `known`. `keep` puts the
+    lines of a case that took too long where a reader finds them, and says where that is. `tell` is told each result
+    that is new to the item.
     """
 
     def __init__(
@@ -210,13 +212,15 @@ class Ledger:
         tell: Callable[[CaseResult], None],
         patience: Patience = ELSEWHERE,
         selected: Collection[str] | None = None,
+        known: Mapping[int, ItemOutcome] = MappingProxyType({}),
     ) -> None:
         self.items = tuple(items)
-        self.settled: dict[int, ItemOutcome] = {}
+        self.settled = dict(known)
         self.attempts: dict[Hashable, ItemAttempt] = {}
         self._limit, self._keep, self._tell, self._patience = limit, keep, tell, patience
         places = [place for place, item in enumerate(items) if selected is None or item.id in selected]
         self._count = len(places)
+        places = [place for place in places if place not in known]
         found = units([items[place] for place in places], actors)
         self._queue = UnitQueue([places[number] for number in unit] for unit in found)
         self._lost: dict[int, Counter[str]] = {}

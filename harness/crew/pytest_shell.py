@@ -122,9 +122,9 @@ class _Shell:
         self._session, self.begun = session, True
         chosen = [] if session.config.option.collectonly else session.items
         self._items = {item.planned.id: item for item in chosen if isinstance(item, _Item)}
-        self._campaign.begin(self._items)
         self._campaign.over = self._over
         with self._lastbits():
+            self._campaign.begin(self._items)
             self._campaign.work()
         return True
 

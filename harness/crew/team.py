@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lastbit.crew.ledger import RUNS_AGAIN, Ledger
+from lastbit.crew.ledger import RUNS_AGAIN, ItemOutcome, Ledger
 from lastbit.crew.resources import DeviceKind
 from lastbit.errors import LastbitError
 from lastbit.files import append_lines
@@ -165,6 +165,7 @@ class Team:
         if not self.plan:
             return
         everything, self._selected = self._all, selected
+        known = everything.kept.known(self.plan["depends"], self.items, selected)
         self.ledger = Ledger(
             self.items,
             self.kind.actors,
@@ -173,7 +174,13 @@ class Team:
             tell=lambda result: everything.tell(result),
             patience=everything.patience,
             selected=selected,
+            known=known,
         )
+        self._recorded = len(known)  # results that are kept already are written down with the run alone
+        for place, outcome in known.items():
+            for result in outcome.results:
+                everything.tell(result)
+            everything.over(self.items[place], outcome)
 
     def _kept(self, trace: str) -> str:
         """Write down the lines that were under way in a case that took too long."""
@@ -192,6 +199,8 @@ class Team:
                     self.stages.append(text)
                 case ["taken", *taken]:
                     self.taken.append(taken)
+                case ["reads", item, reads, beyond]:
+                    self._all.kept.hear(item, reads, beyond)
                 case ["answers", new]:
                     self.answers += new
                 case ["printed", whose, text]:
@@ -297,6 +306,14 @@ class Team:
 
     def _taken_out(self) -> Iterator[NotRun]:
         return (NotRun(what, f"taken out: {reason}") for what, reason in self._out.items())
+
+    @property
+    def outcomes(self) -> dict[str, ItemOutcome]:
+        """Map each item that ran from beginning to end to its outcome."""
+        settled = self.ledger.settled if self.ledger is not None else {}
+        return {
+            self.items[place].id: one for place, one in settled.items() if not (one.left or one.died or one.given_up)
+        }
 
     @property
     def stuck(self) -> str:

@@ -21,7 +21,7 @@ from lastbit.errors import UsageError
 from lastbit.inputs.choices import Feature, all_features, features_of
 from lastbit.inputs.combinations import Pair, pairs_of, told
 from lastbit.result import TURNED_DOWN, CaseResult
-from lastbit.run import COMBINATIONS, Coverage, NotRun, Run, Spent
+from lastbit.run import COMBINATIONS, Coverage, NotRun, Power, Run, Spent, Undecidable
 from lastbit.timing import Clock, listening
 from lastbit.verify.notes import (
     HAS_FAILED,
@@ -119,12 +119,14 @@ def assembled(
     interrupted: bool,
     known: Mapping[Question, bool] = MappingProxyType({}),
     taken: Iterable[tuple[str, Any]] = (),
+    before: Mapping[Subject, tuple[Sequence[Power], Sequence[Undecidable]]] = MappingProxyType({}),
 ) -> Run:
     """Assemble the run, with results in the order of the plan; of an interrupted run, as many as there are.
 
     The power of an interrupted run is not computed: it takes long and could not be relied on. An interruption from the
     keyboard while it is computed interrupts the run. What workers know of contracts that can be told apart is `known`,
-    and which branches each kernel took in each item `taken`.
+    and which branches each kernel took in each item `taken`. Of kernels that an earlier run has judged, what could be
+    told apart and decided was known `before`.
     """
     planned = [item for process in ended for item in process.items]
     under_way = [(case, process.stop) for process in ended for case in process.under_way]
@@ -154,10 +156,17 @@ def assembled(
     with listening(Clock()) as clock:
         try:
             project = open_project(config)
-            power = () if interrupted else power_of(results, project, Separable(known))
-            undecidable = () if interrupted else undecidable_of(results, project)
+            judged = [result for result in results if (result.kernel, result.device) not in before]
+            power = () if interrupted else power_of(judged, project, Separable(known))
+            undecidable = () if interrupted else undecidable_of(judged, project)
         except KeyboardInterrupt:
             power, undecidable, interrupted = (), (), True
+    subjects = [*dict.fromkeys((result.kernel, result.device) for result in results)]
+    for kept_power, kept_undecidable in () if interrupted else before.values():
+        power, undecidable = (*power, *kept_power), (*undecidable, *kept_undecidable)
+    power = tuple(sorted(power, key=lambda one: subjects.index((one.kernel, one.device))))
+    subjects = [*Run(tuple(results)).subjects()]
+    undecidable = tuple(sorted(undecidable, key=lambda one: subjects.index((one.kernel, one.device))))
     broken = [f"{process.stop}; see {process.log}" for process in ended if process.stop not in ("", STOPPED)]
     broken += [f"{lost.what}: {lost.reason}" for lost in given_up]
     if unknown := [n.what for n in missing if n.reason.startswith(UNKNOWN)]:

@@ -6,8 +6,8 @@ line of `lastbit.reports.records`, and `lost` after one that left the accelerato
 are not run. `printed` comes with the name of a kernel's file and what a process of it has printed. `hung` comes with
 the lines that were under way when a case took too long. `looks` says that all cases have run, and `stages` comes with
 what was then found in a kernel that declares none. `taken` comes with the branches that a kernel took, `answers` with
-which contracts can be told apart on which cases, and `time` says where the time of the process went. `refused` comes
-with the reason why the run means nothing. `done` is the last one.
+which contracts can be told apart on which cases, and `time` says where the time of the process went. `reads` comes with
+what a kernel's code has read. `refused` comes with the reason why the run means nothing. `done` is the last one.
 """
 
 from __future__ import annotations
