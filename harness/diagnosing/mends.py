@@ -410,8 +410,8 @@ class MendSearch:
                 added = (self._passes(other.changes) for other in passed if other.kind is MendKind.ADDITION)
                 return replace(mend, sure=not any(added))
             case MendKind.PLACE if in_helper and any(map(is_argument, event.operands)):
-                known = (ev.places for ev in self.redo.ancestry.events.values() if ev.places[:1] == event.places[:1])
-                if any(places[1:] != event.places[1:] for places in known):
+                same = (ev.places for ev in self.redo.ancestry.events.values() if ev.places[:1] == event.places[:1])
+                if any(places[1:] != event.places[1:] for places in same):
                     return mend.standing(event.places[1:])  # others call the function with what is right
             case MendKind.OPERAND if (place := self._alias(mend)) is not None:
                 return mend.standing((place,))
