@@ -198,16 +198,12 @@ def _closed_up(tensors: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]])
     smaller = [replace(t, shape=s, strides=t.element_strides) for t, s in zip(tensors, shapes, strict=True)]
     if any(0 in shape for shape in shapes) or sum(tensor.numel for tensor in tensors) > _MOST_PLACES:
         return smaller
-    gone = np.zeros(max(1 + int(_places(tensor).max()) for tensor in tensors), dtype=np.int64)
-    for tensor in tensors:
-        gone[_places(tensor)] = 1
-    for tensor in smaller:
-        gone[_places(tensor)] = 0
-    before = np.cumsum(gone) - gone
+    before, after = (np.concatenate([_places(t).ravel() for t in own]) for own in (tensors, smaller))
+    gone = np.setdiff1d(before, after)  # sorted; a map of the storage would hold its gaps, too
     found = []
     for tensor in smaller:
         places = _places(tensor)
-        places = places - before[places]
+        places = places - np.searchsorted(gone, places)
         origin = int(places[(0,) * places.ndim])
         strides = contiguous_strides(tensor.shape)  # where there is one index
         strides = tuple(
