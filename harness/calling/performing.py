@@ -19,7 +19,7 @@ from lastbit.branches.taken import traced_call
 from lastbit.calling.process_state import kept_process_state
 from lastbit.errors import KernelError
 from lastbit.inputs.allocations import guarded_allocations
-from lastbit.inputs.guards import Guarded, extent, handed_out
+from lastbit.inputs.guards import Guarded, extent, handed_out, moving
 from lastbit.inputs.of_case import rebound
 from lastbit.inputs.overlap import is_folded, overlaps
 from lastbit.inputs.poison import Poison
@@ -187,15 +187,21 @@ def results_of(
 
 def _fault(fault: Fault, handed: Mapping[str, Tensor]) -> Finding:
     """Word a fault of an interpreted program with the case's names of tensors where they are known."""
-    named = next((name for name, tensor in handed.items() if _covers(tensor, fault.start)), fault.tensor)
-    other = next((name for name, tensor in handed.items() if _covers(tensor, fault.address)), named)
+    named = next((name for name, tensor in handed.items() if _holds(tensor, fault.start)), fault.tensor)
+    other = next((name for name, tensor in handed.items() if _holds(tensor, fault.address)), named)
     there = "" if other == named else f", where input {other} is, which the launch was not given"
     return Finding(fault.kind, named, f"{fault.sentence}{there}.")
 
 
-def _covers(tensor: Tensor, address: int) -> bool:
-    reach = extent(tuple(tensor.shape), tensor.stride()) * tensor.element_size()
-    return tensor.device.type == "cpu" and 0 <= address - tensor.data_ptr() < reach
+def _holds(tensor: Tensor, address: int) -> bool:
+    """Return whether an element of a tensor is at an address: views of one storage lie in each other's gaps."""
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    left = (address - tensor.data_ptr()) // tensor.element_size()
+    if tensor.device.type != "cpu" or not 0 <= left < extent(shape, strides):
+        return False
+    for _, stride, size in reversed(list(moving(shape, strides))):
+        left -= min(left // stride, size - 1) * stride
+    return left == 0
 
 
 def in_order(required: Sequence[str], optional: Sequence[str], given: Sequence[Any]) -> dict[str, Any] | None:

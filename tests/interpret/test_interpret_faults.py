@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from lastbit.interpret import install, races
+from lastbit.calling.performing import returned_by
+from lastbit.case import parse_case
+from lastbit.inputs.of_case import build
+from lastbit.interpret import descending, install, races
 from lastbit.interpret.faults import Fault, collected
 
 if triton.knobs.runtime.interpret:
@@ -40,6 +44,23 @@ def copy_rows(x_ptr, y_ptr, stride, n, BLOCK: tl.constexpr, TAIL: tl.constexpr):
     mask = columns < n if TAIL else columns < BLOCK
     x = tl.load(x_ptr + row * stride + columns, mask=mask)
     tl.store(y_ptr + row * n + columns, x, mask=columns < n)
+
+
+@pytest.mark.parametrize("loaded", ["x", "up"])
+def test_a_fault_beside_a_view_is_of_the_tensor_that_was_loaded_from(loaded: str):
+    """Each view lies in the other's gaps, where neither has elements."""
+    case = parse_case("op x=fp32[2,4]@16,1 up=fp32[2,4]@16,1+6&x seed=1")
+
+    def call(**tensors):
+        copy_rows[(2,)](tensors[loaded], torch.zeros(2, 5), 16, 5, BLOCK=8, TAIL=True)
+
+    findings = []
+    for order in (nullcontext(), descending()):
+        with order:
+            findings += returned_by(call, build(case, "cpu").hand_out(), {}, torch.device("cpu"))[1]
+    assert [finding.stage for finding in findings] == [loaded, loaded]
+    assert "in a gap of x_ptr" in findings[0].sentence and "behind the end of x_ptr" in findings[1].sentence
+    assert not any("was not given" in finding.sentence for finding in findings)
 
 
 def test_last_row_past_the_end():
