@@ -216,12 +216,20 @@ def check_line(op: Op, case: Case, contracts: Collection[Contract] = ()) -> None
         raise UsageError(f"case line {shortened(str(case))!r}: {error}") from error
 
 
+_NUMBERS = {"int", "float"}
+_BESIDE_NUMBERS = {"bool", "None", "NoneType", "Optional", "Union", "typing", "class"}
+
+
 def _check_kinds(op: Op, params: Mapping[str, Param]) -> None:
-    """Raise `UsageError` for a word or a truth value where the reference is annotated with a number."""
+    """Raise `UsageError` for a word or a truth value where the reference is annotated with a number and no more.
+
+    What a name of the reference's own may stand for, or a Literal hold, is not looked at.
+    """
     kinds = inspect.get_annotations(op.reference)
     for name, value in params.items():
         words = set(re.findall(r"\w+", str(kinds.get(name, ""))))
-        if isinstance(value, str | bool) and words & {"int", "float"} and type(value).__name__ not in words:
+        only_numbers = words & _NUMBERS and words <= _NUMBERS | _BESIDE_NUMBERS
+        if isinstance(value, str | bool) and only_numbers and type(value).__name__ not in words:
             raise UsageError(f"{name}={value} of {op.name} must be a number")
 
 

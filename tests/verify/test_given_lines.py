@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 
@@ -60,6 +62,29 @@ def test_a_line_that_is_no_case_is_refused(line: str, message: str) -> None:
 )
 def test_a_case_is_taken(line: str) -> None:
     check(line)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (float, False),
+        ("float | None", False),
+        ("float | str", True),
+        ("Literal['auto'] | float", True),
+        (Literal["auto"] | float, True),
+        ("Scale | float", True),  # a name of the reference's own
+    ],
+)
+def test_a_word_is_taken_unless_an_annotation_has_numbers_alone(annotation: Any, words: bool) -> None:
+    def reference(x, *, scale): ...
+
+    reference.__annotations__ = {"scale": annotation}
+    op, case = replace(PROJECT.op("softmax"), reference=reference), parse_case("softmax x=bf16[2,8] scale=auto")
+    if words:
+        check_line(op, case)
+    else:
+        with pytest.raises(UsageError, match="scale=auto of softmax must be a number"):
+            check_line(op, case)
 
 
 def test_what_one_contract_is_defined_for_is_a_case() -> None:
