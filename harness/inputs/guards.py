@@ -162,6 +162,14 @@ def twin(guarded: Guarded, words: Tensor) -> Tensor:
     return _place(words, guarded.start, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
+def once(tensor: Tensor) -> Tensor:
+    """Narrow dimensions of stride 0 to their first index, so that every element of memory occurs once."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and not stride:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
 def _place(words: Tensor, start: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     # Unlike as_strided, set_ gives a tensor that autograd does not take for a view.
     return torch.tensor([], dtype=dtype, device=words.device).set_(words.untyped_storage(), start, shape, strides)

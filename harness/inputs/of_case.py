@@ -26,6 +26,7 @@ from lastbit.inputs.guards import (
     handed_out,
     is_whole,
     memories,
+    once,
     twin,
 )
 from lastbit.inputs.overlap import overlapping
@@ -245,13 +246,5 @@ def bare(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:
             memory[spec.owner] = torch.empty(reach[spec.owner], dtype=tensor.dtype, device=device).untyped_storage()
         made = torch.tensor([], dtype=tensor.dtype, device=device)
         copies[spec.name] = made.set_(memory[spec.owner], spec.offset, spec.shape, spec.element_strides)
-        _once(made).copy_(_once(tensor))
+        once(made).copy_(once(tensor))
     return copies
-
-
-def _once(tensor: Tensor) -> Tensor:
-    """Narrow dimensions of stride 0 to their first index, so that every element of memory occurs once."""
-    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if size > 1 and not stride:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor

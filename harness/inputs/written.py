@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lastbit.inputs.bits import INTEGER_OF_SIZE, numbers, unequal_flags
-from lastbit.inputs.guards import Guarded, canary, extent, integer_of, moving, separates, twin
+from lastbit.inputs.guards import Guarded, canary, extent, integer_of, moving, once, separates, twin
 from lastbit.result import Finding
 
 # As _AT_ONCE of poison.py.
@@ -65,7 +65,7 @@ class AllocationCheck:
             return self._first.words
         words = self._first.words.clone()
         for guarded in free:
-            twin(guarded, words).copy_(twin(guarded, self.expected.view(torch.int64)))
+            once(twin(guarded, words)).copy_(once(twin(guarded, self.expected.view(torch.int64))))
         return words
 
     def violations(self) -> list[Finding]:

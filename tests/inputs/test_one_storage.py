@@ -113,6 +113,15 @@ def test_what_lies_around_and_between_them_must_stay(expected: tuple[str, ...]) 
     ]
 
 
+def test_rows_that_are_one_in_memory_may_be_written_to() -> None:
+    inputs = built("op x=bf16[4,8]@0,1 up=bf16[4,8]+8&x seed=7")
+    inputs.hand_out()["x"][0].zero_()
+    assert inputs.violations(("x",)) == []
+    assert [finding.sentence for finding in inputs.violations()] == [
+        "changed 8 elements of the input x (first x[0, 0])"
+    ]
+
+
 def test_a_storage_that_was_freed_is_told_of_each_tensor_in_it() -> None:
     inputs = built(HALVES)
     handed = inputs.hand_out()
