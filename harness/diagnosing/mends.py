@@ -39,10 +39,10 @@ from lastbit.numerics.algebraic import FORMULAS, noting
 from lastbit.numerics.formats import FP32
 from lastbit.numerics.residues import Residues
 from lastbit.shadows.programs import FORMATS as OF_ARRAYS
-from lastbit.tracing import Event
+from lastbit.tracing import Event, Operand
 from lastbit.tracing.ancestry import Ancestry, Expression, expressions, residues_of_cells
 from lastbit.tracing.events import Made, Origin, Places
-from lastbit.tracing.of_triton import MOVERS
+from lastbit.tracing.of_triton import MOVERS, OF_PROGRAM, ROUND
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
 
 # Arbitrary: docs/measurements/culprits.md has the seconds of whole traces, of which mends are a part.
@@ -68,7 +68,7 @@ SEVERAL = 2
 """Wrong integers that must become right, where many right ones of several numbers have to stay right."""
 
 NOT_ROUNDED, OF_OPERAND, KEEPING_NAN = "not rounded", "of its operand", "NaN where an operand is NaN"
-OTHER = "another value of the reference's"
+OTHER, LIMITED = "another value of the reference's", "at most its second value"
 
 Line = tuple[str, int]
 
@@ -242,7 +242,7 @@ class MendSearch:
             if mend.known and not self._is_of_reference(mend):
                 continue
             if self._passes(mend.changes) and self._is_specific(mend):
-                mend = self._decided(mend)
+                mend = self._decided(mend if self._rests_on_right(mend) else replace(mend, sure=False))
                 if mend.line not in mends or mend.sure:
                     mends[mend.line] = mend
         found = [mend for mend in mends.values() if not self._rounded_by_cast(mend, mends.values())]
@@ -430,6 +430,47 @@ class MendSearch:
                 return replace(mend, sure=mend.sure and level is not None)
         return mend
 
+    def _rests_on_right(self, mend: Mend) -> bool:
+        """Return whether what a mended comparison or choice of integers takes is right, and a loop is not in question.
+
+        `columns <= end` is right for an end that another line has made too small, and so is `columns < end + 1`. That
+        line need not have a mend: it may do something more.
+        """
+        event, here = mend.expression.events[-1], mend.line
+        operands = [operand for own in mend.expression.events for operand in own.operands]
+        if mend.kind is MendKind.PLACE and any(_is_round(operand) for operand in operands):
+            return False
+        if self.grid.tensor.is_floating_point():
+            return True
+        if event.name == "select" and mend.words != LIMITED:
+            operands = [own.operands[0] for own in mend.expression.events]
+        elif "cmp" not in event.name:
+            return True
+        ahead, seen = [operand.event for operand in operands], set[int]()
+        while ahead:
+            before = ahead.pop()
+            if before is None or before.number in seen or before.number in self._placing:
+                continue
+            seen.add(before.number)
+            if before.name in ("load", *OF_PROGRAM):
+                continue
+            if (before.place.file, before.place.line) == here or before.name in MOVERS or before.name == "select":
+                ahead += [operand.event for operand in before.operands[before.name == "select" :]]
+            elif before.name in MOVING and not _is_cut(before):
+                ahead += [operand.event for operand in before.operands]
+            else:
+                return False
+        return True
+
+    @cached_property
+    def _placing(self) -> set[int]:
+        """Numbers of the events that say where something is read or written, or that are right stages."""
+        found = {event.number for e in self.right.values() for event in e.events}
+        for event in self.redo.ancestry.events.values():
+            if event.name in ("load", "store"):
+                found |= chain_of_address(event, pointer=True).keys()
+        return found
+
     def _alias(self, mend: Mend) -> Place | None:
         """Return where the operand that a mend replaces was assigned its name, if computed in another line; or None."""
         event = mend.expression.events[-1]
@@ -531,7 +572,7 @@ class MendSearch:
         event = e.events[-1]
         if event.name == "select":
             yield from _sides(e)
-            yield Mend(e, "at most its second value", partial(_side, 3), MendKind.OPERATION)
+            yield Mend(e, LIMITED, partial(_side, 3), MendKind.OPERATION)
         elif event.name in _OF_INTEGERS:
             for words, function in _WHOLE.items():
                 yield Mend(e, words, partial(_compared, function), MendKind.OPERATION)
@@ -925,6 +966,13 @@ def _comparisons(e: Expression) -> Iterator[Mend]:
             yield Mend(e, words, partial(_compared, function), MendKind.PLACE)
         elif any(_is_cut(operand.event) for event in e.events for operand in event.operands):
             yield Mend(e, "of integers that are not cut", partial(_compared_whole, function), MendKind.OPERATION)
+
+
+def _is_round(operand: Operand) -> bool:
+    """Return whether an operand is the number of a loop's round, unchanged."""
+    while operand.event is not None and operand.event.name in MOVING and operand.event.operands:
+        operand = operand.event.operands[0]
+    return operand.event is None and operand.name == ROUND
 
 
 def _uncut(event: Event) -> Event:

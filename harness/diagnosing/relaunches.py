@@ -192,7 +192,7 @@ def mended_launches(
     used = {tensor.data_ptr() for own in seen for tensor in own.tensors.values()}
     chosen = [(number, seen[number]) for number in sorted(wanted, reverse=True) if number < len(seen)]
     others = [pair for number, own in chosen for pair in _others(number, own, inputs.case.params, used)]
-    found, judged = dict[tuple[int, str], Instead](), 0
+    found, judged, residues = dict[tuple[int, str], Instead](), 0, True
     for kind, several in groupby(sorted(others, key=operator.itemgetter(0)), key=operator.itemgetter(0)):
         changes = [change for _, change in several if sizes or kind < SIZES]
         for change in dict.fromkeys([*changes, *(_in_all(change, seen) for change in changes)]):
@@ -201,7 +201,7 @@ def mended_launches(
             ats = [(number, change.name) for number in change.launches]
             made = None if found.keys() & set(ats) else result(_Relaunching(change, seen, max(wanted)))
             if made is not None and worst.lo <= float(made[worst.index]) <= worst.hi:
-                begin, judged = time.process_time(), judged + 1
+                begin, judged, residues = time.process_time(), judged + 1, made.is_floating_point()
                 changed = _Relaunching(change).changed(subject)
                 verdict, followed = by_formula(
                     changed, inputs.case, examine(changed, inputs.case)[0], alternatives=False
@@ -211,7 +211,21 @@ def mended_launches(
                 until += time.process_time() - begin
         if found:
             break
-    return dict(_told(seen, change) for change in dict.fromkeys(found.values()))
+    told = dict[str, tuple[Place, bool]]()
+    for change in dict.fromkeys(found.values()):
+        words, (place, sure) = _told(seen, change)
+        told[words] = place, sure and (residues or not _is_of_case(change, inputs))
+    return told
+
+
+def _is_of_case(change: Instead, inputs: Inputs) -> bool:
+    """Return whether a number that is passed now is one of the case's: another one can be right by chance."""
+    tensors = inputs.tensors.values()
+    if "stride" in change.name.lower():
+        own = {n for t in tensors for n in t.stride()}
+    else:
+        own = {n for t in tensors for n in t.shape} | {v for v in inputs.case.params.values() if isinstance(v, int)}
+    return isinstance(change.now, int) and change.now in own
 
 
 def _in_all(change: Instead, seen: Sequence[DoneLaunch]) -> Instead:

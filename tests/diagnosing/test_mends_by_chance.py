@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import triton
 
+from lastbit.case import parse_case
+from lastbit.diagnosing.trace import trace_case
 from lastbit.interpret import install
 from tests.diagnosing.test_mends_in_memory import traced
+from tests.faults import hunt
+from tests.faults.plant import Edit, Fault, planted
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="the traces are of the interpreter")
 
@@ -67,3 +72,42 @@ def test_what_is_stored_is_wrong_where_it_is_passed_and_not_in_the_function_that
     found = traced(name, OF_ZEROS)
     assert found.blamed is not None
     assert found.blamed.text == f"store({tensor}_ptr, out_row, lanes, {tensor}, mask, ALIGNED)"
+
+
+INSIDE = "        inside = live & (columns < n)\n        ids ="
+LAST = "    last = tl.where((eos_index == n) & (mask_truncated != 0), -1, eos_index)\n"
+LOAD = "            is_eos = is_eos | (ids == tl.load(eos_ids_ptr + k * eos_stride))\n"
+ODD = "completion_mask ids=int64[7,271]+1:sequences_3 eos_ids=int32[1]:below_3 mask_truncated=True seed=333108"
+CUT = "completion_mask ids=int64[2,397]:sequences_1 eos_ids=int32[1]:counting mask_truncated=True seed=14779606"
+STEPS = (
+    "completion_mask ids=int64[13,259]@518,1+259:sequences_3 eos_ids=int32[4]@2:below_3 mask_truncated=True "
+    "seed=4294967295"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        # `<=` for `<` is right where n is odd, the launch is right where no row was cut, and one of two ids is enough.
+        (INSIDE, INSIDE.replace("inside", "width = n // 2 * 2\n        inside", 1).replace("< n", "< width"), ODD),
+        (LAST, "    limit = n // 2 * 2\n" + LAST.replace("== n", ">= limit"), ODD),
+        (LAST, "    limit = n // 2 * 2\n" + LAST.replace("== n", ">= limit"), CUT),
+        (LAST, "    flag = 1 - mask_truncated\n" + LAST.replace("(mask_truncated", "(flag"), ODD),
+        ("range(0, eos_count)", "range(0, eos_count - 1)", CUT),
+        ("range(0, eos_count)", "range(0, eos_count, 2)", STEPS),
+        ("        is_eos = ids != ids\n", "        ids = ids.to(tl.int16)\n        is_eos = ids != ids\n", ODD),
+        (
+            LOAD,
+            "            low = ids.to(tl.int32)\n" + LOAD.replace("ids ==", "low ==").replace("))", ").to(low.dtype))"),
+            ODD,
+        ),
+    ],
+)
+def test_integers_that_another_line_has_made_wrong_name_no_line_that_takes_them(old: str, new: str, line: str) -> None:
+    edits = (Edit(old, new, "completion_mask.py"),)
+    fault = Fault("by chance", "takes wrong integers", edits, "mask", "mask", "completion_mask", "completion_mask")
+    with planted(fault) as kernel:
+        subject = hunt.subject_of(hunt.without_stages(kernel), torch.device("cpu"))
+        found = trace_case(subject, parse_case(line))
+    assert found.wrong
+    assert found.blamed is None
