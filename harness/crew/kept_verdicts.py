@@ -1,7 +1,7 @@
 """Verdicts that are kept from run to run: a file for each, a compressed JSON object below `.lastbit/cache/verdicts`.
 
-It has what its kernel was judged on, with everything that the verdict depends on (`lastbit.verify.dependencies`), whose
-hash names the file. A verdict counts if all of that agrees, also what the kernel's code has read. A file that is
+It has what its kernel was judged on; the hash of everything that the verdict depends on (`lastbit.verify.dependencies`)
+names the file. A verdict counts if all of that agrees, also what the kernel's code has read. A file that is
 damaged, cut off or of another lastbit is none. Files are written as a whole, so that runs may share the folder; those
 that were not used for longest go when all together are larger than `MOST`.
 """
@@ -38,7 +38,7 @@ MOST = 500_000_000
 _DAMAGED = (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, RecursionError, AttributeError)
 """Errors of a file that is no kept verdict, whatever it holds."""
 
-FRESH, FIRST = "--fresh asks for it", "no verdict on it is kept"
+FRESH, CHANGED = "--fresh asks for it", "no verdict is kept on it as it is now"
 """Why a kernel is judged, where nothing has changed."""
 
 Subject = tuple[str, str]
@@ -128,7 +128,7 @@ class KeptVerdicts:
             return FRESH
         path = self._path(subject, judged)
         if not path.exists():
-            return self._difference(subject, judged)
+            return CHANGED
         try:
             read = _read(path)
             for file, state in read["reads"].items():
@@ -147,17 +147,6 @@ class KeptVerdicts:
         with suppress(OSError):  # it was used, and is not among the first to go
             os.utime(path)
         return found
-
-    def _difference(self, subject: Subject, judged: _Judged) -> str:
-        """Say what differs from the newest verdict that is kept on a kernel."""
-        try:
-            newest = max(self._folder.glob(f"{_hash(subject)}-*"), key=lambda path: path.stat().st_mtime)
-            before = _read(newest)["depends"]
-            differ = [name for name in {**judged.depends, **before} if judged.depends.get(name) != before.get(name)]
-        except _DAMAGED:  # also where there is none, of which none is the newest
-            return FIRST
-        more = f" and {len(differ) - 1} more" if len(differ) > 1 else ""
-        return f"changed: {differ[0]}{more}" if differ else FIRST
 
     def _path(self, subject: Subject, judged: _Judged) -> Path:
         return self._folder / f"{_hash(subject)}-{_hash(sorted(judged.depends.items()))}.json.gz"
@@ -225,7 +214,7 @@ class KeptVerdicts:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / ".gitignore").write_text("*\n")
             for path, judged, verdict in new:
-                told = {**encoded(verdict), "depends": judged.depends, "reads": judged.reads}
+                told = {**encoded(verdict), "reads": judged.reads}
                 data = gzip.compress(json.dumps(told, allow_nan=False).encode(), 1)
                 replace_file(path, functools.partial(Path.write_bytes, data=data))
             self._make_room()

@@ -2,11 +2,11 @@
 
 `Dependencies.of` has what is known when a plan is made: the kernel's file and all modules that it imports from outside
 of installed packages, wherever it does so, its declaration and its cases; and around them lastbit's own text, the
-project's, installed packages, processor, device, variables, settings. What the kernel's code has read besides, while it
-was loaded or called, `Dependencies.read_by` knows afterwards.
+project's, installed packages, processor, device, variables, settings. The files that the kernel's code has opened
+besides, while it was loaded or called, `Dependencies.read_by` knows afterwards, from audit events
+(https://peps.python.org/pep-0578).
 
-What cannot be followed is said instead: then a verdict is not kept. Code that leaves neither imports nor an audit event
-(https://peps.python.org/pep-0578) is native code that reads files itself, which nobody sees.
+In doubt a verdict is not kept, and the reason is said. What native code reads by itself nobody sees.
 """
 
 from __future__ import annotations
@@ -20,23 +20,20 @@ import platform
 import re
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
 from lastbit.branches.own_files import NOT_OWN
 from lastbit.calibrate import load_premises
-from lastbit.calling.uses_compile import is_compiled
 from lastbit.config import Config
 from lastbit.devices import machine
 from lastbit.files import state_of
@@ -63,6 +60,16 @@ _UNSEEN_IMPORTS = frozenset({"__import__", "import_module", "spec_from_file_loca
 _UNSEEN_CODE = frozenset({"exec", "eval"})
 """Functions by which code comes to run that no import statement names."""
 
+_ASKS = re.compile(
+    r"l?exists|is_?(file|dir)|(is_?)?(sym)?link|is_?mount|[lf]?stat|get(size|[macg]time)|access|samefile|samestat|[ir]?glob"
+    r"|listdir|scandir|iterdir|walk|which|find_(library|spec)|expanduser|home|gethostname|node|uname|mmap|open_code"
+    r"|fork(server)?|get_context|Process(PoolExecutor)?|multiprocessing"
+)
+"""Names of what asks for files, or for the machine, without an audit event, or in processes that leave none here."""
+
+_ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb", "expandvars"})
+"""Names of what asks for variables, whose name may be put together."""
+
 _HARMLESS = frozenset({"sys", "warnings", "logging"})
 """Modules whose functions a file may call for others, too: what `sys.path.insert` lets them import is seen."""
 
@@ -72,15 +79,20 @@ _BEYOND = {
     "os.exec": "starts a program",
     "os.posix_spawn": "starts a program",
     "os.fork": "starts a process",
-    "socket.connect": "connects to {0}",
+    "socket.__new__": "opens a socket",
     "sqlite3.connect": "opens a database",
-    "ctypes.dlopen": "loads {0} from wherever the system has it",
+    "ctypes.dlopen": "loads a library",
+    **dict.fromkeys(("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink"), "changes files"),
+    **dict.fromkeys(("os.truncate", "os.utime", "os.putenv", "os.unsetenv"), "changes files or variables"),
 }
-"""Audit event → what a kernel's file does there, whose verdict cannot be kept. What torch and Triton do themselves on
-its behalf, such as to call a compiler, follows from its text."""
+"""Audit event → what a kernel's code does there, whose verdict is not kept. What torch and Triton do themselves on its
+behalf, such as to call a compiler, follows from its text."""
 
-_PROCESSES = ("multiprocessing", "ProcessPoolExecutor")
-"""Words in a file whose processes read what this one does not see."""
+_COMPILERS = frozenset({"_inductor", "_dynamo", "triton"})
+"""Folders of installed packages whose code compiles kernels."""
+
+_COARSE = 20_000_000
+"""Nanoseconds by which the times of files may be behind the clock."""
 
 
 def _hash(value: object) -> str:
@@ -95,23 +107,23 @@ class _Text:
         imports: dotted names of all that may be modules.
         unseen: it runs code that no import statement names.
         touches: it changes what others have, as `torch.backends.cudnn.enabled = False` does.
+        names: everything that it calls by name.
     """
 
-    text: str = ""
     imports: frozenset[str] = frozenset()
     unseen: bool = False
     touches: bool = False
+    names: frozenset[str] = frozenset()
 
 
 def _text_of(path: str) -> _Text:
     """Read a file; of what is no Python it is unknown what it imports."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        tree = ast.parse(text)
+        tree = ast.parse(Path(path).read_bytes())
     except (OSError, ValueError, SyntaxError):
-        return _Text(unseen=not path.endswith(".so"))
+        return _Text(unseen=True)
     folder, nodes = Path(path).parent, list(ast.walk(tree))
-    imports, bound, unseen = set[str](), set[str](), False
+    imports, bound, used = set[str](), set[str](), set[str]()
     for node in nodes:
         match node:
             case ast.Import(names=names):
@@ -123,15 +135,24 @@ def _text_of(path: str) -> _Text:
                 imports |= {f"{start}{'.'.join(filter(None, (module, one.name)))}" for one in names}
                 imports |= {f"{start}{module}"} if module else set()
                 bound |= {one.asname or one.name for one in names if not level and not _is_lastbit(module or "")}
-            case ast.Name(id=name):
-                unseen |= name in _UNSEEN_IMPORTS | _UNSEEN_CODE
-            case ast.Attribute(attr=name):
-                unseen |= name in _UNSEEN_IMPORTS
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                used.add(name)
     changed = [n for n in nodes if isinstance(n, ast.Attribute | ast.Subscript) and not isinstance(n.ctx, ast.Load)]
-    calls = (node.value for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
-    called = [call.func for call in calls if isinstance(call.func, ast.Attribute)]
-    touches = any(_root(n) in bound for n in changed) or any(_root(n) in bound - _HARMLESS for n in called)
-    return _Text(text, frozenset(imports), unseen, touches)
+    called = [n.value.func for n in _at_load(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
+    sets = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr.startswith("set_")]
+    touches = any(_root(n) in bound for n in (*changed, *sets)) or any(_root(n) in bound - _HARMLESS for n in called)
+    plain = {node.id for node in nodes if isinstance(node, ast.Name)}
+    every = frozenset(used | {part for name in imports for part in re.split(r"[./]", name)})
+    unseen = bool(every & _UNSEEN_IMPORTS or plain & _UNSEEN_CODE)
+    return _Text(frozenset(imports), unseen, touches or bool(plain & {"setattr", "delattr"}), every)
+
+
+def _at_load(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what a module executes while it is loaded: all but the bodies of functions."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield child
+            yield from _at_load(child)
 
 
 def _is_lastbit(module: str) -> bool:
@@ -140,8 +161,8 @@ def _is_lastbit(module: str) -> bool:
 
 def _root(node: ast.expr) -> str:
     """Return the name that an attribute of an attribute, or an element, is of."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
@@ -174,23 +195,7 @@ def _is_others(path: str, folder: str = "") -> bool:
     """Return whether a file is installed, or lastbit's own, and not below `folder`."""
     if folder and path.startswith(f"{folder}{os.sep}"):
         return False
-    return is_installed(Path(path)) or any(path.startswith(f"{place}{os.sep}") for place in NOT_OWN)
-
-
-@dataclass
-class _Readings:
-    """What the code of kernels has read in this process, with the files of theirs that asked for it.
-
-    Attributes:
-        states: path → its state when it was first read.
-        made: what this process has made itself.
-        beyond: what cannot be followed.
-    """
-
-    states: dict[str, str] = field(default_factory=dict)
-    asking: dict[str, set[str]] = field(default_factory=dict)
-    made: set[str] = field(default_factory=set)
-    beyond: dict[str, set[str]] = field(default_factory=dict)
+    return is_installed(Path(path)) or _is_lastbits(path)
 
 
 _hear: Callable[[str, tuple[Any, ...]], None] | None = None
@@ -208,7 +213,14 @@ def _hook() -> None:
     sys.addaudithook(heard)
 
 
-_HEARD = {"open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", *_BEYOND}
+_HEARD = {"open", "os.listdir", "os.scandir", *_BEYOND}
+
+
+class _Outdated(OSError):
+    """Says to the import system that there is no compiled file, so that it compiles the text.
+
+    It takes one of the same second and size for the text's, by which a verdict on another text would be kept.
+    """
 
 
 class Dependencies:
@@ -219,12 +231,10 @@ class Dependencies:
         self._folders = [
             str(path if path.is_dir() else path.parent) for path in map(Path.resolve, kernel_folders(config))
         ]
-        named = {"TRITON_CACHE_DIR": Path.home() / ".triton"}
-        named["TORCHINDUCTOR_CACHE_DIR"] = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
-        passing = [Path(config.folder), *(Path(os.environ.get(name) or usual) for name, usual in named.items())]
-        self._passing = (*(f"{path.absolute()}{os.sep}" for path in passing), "/proc/", "/sys/", "/dev/")
-        self._seen, self._closures, self._told = _Readings(), dict[str, frozenset[str]](), dict[str, set[str]]()
-        self._late, self._mapped = dict[str, None](), dict[str, str]()
+        self._project = [Path(folder, name) for folder in config.projects for name in ("references", "cases")]
+        self._run = f"{Path(config.folder).absolute()}{os.sep}"
+        self._states, self._beyond, self._closures = dict[str, str](), dict[str, None](), dict[str, frozenset[str]]()
+        self._asking, self._around_files = dict[str, set[str]](), set[str]()
         self._text_of, self._files_of = functools.cache(_text_of), functools.cache(_files_of)
 
     @contextmanager
@@ -232,90 +242,67 @@ class Dependencies:
         """Take note of what the code of kernels reads within."""
         global _hear
         _hook()
-        plain = os.stat
-
-        def stat_of(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
-            try:
-                return plain(path, *args, **kwargs)
-            except OSError:  # that something is not there decides as much as what is there
-                if isinstance(path, str | bytes | os.PathLike):
-                    self._hear("open", (os.fspath(path), "r", 0))
-                raise
-
-        alike = [group for group in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks) if plain in group]
-        for group in alike:
-            group.add(stat_of)
         _hear = self._hear
         try:
-            with patch.object(os, "stat", stat_of):
-                yield
+            yield
         finally:
             _hear = None
-            for group in alike:
-                group.discard(stat_of)
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Take note of an event; whatever goes wrong here must not reach the code that reads."""
+        """Take note of an event; nothing that goes wrong here, but for `_Outdated`, reaches the code that reads."""
         if getattr(_hearing, "now", False):
             return
         _hearing.now = True
         try:
             self._note(event, arguments)
+        except _Outdated:
+            raise
         except Exception as error:
-            self._seen.beyond.setdefault(f"reads what lastbit does not understand: {error!r}", set()).add("")
+            self._not_kept(f"does what lastbit does not understand: {error!r}", {""})
         finally:
             _hearing.now = False
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        first = arguments[1 if event == "os.rename" else 0] if arguments else ""
-        if event in _BEYOND and not (event == "ctypes.dlopen" and os.sep in str(first or os.sep)):
-            asking = self._asking()
-            if asking and _is_own_step(self._is_own):
-                address = arguments[1] if event == "socket.connect" else first
-                self._seen.beyond.setdefault(_BEYOND[event].format(address), set()).update(asking)
+        first = arguments[0] if arguments else None
+        path = os.path.abspath(os.fsdecode(first)) if isinstance(first, str | bytes | os.PathLike) else ""
+        if event not in _BEYOND and not path:
+            return  # it has been opened already
+        if f"{os.sep}__pycache__{os.sep}" in f"{path}{os.sep}":
+            if event == "open" and path.endswith(".pyc") and self._is_own(path) and not _writes(*arguments[1:3]):
+                raise _Outdated(path)
             return
-        if first is None or isinstance(first, int):
+        steps = [_absolute(frame.f_code.co_filename) for frame in _frames() if frame.f_code.co_filename != __file__]
+        asking = {file for file in steps if self._is_own(file)}
+        theirs = [file for file in steps if file not in asking and os.path.isabs(file)]
+        if not asking and any(_is_lastbits(file) for file in theirs):
             return
-        path = _source_of(os.path.abspath(os.fsdecode(first)))
-        makes = event in ("os.mkdir", "os.rename") or (event == "open" and _writes(*arguments[1:3]))
-        if makes and path not in self._seen.states:
-            self._seen.made.add(path)
-        elif not self._passes(path) and (asking := self._asking()):
-            self._seen.asking.setdefault(path, set()).update(asking)
-            if path not in self._seen.states:
-                self._seen.states[path] = self._state(path)
+        # Who asks is the innermost of a kernel's own code, a compiler of kernels, and lastbit.
+        who = next((file for file in steps if file in asking or _compiles(file) or _is_lastbits(file)), "")
+        makes = event in _BEYOND or (event == "open" and _writes(*arguments[1:3]))
+        if _compiles(who) or (makes and _is_lastbits(who)):
+            return
+        installed = bool(path) and _is_others(path) and not self._is_own(path)
+        if event == "ctypes.dlopen" and (first is None or (installed and os.sep in os.fsdecode(first))):
+            return
+        if makes:
+            self._not_kept(_BEYOND.get(event, f"writes {path}"), asking or {""})
+        elif not installed and not path.startswith(self._run):
+            self._asking.setdefault(path, set()).update(asking or {""})
+            self._states.setdefault(path, state_of(path))
 
-    def _passes(self, path: str) -> bool:
-        """Return whether nothing depends on a path besides what is told anyway."""
-        return path.startswith(self._passing) or (_is_others(path) and not self._is_own(path))
-
-    def _is_made(self, path: str) -> bool:
-        return path in self._seen.made or any(str(above) in self._seen.made for above in Path(path).parents)
+    def _not_kept(self, reason: str, asking: set[str]) -> None:
+        self._beyond[reason] = None
+        self._asking.setdefault(reason, set()).update(asking)
 
     def _is_own(self, path: str) -> bool:
         """Return whether a file is neither installed nor lastbit's, or is where kernels are."""
         return os.path.isabs(path) and not (all(_is_others(path, folder) for folder in self._folders))
 
-    def _asking(self) -> set[str]:
-        """Return the own files of which a function is under way."""
-        return {file for frame in _frames() if self._is_own(file := _absolute(frame.f_code.co_filename))}
-
-    def _state(self, path: str) -> str:
-        """Return the state of a path; remember one that is younger than this process, and may have been read before."""
-        self._look(path)
-        return state_of(path)
-
-    def _look(self, path: str) -> None:
-        with suppress(OSError):
-            if os.stat(path).st_mtime_ns >= self._began and not os.path.isdir(path):
-                self._late[path] = None
-
     def _around(self) -> dict[str, str]:
         """Return what every verdict of this process depends on."""
-        project = [Path(folder, name) for folder in self._config.projects for name in ("references", "cases")]
         return {
             "the code of lastbit": self._tree(NOT_OWN),
-            "the ops and cases of the project": self._tree(project),
+            "the ops and cases of the project": self._tree(self._project),
             "installed packages": _installed(),
             "Python": f"{sys.version} {platform.libc_ver()}",
             "torch": f"{torch.__version__} {_hash(torch.__config__.show())} {torch.version.cuda} {torch.version.hip}",
@@ -323,6 +310,7 @@ class Dependencies:
             "threads": f"{torch.get_num_threads()} {torch.get_num_interop_threads()}",
             "devices": repr(machine().accelerators),
             "driver": _hash(_driver()),
+            "libraries and compilers of the system": _system(),
             "working folder": os.getcwd(),
             **{
                 f"setting {one.name}": repr(getattr(self._config, one.name))
@@ -335,7 +323,9 @@ class Dependencies:
     def _tree(self, folders: Iterable[Path]) -> str:
         """Hash all files below folders; goldens, with which verify compares nothing, left out."""
         files = {path for folder in folders for path in folder.rglob("*") if path.is_file()}
-        return _hash([(str(path), self._state(str(path))) for path in sorted(files) if _PASSING.isdisjoint(path.parts)])
+        found = [str(path) for path in sorted(files) if _PASSING.isdisjoint(path.parts)]
+        self._around_files |= {*found}
+        return _hash([(path, state_of(path)) for path in found])
 
     def of(self, plan: Plan) -> list[dict[str, Any]]:
         """List what the verdict on each `kernel` of a plan on a `device` `depends` on; its `items`, of which a run may
@@ -349,25 +339,25 @@ class Dependencies:
                 if kernel.name not in self._closures:
                     self._closures[kernel.name] = self._closure(kernel)
                 files = self._closures[kernel.name]
-                states = {f"the file {path}": self._state(path) for path in sorted(files)}
+                states = {f"the file {path}": state_of(path) for path in sorted(files)}
                 own = {**states, "its declaration": _declaration(item), **self._variables(files), **around}
                 own |= {"its device": _device(device), "premises": _hash(load_premises(device))}
-                if device.type != "cpu" or is_compiled(kernel.call):
-                    own["compilers"] = _compilers()
                 found[subject] = {"kernel": kernel.name, "device": str(device), "depends": own, "items": {}}
             found[subject]["items"][item.id] = _cases_of(item)
         return [*found.values()]
 
     def _closure(self, kernel: Kernel) -> frozenset[str]:
-        """Return the files of a kernel: of its declaration, its function, and of all that these import.
+        """Return the files of a kernel: of its declaration, its function, the project, and of all that these import.
 
         All that are loaded belong to one that imports what its text does not name, and those that change what others
         have belong to all.
         """
+        project = [str(path) for folder in self._project for path in folder.rglob("*.py")]
         roots = [os.path.abspath(path) for path in (kernel.file, kernel.source.rpartition(":")[0]) if path]
         folder = os.path.dirname(roots[0]) if roots else ""
         every = self._loaded
         left = [path for path in roots if self._is_own(path)] or [*every]
+        left += [os.path.abspath(path) for path in project]
         left += [path for path in every if self._text_of(path).touches]
         found = set[str]()
         while left:
@@ -390,41 +380,33 @@ class Dependencies:
     def _variables(self, files: Collection[str]) -> dict[str, str]:
         """Return the variables of the environment that a kernel's numbers or code may depend on.
 
-        Those are of Python, torch and their libraries, of packages that its files import, and those that they name.
+        Those are of Python, torch, their libraries and packages that its files import; all, if its own ask for any.
         """
         texts = [self._text_of(path) for path in files]
-        packages = {name.partition(".")[0].upper() + "_" for text in texts for name in text.imports}
-        said = "\n".join(text.text for text in texts)
+        packages = tuple({f"{name.partition('.')[0].upper()}_" for text in texts for name in text.imports})
+        every = any(text.names & _ENVIRONMENT for text in texts)
         return {
             f"the variable {name}": _hash(value)
             for name, value in sorted(os.environ.items())
-            if _VARIABLES.match(name) or name.startswith(tuple(packages)) or f'"{name}"' in said or f"'{name}'" in said
+            if every or _VARIABLES.match(name) or name.startswith(packages)
         }
 
     def read_by(self, kernel: str) -> tuple[dict[str, str], list[str]]:
-        """Return what the code of a kernel has read since the last call, path → state, and why its verdict cannot be
-        kept, if so.
-        """
-        files, seen = self._closures[kernel], self._seen
-        found = {
-            path: state
-            for path, state in seen.states.items()
-            if not self._is_made(path) and not files.isdisjoint(seen.asking[path])
-        }
-        for path in _libraries() - self._mapped.keys():
-            self._mapped[path] = "" if self._passes(path) or self._is_made(path) else self._state(path)
-        found |= {path: state for path, state in self._mapped.items() if state}
-        why = [reason for reason, asking in seen.beyond.items() if "" in asking or not files.isdisjoint(asking)]
-        for path in (*files, *found):
-            self._look(path)
-        if any(word in self._text_of(path).text for path in files for word in _PROCESSES):
-            why.append("starts processes")
-        others = set().union(*self._closures.values(), seen.states) - files - found.keys()
-        why += [f"reads {path}, which was written during the run" for path in self._late if path not in others]
-        told = self._told.setdefault(kernel, set())
-        new = {path: state for path, state in found.items() if path not in told}
-        told |= new.keys()
-        return new, why
+        """Return what the code of a kernel has read, path → state, and why its verdict cannot be kept, if so."""
+        files = self._closures[kernel]
+        others = set().union(*self._closures.values()) - files
+        own = {of for of, asking in self._asking.items() if not asking <= others}
+        found = {path: state for path, state in self._states.items() if path in own}
+        why = [reason for reason in self._beyond if reason in own]
+        names = {name for path in files for name in self._text_of(path).names}
+        why += [f"asks by {name}" for name in sorted(names) if _ASKS.fullmatch(name)]
+        why += [f"has native code, {path}" for path in sorted(files) if not path.endswith(".py")]
+        for path in (*files, *found, *self._around_files):
+            with suppress(OSError):  # a folder is as its names are, and one that is not there was not written
+                about = os.stat(path)
+                if not os.path.isdir(path) and max(about.st_mtime_ns, about.st_ctime_ns) > self._began - _COARSE:
+                    why.append(f"reads {path}, which was written during the run")
+        return found, why
 
 
 _PASSING = frozenset({"__pycache__", "golden"})
@@ -443,15 +425,12 @@ def _absolute(path: str) -> str:
     return os.path.normpath(path) if os.path.isabs(path) else path
 
 
-def _is_own_step(is_own: Callable[[str], bool]) -> bool:
-    """Return whether what happens now is not of torch or Triton, which a kernel's file has called."""
-    for frame in _frames():
-        file = _absolute(frame.f_code.co_filename)
-        if any(f"{os.sep}{name}{os.sep}" in file for name in ("_inductor", "_dynamo", "triton")):
-            return False
-        if is_own(file):
-            return True
-    return False
+def _is_lastbits(file: str) -> bool:
+    return any(file.startswith(f"{place}{os.sep}") for place in NOT_OWN)
+
+
+def _compiles(file: str) -> bool:
+    return not _COMPILERS.isdisjoint(file.split(os.sep)) and _is_others(file)
 
 
 def _writes(mode: object = None, flags: object = 0) -> bool:
@@ -459,23 +438,6 @@ def _writes(mode: object = None, flags: object = 0) -> bool:
     if isinstance(mode, str):
         return not {*"wax+"}.isdisjoint(mode)
     return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-
-
-def _source_of(path: str) -> str:
-    """Return the source of what Python has compiled and kept, or else the path."""
-    with suppress(ValueError, NotImplementedError):
-        if path.endswith(".pyc"):
-            return importlib.util.source_from_cache(path)
-    return path
-
-
-def _libraries() -> set[str]:
-    """Return the shared libraries that this process has mapped."""
-    with suppress(OSError):
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        paths = {f"/{path}" for _, slash, path in (line.partition("/") for line in lines) if slash}
-        return {path for path in paths if ".so" in path and not path.endswith("(deleted)")}
-    return set()
 
 
 def _declaration(item: Item) -> str:
@@ -532,17 +494,9 @@ def _driver() -> list[str]:
 
 
 @functools.cache
-def _compilers() -> str:
-    """Identify the compilers that torch and Triton would call, by place, size and time."""
+def _system() -> str:
+    """Identify compilers, and the libraries that the system knows, by place, size and time."""
     named = [os.environ.get("CXX", ""), os.environ.get("CC", ""), "g++", "gcc", "clang", "cc", "nvcc"]
-    paths = [os.path.realpath(path) for name in named if name and (path := shutil.which(name))]
-    return _hash([(path, (about := os.stat(path)).st_size, about.st_mtime_ns) for path in paths])
-
-
-def _user() -> str:
-    try:
-        import getpass
-
-        return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    except (OSError, KeyError):
-        return ""
+    paths = [path for name in named if name and (path := shutil.which(name))] + ["/etc/ld.so.cache"]
+    about = [(path, os.stat(path)) for path in map(os.path.realpath, paths) if os.path.exists(path)]
+    return _hash([(path, one.st_size, one.st_mtime_ns) for path, one in about])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
+import py_compile
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +51,7 @@ READS = '''\
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import factors
@@ -62,10 +66,9 @@ TABLE = json.loads((HERE / "table.json").read_text())
 def reads(x):
     from deep.late import late
 
-    more = HERE / "more.json"
-    assert not more.exists() or more.read_text()
+    with suppress(FileNotFoundError):
+        open(HERE / "more.json").read()
     tiles = json.loads((HERE / "tiles.json").read_text())
-    assert os.listdir(HERE / "shapes") is not None
     assert tiles and TABLE and late and os.environ.get("TILE", "") != "0"
     return (x.float() * factors.FACTOR).to(x.dtype)
 '''
@@ -88,7 +91,6 @@ FILES = {
     "package/deep/later.py": "late = True\n",
     "kernels/table.json": "[1]",
     "kernels/tiles.json": "[1]",
-    "kernels/shapes/a.txt": "",
 }
 
 
@@ -120,6 +122,8 @@ def run(project: Path) -> Verifies:
 
     def call(**changes: object) -> Run:
         settings = {"projects": (".",), "kernel_folders": ("kernels",), "kept": "kept", **changes}
+        os.environ.pop("PYTEST_CURRENT_TEST", None)  # it differs each time
+        time.sleep(0.05)  # what was written a moment ago may have been written during the run
         return execute(Config(folder=f"runs/{next(count)}", **settings), workers=1, quiet=True)
 
     return call
@@ -148,7 +152,7 @@ def why(run: Run) -> dict[str, str]:
 def test_an_unchanged_kernel_has_the_records_of_the_run_that_judged_it(run: Verifies) -> None:
     first, second, third = run(), run(), run()
     assert kept(first) == {"alone": "", "reads": ""}
-    assert why(first) == dict.fromkeys(("alone", "reads"), kept_verdicts.FIRST)
+    assert why(first) == dict.fromkeys(("alone", "reads"), kept_verdicts.CHANGED)
     assert kept(second) == kept(third) == {"alone": "0", "reads": "0"}, why(second)  # the run that judged it
     assert first.exit_code == second.exit_code == 0
 
@@ -160,45 +164,34 @@ def test_an_unchanged_kernel_has_the_records_of_the_run_that_judged_it(run: Veri
     assert plain(second) == plain(first)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "anew"),
-    [
-        ("kernels/reads.py", READS + "\n", {"reads"}),
-        ("kernels/alone.py", ALONE + "\n", {"alone"}),
-        ("kernels/factors.py", "FACTOR = 3.0\n", {"reads"}),
-        ("package/deep/__init__.py", "DEEP = 1\n", {"reads"}),
-        ("package/deep/late.py", "from .later import late as late\n", {"reads"}),
-        ("package/deep/later.py", "late = 1\n", {"reads"}),
-        ("package/deep/more.py", "late = 1\n", set()),
-        ("kernels/table.json", "[2]", {"reads"}),
-        ("kernels/tiles.json", "[2]", {"reads"}),
-        ("kernels/more.json", "{}", {"reads"}),
-        ("kernels/shapes/b.txt", "", {"reads"}),
-        ("kernels/sets.py", "import torch\n\ntorch.backends.mkldnn.flags = None\n", {"alone", "reads"}),
-        ("kernels/other.py", "SIZE = 1\n", set()),
-        ("references/thrice.py", REFERENCE + "\n", {"alone", "reads"}),
-        ("references/more.txt", "", {"alone", "reads"}),
-        ("cases/thrice.py", CASES.replace("seed=1", "seed=2"), {"alone", "reads"}),
-        ("cases/regressions/thrice.txt", "thrice x=bf16[1,3] seed=5\n", {"alone", "reads"}),
-    ],
-)
-def test_a_changed_file_judges_the_kernels_that_depend_on_it(
-    name: str, text: str, anew: set[str], project: Path, judged: Run, run: Verifies
-) -> None:
-    path = project / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    again = run()
-    assert {kernel for kernel, origin in kept(again).items() if not origin} == anew, why(again)
-    assert again.overall is Verdict.PASSED
-    assert not any(why(again)[kernel] in ("", kept_verdicts.FIRST) for kernel in anew)
+CHANGES = [
+    ("kernels/reads.py", READS + "\n", {"reads"}),
+    ("kernels/alone.py", ALONE + "\n", {"alone"}),
+    ("kernels/factors.py", "FACTOR = 3.0\n", {"reads"}),
+    ("package/deep/later.py", "late = 1\n", {"reads"}),
+    ("package/deep/more.py", "late = 1\n", set()),
+    ("kernels/table.json", "[2]", {"reads"}),
+    ("kernels/tiles.json", "[2]", {"reads"}),
+    ("kernels/more.json", "{}", {"reads"}),
+    ("kernels/sets.py", "import torch\n\ntorch.backends.mkldnn.flags = None\n", {"alone", "reads"}),
+    ("kernels/other.py", "SIZE = 1\n", set()),
+    ("references/thrice.py", REFERENCE + "\n", {"alone", "reads"}),
+    ("references/more.txt", "", {"alone", "reads"}),
+    ("cases/thrice.py", CASES.replace("seed=1", "seed=2"), {"alone", "reads"}),
+    ("cases/regressions/thrice.txt", "thrice x=bf16[1,3] seed=5\n", {"alone", "reads"}),
+]
 
 
-def test_what_was_before_counts_again(project: Path, judged: Run, run: Verifies) -> None:
-    (project / "kernels/alone.py").write_text(ALONE + "\n")
-    assert kept(run())["alone"] == ""
-    (project / "kernels/alone.py").write_text(ALONE)
-    assert kept(run())["alone"]
+def test_a_changed_file_judges_the_kernels_that_depend_on_it(project: Path, judged: Run, run: Verifies) -> None:
+    found, expected = {}, {name: anew for name, _, anew in CHANGES}
+    for name, text, _ in CHANGES:
+        path = project / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        again = run()
+        assert again.overall is Verdict.PASSED
+        found[name] = {kernel for kernel, origin in kept(again).items() if not origin}
+    assert found == expected
 
 
 def told(project: Path, **changes: object) -> dict[str, str]:
@@ -289,26 +282,22 @@ AROUND: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
 
 @pytest.mark.parametrize("ingredient", AROUND)
 def test_what_is_around_a_kernel_is_told_apart(ingredient: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Together with the test after it: what is told apart judges anew."""
+    """What is told apart judges anew, as the tests of files show."""
     before = told(project)
     assert told(project) == before
     AROUND[ingredient](monkeypatch)
     assert ingredient in differing(before, told(project))
 
 
-def test_other_code_of_lastbit_judges_all(judged: Run, run: Verifies, monkeypatch: pytest.MonkeyPatch) -> None:
-    _other_code(monkeypatch)
-    assert why(run()) == dict.fromkeys(("alone", "reads"), "changed: the code of lastbit")
-
-
 def test_a_variable_that_a_kernels_file_names_judges_it_alone(
     judged: Run, run: Verifies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOBODYS", "64")
-    assert all(kept(run()).values())
+    again = run()
+    assert kept(again)["alone"] and not kept(again)["reads"], "one of its files may ask for any"
     monkeypatch.setenv("TILE", "64")
     again = run()
-    assert kept(again)["alone"] and why(again)["reads"] == "changed: the variable TILE"
+    assert kept(again)["alone"] and not kept(again)["reads"]
 
 
 WRONG = ALONE.replace("alone", "wrong").replace("* 3)", "* 2)")
@@ -337,28 +326,48 @@ def test_what_did_not_pass_is_judged_again(project: Path, run: Verifies) -> None
 
 BEYOND = {
     "starts a program": "subprocess.run(['true'])",
-    "connects to": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('127.0.0.1', 9))",
+    "opens a socket": "socket.socket()",
     "opens a database": "sqlite3.connect(':memory:')",
+    "asks by exists": "os.path.exists('more.json')",
+    "writes ": "open(os.devnull, 'w').close()",
     "written during the run": "os.utime(HERE / 'table.json') or (HERE / 'table.json').read_text()",
 }
 
 
-@pytest.mark.parametrize("reason", BEYOND)
-def test_what_cannot_be_followed_is_not_kept_and_the_reason_is_said(reason: str, project: Path, run: Verifies) -> None:
-    text = READS.replace("import json\n", "import json, socket, sqlite3, subprocess\n").replace(
-        "    tiles =", f"    {BEYOND[reason]}\n    tiles ="
-    )
-    (project / "kernels/reads.py").write_text(text)
-    first = run()
-    assert "not kept, since it" in why(first)["reads"] and reason in why(first)["reads"]
-    assert kept(run()) == {"alone": "0", "reads": ""}
+def test_a_text_of_the_same_second_and_size_is_not_taken_for_the_one_before(project: Path, run: Verifies) -> None:
+    factors = project / "kernels/factors.py"
+    os.utime(factors, (10**9, 10**9))
+    assert run().overall is Verdict.PASSED
+    factors.write_text("FACTOR = 2\n")
+    os.utime(factors, (10**9, 10**9))
+    py_compile.compile(str(factors), doraise=True)  # as an import of this second would have left it
+    factors.write_text("FACTOR = 3\n")
+    os.utime(factors, (10**9, 10**9))
+    assert kept(run()) == {"alone": "0", "reads": "0"}
+    factors.write_text("FACTOR = 4\n")
+    os.utime(factors, (10**9, 10**9))
+    assert run().verdict("reads", "cpu") is Verdict.FAILED
 
 
-def test_what_a_kernel_writes_for_itself_is_nothing_that_it_depends_on(project: Path, run: Verifies) -> None:
-    writes = 'import os\n\nwith open(HERE / "made.txt", "w") as file:\n    file.write(str(os.getpid()))\n'
-    (project / "kernels/reads.py").write_text(READS + writes + '(HERE / "made.txt").read_text()\n')
+def test_what_a_reference_imports_and_reads_counts_for_all_kernels(project: Path, run: Verifies) -> None:
+    text = 'from pathlib import Path\n\nOUT = (Path(__file__).parents[1] / "more.txt").read_text()\n'
+    (project / "references/thrice.py").write_text(text + REFERENCE)
+    (project / "more.txt").write_text("1")
     run()
-    assert kept(run())["reads"] == "0"
+    assert kept(run()) == {"alone": "0", "reads": "0"}
+    (project / "more.txt").write_text("2")
+    assert kept(run()) == {"alone": "", "reads": ""}
+
+
+def test_what_cannot_be_followed_is_not_kept_and_the_reason_is_said(project: Path, run: Verifies) -> None:
+    imports = "import json, socket, sqlite3, subprocess, threading\n"
+    does = "".join(f"    {line}\n" for line in BEYOND.values())
+    (project / "kernels/reads.py").write_text(
+        READS.replace("import json\n", imports).replace("    tiles =", f"{does}    tiles =")
+    )
+    first = run()
+    assert [reason for reason in ("not kept, since it", *BEYOND) if reason not in why(first)["reads"]] == []
+    assert kept(run()) == {"alone": "0", "reads": ""}
 
 
 def _cut(data: bytes) -> bytes:
@@ -378,16 +387,15 @@ def _unknown(data: bytes) -> bytes:
     return gzip.compress(gzip.decompress(data).replace(b'"ruled_out"', b'"ruled"'))
 
 
-@pytest.mark.parametrize("damage", [_cut, _flipped, _emptied, _unknown, lambda data: b"", lambda data: b"\0" * 99])
-def test_a_damaged_file_is_judged_anew_and_then_whole_again(
-    damage: Callable[[bytes], bytes], project: Path, judged: Run, run: Verifies
-) -> None:
-    for path in (project / "kept").glob("*.gz"):
-        path.write_bytes(damage(path.read_bytes()))
-    again = run()
-    assert kept(again) == {"alone": "", "reads": ""}
-    assert all("damaged" in reason for reason in why(again).values())
-    assert again.overall is Verdict.PASSED
+def test_a_damaged_file_is_judged_anew_and_then_whole_again(project: Path, judged: Run, run: Verifies) -> None:
+    damages: list[Callable[[bytes], bytes]] = [_cut, _flipped, _emptied, _unknown, lambda data: b""]
+    for damage in damages:
+        for path in (project / "kept").glob("*.gz"):
+            path.write_bytes(damage(path.read_bytes()))
+        again = run()
+        assert kept(again) == {"alone": "", "reads": ""}
+        assert all("damaged" in reason for reason in why(again).values())
+        assert again.overall is Verdict.PASSED
     assert all(kept(run()).values())
 
 
@@ -407,11 +415,11 @@ def test_the_verdicts_used_last_stay_when_there_are_too_many(
     run()
     sizes = [path.stat().st_size for path in (project / "kept").glob("*.gz")]
     monkeypatch.setattr(kept_verdicts, "MOST", sum(sizes) + min(sizes) // 2)
-    for number in range(3):
+    for number in (1, 2):
         run(seed=number)
     assert sum(path.stat().st_size for path in (project / "kept").iterdir()) <= kept_verdicts.MOST
     assert "" not in kept(run(seed=2)).values()
-    assert "" in kept(run(seed=0)).values()
+    assert "" in kept(run(seed=1)).values()
 
 
 def test_the_command_keeps_verdicts_and_says_so_in_its_last_lines(
