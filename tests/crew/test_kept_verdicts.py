@@ -436,3 +436,14 @@ def test_the_command_keeps_verdicts_and_says_so_in_its_last_lines(
     assert f"kernels: 1 passed (1 kept from {name}) · " in " ".join(capsys.readouterr().out.split())
     assert cli.main([*words, "-v", "--fresh"]) == 0
     assert "judged: --fresh asks for it" in capsys.readouterr().out
+
+
+def test_what_a_thread_of_a_kernel_reads_counts(project: Path, run: Verifies) -> None:
+    text = READS.replace("import json\n", "import json\nfrom concurrent.futures import ThreadPoolExecutor\n")
+    reads = "    ThreadPoolExecutor(1).submit((HERE / 'alone.txt').read_text).result()\n    tiles ="
+    (project / "kernels/reads.py").write_text(text.replace("    tiles =", reads))
+    (project / "kernels/alone.txt").write_text("1")
+    run()
+    assert kept(run())["reads"] == "0"
+    (project / "kernels/alone.txt").write_text("2")
+    assert kept(run())["reads"] == ""
