@@ -216,13 +216,6 @@ def _hook() -> None:
 _HEARD = {"open", "os.listdir", "os.scandir", *_BEYOND}
 
 
-class _Outdated(OSError):
-    """Says to the import system that there is no compiled file, so that it compiles the text.
-
-    It takes one of the same second and size for the text's, by which a verdict on another text would be kept.
-    """
-
-
 class Dependencies:
     """What the kernels of a process depend on, which it loads and calls within `listening`."""
 
@@ -249,14 +242,12 @@ class Dependencies:
             _hear = None
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Take note of an event; nothing that goes wrong here, but for `_Outdated`, reaches the code that reads."""
+        """Take note of an event; nothing that goes wrong here reaches the code that reads."""
         if getattr(_hearing, "now", False):
             return
         _hearing.now = True
         try:
             self._note(event, arguments)
-        except _Outdated:
-            raise
         except Exception as error:
             self._not_kept(f"does what lastbit does not understand: {error!r}", {""})
         finally:
@@ -268,8 +259,6 @@ class Dependencies:
         if event not in _BEYOND and not path:
             return  # it has been opened already
         if f"{os.sep}__pycache__{os.sep}" in f"{path}{os.sep}":
-            if event == "open" and path.endswith(".pyc") and self._is_own(path) and not _writes(*arguments[1:3]):
-                raise _Outdated(path)
             return
         steps = [_absolute(frame.f_code.co_filename) for frame in _frames() if frame.f_code.co_filename != __file__]
         asking = {file for file in steps if self._is_own(file)}

@@ -6,7 +6,6 @@ import gzip
 import itertools
 import json
 import os
-import py_compile
 import shutil
 import time
 from collections.abc import Callable
@@ -332,21 +331,6 @@ BEYOND = {
     "writes ": "open(os.devnull, 'w').close()",
     "written during the run": "os.utime(HERE / 'table.json') or (HERE / 'table.json').read_text()",
 }
-
-
-def test_a_text_of_the_same_second_and_size_is_not_taken_for_the_one_before(project: Path, run: Verifies) -> None:
-    factors = project / "kernels/factors.py"
-    os.utime(factors, (10**9, 10**9))
-    assert run().overall is Verdict.PASSED
-    factors.write_text("FACTOR = 2\n")
-    os.utime(factors, (10**9, 10**9))
-    py_compile.compile(str(factors), doraise=True)  # as an import of this second would have left it
-    factors.write_text("FACTOR = 3\n")
-    os.utime(factors, (10**9, 10**9))
-    assert kept(run()) == {"alone": "0", "reads": "0"}
-    factors.write_text("FACTOR = 4\n")
-    os.utime(factors, (10**9, 10**9))
-    assert run().verdict("reads", "cpu") is Verdict.FAILED
 
 
 def test_what_a_reference_imports_and_reads_counts_for_all_kernels(project: Path, run: Verifies) -> None:
