@@ -190,6 +190,7 @@ class Kernels:
             invariant=answers.many(fields.get("invariant"), answers.name_of),
             arithmetic=answers.text_of(fields.get("arithmetic")),
             takes=of_text(answers.text_of(fields.get("takes")), f"kernel {name!r}"),
+            file=str(file),
         )
 
 

@@ -333,7 +333,7 @@ def _selected(project: Project, config: Config, kernels: Sequence[Kernel]) -> li
 
 
 def _check_lines(project: Project, config: Config, kernels: Sequence[Kernel]) -> None:
-    """Raise `UsageError` for a line that is no case of its op, under any contract of these kernels.
+    """Raise `UsageError` for a line that is no case of its op, under no contract: each option is asked for once.
 
     Of lines with the same tensors and parameters, whatever their sizes and values, the reference is asked for one.
     """
@@ -344,6 +344,8 @@ def _check_lines(project: Project, config: Config, kernels: Sequence[Kernel]) ->
         for kernel in kernels if kind not in known else ():
             with suppress(UsageError):  # a kernel that declares what there is not is told for itself
                 contracts += [op.contract(kernel.contract)] if kernel.op == op.name else []
+        if kind not in known:  # a line that a kernel's contract does not define is that kernel's result
+            contracts += [op.contract(option) for options in op.axes.values() for option in options]
         check_line(op, case, contracts)
         known.add(kind)
 

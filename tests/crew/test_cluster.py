@@ -114,6 +114,7 @@ class Fake:
         plan = {
             "items": [asdict(does.planned) for does in self.items[kind.device]],
             "not_run": [],
+            "depends": [],
             "device": "",
             "premises": "p",
             "versions": {"torch": "2"},

@@ -142,8 +142,11 @@ def test_declarations_are_data(isolation: Isolation) -> None:
 
 
 def test_a_declaration_that_does_not_cross_is_named_here(isolation: Isolation) -> None:
-    """Own primitives are asked for where the kernel is followed, and refusals heard, in its own process."""
-    crossing = {field.name for field in fields(Kernel)} - {"call", "primitives", "refuses"}
+    """Own primitives are asked for where the kernel is followed, and refusals heard, in its own process.
+
+    Of which file it is is told beside its declaration.
+    """
+    crossing = {field.name for field in fields(Kernel)} - {"call", "primitives", "refuses", "file"}
     assert _declared(isolation.here["with_stages"]).keys() - {"parameters"} == crossing
 
 
