@@ -21,6 +21,11 @@ ABSENT = "absent"
 """The state of a path at which there is nothing."""
 
 
+def hash_of(value: object) -> str:
+    """Hash what the representation of a value says."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:32]
+
+
 def state_of(path: str) -> str:
     """Hash the content of a file or the names in a folder; `ABSENT` where there is nothing."""
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import gzip
-import hashlib
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from typing import Any
 
 from lastbit.config import Config
 from lastbit.crew.ledger import ItemOutcome
-from lastbit.files import replace_file, state_of
+from lastbit.files import hash_of, replace_file, state_of
 from lastbit.reports.encoding import decoded, encoded
 from lastbit.result import CaseResult, Verdict
 from lastbit.run import Power, Run, Undecidable, VerdictOrigin
@@ -113,7 +112,7 @@ class KeptVerdicts:
             subject = one["kernel"], one["device"]
             if not (own := {item: cases for item, cases in one["items"].items() if item in places}):
                 continue
-            judged = self._judged[subject] = _Judged(one["depends"] | {"its cases": _hash(sorted(own.items()))}, own)
+            judged = self._judged[subject] = _Judged(one["depends"] | {"its cases": hash_of(sorted(own.items()))}, own)
             self._of_item |= dict.fromkeys(own, subject)
             if isinstance(found := self._found(subject, judged), str):
                 judged.why = found
@@ -149,7 +148,7 @@ class KeptVerdicts:
         return found
 
     def _path(self, subject: Subject, judged: _Judged) -> Path:
-        return self._folder / f"{_hash(subject)}-{_hash(sorted(judged.depends.items()))}.json.gz"
+        return self._folder / f"{hash_of(subject)}-{hash_of(sorted(judged.depends.items()))}.json.gz"
 
     def hear(self, item: str, reads: Mapping[str, str], beyond: Sequence[str]) -> None:
         """Take note of what the code of an item's kernel has read, and of why that is not known."""
@@ -246,7 +245,3 @@ def _subject_of(stages: str) -> Subject | None:
         told = json.loads(stages)
         return told["kernel"], told["device"]
     return None
-
-
-def _hash(value: object) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()[:24]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 import importlib.util
 import os
 import platform
@@ -36,7 +35,7 @@ from lastbit.branches.own_files import NOT_OWN
 from lastbit.calibrate import load_premises
 from lastbit.config import Config
 from lastbit.devices import machine
-from lastbit.files import state_of
+from lastbit.files import hash_of, state_of
 from lastbit.kernel import Kernel
 from lastbit.trees import is_installed
 from lastbit.verify.plan import Item, Plan
@@ -93,10 +92,6 @@ _COMPILERS = frozenset({"_inductor", "_dynamo", "triton"})
 
 _COARSE = 20_000_000
 """Nanoseconds by which the times of files may be behind the clock."""
-
-
-def _hash(value: object) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -294,11 +289,11 @@ class Dependencies:
             "the ops and cases of the project": self._tree(self._project),
             "installed packages": _installed(),
             "Python": f"{sys.version} {platform.libc_ver()}",
-            "torch": f"{torch.__version__} {_hash(torch.__config__.show())} {torch.version.cuda} {torch.version.hip}",
+            "torch": f"{torch.__version__} {hash_of(torch.__config__.show())} {torch.version.cuda} {torch.version.hip}",
             "processor": f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}",
             "threads": f"{torch.get_num_threads()} {torch.get_num_interop_threads()}",
             "devices": repr(machine().accelerators),
-            "driver": _hash(_driver()),
+            "driver": hash_of(_driver()),
             "libraries and compilers of the system": _system(),
             "working folder": os.getcwd(),
             **{
@@ -314,7 +309,7 @@ class Dependencies:
         files = {path for folder in folders for path in folder.rglob("*") if path.is_file()}
         found = [str(path) for path in sorted(files) if _PASSING.isdisjoint(path.parts)]
         self._around_files |= {*found}
-        return _hash([(path, state_of(path)) for path in found])
+        return hash_of([(path, state_of(path)) for path in found])
 
     def of(self, plan: Plan) -> list[dict[str, Any]]:
         """List what the verdict on each `kernel` of a plan on a `device` `depends` on; its `items`, of which a run may
@@ -330,7 +325,7 @@ class Dependencies:
                 files = self._closures[kernel.name]
                 states = {f"the file {path}": state_of(path) for path in sorted(files)}
                 own = {**states, "its declaration": _declaration(item), **self._variables(files), **around}
-                own |= {"its device": _device(device), "premises": _hash(load_premises(device))}
+                own |= {"its device": _device(device), "premises": hash_of(load_premises(device))}
                 found[subject] = {"kernel": kernel.name, "device": str(device), "depends": own, "items": {}}
             found[subject]["items"][item.id] = _cases_of(item)
         return [*found.values()]
@@ -375,7 +370,7 @@ class Dependencies:
         packages = tuple({f"{name.partition('.')[0].upper()}_" for text in texts for name in text.imports})
         every = any(text.names & _ENVIRONMENT for text in texts)
         return {
-            f"the variable {name}": _hash(value)
+            f"the variable {name}": hash_of(value)
             for name, value in sorted(os.environ.items())
             if every or _VARIABLES.match(name) or name.startswith(packages)
         }
@@ -434,7 +429,9 @@ def _declaration(item: Item) -> str:
     told = {one.name: getattr(kernel, one.name) for one in fields(kernel) if one.name not in ("call", "depth")}
     told["refuses"] = [f"{kind.__module__}.{kind.__qualname__}" for kind in kernel.refuses]
     told |= {"devices of the process": str(item.subject.device), "accepts": sorted(kernel.accepts)}
-    return _hash({name: sorted(value) if isinstance(value, set | frozenset) else value for name, value in told.items()})
+    return hash_of(
+        {name: sorted(value) if isinstance(value, set | frozenset) else value for name, value in told.items()}
+    )
 
 
 def _cases_of(item: Item) -> str:
@@ -442,7 +439,7 @@ def _cases_of(item: Item) -> str:
     group = item.group
     own = {one.name: getattr(item, one.name) for one in fields(item) if one.name not in ("subject", "group")}
     told = {one.name: getattr(group, one.name) for one in fields(group) if one.name not in ("strategy", "examples")}
-    return _hash((own, told, group.strategy is None, [str(case) for case in group.examples]))
+    return hash_of((own, told, group.strategy is None, [str(case) for case in group.examples]))
 
 
 def _installed() -> str:
@@ -452,7 +449,7 @@ def _installed() -> str:
         for about in sorted(Path(folder).glob("*-info")):
             record = about / "RECORD"
             found.append((about.name, state_of(str(record)) if about.is_dir() else state_of(str(about))))
-    return _hash(found)
+    return hash_of(found)
 
 
 def _processor() -> str:
@@ -462,7 +459,7 @@ def _processor() -> str:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
         pairs = (line.partition(":") for line in first.splitlines())
         told += [v.strip() for k, _, v in pairs if k.strip() in ("model name", "flags", "Features", "CPU part")]
-    return f"{told[2] if len(told) > 2 else told[0]} {_hash(told)}"
+    return f"{told[2] if len(told) > 2 else told[0]} {hash_of(told)}"
 
 
 def _device(device: torch.device) -> str:
@@ -470,7 +467,7 @@ def _device(device: torch.device) -> str:
     if device.type == "cpu":
         return "cpu"
     about = torch.get_device_module(device).get_device_properties(device)
-    return f"{getattr(about, 'name', '')} {_hash([str(getattr(about, name, None)) for name in _OF_DEVICE])}"
+    return f"{getattr(about, 'name', '')} {hash_of([str(getattr(about, name, None)) for name in _OF_DEVICE])}"
 
 
 def _driver() -> list[str]:
@@ -488,4 +485,4 @@ def _system() -> str:
     named = [os.environ.get("CXX", ""), os.environ.get("CC", ""), "g++", "gcc", "clang", "cc", "nvcc"]
     paths = [path for name in named if name and (path := shutil.which(name))] + ["/etc/ld.so.cache"]
     about = [(path, os.stat(path)) for path in map(os.path.realpath, paths) if os.path.exists(path)]
-    return _hash([(path, one.st_size, one.st_mtime_ns) for path, one in about])
+    return hash_of([(path, one.st_size, one.st_mtime_ns) for path, one in about])
