@@ -180,18 +180,31 @@ def _place(explanation: Explanation, *, others: int) -> Iterator[Field]:
             yield "", computed(first)
         if first.mend:
             yield "", first.right
+        elif trace.until and trace.since:
+            yield "", f"this alone is computed between {_right(trace)}, and {trace.until}, which is wrong"
+    elif trace.held:
+        yield "line", f"not found; where {trace.until} is due, the kernel has {trace.held}"
     elif trace.between:
         spans, more = ", ".join(map(shown_path, trace.between[:MOST_FILES])), len(trace.between) - MOST_FILES
         rest = f" and {more} more files" if more > 0 else ""
-        are = "is" if len(trace.since) == 1 else "are"
-        right = f"{' and '.join(trace.since)}, which {are} right" if trace.since else "the inputs"
-        yield "line", f"not found; it is between {right}, and {trace.until}, which is wrong: {spans}{rest}"
+        yield "line", f"not found; between {_right(trace)}, and {trace.until}, which is wrong, are {spans}{rest}"
     if first is None and trace.mended:
         lines = dict.fromkeys(shown_path(f"{step.file}:{step.line}") for step in trace.mended)
         yield "", f"perhaps {' or '.join(list(lines)[:MOST_LINES])}, or what is passed there"
+    if trace.by:
+        yield "", f"as seen in the same case with other numbers: {trace.by}"
     so = "so are they" if first else "every element is right"
     for step in [step for step in trace.mended if first is None or step.line != first.line][:others]:
         yield "", f"{so} with line {step.line}, {step.text}, {step.mend}"
+
+
+def _right(trace: KernelTrace) -> str:
+    """Name the stages that are right before the wrong one."""
+    return (
+        f"{' and '.join(trace.since)}, which {'is' if len(trace.since) == 1 else 'are'} right"
+        if trace.since
+        else "the inputs"
+    )
 
 
 def _called(step: Step) -> str:

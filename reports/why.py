@@ -131,6 +131,8 @@ class KernelTrace:
         between: the lines that lead from what is right to what is wrong, `FILE:FIRST to LAST`.
         since: the stages that are right there.
         until: the one that is wrong.
+        held: another stage, right by itself, that the kernel has in place of that; empty if it has none.
+        by: the case with other numbers by which the lines were found; empty if it is this one.
         wrong: the first stage that does not follow from the kernel's own earlier ones; empty if that was not found.
         unmatched: stages up to the element's with which no step agrees.
         notes: what is wrong beside values, and what a reader must know about the steps.
@@ -155,10 +157,20 @@ class KernelTrace:
     between: tuple[str, ...] = ()
     since: tuple[str, ...] = ()
     until: str = ""
+    held: str = ""
+    by: str = ""
     wrong: str = ""
     unmatched: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> float:
+        """Number of lines that lead from what is right to what is wrong; 0 if a stage is taken for another."""
+        if self.held or not self.until:
+            return 0 if self.held else math.inf
+        ends = (span.rpartition(":")[2].split(" to ") for span in self.between)
+        return sum(int(numbers[-1]) - int(numbers[0]) + 1 for numbers in ends)
 
     @property
     def exit_code(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, COUNT = (0, 1), 60
-OF_VALUES = "values"
+OF_VALUES, FEW = "values", 10
 HEAD = """# Culprits: whether the line of a fault is named
 
 `{command}`.
@@ -32,8 +32,8 @@ function there; where a fault only leaves out a rounding, the statement whose va
 where the recorded call, done again with one operation of it mended, gives what the contract allows, residues included.
 Faults whose finding is not of values have no wrong element, and stand apart.
 
-| op | faults | traced | named | right | wrong | not found | among three |
-|---|---|---|---|---|---|---|---|
+| op | faults | traced | planted line | another | among three | stage for stage | at most 10 lines | more lines |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -51,6 +51,9 @@ class CulpritRow:
         seconds: of the trace.
         planted: the planted lines.
         told: the lines that could be mended, where none is named.
+        held: the stage that is taken for another, where that is told.
+        between: lines between what is right and what is wrong, where no line is named; 0 if none are told.
+        inside: a planted line is among them.
     """
 
     fault: str
@@ -62,6 +65,9 @@ class CulpritRow:
     seconds: float = 0.0
     planted: str = ""
     told: str = ""
+    held: str = ""
+    between: int = 0
+    inside: bool = False
 
     @property
     def op(self) -> str:
@@ -111,8 +117,21 @@ def measure(fault: Any, cases: dict[str, str]) -> CulpritRow:
     among = next(filter(None, ranked[: 3 + bool(trace.blamed)]), "")
     if trace.blamed is None:
         told = "; ".join(map(_shown, trace.mended))
-        return CulpritRow(name, cases[name], trace.reason or kind, "", among, "", spent, lines, told)
+        held = f"{trace.held} for {trace.until}" if trace.held else ""
+        spans = [(Path(file).name, first, last) for file, first, last in map(_ends, trace.between)]
+        inside = any(file == own and first <= line <= last for own, first, last in spans for file, line in text.lines)
+        between = sum(last - first + 1 for _, first, last in spans)
+        return CulpritRow(
+            *(name, cases[name], trace.reason or kind, "", among, "", spent, lines, told, held, between, inside)
+        )
     return CulpritRow(name, cases[name], trace.reason or kind, ranked[0], among, _shown(trace.blamed), spent, lines)
+
+
+def _ends(span: str) -> tuple[str, int, int]:
+    """Return the file, first and last line of `FILE:FIRST to LAST`."""
+    file, _, numbers = span.rpartition(":")
+    first, _, last = numbers.partition(" to ")
+    return file, int(first), int(last or first)
 
 
 def _kind(result: Any) -> str:
@@ -152,10 +171,14 @@ def table(rows: list[CulpritRow]) -> str:
 def _counted(op: str, rows: list[CulpritRow]) -> str:
     traced = [r for r in rows if r.kind == OF_VALUES]
     named = [r for r in traced if r.named]
-    right = sum(bool(r.rank) for r in named)
+    planted = sum(bool(r.rank) for r in named)
     among = sum(bool(r.among) for r in traced)
-    of = f"{right} ({100 * right / max(1, len(traced)):.0f} %)"
-    cells = (op, len(rows), len(traced), len(named), of, len(named) - right, len(traced) - len(named), among)
+    held = [r for r in traced if r.held and not r.named]
+    told = [r for r in traced if r.between and not r.held and not r.named]
+    few = [r for r in told if r.between <= FEW]
+    of = f"{planted} ({100 * planted / max(1, len(traced)):.0f} %)"
+    inside = (f"{sum(r.inside for r in part)} of {len(part)}" for part in (few, told))
+    cells = (op, len(rows), len(traced), of, len(named) - planted, among, len(held), *inside)
     return f"| {' | '.join(map(str, cells))} |\n"
 
 

@@ -70,7 +70,8 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
     if on_cpu and time.monotonic() - start + TIMES_JUDGED * result.seconds > seconds:
         found = _noting(found, f"the way of the element is left out: it does not fit into {seconds:.3g} s")
     elif on_cpu:
-        found = replace(found, trace=trace_result(judged, watch=watch))
+        left = seconds - (time.monotonic() - start)
+        found = replace(found, trace=trace_result(judged, watch=watch, seconds=left))
     if case.tensors[0].numel > MOST:
         found = _noting(found, f"the reference is evaluated at once for at most {MOST:,} elements of an input")
     else:

@@ -7,10 +7,11 @@ mend, or where it alone computes anything between what is right and what is wron
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property, partial
 from itertools import chain
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lastbit.diagnosing.inner_stages import first_wrong, layouts_of, right_elsewhere
 from lastbit.diagnosing.responsible import (
     MOVING,
     alias,
@@ -56,6 +58,9 @@ COARSEST = 2.0**-4
 # Arbitrary: each is tried by doing the rest of the kernel again. Longer kernels repeat values in a loop.
 MOST_STAGES = 40
 """Values of the kernel's that are tried as stages."""
+# Arbitrary: a stage in another layout is mostly the first of all.
+DEEPEST = 4
+"""Wrong stages in other layouts, one behind the other, that are looked for."""
 # Arbitrary: of more, a loop in Python launches them, and a wrong line is wrong in all.
 MOST_LAUNCHES = 8
 """Launches of one kernel that are mended one by one."""
@@ -134,28 +139,31 @@ class Mending:
     """Result of the search for mends in the lines between right stages and the wrong one.
 
     Attributes:
+        stages: of the search, up to the kernel's result or to a wrong stage in another layout.
         stage: what is wrong.
-        value: what the kernel has for it, where that is not the last stage.
+        value: what the kernel has for it, where that is not the last of the stages.
+        held: another stage, if that is what the kernel has there.
         span: the expressions that lead to it, which compute something.
         since: the stages that are right, on which they rest.
         computes: the last of the span is no value of the reference's.
+        lines: those that lead from values of the reference's to what is wrong; with these, and with constants.
+        launches: numbers of the launches that lead from what is right to what is wrong, or take what is held.
         mends: those with which every element is right, one for each line that has one, of the first kind of which any
             line has one.
         complete: the time was enough for all that could be tried.
     """
 
+    stages: Stages
     stage: str
     value: Expression | None = None
+    held: str = ""
     span: tuple[Expression, ...] = ()
     since: tuple[str, ...] = ()
     computes: bool = True
+    lines: tuple[Line, ...] = ()
+    launches: frozenset[int] = frozenset()
     mends: tuple[Mend, ...] = ()
     complete: bool = True
-
-    @property
-    def launches(self) -> frozenset[int]:
-        """Numbers of the launches that lead from what is right to what is wrong."""
-        return frozenset(ev.program[0] for e in self.span for ev in e.events if ev.program is not None)
 
     @property
     def of_elements(self) -> bool:
@@ -189,15 +197,35 @@ class Mending:
         return _standing(last, passing) if passing else last  # a function that only stores is given what is wrong
 
 
+def find_mends(stages: Stages) -> Mending:
+    """Find the first wrong stage that led to a wrong result, in whatever layout, and mends of what led there."""
+    first = stages
+    for _ in range(DEEPEST):
+        search, layouts = MendSearch(stages, stages.right(stages.matched({}))), layouts_of(stages)
+        inner = first_wrong(stages, layouts, search.passes)
+        if inner is None:
+            break
+        stages = inner
+    if held := stages.held:
+        own = {event.program[0] for n in stages.ends if (event := first.ancestry.events[n]).program is not None}
+        takes = first.taken_by(stages.ends)
+        launches = frozenset(event.program[0] for event in takes if event.program is not None) - own
+        return Mending(stages, stages.last, held=held, since=(held,), launches=launches)
+    return replace(search, elsewhere=right_elsewhere(stages, layouts)).found()
+
+
 @dataclass(frozen=True, eq=False)
 class MendSearch:
     """The search for mends of what led to the stage that is wrong.
 
-    `right` maps stages to the expressions with which every element is right.
+    Attributes:
+        right: stages, and the expressions with which every element is right.
+        elsewhere: numbers of events, and the right stages that they hold in another layout.
     """
 
     stages: Stages
     right: Mapping[str, Expression]
+    elsewhere: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def grid(self) -> Grid:
@@ -219,9 +247,14 @@ class MendSearch:
             span, since, border = self._span(self.stages.ends if value is None else [ev.number for ev in value.events])
             if span or border:
                 break
-        computing = tuple(e for e in span if not self._is_right(e))
-        sure = bool(computing) and not self._is_known(computing[-1])
-        told = stage.name, value, computing, since, sure
+        wrong = tuple(e for e in span if not self._is_right(e))
+        launches = frozenset(event.program[0] for e in wrong for event in e.events if event.program is not None)
+        several = value is None or len(np.unique(value.values[value.known])) >= LEAST
+        held = since[0] if len(since) == 1 and not span and several else ""
+        computes = bool(wrong) and not self._is_known(wrong[-1])
+        told = Mending(
+            self.stages, stage.name, value, held, wrong, since, computes, self._lines(wrong, border), launches
+        )
         single = [mend for e in reversed(span) for own in _by_launch(e) for mend in self._mends_of(own)]
         edge = [mend for e in border for mend in self._mends_of(e)]
         adds = not span and last.outside(self.stages.result).sum() >= LEAST
@@ -235,18 +268,48 @@ class MendSearch:
             if mend.kind > (MendKind.OPERATION if given else latest):
                 break
             if time.process_time() > until:
-                return Mending(*told, complete=False)
+                return replace(told, complete=False)
             first = known is None or not known.sure or known.of_arguments > mend.of_arguments
             if not first or (given and mend.kind is MendKind.OPERATION and known is None):
                 continue  # what computes with a given number may do another operation with it
             if mend.known and not self._is_of_reference(mend):
                 continue
-            if self._passes(mend.changes) and self._is_specific(mend):
+            if self.passes(mend.changes) and self._is_specific(mend):
                 mend = self._decided(mend if self._rests_on_right(mend) else replace(mend, sure=False))
                 if mend.line not in mends or mend.sure:
                     mends[mend.line] = mend
         found = [mend for mend in mends.values() if not self._rounded_by_cast(mend, mends.values())]
-        return Mending(*told, tuple(found) if self._tells() else ())
+        return replace(told, mends=tuple(found) if self._tells() else ())
+
+    def _lines(self, span: Sequence[Expression], border: Sequence[Expression]) -> tuple[Line, ...]:
+        """Return the lines that lead to the last of a span from right stages, or from values of the reference's.
+
+        The lines of these values are among them, since what is missing may stand behind them, and those of constants: a
+        sum may begin with a wrong one. Such values are known by residues, which say nothing of rounding.
+        """
+        known = (e for e in span if self._is_of_another_formula and self._is_known(e))
+        right = {event.number for e in known for event in e.events}
+        stages = {event.number for e in border for event in e.events}
+        events, ahead = self.redo.ancestry.events, [event.number for e in span[-1:] for event in e.events]
+        seen, found = set[int](), list[Line]()
+        while ahead:
+            number = ahead.pop()
+            if number in seen or number in stages:
+                continue
+            seen.add(number)
+            event = events[number]
+            found += [(event.place.file, event.place.line)] if event.places else []
+            if number not in right:
+                ahead += (edge.event.number for edge in self.redo.ancestry.edges[number])
+                given = (o.event for o in event.operands if o.event is not None and not o.address)
+                ahead += (own.number for own in given if own.origin is not Origin.MEMORY)
+        return tuple(dict.fromkeys(found))
+
+    @cached_property
+    def _is_of_another_formula(self) -> bool:
+        """Return whether the result is wrong by its residues."""
+        own, last = self.stages.result.residues, self.stages.all[self.stages.last].residues
+        return own is not None and last is not None and bool(last.differs(own).any())
 
     def _rounded_by_cast(self, mend: Mend, mends: Iterable[Mend]) -> bool:
         """Return whether all that takes a value are casts that the same rounding mends: these round in another way."""
@@ -269,9 +332,7 @@ class MendSearch:
             return bool(wrong.sum() >= SEVERAL and LEAST <= counts.max() <= wanted.size - LEAST)
         if (wanted.size > 1 and (wanted == wanted[0]).all()) or not wanted[wrong].any():
             return False
-        if own.residues is not None and last.residues is not None and last.residues.differs(own.residues).any():
-            return True
-        return bool(wrong.sum() >= LEAST)
+        return self._is_of_another_formula or bool(wrong.sum() >= LEAST)
 
     def _is_specific(self, mend: Mend) -> bool:
         """Return whether a result needs the value that a mend gives: others fail, and it is not one for all elements.
@@ -299,7 +360,7 @@ class MendSearch:
                 return Made(~made.values if made.values.dtype == np.bool_ else made.values + 1)
             return _kept(lambda x: _ADD(_MUL(x, Made.full(1.25, x.values.shape)), Made.full(0.5, x.values.shape)), made)
 
-        return not self._passes(dict.fromkeys(mend.changes, otherwise))
+        return not self.passes(dict.fromkeys(mend.changes, otherwise))
 
     def _wrong_stages(self) -> Iterator[tuple[Stage, Expression]]:
         """Yield earlier stages with a wrong expression for each: with the contract's value instead, all is right.
@@ -320,7 +381,7 @@ class MendSearch:
                     if stage.outside(e).any() and stage.takes(e):
                         seen.add(key)
                         change = partial(self._at_cells, e, Made(stage.parts[1], stage.residues))
-                        if self._passes({event.number: change for event in e.events}):
+                        if self.passes({event.number: change for event in e.events}):
                             yield stage, e
 
     def _is_right(self, e: Expression) -> bool:
@@ -335,7 +396,7 @@ class MendSearch:
         before = self._pointwise(event) if hands_on(event) else []
         return bool(before) and np.array_equal(before[0].values, event.values.astype(np.float64), equal_nan=True)
 
-    def _passes(self, changes: Mapping[int, Change]) -> bool:
+    def passes(self, changes: Mapping[int, Change]) -> bool:
         """Return whether changes make every element of the result right, and at least one other than before.
 
         Values are compared first, since they are fast to compute; where residues are followed, they decide whether
@@ -373,6 +434,7 @@ class MendSearch:
                 if e.residues is None or right.residues is None or not e.residues.differs(right.residues).any():
                     of_event |= {event.number: name for event in e.events}
                     varied |= {event.number for event in e.events if len(np.unique(event.values)) > 1}
+        of_event |= self.elsewhere
         ahead, seen, since, border = list(ends), set[int](), set[str](), set[int]()
         while ahead:
             number = ahead.pop()
@@ -390,7 +452,7 @@ class MendSearch:
                 seen.add(number)
                 ahead += before
         span, edge = (tuple(e for e in placed if any(ev.number in own for ev in e.events)) for own in (seen, border))
-        return span, tuple(name for name in self.stages.all if name in since), edge
+        return span, tuple(name for name in self.stages.trace.stages if name in since), edge
 
     def _decided(self, mend: Mend) -> Mend:
         """Return a mend with the call that decides on it in place of its line, unless the launch of the kernel does.
@@ -407,7 +469,7 @@ class MendSearch:
                     return replace(mend, sure=False)  # it is right; or its operand may be wrong
             case MendKind.NUMBER if mend.sure and in_helper and not mend.of_param:
                 passed = self._passed([e for e in self.stages.found if e.events[0].places], event.places[1:])
-                added = (self._passes(other.changes) for other in passed if other.kind is MendKind.ADDITION)
+                added = (self.passes(other.changes) for other in passed if other.kind is MendKind.ADDITION)
                 return replace(mend, sure=not any(added))
             case MendKind.PLACE if in_helper and any(map(is_argument, event.operands)):
                 same = (ev.places for ev in self.redo.ancestry.events.values() if ev.places[:1] == event.places[:1])
@@ -483,9 +545,13 @@ class MendSearch:
 
     def _is_known(self, e: Expression) -> bool:
         """Return whether an expression is a value of the reference, by its residues."""
-        return e.residues is not None and any(
-            made.residues is not None and torch.equal(made.residues.p[e.known], e.residues.p[e.known])
-            for made in self._reference
+        return (
+            bool(e.known.any())
+            and e.residues is not None
+            and any(
+                made.residues is not None and torch.equal(made.residues.p[e.known], e.residues.p[e.known])
+                for made in self._reference
+            )
         )
 
     def _holds_reference(self, e: Expression) -> bool:
@@ -837,10 +903,14 @@ class MendSearch:
 
     @cached_property
     def _reference(self) -> list[Made]:
-        """Distinct values that the reference computes with or computes, for each cell."""
+        """Distinct values that the reference computes with or computes, for each cell; if `telling` in other shapes."""
         found = dict[bytes, Made]()
         for one in self._noted:
-            index = self.grid.in_stage(tuple(one.shape)) if one.algebra is not None else None
+            if one.algebra is None:
+                continue
+            index = self.grid.in_stage(tuple(one.shape))
+            if index is None and self.stages.telling and math.prod(one.shape) == math.prod(self.grid.own_shape):
+                index = np.ravel_multi_index(self.grid.own_index, self.grid.own_shape)
             if index is not None:
                 at = torch.from_numpy(index)
                 numbers = one.algebra.numbers.expand(4, *one.shape).reshape(4, -1)[:, at]

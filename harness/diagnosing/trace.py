@@ -8,7 +8,9 @@ find the one at fault (`mends.py`), or what a launch was passed (`relaunches.py`
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,7 +23,7 @@ from torch import Tensor
 from lastbit.calling.performing import CallRequest, results_of
 from lastbit.calling.uses_compile import is_compiled
 from lastbit.case import Case
-from lastbit.diagnosing.mends import LEAST, Mending, MendSearch
+from lastbit.diagnosing.mends import LEAST, Mending, find_mends
 from lastbit.diagnosing.relaunches import mended_launches
 from lastbit.diagnosing.responsible import chain_of_address, lines_of
 from lastbit.diagnosing.steps import folded, step_at, step_of, steps_of, steps_of_all
@@ -55,6 +57,8 @@ MOST_PROGRAMS = 64
 LARGEST = 1 << 20
 """Elements of the op's first input up to which a call is read: every expression has a value for each cell."""
 
+NORMAL = "normal"
+"""The regime of numbers of which hardly two are equal, also after they were computed with."""
 NOTHING = "it gave no element that could be compared"
 Target = tuple[str, Worst] | None
 """The element to explain and the stage that it is of."""
@@ -167,8 +171,34 @@ def worst_of(result: CaseResult) -> Target:
     return max(farthest, key=lambda pair: pair[1].ulp, default=None)
 
 
-def trace_result(judged: Judged, *, every: bool = False, watch: Watch = unwatched) -> KernelTrace:
-    """Trace a case that was already judged; see `trace_case`."""
+def trace_result(
+    judged: Judged, *, every: bool = False, watch: Watch = unwatched, seconds: float = math.inf
+) -> KernelTrace:
+    """Trace a case that was already judged; see `trace_case`.
+
+    Where that names no line, the same case with other numbers is traced, if it fails and `seconds` are left for as long
+    again: normal ones, as what is small, whole or a power of two has the same numbers in several places.
+    """
+    begin = time.monotonic()
+    found, case = _traced(judged, every=every, watch=watch), judged.case
+    other = case.with_regime(NORMAL)
+    other = replace(case, seed=case.seed + 1) if other == case else other
+    in_vain = found.blamed is None and found.verdict is Verdict.FAILED and judged.target is not None
+    if not in_vain or found.notes or 2 * (time.monotonic() - begin) > seconds:
+        return found
+    with watch(other):
+        again = judged_to_explain(judged.subject, other)
+    if again.result.verdict is not Verdict.FAILED or again.target is None:
+        return found
+    there = _traced(again, watch=watch)
+    if there.blamed is None and (there.notes or not there.until or there.lines >= found.lines):
+        return found
+    told = replace(there, by=str(other))
+    names = ("blamed", "leaves", "mended", "between", "since", "until", "held", "by")
+    return replace(found, **{name: getattr(told, name) for name in names})
+
+
+def _traced(judged: Judged, *, every: bool = False, watch: Watch = unwatched) -> KernelTrace:
     result, found = judged.result, begun(judged.result)
     if judged.target is None:
         return replace(found, reason=result.reason or NOTHING)
@@ -189,7 +219,8 @@ def trace_result(judged: Judged, *, every: bool = False, watch: Watch = unwatche
         return _launched_wrongly(found, tracing, judged, launches, watch)
     own, others = (array_of(t[worst.index]).tobytes() for t in (seen.tensor, judged.actual[stage]))
     failing = result.verdict is Verdict.FAILED and own == others
-    found, matches, mended = _reading(found, tracing.problem, seen, worst.index, failing=failing)
+    telling = judged.case == judged.case.with_regime(NORMAL)
+    found, matches, mended = _reading(found, tracing.problem, seen, worst.index, failing=failing, telling=telling)
     other = "The element has other bits in the call that is shown here than in the one that was judged."
     found = replace(
         found,
@@ -355,6 +386,8 @@ class _Tracing:
                 alone = self._call({program}, followed=True, only=True)
                 if alone.stands_alone_for(first):
                     return alone
+            elif program is not None and len(every := _programs(first.log)) <= MOST_PROGRAMS:
+                return self._call(every, followed=True)
             while True:
                 found = dict.fromkeys(write.program for write in seen.missing if write.program is not None)
                 new = [program for program in found if program not in wanted][: MOST_PROGRAMS - len(wanted)]
@@ -392,7 +425,13 @@ class _Tracing:
 
 
 def _reading(
-    found: KernelTrace, problem: Problem, seen: SeenCall, index: tuple[int, ...], *, failing: bool
+    found: KernelTrace,
+    problem: Problem,
+    seen: SeenCall,
+    index: tuple[int, ...],
+    *,
+    failing: bool,
+    telling: bool = False,
 ) -> tuple[KernelTrace, Matches, Mending | None]:
     """Add the expressions that are stages of the reference to a trace, and the one at fault if it is `failing`.
 
@@ -405,40 +444,50 @@ def _reading(
     if grid is None:
         return found, {}, None
     with following_residues(), products_of(problem.constants):
-        stages = Stages.of(grid, found.stage, seen.log, seen.where)
+        stages = Stages.of(grid, found.stage, seen.log, seen.where, telling=telling)
         matched, last = stages.matched({}), stages.all.get(found.stage)
         mended, first = None, None
         if failing and last is not None and last.name in matched and last.outside(stages.result).any():
-            mended = MendSearch(stages, stages.right(matched)).found()
-            value, names = mended.value or matched[mended.stage], list(stages.all)
-            before = {name: e for name, e in matched.items() if names.index(name) < names.index(mended.stage)}
-            matched = stages.onward(mended.stage, value).matched({**before, mended.stage: value})
+            mended = find_mends(stages)
+            of_mends = mended.stages
+            if of_mends is stages:
+                value, names = mended.value or matched[mended.stage], list(stages.all)
+                before = {name: e for name, e in matched.items() if names.index(name) < names.index(mended.stage)}
+                matched = stages.onward(mended.stage, value).matched({**before, mended.stage: value})
+            else:
+                value = mended.value or of_mends.matched({})[mended.stage]
             first = mended.blamed or value
         agreed = {name: stages.match(name, e, leaves=e is first) for name, e in matched.items()}
-    matches: dict[int, StageMatch | None] = {} if first is None else {first.event_of(grid.worst).number: None}
+        if mended is not None and mended.stages is not stages:
+            agreed[mended.stage] = mended.stages.match(mended.stage, value, leaves=True)
+    worst = grid.worst if mended is None else mended.stages.grid.worst
+    matches: dict[int, StageMatch | None] = {} if first is None else {first.event_of(worst).number: None}
+    if mended is not None and mended.stages is not stages:
+        matches[value.event_of(worst).number] = agreed[mended.stage]
     matches |= {e.event_of(grid.worst).number: agreed[name] for name, e in matched.items()}
     of_stage = {id(e): matches[e.event_of(grid.worst).number] for e in matched.values()}
 
-    def step(e: Expression, match: StageMatch | None = None, *, mend: str = "") -> Step:
-        event = e.event_of(grid.worst)
-        own = step_of(seen.log, event, int(e.lanes[event.number][grid.worst]))
+    def step(e: Expression, worst: int, match: StageMatch | None = None, *, mend: str = "") -> Step:
+        event = e.event_of(worst)
+        own = step_of(seen.log, event, int(e.lanes[event.number][worst]))
         return replace(own, match=match or of_stage.get(id(e)), mend=mend)
 
-    steps = tuple(step(e, agreed[name]) for name, e in matched.items())
+    steps = tuple(step(e, grid.worst, agreed[name]) for name, e in matched.items())
     found = replace(found, stages=steps, unmatched=tuple(name for name in stages.all if name not in matched))
     if mended is None or first is None:
         return found, matches, None
     words = {id(mend.expression): mend.words for mend in mended.mends}
     mends = sorted(mended.mends, key=lambda mend: mend is not mended.only)
-    blamed, lines = mended.blamed, grouped(e.line for e in mended.span).items()
+    blamed, lines = mended.blamed, grouped(mended.lines).items()
     found = replace(
         found,
-        blamed=None if blamed is None else step(blamed, mend=words.get(id(blamed), "")),
-        leaves=step(first, mend=words.get(id(first), "")),
-        mended=tuple(step(mend.expression, mend=mend.words) for mend in mends),
+        blamed=None if blamed is None else step(blamed, worst, mend=words.get(id(blamed), "")),
+        leaves=step(first, worst, mend=words.get(id(first), "")),
+        mended=tuple(step(mend.expression, worst, mend=mend.words) for mend in mends),
         between=tuple(f"{f}:{min(n)}" + (f" to {max(n)}" if max(n) > min(n) else "") for f, n in lines),
         since=mended.since,
         until=mended.stage,
+        held=mended.held,
         wrong=mended.stage,
     )
     return found, matches, mended
@@ -461,6 +510,11 @@ def _steps_of_findings(seen: SeenCall, findings: Iterable[Finding]) -> Iterator[
                 yield step_at(write.places[0])
             elif not write.event.input and not is_unwritten(write.event):
                 yield step_of(seen.log, write.event, -1)
+
+
+def _programs(log: Log) -> set[Program]:
+    """Return the programs that wrote anything."""
+    return {write.program for write in log.writes if write.program is not None}
 
 
 def _steps_named(log: Log, findings: Iterable[Finding]) -> tuple[Step, ...]:

@@ -6,7 +6,7 @@ Both are compared in cells of a case, a row and column each.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,6 +34,8 @@ MOST = 4096
 # Arbitrary: wider rows are of vocabularies, where 65,536 expressions of each line would be compared.
 WIDEST = 1 << 16
 """Columns of a row beyond which nothing is compared."""
+LEAST = 8
+"""Different numbers by which values are known to be those of a stage."""
 Shape = tuple[int, ...]
 NEAR = 2.0**-6
 """Relative L2 error up to which an expression agrees with a stage: the coarsest rounding that a stage may have here."""
@@ -225,6 +227,7 @@ class Stages:
         found: the expressions of the kernel, in order.
         ends: numbers of the events that wrote it.
         ancestry: what led to them.
+        telling: the case's numbers are so many that a residue tells which element of a stage a number is.
     """
 
     grid: Grid
@@ -233,9 +236,10 @@ class Stages:
     found: Sequence[Expression]
     ends: Collection[int]
     ancestry: Ancestry
+    telling: bool = False
 
     @classmethod
-    def of(cls, grid: Grid, last: str, log: Log, where: Addresses) -> Stages:
+    def of(cls, grid: Grid, last: str, log: Log, where: Addresses, *, telling: bool = False) -> Stages:
         """Collect what led to the events that wrote the grid's tensor, with their elements for each cell."""
         ends, events = dict[int, Array](), list[Event]()
         for event, positions, lanes in log.sources(where, grid.numbers, log.next()):
@@ -244,7 +248,7 @@ class Stages:
                 ends.setdefault(event.number, np.full(grid.size, -1))[positions] = lanes
         ancestry = Ancestry.of(log, events)
         found = expressions(ancestry.events, ancestry.cells(ends, grid.cells_of_inputs()))
-        return cls(grid, grid.problem.evaluate(), last, found, tuple(ends), ancestry)
+        return cls(grid, grid.problem.evaluate(), last, found, tuple(ends), ancestry, telling)
 
     @cached_property
     def all(self) -> dict[str, Stage]:
@@ -259,6 +263,31 @@ class Stages:
                 found[name] = Stage(name, own, index)
             if name == self.last:
                 break
+        return found
+
+    @property
+    def held(self) -> str:
+        """The other stage that the result is, by values and residues of different numbers; empty if it is none."""
+        own, shape = self.result, tuple(self.trace.stages[self.last].shape)
+        if own.residues is None or len(own.residues.p[own.known].unique()) < LEAST:
+            return ""
+        for name, expected in self.trace.stages.items():
+            index = self.grid.in_stage(tuple(expected.shape))
+            if name != self.last and tuple(expected.shape) == shape and index is not None:
+                stage = Stage(name, expected.finished, index)
+                equal = stage.residues is not None and bool(stage.residues.equal(own.residues)[own.known].all())
+                if equal and not stage.outside(own).any():
+                    return name
+        return ""
+
+    def taken_by(self, numbers: Iterable[int]) -> list[Event]:
+        """List the events that take what some give, as it is or handed on."""
+        holders, found = set(numbers), list[Event]()
+        for number in sorted(self.ancestry.events):
+            event = self.ancestry.events[number]
+            if any(edge.event.number in holders for edge in self.ancestry.edges[number]):
+                found.append(event)
+                holders |= {number} if hands_on(event) else set()
         return found
 
     def right(self, matched: Mapping[str, Expression]) -> dict[str, Expression]:

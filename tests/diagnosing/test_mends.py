@@ -104,7 +104,7 @@ def test_no_line_is_named_where_two_are_wrong(tmp_path: Path) -> None:
     a, _, b = between.rpartition(":")[2].partition(" to ")
     assert first <= int(a) < int(b) and int(b) >= last
     said = printed(explanation)
-    assert "line      not found; it is between normalized, which is right, and " in said
+    assert "line      not found; between normalized, which is right, and " in said
     assert "the kernel gives" in said and f"line {last} gives" not in said
 
 

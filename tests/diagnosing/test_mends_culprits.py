@@ -170,16 +170,21 @@ def test_the_line_of_a_mistake_in_pytorch(tmp_path: Path, old: str, new: str, co
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("old", "new", "code"),
     [
-        ("cols <= last", "cols < last"),
-        ("(index == n) & (truncated != 0)", "index >= n - 30"),
-        ("cols, n), axis=0)", "cols, n), axis=0) + 1"),
+        ("cols <= last", "cols < last", "tl.store(mask_ptr"),
+        ("(index == n) & (truncated != 0)", "index >= n - 30", "last = "),
     ],
 )
-def test_no_line_is_named_for_a_mistake_in_integers(tmp_path: Path, old: str, new: str) -> None:
+def test_where_a_case_tells_no_line_one_with_other_numbers_may(tmp_path: Path, old: str, new: str, code: str) -> None:
     found = traced(kernel_of(tmp_path, MASK, old, new), IDS)
-    assert found.blamed is None and not found.mended
+    assert found.blamed is not None and found.blamed.code.startswith(code)
+    assert found.case.endswith("seed=4") and found.by.endswith("seed=5")
+
+
+def test_no_line_is_named_for_a_mistake_in_integers(tmp_path: Path) -> None:
+    found = traced(kernel_of(tmp_path, MASK, "cols, n), axis=0)", "cols, n), axis=0) + 1"), IDS)
+    assert found.blamed is None and not found.mended and not found.by
     assert found.leaves is not None and found.leaves.code.startswith("tl.store(mask_ptr")
 
 

@@ -99,7 +99,7 @@ def test_where_no_line_is_proven_the_place_is_said() -> None:
     explanation = explained(failed(), "norm.py")
     between = replace(explanation.trace, steps=(), blamed=None, between=("norm.py:3 to 5",), until="output")
     text = shown(Run((failed(),), explanations=(replace(explanation, trace=between),)), verbose=0)
-    assert "line      not found; it is between" in text
+    assert "line      not found; between" in text
     assert f"diagnosis {explanation.diagnoses[0].split()[0]}" in text
     assert "source   kernels/rms_norm.py:108" in shown(Run((failed(),)), verbose=0)
 
