@@ -15,8 +15,7 @@ import os
 import re
 import sys
 import time
-import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,9 +33,6 @@ from lastbit.verify.notes import Planned
 MOST = 500_000_000
 """Bytes that kept verdicts may take together."""
 
-_DAMAGED = (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, RecursionError, AttributeError)
-"""Errors of a file that is no kept verdict, whatever it holds."""
-
 FRESH, CHANGED = "--fresh asks for it", "no verdict is kept on it as it is now"
 """Why a kernel is judged, where nothing has changed."""
 
@@ -49,16 +45,18 @@ class KeptVerdict:
 
     Attributes:
         run: name of the run that judged it.
+        reads: path → state of all that the kernel's code has read.
         results: item → its results.
         stages: what was found of its stages, and `taken` the branches that its calls took, as workers tell them.
     """
 
     run: str
+    reads: Mapping[str, str]
     results: Mapping[str, tuple[CaseResult, ...]]
-    power: tuple[Power, ...] = ()
-    undecidable: tuple[Undecidable, ...] = ()
-    stages: tuple[str, ...] = ()
-    taken: tuple[Any, ...] = ()
+    power: tuple[Power, ...]
+    undecidable: tuple[Undecidable, ...]
+    stages: tuple[str, ...]
+    taken: tuple[Any, ...]
 
 
 @dataclass
@@ -66,18 +64,18 @@ class _Judged:
     """A kernel on a device of this run.
 
     Attributes:
-        depends: what its verdict depends on, as far as is known before it is called.
-        items: those that run.
-        why: why it is judged; empty if a kept verdict counts.
-        reads, beyond, read_in: what its code has read, what of that is not known, and the items that told it.
+        path: of its kept verdict, by all that this depends on as far as is known before the kernel is called.
+        items: those that run, and `told` those that have told what its code has read.
+        why: why it is judged.
+        reads, beyond: what its code has read, and what of that is not known.
     """
 
-    depends: Mapping[str, str]
-    items: Mapping[str, str]
+    path: Path
+    items: Set[str]
     why: str = ""
     reads: dict[str, str] = field(default_factory=dict)
     beyond: dict[str, None] = field(default_factory=dict)
-    read_in: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
 
 
 class KeptVerdicts:
@@ -88,14 +86,14 @@ class KeptVerdicts:
     """
 
     def __init__(self, config: Config) -> None:
-        self._folder, self._fresh, name = Path(config.kept), config.fresh, Path(config.folder).name
-        dated = re.match(r"\d{8}-\d{6}-", name)  # as the folders of runs are called unless they are told otherwise
-        self._run = name if dated else f"{name} of {time.strftime('%Y-%m-%d %H:%M')}"
-        self._keeps = config.keeps
+        self._folder, self._keeps, self._fresh = Path(config.kept), config.keeps, config.fresh
+        self._run = Path(config.folder).name
+        if not re.match(r"\d{8}-\d{6}-", self._run):  # as the folders of runs are called unless they are told otherwise
+            self._run += f" of {time.strftime('%Y-%m-%d %H:%M')}"
         self._judged: dict[Subject, _Judged] = {}
-        self._of_item: dict[str, Subject] = {}
+        self._of_item: dict[str, _Judged] = {}
         self.verdicts: dict[Subject, KeptVerdict] = {}
-        self._state_of: Callable[[str], str] = functools.cache(state_of)
+        self._state_of = functools.cache(state_of)
 
     def known(
         self, told: Sequence[Mapping[str, Any]], items: Sequence[Planned], selected: Collection[str] | None
@@ -104,144 +102,101 @@ class KeptVerdicts:
 
         An actor has `told` what verdicts depend on, and these items alone run.
         """
-        if not self._keeps:
-            return {}
         places = {item.id: place for place, item in enumerate(items) if selected is None or item.id in selected}
         outcomes: dict[int, ItemOutcome] = {}
-        for one in told:
+        for one in told if self._keeps else ():
             subject = one["kernel"], one["device"]
-            if not (own := {item: cases for item, cases in one["items"].items() if item in places}):
-                continue
-            judged = self._judged[subject] = _Judged(one["depends"] | {"its cases": hash_of(sorted(own.items()))}, own)
-            self._of_item |= dict.fromkeys(own, subject)
-            if isinstance(found := self._found(subject, judged), str):
-                judged.why = found
-                continue
-            self.verdicts[subject] = found
-            outcomes |= {places[item]: ItemOutcome(found.results[item]) for item in own}
+            if own := {item: cases for item, cases in one["items"].items() if item in places}:
+                depends = hash_of((sorted(one["depends"].items()), sorted(own.items())))
+                judged = _Judged(self._folder / f"{hash_of(subject)}-{depends}.json.gz", own.keys())
+                judged.why = FRESH if self._fresh else self._find(subject, judged)
+                if judged.why:
+                    self._judged[subject] = judged
+                    self._of_item |= dict.fromkeys(own, judged)
+                else:
+                    results = self.verdicts[subject].results
+                    outcomes |= {places[item]: ItemOutcome(results[item]) for item in own}
         return outcomes
 
-    def _found(self, subject: Subject, judged: _Judged) -> KeptVerdict | str:
-        """Return the kept verdict on a kernel, or why it has to be judged."""
-        if self._fresh:
-            return FRESH
-        path = self._path(subject, judged)
-        if not path.exists():
+    def _find(self, subject: Subject, judged: _Judged) -> str:
+        """Take the kept verdict on a kernel, or return why it has to be judged."""
+        if not judged.path.exists():
             return CHANGED
         try:
-            read = _read(path)
-            for file, state in read["reads"].items():
-                if self._state_of(file) != state:
-                    return f"{file}, which it reads, has changed"
-            found = KeptVerdict(
-                run=decoded(str, read["run"]),
-                results={item: decoded(tuple[CaseResult, ...], read["results"][item]) for item in judged.items},
-                power=decoded(tuple[Power, ...], read["power"]),
-                undecidable=decoded(tuple[Undecidable, ...], read["undecidable"]),
-                stages=decoded(tuple[str, ...], read["stages"]),
-                taken=tuple(read["taken"]),
-            )
-        except _DAMAGED as error:
+            read = json.loads(gzip.decompress(judged.path.read_bytes()))
+            found = replace(decoded(KeptVerdict, {**read, "taken": []}), taken=tuple(read["taken"]))
+            if found.results.keys() != judged.items:
+                raise ValueError("it lacks results")
+        except Exception as error:  # whatever it holds
             return f"what is kept of it is damaged ({type(error).__name__}: {error})"
+        for file, state in found.reads.items():
+            if self._state_of(file) != state:
+                return f"{file}, which it reads, has changed"
         with suppress(OSError):  # it was used, and is not among the first to go
-            os.utime(path)
-        return found
-
-    def _path(self, subject: Subject, judged: _Judged) -> Path:
-        return self._folder / f"{hash_of(subject)}-{hash_of(sorted(judged.depends.items()))}.json.gz"
+            os.utime(judged.path)
+        self.verdicts[subject] = found
+        return ""
 
     def hear(self, item: str, reads: Mapping[str, str], beyond: Sequence[str]) -> None:
         """Take note of what the code of an item's kernel has read, and of why that is not known."""
-        judged = self._judged[self._of_item[item]]
-        for path, state in reads.items():
-            if judged.reads.setdefault(path, state) != state:
-                judged.beyond[f"reads {path}, which changed during the run"] = None
+        judged = self._of_item[item]
+        changed = (path for path, state in reads.items() if judged.reads.setdefault(path, state) != state)
+        judged.beyond |= dict.fromkeys(f"reads {path}, which changed during the run" for path in changed)
         judged.beyond |= dict.fromkeys(beyond)
-        judged.read_in.add(item)
+        judged.told.add(item)
 
     def over(
         self, run: Run, outcomes: Mapping[str, ItemOutcome], taken: Sequence[tuple[str, Any]], stages: Sequence[str]
     ) -> Run:
         """Keep the verdicts of kernels that have PASSED, and say in the run where each verdict is from."""
-        origins, new = [], []
+        origins, new = [], dict[Path, KeptVerdict]()
         for subject in run.subjects():
             if subject in self.verdicts:
                 origins.append(VerdictOrigin(*subject, run=self.verdicts[subject].run))
             elif (judged := self._judged.get(subject)) is not None:
-                why = judged.why
+                why, branches = judged.why, [found for kernel, found in taken if kernel == subject[0]]
+                results = {item: outcomes[item].results for item in judged.items if item in outcomes}
+                if not judged.told == results.keys() == judged.items:
+                    judged.beyond["lost a process, and what that had read is not known"] = None
+                if None in branches:
+                    judged.beyond["ran where somebody else watches its branches"] = None
                 if run.verdict(*subject) is Verdict.PASSED and not run.broken:
-                    found = self._made(run, subject, judged, outcomes, taken, stages)
-                    if isinstance(found, str):
-                        why += f"; not kept, since it {found}"
+                    if judged.beyond:
+                        why += f"; not kept, since it {'; '.join(judged.beyond)}"
                     else:
-                        new.append((self._path(subject, judged), judged, found))
+                        new[judged.path] = KeptVerdict(
+                            run=self._run,
+                            reads=judged.reads,
+                            results=results,
+                            power=tuple(one for one in run.power if (one.kernel, one.device) == subject),
+                            undecidable=tuple(one for one in run.undecidable if (one.kernel, one.device) == subject),
+                            stages=tuple(text for text in dict.fromkeys(stages) if _subject_of(text) == subject),
+                            taken=tuple(sorted({tuple(one) for found in branches for one in found})),
+                        )
                 origins.append(VerdictOrigin(*subject, why=why.replace(f"{Path.cwd()}{os.sep}", "")))
-        if new and (hindered := self._keep(new)):
-            print(f"lastbit: {hindered}", file=sys.stderr)
+        if new:
+            self._keep(new)
         return replace(run, origins=tuple(origins))
 
-    def _made(
-        self,
-        run: Run,
-        subject: Subject,
-        judged: _Judged,
-        outcomes: Mapping[str, ItemOutcome],
-        taken: Sequence[tuple[str, Any]],
-        stages: Sequence[str],
-    ) -> KeptVerdict | str:
-        """Return the verdict on a kernel of this run to be kept, or why it cannot be."""
-        if judged.beyond:
-            return "; ".join(judged.beyond)
-        own = {item: outcomes[item] for item in judged.items if item in outcomes}
-        if own.keys() != judged.items.keys() or judged.read_in != own.keys():
-            return "lost a process, and what that had read is not known"
-        branches = [found for kernel, found in taken if kernel == subject[0]]
-        if None in branches:
-            return "ran where somebody else watches its branches"
-        return KeptVerdict(
-            run=self._run,
-            results={item: outcome.results for item, outcome in own.items()},
-            power=tuple(one for one in run.power if (one.kernel, one.device) == subject),
-            undecidable=tuple(one for one in run.undecidable if (one.kernel, one.device) == subject),
-            stages=tuple(text for text in dict.fromkeys(stages) if _subject_of(text) == subject),
-            taken=tuple(sorted({tuple(one) for found in branches for one in found})),
-        )
-
-    def _keep(self, new: Sequence[tuple[Path, _Judged, KeptVerdict]]) -> str:
-        """Write verdicts; say what hinders, if something does."""
+    def _keep(self, new: Mapping[Path, KeptVerdict]) -> None:
+        """Write verdicts, and remove those that were not used for longest; say what hinders, if something does."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / ".gitignore").write_text("*\n")
-            for path, judged, verdict in new:
-                told = {**encoded(verdict), "reads": judged.reads}
-                data = gzip.compress(json.dumps(told, allow_nan=False).encode(), 1)
+            for path, verdict in new.items():
+                data = gzip.compress(json.dumps(encoded(verdict), allow_nan=False).encode(), 1)
                 replace_file(path, functools.partial(Path.write_bytes, data=data))
-            self._make_room()
+            size = 0
+            with suppress(FileNotFoundError):  # another run makes room, too
+                for path in sorted(self._folder.iterdir(), key=os.path.getmtime, reverse=True):
+                    size += path.stat().st_size
+                    if size > MOST:
+                        path.unlink()
         except OSError as error:
-            return f"verdicts cannot be kept in {self._folder}: {error.strerror or error}"
-        return ""
-
-    def _make_room(self) -> None:
-        size = 0
-        for about, path in sorted(_files(self._folder), key=lambda one: one[0].st_mtime, reverse=True):
-            size += about.st_size
-            if size > MOST:
-                path.unlink(missing_ok=True)
+            print(f"lastbit: verdicts cannot be kept in {self._folder}: {error.strerror or error}", file=sys.stderr)
 
 
-def _files(folder: Path) -> Iterator[tuple[os.stat_result, Path]]:
-    for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # another run makes room, too
-            yield path.stat(), path
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(gzip.decompress(path.read_bytes())))
-
-
-def _subject_of(stages: str) -> Subject | None:
-    """Return whose stages a line tells; None of one that was cut off."""
-    with suppress(ValueError, TypeError, KeyError):
-        told = json.loads(stages)
-        return told["kernel"], told["device"]
-    return None
+def _subject_of(stages: str) -> Subject:
+    """Return whose stages a line tells."""
+    told = json.loads(stages)
+    return told["kernel"], told["device"]

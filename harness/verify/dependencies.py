@@ -21,12 +21,13 @@ import shutil
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from importlib.machinery import PathFinder
+from importlib.metadata import distributions
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -55,21 +56,21 @@ _PREFIXES = (
 _VARIABLES = re.compile(rf"(?:{'|'.join(_PREFIXES)})(?:_|$)|PYTHON|TORCH|CUDA")
 """Names of variables that Python, torch, Triton, their libraries and compilers read."""
 
-_UNSEEN_IMPORTS = frozenset({"__import__", "import_module", "spec_from_file_location", "run_path", "run_module"})
-_UNSEEN_CODE = frozenset({"exec", "eval"})
-"""Functions by which code comes to run that no import statement names."""
-
 _ASKS = re.compile(
-    r"l?exists|is_?(file|dir)|(is_?)?(sym)?link|is_?mount|[lf]?stat|get(size|[macg]time)|access|samefile|samestat|[ir]?glob"
-    r"|listdir|scandir|iterdir|walk|which|find_(library|spec)|expanduser|home|gethostname|node|uname|mmap|open_code"
-    r"|fork(server)?|get_context|Process(PoolExecutor)?|multiprocessing"
+    r"\.?(l?exists|is_?(file|dir)|(is_?)?(sym)?link|is_?mount|[lf]?stat|get(size|[macg]time)|access|samefile|samestat"
+    r"|[ir]?glob|listdir|scandir|iterdir|walk|which|find_(library|spec)|expanduser|home|gethostname|node|uname|mmap"
+    r"|open_code|fork(server)?|get_context|Process(PoolExecutor)?|multiprocessing)"
 )
-"""Names of what asks for files, or for the machine, without an audit event, or in processes that leave none here."""
+"""Names of what asks for files, or for the machine, without an audit event, or in processes that leave none here; an
+attribute begins with a point."""
 
-_ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb", "expandvars"})
+_RUNS = re.compile(r"exec|eval|\.?(__import__|import_module|run_(path|module)|(spec|module)_from_\w+|SourceFileLoader)")
+"""Names of functions by which code comes to run that no import statement names; `.eval` is one of torch's modules."""
+
+_ENVIRONMENT = re.compile(r"\.?(environb?|getenvb?|expandvars)")
 """Names of what asks for variables, whose name may be put together."""
 
-_HARMLESS = frozenset({"sys", "warnings", "logging"})
+_HARMLESS = frozenset({"lastbit", "sys", "warnings", "logging"})
 """Modules whose functions a file may call for others, too: what `sys.path.insert` lets them import is seen."""
 
 _BEYOND = {
@@ -87,8 +88,17 @@ _BEYOND = {
 """Audit event → what a kernel's code does there, whose verdict is not kept. What torch and Triton do themselves on its
 behalf, such as to call a compiler, follows from its text."""
 
-_COMPILERS = frozenset({"_inductor", "_dynamo", "triton"})
+_COMPILING = frozenset({"_inductor", "_dynamo", "triton"})
 """Folders of installed packages whose code compiles kernels."""
+
+_PASSING = frozenset({"__pycache__", "golden"})
+"""Folders of lastbit and of a project that no verdict depends on: verify compares nothing with goldens."""
+
+_OF_DEVICE = ("major", "minor", "multi_processor_count", "total_memory", "gcnArchName", "L2_cache_size")
+_DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version", "/sys/module/xe/version")
+_COMPILERS = ("g++", "gcc", "clang", "cc", "nvcc")
+_LISTS = ("RECORD", "PKG-INFO", "")
+"""Files that list a package's files with their hashes; of Debian's packages they have name and version alone."""
 
 _COARSE = 20_000_000
 """Nanoseconds by which the times of files may be behind the clock."""
@@ -99,59 +109,44 @@ class _Text:
     """What the text of a file says.
 
     Attributes:
-        imports: dotted names of all that may be modules.
-        unseen: it runs code that no import statement names.
+        imports: dotted names of all that may be modules, each with the folder that a relative one starts from.
+        names: everything that it calls by name, attributes with a point before them.
         touches: it changes what others have, as `torch.backends.cudnn.enabled = False` does.
-        names: everything that it calls by name.
     """
 
-    imports: frozenset[str] = frozenset()
-    unseen: bool = False
-    touches: bool = False
+    imports: frozenset[tuple[str, str]] = frozenset()
     names: frozenset[str] = frozenset()
+    touches: bool = False
 
 
 def _text_of(path: str) -> _Text:
-    """Read a file; of what is no Python it is unknown what it imports."""
+    """Read a file; what is no text of Python does nothing that a text says."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, ValueError, SyntaxError):
-        return _Text(unseen=True)
-    folder, nodes = Path(path).parent, list(ast.walk(tree))
-    imports, bound, used = set[str](), set[str](), set[str]()
+        return _Text()
+    imports, bound, names, nodes = set[tuple[str, str]](), dict[str, str](), set[str](), list(ast.walk(tree))
     for node in nodes:
         match node:
-            case ast.Import(names=names):
-                imports |= {one.name for one in names}
-                bound |= {(one.asname or one.name).partition(".")[0] for one in names if not _is_lastbit(one.name)}
-            case ast.ImportFrom(module=module, names=names, level=level):
-                # A relative import is looked for where the file lies, under the path that leads there.
-                start = "".join(f"{part}/" for part in [str(folder), *[".."] * (level - 1)]) if level else ""
-                imports |= {f"{start}{'.'.join(filter(None, (module, one.name)))}" for one in names}
-                imports |= {f"{start}{module}"} if module else set()
-                bound |= {one.asname or one.name for one in names if not level and not _is_lastbit(module or "")}
-            case ast.Name(id=name) | ast.Attribute(attr=name):
-                used.add(name)
+            case ast.Import(names=modules):
+                imports |= {("", one.name) for one in modules}
+                bound |= {(one.asname or one.name).partition(".")[0]: one.name for one in modules}
+            case ast.ImportFrom(module=module, names=parts, level=level):
+                start = os.path.normpath(os.path.join(path, *[os.pardir] * level)) if level else ""
+                imports |= {(start, ".".join(filter(None, (module, one.name)))) for one in parts}
+                bound |= {one.asname or one.name: module or "" for one in parts}
+            case ast.Name(id=name):
+                names.add(name)
+            case ast.Attribute(attr=name):
+                names.add(f".{name}")
     changed = [n for n in nodes if isinstance(n, ast.Attribute | ast.Subscript) and not isinstance(n.ctx, ast.Load)]
-    called = [n.value.func for n in _at_load(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
-    sets = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr.startswith("set_")]
-    touches = any(_root(n) in bound for n in (*changed, *sets)) or any(_root(n) in bound - _HARMLESS for n in called)
-    plain = {node.id for node in nodes if isinstance(node, ast.Name)}
-    every = frozenset(used | {part for name in imports for part in re.split(r"[./]", name)})
-    unseen = bool(every & _UNSEEN_IMPORTS or plain & _UNSEEN_CODE)
-    return _Text(frozenset(imports), unseen, touches or bool(plain & {"setattr", "delattr"}), every)
-
-
-def _at_load(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what a module executes while it is loaded: all but the bodies of functions."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield child
-            yield from _at_load(child)
-
-
-def _is_lastbit(module: str) -> bool:
-    return module.partition(".")[0] == "lastbit"
+    changed += [n for n in nodes if isinstance(n, ast.Attribute) and n.attr.startswith("set_")]
+    at_load = (n for top in tree.body if not isinstance(top, ast.FunctionDef) for n in ast.walk(top))
+    called = [n.value.func for n in at_load if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
+    others = {name for name, module in bound.items() if module.partition(".")[0] not in _HARMLESS}
+    touches = any(_root(n) in bound for n in changed) or any(_root(n) in others for n in called)
+    touches |= not names.isdisjoint({"setattr", "delattr"})
+    return _Text(frozenset(imports), frozenset(names.union(*(name.split(".") for _, name in imports))), touches)
 
 
 def _root(node: ast.expr) -> str:
@@ -161,35 +156,27 @@ def _root(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _files_of(name: str, folder: str) -> tuple[str, ...]:
-    """Return the files that an import of a dotted name runs, those of packages on the way, too.
+def _files_of(name: str, folder: str) -> Iterator[str]:
+    """Yield the files that an import of a dotted name runs, of packages on the way, too, and import nothing.
 
-    `folder` is searched first, and nothing is imported. What is not there, or no file, has none.
+    They are looked for in a folder and where Python itself looks.
     """
-    start, _, dotted = name.rpartition("/")
-    found, search = list[str](), [start] if start else [folder, *sys.path]
-    parts = dotted.split(".")
-    for place in range(1, len(parts) + 1):
-        spec = None
-        with suppress(ImportError, ValueError, AttributeError):
-            spec = PathFinder.find_spec(".".join(parts[:place]), search)
-            if spec is None and place == 1 and not start:  # of an editable installation, which has a finder of its own
-                spec = importlib.util.find_spec(parts[0])
-        if spec is None:
-            break
-        if spec.has_location and spec.origin:
-            found.append(os.path.abspath(spec.origin))
-        if place == 1 and found and _is_others(found[0], folder):
-            return ()
-        search = list(spec.submodule_search_locations or ())
-    return tuple(found)
+    top, *parts = name.split(".")
+    specs = [PathFinder.find_spec(top, [folder])]
+    with suppress(ImportError, ValueError, AttributeError):
+        specs.append(importlib.util.find_spec(top))
+    for spec in specs:
+        for part in (*parts, ""):
+            if spec is None:
+                break
+            if spec.has_location and spec.origin:
+                yield os.path.abspath(spec.origin)
+            spec = PathFinder.find_spec(part, list(spec.submodule_search_locations or ()))
 
 
 @functools.cache
-def _is_others(path: str, folder: str = "") -> bool:
-    """Return whether a file is installed, or lastbit's own, and not below `folder`."""
-    if folder and path.startswith(f"{folder}{os.sep}"):
-        return False
+def _is_others(path: str) -> bool:
+    """Return whether a file is installed, or lastbit's own."""
     return is_installed(Path(path)) or _is_lastbits(path)
 
 
@@ -216,14 +203,15 @@ class Dependencies:
 
     def __init__(self, config: Config) -> None:
         self._config, self._began, self._before = config, time.time_ns(), frozenset(sys.modules)
-        self._folders = [
-            str(path if path.is_dir() else path.parent) for path in map(Path.resolve, kernel_folders(config))
-        ]
+        folders = (path if path.is_dir() else path.parent for path in map(Path.resolve, kernel_folders(config)))
+        self._folders = tuple(f"{folder}{os.sep}" for folder in folders)
         self._project = [Path(folder, name) for folder in config.projects for name in ("references", "cases")]
         self._run = f"{Path(config.folder).absolute()}{os.sep}"
-        self._states, self._beyond, self._closures = dict[str, str](), dict[str, None](), dict[str, frozenset[str]]()
-        self._asking, self._around_files = dict[str, set[str]](), set[str]()
-        self._text_of, self._files_of = functools.cache(_text_of), functools.cache(_files_of)
+        self._read: dict[str, str] = {}
+        self._asking: dict[str, set[str]] = {}  # of what was read, or why a verdict is not kept: the files that did it
+        self._around_files, self._closures = set[str](), dict[str, frozenset[str]]()
+        self._text_of = functools.cache(_text_of)
+        self._files_of = functools.cache(lambda *named: [path for path in _files_of(*named) if self._is_own(path)])
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -242,45 +230,39 @@ class Dependencies:
             return
         _hearing.now = True
         try:
-            self._note(event, arguments)
+            self._note(event, *arguments)
         except Exception as error:
-            self._not_kept(f"does what lastbit does not understand: {error!r}", {""})
+            self._asking[f"does what lastbit does not understand: {error!r}"] = {""}
         finally:
             _hearing.now = False
 
-    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        first = arguments[0] if arguments else None
+    def _note(self, event: str, first: object = None, mode: object = None, flags: Any = 0, *_: object) -> None:
         path = os.path.abspath(os.fsdecode(first)) if isinstance(first, str | bytes | os.PathLike) else ""
         if event not in _BEYOND and not path:
             return  # it has been opened already
         if f"{os.sep}__pycache__{os.sep}" in f"{path}{os.sep}":
             return
-        steps = [_absolute(frame.f_code.co_filename) for frame in _frames() if frame.f_code.co_filename != __file__]
+        names = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe()))
+        steps = [_absolute(name) for name in names if name != __file__]
         asking = {file for file in steps if self._is_own(file)}
-        theirs = [file for file in steps if file not in asking and os.path.isabs(file)]
-        if not asking and any(_is_lastbits(file) for file in theirs):
+        if not asking and any(map(_is_lastbits, steps)):
             return
         # Who asks is the innermost of a kernel's own code, a compiler of kernels, and lastbit.
         who = next((file for file in steps if file in asking or _compiles(file) or _is_lastbits(file)), "")
-        makes = event in _BEYOND or (event == "open" and _writes(*arguments[1:3]))
+        makes = event in _BEYOND or (event == "open" and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
         if _compiles(who) or (makes and _is_lastbits(who)):
             return
-        installed = bool(path) and _is_others(path) and not self._is_own(path)
-        if event == "ctypes.dlopen" and (first is None or (installed and os.sep in os.fsdecode(first))):
+        installed = bool(path) and not self._is_own(path)
+        if (event == "ctypes.dlopen" or not makes) and (installed or path.startswith(self._run)):
             return
-        if makes:
-            self._not_kept(_BEYOND.get(event, f"writes {path}"), asking or {""})
-        elif not installed and not path.startswith(self._run):
-            self._asking.setdefault(path, set()).update(asking or {""})
-            self._states.setdefault(path, state_of(path))
-
-    def _not_kept(self, reason: str, asking: set[str]) -> None:
-        self._beyond[reason] = None
-        self._asking.setdefault(reason, set()).update(asking)
+        found = _BEYOND.get(event, f"writes {path}") if makes else path
+        self._asking.setdefault(found, set()).update(asking or {""})
+        if not makes:
+            self._read.setdefault(path, state_of(path))
 
     def _is_own(self, path: str) -> bool:
         """Return whether a file is neither installed nor lastbit's, or is where kernels are."""
-        return os.path.isabs(path) and not (all(_is_others(path, folder) for folder in self._folders))
+        return path.startswith(self._folders) or (os.path.isabs(path) and not _is_others(path))
 
     def _around(self) -> dict[str, str]:
         """Return what every verdict of this process depends on."""
@@ -296,16 +278,12 @@ class Dependencies:
             "driver": hash_of(_driver()),
             "libraries and compilers of the system": _system(),
             "working folder": os.getcwd(),
-            **{
-                f"setting {one.name}": repr(getattr(self._config, one.name))
-                for one in fields(self._config)
-                if one.name not in _NO_PART
-            },
+            **{f"setting {name}": repr(value) for name, value in _told(self._config, *_NO_PART).items()},
             "setting small": repr(self._config.small),
         }
 
     def _tree(self, folders: Iterable[Path]) -> str:
-        """Hash all files below folders; goldens, with which verify compares nothing, left out."""
+        """Hash all files below folders."""
         files = {path for folder in folders for path in folder.rglob("*") if path.is_file()}
         found = [str(path) for path in sorted(files) if _PASSING.isdisjoint(path.parts)]
         self._around_files |= {*found}
@@ -320,9 +298,7 @@ class Dependencies:
         for item in plan.items:
             kernel, device = item.subject.kernel, item.subject.device
             if (subject := (kernel.name, str(device))) not in found:
-                if kernel.name not in self._closures:
-                    self._closures[kernel.name] = self._closure(kernel)
-                files = self._closures[kernel.name]
+                files = self._closures[kernel.name] = self._closure(kernel)
                 states = {f"the file {path}": state_of(path) for path in sorted(files)}
                 own = {**states, "its declaration": _declaration(item), **self._variables(files), **around}
                 own |= {"its device": _device(device), "premises": hash_of(load_premises(device))}
@@ -333,24 +309,18 @@ class Dependencies:
     def _closure(self, kernel: Kernel) -> frozenset[str]:
         """Return the files of a kernel: of its declaration, its function, the project, and of all that these import.
 
-        All that are loaded belong to one that imports what its text does not name, and those that change what others
-        have belong to all.
+        Those that change what others have belong to all.
         """
-        project = [str(path) for folder in self._project for path in folder.rglob("*.py")]
         roots = [os.path.abspath(path) for path in (kernel.file, kernel.source.rpartition(":")[0]) if path]
         folder = os.path.dirname(roots[0]) if roots else ""
-        every = self._loaded
-        left = [path for path in roots if self._is_own(path)] or [*every]
-        left += [os.path.abspath(path) for path in project]
-        left += [path for path in every if self._text_of(path).touches]
-        found = set[str]()
+        own = [path for path in roots if self._is_own(path)] or self._loaded
+        project = [os.path.abspath(path) for place in self._project for path in place.rglob("*.py")]
+        changing = [path for path in self._loaded if self._text_of(path).touches]
+        found, left = set[str](), {*own, *project, *changing}
         while left:
-            if (path := left.pop()) in found:
-                continue
-            found.add(path)
-            text = self._text_of(path)
-            left += every if text.unseen else ()
-            left += [file for name in text.imports for file in self._files_of(name, folder) if self._is_own(file)]
+            found |= left
+            named = {(name, start or folder) for path in left for start, name in self._text_of(path).imports}
+            left = {file for one in named for file in self._files_of(*one)} - found
         return frozenset(found)
 
     @functools.cached_property
@@ -367,8 +337,8 @@ class Dependencies:
         Those are of Python, torch, their libraries and packages that its files import; all, if its own ask for any.
         """
         texts = [self._text_of(path) for path in files]
-        packages = tuple({f"{name.partition('.')[0].upper()}_" for text in texts for name in text.imports})
-        every = any(text.names & _ENVIRONMENT for text in texts)
+        packages = tuple({f"{name.partition('.')[0].upper()}_" for text in texts for _, name in text.imports})
+        every = any(_ENVIRONMENT.fullmatch(name) for text in texts for name in text.names)
         return {
             f"the variable {name}": hash_of(value)
             for name, value in sorted(os.environ.items())
@@ -379,11 +349,12 @@ class Dependencies:
         """Return what the code of a kernel has read, path → state, and why its verdict cannot be kept, if so."""
         files = self._closures[kernel]
         others = set().union(*self._closures.values()) - files
-        own = {of for of, asking in self._asking.items() if not asking <= others}
-        found = {path: state for path, state in self._states.items() if path in own}
-        why = [reason for reason in self._beyond if reason in own]
-        names = {name for path in files for name in self._text_of(path).names}
-        why += [f"asks by {name}" for name in sorted(names) if _ASKS.fullmatch(name)]
+        own = [what for what, asking in self._asking.items() if not asking <= others]
+        found = {what: self._read[what] for what in own if what in self._read}
+        why = [what for what in own if what not in self._read]
+        names = sorted({name for path in files for name in self._text_of(path).names})
+        why += [f"asks by {name.lstrip('.')}" for name in names if _ASKS.fullmatch(name)]
+        why += [f"runs code by {name.lstrip('.')}" for name in names if _RUNS.fullmatch(name)]
         why += [f"has native code, {path}" for path in sorted(files) if not path.endswith(".py")]
         for path in (*files, *found, *self._around_files):
             with suppress(OSError):  # a folder is as its names are, and one that is not there was not written
@@ -393,63 +364,45 @@ class Dependencies:
         return found, why
 
 
-_PASSING = frozenset({"__pycache__", "golden"})
-_OF_DEVICE = ("major", "minor", "multi_processor_count", "total_memory", "gcnArchName", "L2_cache_size")
-
-
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 @functools.cache
 def _absolute(path: str) -> str:
     return os.path.normpath(path) if os.path.isabs(path) else path
 
 
 def _is_lastbits(file: str) -> bool:
-    return any(file.startswith(f"{place}{os.sep}") for place in NOT_OWN)
+    return file.startswith(tuple(f"{place}{os.sep}" for place in NOT_OWN))
 
 
 def _compiles(file: str) -> bool:
-    return not _COMPILERS.isdisjoint(file.split(os.sep)) and _is_others(file)
+    return not _COMPILING.isdisjoint(file.split(os.sep)) and _is_others(file)
 
 
-def _writes(mode: object = None, flags: object = 0) -> bool:
-    """Return whether a file is opened to be written, by the arguments of the audit event."""
-    if isinstance(mode, str):
-        return not {*"wax+"}.isdisjoint(mode)
-    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+def _told(value: Any, *left_out: str) -> dict[str, Any]:
+    """Return the fields of a dataclass by name."""
+    return {one.name: getattr(value, one.name) for one in fields(value) if one.name not in left_out}
 
 
 def _declaration(item: Item) -> str:
     kernel = item.subject.kernel
-    told = {one.name: getattr(kernel, one.name) for one in fields(kernel) if one.name not in ("call", "depth")}
-    told["refuses"] = [f"{kind.__module__}.{kind.__qualname__}" for kind in kernel.refuses]
-    told |= {"devices of the process": str(item.subject.device), "accepts": sorted(kernel.accepts)}
-    return hash_of(
-        {name: sorted(value) if isinstance(value, set | frozenset) else value for name, value in told.items()}
-    )
+    told = _told(kernel, "call", "depth") | {
+        "refuses": [f"{kind.__module__}.{kind.__qualname__}" for kind in kernel.refuses],
+        "devices of the process": str(item.subject.device),
+        "accepts": sorted(kernel.accepts),
+    }
+    return hash_of({name: sorted(one) if isinstance(one, set | frozenset) else one for name, one in told.items()})
 
 
 def _cases_of(item: Item) -> str:
     """Hash what decides which cases an item runs, and how; drawing them takes nothing else but the seed."""
     group = item.group
-    own = {one.name: getattr(item, one.name) for one in fields(item) if one.name not in ("subject", "group")}
-    told = {one.name: getattr(group, one.name) for one in fields(group) if one.name not in ("strategy", "examples")}
-    return hash_of((own, told, group.strategy is None, [str(case) for case in group.examples]))
+    own = _told(item, "subject", "group"), _told(group, "strategy", "examples")
+    return hash_of((*own, group.strategy is None, [str(case) for case in group.examples]))
 
 
 def _installed() -> str:
-    """Hash names and versions of all installed packages, and the lists of their files, which have their hashes."""
-    found = []
-    for folder in dict.fromkeys(filter(os.path.isdir, sys.path)):
-        for about in sorted(Path(folder).glob("*-info")):
-            record = about / "RECORD"
-            found.append((about.name, state_of(str(record)) if about.is_dir() else state_of(str(about))))
-    return hash_of(found)
+    """Hash the lists of files of all installed packages, which have names, versions and hashes."""
+    lists = (next(filter(None, map(one.read_text, _LISTS)), "") for one in distributions())
+    return hash_of(sorted(lists))
 
 
 def _processor() -> str:
@@ -457,8 +410,7 @@ def _processor() -> str:
     told = [platform.machine(), platform.processor()]
     with suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-        pairs = (line.partition(":") for line in first.splitlines())
-        told += [v.strip() for k, _, v in pairs if k.strip() in ("model name", "flags", "Features", "CPU part")]
+        told += re.findall(r"^(?:model name|flags|Features|CPU part)\s*: (.*)$", first, re.MULTILINE)
     return f"{told[2] if len(told) > 2 else told[0]} {hash_of(told)}"
 
 
@@ -472,17 +424,11 @@ def _device(device: torch.device) -> str:
 
 def _driver() -> list[str]:
     """Return what the system says of drivers of accelerators."""
-    found = []
-    for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version", "/sys/module/xe/version"):
-        with suppress(OSError):
-            found.append(Path(path).read_text())
-    return found
+    return [state_of(path) for path in _DRIVERS]
 
 
-@functools.cache
 def _system() -> str:
-    """Identify compilers, and the libraries that the system knows, by place, size and time."""
-    named = [os.environ.get("CXX", ""), os.environ.get("CC", ""), "g++", "gcc", "clang", "cc", "nvcc"]
-    paths = [path for name in named if name and (path := shutil.which(name))] + ["/etc/ld.so.cache"]
-    about = [(path, os.stat(path)) for path in map(os.path.realpath, paths) if os.path.exists(path)]
-    return hash_of([(path, one.st_size, one.st_mtime_ns) for path, one in about])
+    """Identify compilers, and the libraries that the system knows."""
+    named = (os.environ.get("CXX", ""), os.environ.get("CC", ""), *_COMPILERS)
+    found = ["/etc/ld.so.cache", *filter(None, map(shutil.which, named))]
+    return hash_of([(path, state_of(path)) for path in found])

@@ -431,3 +431,29 @@ def test_what_a_thread_of_a_kernel_reads_counts(project: Path, run: Verifies) ->
     assert kept(run())["reads"] == "0"
     (project / "kernels/alone.txt").write_text("2")
     assert kept(run())["reads"] == ""
+
+
+def test_modules_in_folders_without_a_file_of_their_own_count(project: Path, run: Verifies) -> None:
+    (project / "package/a/b").mkdir(parents=True)
+    (project / "package/a/b/c.py").write_text("one = 1\n")
+    text = READS.replace("    from deep", "    from a.b.c import one\n    from deep")
+    (project / "kernels/reads.py").write_text(text)
+    run()
+    assert kept(run())["reads"] == "0"
+    (project / "package/a/b/c.py").write_text("one = 2\n")
+    assert kept(run())["reads"] == ""
+
+
+def test_a_module_that_no_import_names_is_not_followed(project: Path, run: Verifies) -> None:
+    """Once it is compiled, Python does not open its text any more."""
+    (project / "package/unnamed.py").write_text("")
+    body = "    importlib.import_module('unnamed')\n    from deep"
+    (project / "kernels/reads.py").write_text("import importlib\n\n" + READS.replace("    from deep", body))
+    run()
+    assert "not kept, since it runs code by import_module" in why(run())["reads"]
+
+
+def test_a_file_that_changes_lastbit_belongs_to_all_kernels(project: Path, run: Verifies) -> None:
+    run()
+    (project / "kernels/sets.py").write_text("import lastbit.kernel\n\nlastbit.kernel.EXTRA = 1\n")
+    assert kept(run()) == {"alone": "", "reads": ""}
