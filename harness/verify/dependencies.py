@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from importlib.machinery import PathFinder
@@ -384,12 +384,8 @@ def _told(value: Any, *left_out: str) -> dict[str, Any]:
 
 def _declaration(item: Item) -> str:
     kernel = item.subject.kernel
-    told = _told(kernel, "call", "depth") | {
-        "refuses": [f"{kind.__module__}.{kind.__qualname__}" for kind in kernel.refuses],
-        "devices of the process": str(item.subject.device),
-        "accepts": sorted(kernel.accepts),
-    }
-    return hash_of({name: sorted(one) if isinstance(one, set | frozenset) else one for name, one in told.items()})
+    told = _told(kernel, "call", "depth") | {"accepts": kernel.accepts, "devices of the process": item.subject.device}
+    return hash_of({name: sorted(one) if isinstance(one, Set) else one for name, one in told.items()})
 
 
 def _cases_of(item: Item) -> str:
