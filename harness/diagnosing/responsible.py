@@ -273,8 +273,8 @@ class HostFrame:
     variables: Mapping[str, Any]
 
     @property
-    def parameters(self) -> tuple[str, ...]:
-        return self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount]
+    def parameters(self) -> list[str]:
+        return inspect.getargs(self.code).args
 
     @property
     def positional(self) -> tuple[str, ...]:
@@ -284,9 +284,7 @@ class HostFrame:
     @property
     def further(self) -> str:
         """The parameter that takes all others by name, or nothing."""
-        names = self.code.co_varnames[len(self.parameters) :]
-        keywords, several = (bool(self.code.co_flags & flag) for flag in (inspect.CO_VARKEYWORDS, inspect.CO_VARARGS))
-        return names[several] if keywords else ""
+        return inspect.getargs(self.code).varkw or ""
 
     @cached_property
     def function(self) -> ast.AST:

@@ -20,7 +20,6 @@ from lastbit.tracing.of_triton import MOVERS
 # What stands on one line beside the name of the operation.
 FIRST = 4
 """Elements that are shown of many."""
-_OF_PLACE = ("file", "line", "column", "end_line", "end_column", "function")
 
 
 def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch | None]) -> Iterator[Step]:
@@ -52,7 +51,7 @@ def steps_of_all(log: Log, last: Event) -> Iterator[Step]:
 def step_at(place: Place) -> Step:
     """Make a step of a place without recorded operation."""
     code = linecache.getline(place.file, place.line).strip()
-    return Step(place.text, code=code, **{name: getattr(place, name) for name in _OF_PLACE})
+    return Step(place.text, code=code, **vars(place))
 
 
 def step_of(log: Log, event: Event, lane: int) -> Step:

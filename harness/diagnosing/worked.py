@@ -25,17 +25,7 @@ from lastbit.judging.expected import Expected, Numbers, Trace, known_exactly
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Given, Problem
 from lastbit.numerics import Enclosure
-from lastbit.numerics.formats import (
-    FORMATS,
-    FP32,
-    FP64,
-    Format,
-    Integers,
-    around,
-    from_ordinals,
-    ordinals,
-    round_to,
-)
+from lastbit.numerics.formats import FORMATS, FP32, FP64, Format, Integers, around, from_ordinals, ordinals, round_to
 from lastbit.reports.why import GIVES, Element, Source, Step, WorkedStage
 from lastbit.result import NEAR
 from lastbit.tracing.lanes import broadcasts
@@ -312,12 +302,12 @@ class FormulaTrace(Trace):
             bundles = [value for value in outer.f_locals.values() if is_dataclass(value)]
             inputs = {f.name: getattr(b, f.name) for b in bundles for f in fields(b)} | dict(outer.f_locals)
             self._named += ((inputs.get(own), name) for own, name in codes[outer.f_code].items())
-        self.formulas[name] = self._formula(frame, self.problem.params)
+        self.formulas[name] = self._formula(frame)
         super().record(name, expected)
         made = expected.enclosure if isinstance(expected, Numbers) else None
         self._named.append((self.given.get(name, made), name))
 
-    def _formula(self, frame: FrameType, params: Mapping[str, object]) -> str:
+    def _formula(self, frame: FrameType) -> str:
         try:
             call = ast.parse(place_of(frame.f_code, frame.f_lasti).text, mode="eval").body
         except SyntaxError:
@@ -325,7 +315,7 @@ class FormulaTrace(Trace):
         if not isinstance(call, ast.Call) or len(call.args) < 2:
             return ""
         known = {id(value): name for value, name in self._named if value is not None}
-        named: ast.expr = _Renamed(frame, known, params).visit(call.args[1])
+        named: ast.expr = _Renamed(frame, known, self.problem.params).visit(call.args[1])
         formula = ast.unparse(named)
         alone = isinstance(named, ast.Name) and named.id not in known.values()  # computed elsewhere
         return "" if alone or len(formula) > LONGEST else formula

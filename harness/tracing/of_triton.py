@@ -114,7 +114,7 @@ class Tracer(Builder):
         own = self._made.get(id(getattr(result, "handle", None)))
         if own is not None and any(isinstance(x, tl.tensor) and x.handle is result.handle for x in args):
             begin = place_of(function.__code__, 0)
-            self._log.handed[own.number] = (begin, *places(sys._getframe(2), self.outside))
+            self._log.handed[own.number] = (begin, *self._at)
         standing = self._other.standing(function) if isinstance(self._other, Shadow) else None
         if standing is None or self._silent or self._of_program() not in self._log.wanted:
             return
@@ -132,7 +132,7 @@ class Tracer(Builder):
             shape = made.data.shape
             found = [(x, lanes.pointwise(x.handle.data.shape, shape), False) for x in given]
             call = partial(_again, plain, followed, args, kwargs)
-            self._tell(function.__name__, places(sys._getframe(2), self.outside), made, lambda _, made: found, call)
+            self._tell(function.__name__, made, lambda *_: found, call)
 
     # Operations: once each, whatever they are made of, but for those on objects that hold several handles.
 
@@ -145,13 +145,13 @@ class Tracer(Builder):
         record, count = _IN_MEMORY.get(name, (None, None))
         if self._of_program() not in self._log.wanted and record in (None, Tracer.loaded):
             return method(*args, **kwargs)
-        result, at = self._quietly(method, *args, **kwargs), places(sys._getframe(2), self.outside)
+        result = self._quietly(method, *args, **kwargs)
         if record is not None:
-            record(self, name, at, result, *args[:count])
+            record(self, name, result, *args[:count])
             return result
         plain = partial(self._quietly, getattr(super(), f"create_{name}"))  # moves numbers of elements, too
         call = partial(_again, plain, partial(self._quietly, method), args, kwargs)
-        self._tell(name, at, result, partial(_sources, name, plain, args, kwargs), call)
+        self._tell(name, result, partial(_sources, name, plain, args, kwargs), call)
         return result
 
     def whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -163,10 +163,8 @@ class Tracer(Builder):
         result = self._quietly(whole, *args, **kwargs)
         given = inspect.signature(function).bind(*args, **kwargs).arguments
         blocks = [x for x in tree_leaves(given["input"]) if isinstance(x, tl.tensor)]
-        name = function.__name__
-        found = [(x, _of_whole(name, x.handle.data.shape, given), False) for x in blocks]
-        call = partial(_again, function, whole, args, kwargs)
-        self._tell(name, places(sys._getframe(2), self.outside), result, lambda *_: found, call)
+        found = [(x, _of_whole(function.__name__, x.handle.data.shape, given), False) for x in blocks]
+        self._tell(function.__name__, result, lambda *_: found, partial(_again, function, whole, args, kwargs))
         return result
 
     def _of_program(self) -> Program:
@@ -188,7 +186,12 @@ class Tracer(Builder):
 
     # Events.
 
-    def _tell(self, name: str, at: Places, result: Any, sources: Callable[..., list[Found]], again: Function) -> None:
+    @property
+    def _at(self) -> Places:
+        """Where the kernel is, up to its launch."""
+        return places(sys._getframe(1), self.outside)
+
+    def _tell(self, name: str, result: Any, sources: Callable[..., list[Found]], again: Function) -> None:
         """Record an event for each part of a result.
 
         Args:
@@ -200,9 +203,9 @@ class Tracer(Builder):
                 found = sources(part, made)
                 own = tuple(self._operand(*one) for one in found)
                 call = partial(again, part, [operand for operand, _, _ in found])
-                self._event(name, at, made, _deciding(own, name), call)
+                self._event(name, made, _deciding(own, name), call)
 
-    def loaded(self, name: str, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
+    def loaded(self, name: str, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
         """Record a load."""
         shape = result.data.shape
         taken = mask_of(mask, shape)
@@ -213,9 +216,9 @@ class Tracer(Builder):
             operands.append(self._spread(mask, shape, address=True))
         if isinstance(other, TensorHandle):
             operands.append(self._operand(other, lanes.where(lanes.pointwise(other.data.shape, shape), ~taken)))
-        self._event("load", at, result, tuple(operands))
+        self._event("load", result, tuple(operands))
 
-    def stored(self, name: str, at: Places, result: Any, ptr: Any, value: Any, mask: Any = None) -> None:
+    def stored(self, name: str, result: Any, ptr: Any, value: Any, mask: Any = None) -> None:
         """Record a store, with an event if its program is wanted."""
         shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
         event = None
@@ -225,10 +228,10 @@ class Tracer(Builder):
                 self._other.give(held, self._other.residues(value))
             where = [x for x in (ptr, mask) if isinstance(x, TensorHandle)]
             addresses = (self._spread(x, shape, address=True) for x in where)
-            event = self._event("store", at, held, (self._spread(value, shape), *addresses))
-        self._wrote(event, at, ptr, mask, shape, value.data.itemsize)
+            event = self._event("store", held, (self._spread(value, shape), *addresses))
+        self._wrote(event, ptr, mask, shape, value.data.itemsize)
 
-    def updated(self, name: str, at: Places, result: Any, *args: Any) -> None:
+    def updated(self, name: str, result: Any, *args: Any) -> None:
         """Record an atomic update: an event for the old values, which the program gets, and one for the new ones."""
         ptr, *rest = (x for x in args if isinstance(x, TensorHandle))
         mask = rest.pop() if name == "atomic_rmw" else None
@@ -236,29 +239,25 @@ class Tracer(Builder):
         event = None
         if self._program in self._log.wanted:
             memory = Operand(lanes.pointwise(shape, shape), memory=of_array(ptr.data))
-            self._event("atomic old", at, result, (memory,))
+            self._event("atomic old", result, (memory,))
             kind = str(args[0]).rpartition(".")[2].lower() if name == "atomic_rmw" else "cas"
             load, taken = self._other.create_masked_load, TensorHandle(mask_of(mask, shape), tl.int1)
             after = self._quietly(load, ptr, taken, None)
-            operands = (*(self._spread(x, shape) for x in rest), memory)
-            event = self._event(f"atomic {kind}", at, after, operands)
-        self._wrote(event, at, ptr, mask, shape, width, adds=True)
+            event = self._event(f"atomic {kind}", after, (*(self._spread(x, shape) for x in rest), memory))
+        self._wrote(event, ptr, mask, shape, width, adds=True)
 
-    def _wrote(
-        self, event: Event | None, at: Places, ptr: Any, mask: Any, shape: Shape, width: int, adds: bool = False
-    ) -> None:
+    def _wrote(self, event: Event | None, ptr: Any, mask: Any, shape: Shape, width: int, adds: bool = False) -> None:
         taken, addresses = mask_of(mask, shape).reshape(-1), np.broadcast_to(ptr.data, shape).reshape(-1)
         numbers = None if taken.all() else np.nonzero(taken)[0]
         addresses = addresses if numbers is None else addresses[numbers]
+        at = self._at if event is None else event.places
         self._log.written(event, addresses, numbers, width, program=self._program, at=at, adds=adds)
 
-    def _event(
-        self, name: str, at: Places, made: Any, operands: tuple[Operand, ...], again: Again | None = None
-    ) -> Event:
+    def _event(self, name: str, made: Any, operands: tuple[Operand, ...], again: Again | None = None) -> Event:
         least = {"store": Origin.MEMORY, **dict.fromkeys(OF_PROGRAM, Origin.ARGUMENTS)}.get(name, Origin.CONSTANTS)
         origin = max([least, *(x.origin for x in operands if not x.address)])
         add = partial(self._log.add, program=self._program, origin=origin, again=again)
-        event = add(name, at, made.data, made.dtype.scalar, operands, residues=getattr(made, "residues", None))
+        event = add(name, self._at, made.data, made.dtype.scalar, operands, residues=getattr(made, "residues", None))
         self._made[id(made)] = event
         self._kept.append(made)
         return event
