@@ -253,7 +253,7 @@ class Dependencies:
         if _compiles(who) or (makes and _is_lastbits(who)):
             return
         installed = bool(path) and not self._is_own(path)
-        if (event == "ctypes.dlopen" or not makes) and (installed or path.startswith(self._run)):
+        if (installed and event == "ctypes.dlopen") or (not makes and (installed or path.startswith(self._run))):
             return
         found = _BEYOND.get(event, f"writes {path}") if makes else path
         self._asking.setdefault(found, set()).update(asking or {""})
