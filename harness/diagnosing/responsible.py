@@ -121,8 +121,7 @@ def definition(place: Place) -> Place | None:
     """Return where the only variable of an expression is assigned, if once and if it is no parameter; else None."""
     expression, function = _parsed(place.text), function_of(place)
     found = _assignments(place, expression)
-    names = {n.id for n in ast.walk(expression or ast.Pass()) if isinstance(n, ast.Name)}
-    alone = len(found) == 1 and function is not None and not names & set(_parameters(function))
+    alone = len(found) == 1 and function is not None and not _names_in(expression) & set(_parameters(function))
     return place_of_node(place, found[0].value) if alone else None
 
 
@@ -130,9 +129,7 @@ def constant(place: Place) -> Place | None:
     """Return where the only variable of the module in an expression is assigned in that file; else None."""
     function = function_of(place)
     own = set() if function is None else _targets([function]) | set(_parameters(function))
-    names = {n.id for n in ast.walk(_parsed(place.text) or ast.Pass()) if isinstance(n, ast.Name)} - own
-    assigned = [n for n in tree_of_file(place.file).body if isinstance(n, ast.Assign)]
-    found = [n for n in assigned if isinstance(t := n.targets[0], ast.Name) and t.id in names]
+    found = _assigning(tree_of_file(place.file).body, _names_in(_parsed(place.text)) - own)
     return place_of_node(place, found[0].value) if len(found) == 1 else None
 
 
@@ -148,14 +145,19 @@ def alias(place: Place, side: str, lines: Collection[int]) -> Place | None:
 def _assignments(place: Place, expression: ast.AST | None) -> list[ast.Assign]:
     """List the assignments to variables of an expression that stand before its place in the function."""
     function = function_of(place)
-    names = {n.id for n in ast.walk(expression or ast.Pass()) if isinstance(n, ast.Name)}
-    assigned = [] if function is None else [n for n in _assigns(function) if n.lineno < place.line]
+    found = [] if function is None else _assigning(ast.walk(function), _names_in(expression))
+    return [n for n in found if n.lineno < place.line]
+
+
+def _assigning(nodes: Iterable[ast.AST], names: Collection[str]) -> list[ast.Assign]:
+    """List the assignments to variables of these names."""
+    assigned = (n for n in nodes if isinstance(n, ast.Assign))
     return [n for n in assigned if isinstance(t := n.targets[0], ast.Name) and t.id in names]
 
 
-@cache
-def _assigns(function: Function) -> list[ast.Assign]:
-    return [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
+def _names_in(expression: ast.AST | None) -> set[str]:
+    """Return the variables of an expression."""
+    return {n.id for n in ast.walk(expression or ast.Pass()) if isinstance(n, ast.Name)}
 
 
 def _parsed(text: str) -> ast.AST | None:
@@ -219,7 +221,7 @@ def _of_parameters(function: Function, expressions: Sequence[ast.expr]) -> set[s
     parameters, seen = set(_parameters(function)), set[str]()
     ahead = list(expressions)
     while ahead:
-        names = {n.id for n in ast.walk(ahead.pop()) if isinstance(n, ast.Name)} - seen
+        names = _names_in(ahead.pop()) - seen
         seen |= names
         for node in ast.walk(function):
             target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)

@@ -418,10 +418,7 @@ def places(frame: FrameType | None, upto: FrameType | None = None) -> Places:
 
 def is_lastbits_own(frame: FrameType | None) -> bool:
     """Return whether a frame is in lastbit itself, called by a kernel, as where lastbit guards its allocations."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if is_of_a_kernel(file):
-            return False
+    while frame is not None and not is_of_a_kernel(file := frame.f_code.co_filename):
         if file.startswith(_OWN) and not file.startswith(_HERE):
             return True
         frame = frame.f_back
