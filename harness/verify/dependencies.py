@@ -97,8 +97,8 @@ _PASSING = frozenset({"__pycache__", "golden"})
 _OF_DEVICE = ("major", "minor", "multi_processor_count", "total_memory", "gcnArchName", "L2_cache_size")
 _DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version", "/sys/module/xe/version")
 _COMPILERS = ("g++", "gcc", "clang", "cc", "nvcc")
-_LISTS = ("RECORD", "PKG-INFO", "")
-"""Files that list a package's files with their hashes; of Debian's packages they have name and version alone."""
+_LISTS = ("RECORD", "METADATA", "PKG-INFO", "")
+"""Files that tell a package's files with their hashes, or where there is none, such as of Debian's, its version."""
 
 _COARSE = 20_000_000
 """Nanoseconds by which the times of files may be behind the clock."""
@@ -120,7 +120,7 @@ class _Text:
 
 
 def _text_of(path: str) -> _Text:
-    """Read a file; what is no text of Python does nothing that a text says."""
+    """Read a file; of one that Python cannot parse either, nothing runs."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, ValueError, SyntaxError):
@@ -166,12 +166,12 @@ def _files_of(name: str, folder: str) -> Iterator[str]:
     with suppress(ImportError, ValueError, AttributeError):
         specs.append(importlib.util.find_spec(top))
     for spec in specs:
-        for part in (*parts, ""):
+        for part in (*parts, None):
             if spec is None:
                 break
             if spec.has_location and spec.origin:
                 yield os.path.abspath(spec.origin)
-            spec = PathFinder.find_spec(part, list(spec.submodule_search_locations or ()))
+            spec = PathFinder.find_spec(part, list(spec.submodule_search_locations or ())) if part else None
 
 
 @functools.cache
@@ -396,9 +396,9 @@ def _cases_of(item: Item) -> str:
 
 
 def _installed() -> str:
-    """Hash the lists of files of all installed packages, which have names, versions and hashes."""
-    lists = (next(filter(None, map(one.read_text, _LISTS)), "") for one in distributions())
-    return hash_of(sorted(lists))
+    """Hash what is installed in each folder that Python searches, in their order."""
+    found = (distributions(path=[folder]) for folder in dict.fromkeys(sys.path))
+    return hash_of([sorted(next(filter(None, map(one.read_text, _LISTS)), "") for one in some) for some in found])
 
 
 def _processor() -> str:
