@@ -139,15 +139,17 @@ class Feature(NamedTuple):
     dtype: str = ""
 
 
-def feature(choice: str, option: Option, chosen: Chosen) -> Feature:
-    """Return the feature of an option, with the dtype that was chosen for its tensor."""
-    dtype = _dtype_of(choice)
-    return Feature(choice, option, str(chosen[dtype]) if dtype and option is not None else "")
-
-
 def features(chosen: Chosen) -> Iterator[Feature]:
     """Yield the features of a case with these options; a dtype counts with the other choices of its tensor."""
-    return (feature(choice, option, chosen) for choice, option in chosen.items() if not choice.endswith(" dtype"))
+    for choice, option in chosen.items():
+        if not choice.endswith(" dtype"):
+            yield Feature(choice, option, "" if option is None else dtype_of(choice, chosen))
+
+
+def dtype_of(choice: str, chosen: Chosen) -> str:
+    """Return the dtype that was chosen for the tensor of a choice; empty if its options count without one."""
+    dtype = _dtype_of(choice)
+    return str(chosen[dtype]) if dtype else ""
 
 
 def all_features(choices: Choices) -> Iterator[Feature]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ from hypothesis.errors import Unsatisfiable
 from lastbit.case import Case, Chosen, Group, Option
 from lastbit.config import PROFILES
 from lastbit.inputs.bits import key_of
-from lastbit.inputs.choices import Feature, feature, features
+from lastbit.inputs.choices import dtype_of, features
 
 Selection = tuple[str, Option]
 """A choice and one of its options."""
@@ -117,39 +117,56 @@ def _chooses(group: Group) -> bool:
 
 @dataclass
 class _Design:
-    """The features and pairs of options covered so far; `paired` has each option with those before it in a case."""
+    """The features and pairs of options covered so far; `paired` has each option with those before it in a case.
 
-    covered: set[Feature] = field(default_factory=set)
-    paired: defaultdict[Selection, set[Selection]] = field(default_factory=lambda: defaultdict(set))
+    A set of options is an integer with a bit for each: options are compared with those before them a million times.
+    """
+
+    covered: set[tuple[str, Option, str]] = field(default_factory=set)
+    bits: dict[Selection, int] = field(default_factory=dict)
+    paired: dict[Selection, int] = field(default_factory=dict)
     uses: Counter[Selection] = field(default_factory=Counter)
 
     def best(self, group: Group) -> Chosen:
         """Choose an option for each choice in turn: a new one, then the one with most new pairs, then the rarest."""
+        covered, paired, uses = self.covered, self.paired.get, self.uses.get
         row: dict[str, Option] = {}
-        before: set[Selection] = set()
-
-        def preference(own: Selection) -> tuple[bool, int, int]:
-            row[own[0]] = own[1]
-            return feature(*own, row) not in self.covered, len(before - self.paired[own]), -self.uses[own]
-
+        before = 0
         for choice, options in group.choices.items():
-            best = max(((choice, option) for option in options), key=preference)
-            row[choice] = best[1]
-            before.add(best)
+            dtype = dtype_of(choice, row)
+            chosen, most = options[0], (False, -1, 0)
+            for option in options:
+                own = choice, option
+                new = (choice, option, "" if option is None else dtype) not in covered
+                worth = new, (before & ~paired(own, 0)).bit_count(), -uses(own, 0)
+                if worth > most:
+                    chosen, most = option, worth
+            row[choice] = chosen
+            before |= self._bit((choice, chosen))
         return row
 
     def worth(self, row: Chosen) -> tuple[int, int]:
         """Count the features, and pairs of options, that a case would add; negated, for a heap."""
         new = sum(feature not in self.covered for feature in features(row))
-        return -new, -sum(len(before - self.paired[own]) for own, before in _with_those_before(row))
+        return -new, -sum((before & ~self.paired.get(own, 0)).bit_count() for own, before in self._pairs(row))
 
     def added(self, row: Chosen) -> Chosen:
         """Take note of a case, and return it."""
         self.covered.update(features(row))
-        for own, before in _with_those_before(row):
-            self.paired[own] |= before
+        for own, before in self._pairs(row):
+            self.paired[own] = self.paired.get(own, 0) | before
         self.uses.update(row.items())
         return row
+
+    def _pairs(self, row: Chosen) -> Iterator[tuple[Selection, int]]:
+        """Yield each option of a case with those before it."""
+        before = 0
+        for own in row.items():
+            yield own, before
+            before |= self._bit(own)
+
+    def _bit(self, own: Selection) -> int:
+        return self.bits.setdefault(own, 1 << len(self.bits))
 
     def further(self, groups: Sequence[Group]) -> Iterator[tuple[int, Chosen]]:
         """Yield the number of a group and its next case as long as that adds anything, the one that adds most first.
@@ -167,13 +184,6 @@ class _Design:
             rows[number] = self.best(groups[number])
             if (worth := self.worth(rows[number])) < _NOTHING:
                 heapq.heappush(queue, (worth, number))
-
-
-def _with_those_before(row: Chosen) -> Iterator[tuple[Selection, set[Selection]]]:
-    before: set[Selection] = set()
-    for own in row.items():
-        yield own, before
-        before.add(own)
 
 
 def free(group: Group) -> Any:
