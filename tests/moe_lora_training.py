@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lastbit import assert_contract
-from lastbit.verify.assertion import ContractViolation
+from lastbit.result import Verdict
 from tests.faults.plant import Edit, Fault, planted
+from tests.judged import judged
 from tests.rms_norm_contract import BF16, DEVICE, FLOAT, normals
 
 TOKENS, SLOTS, EXPERTS, HIDDEN, WIDTH, RANK = 16, 2, 4, 32, 32, 4
@@ -198,16 +198,12 @@ def verdict(step: Step) -> dict[str, tuple[str, ...]]:
     """Op → results that it cannot have under the contract with the parameters of the step; empty if there are none."""
     saved = {name: step.results[name] for name in SAVED}
     backward = {**step.arguments, **saved, "grad_output": step.grad_output}
-    outside = {
-        "moe_lora": _outside("moe_lora", step.results, step.arguments),
-        "moe_lora_backward": _outside("moe_lora_backward", step.gradients, backward),
+    judgements = {
+        "moe_lora": judged("moe_lora", step.results, contract="fused", **step.arguments),
+        "moe_lora_backward": judged("moe_lora_backward", step.gradients, contract="fused", **backward),
     }
-    return {op: names for op, names in outside.items() if names}
-
-
-def _outside(op: str, actual: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    try:
-        assert_contract(op, actual, contract="fused", **arguments)
-    except ContractViolation as violation:
-        return tuple(finding.stage for finding in violation.judgement.findings) or ("undecided",)
-    return ()
+    return {
+        op: tuple(finding.stage for finding in judgement.findings)
+        for op, judgement in judgements.items()
+        if judgement.verdict is Verdict.FAILED
+    }

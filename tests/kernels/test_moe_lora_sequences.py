@@ -16,9 +16,9 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule, run_state_machine_as_test
 from torch import Tensor
 
-from lastbit import assert_contract
 from lastbit.inputs.overlap import overlaps
 from lastbit.kernel import load_kernels
+from tests.judged import assert_kept
 from tests.rms_norm_contract import BF16, DEVICE, FOLDER, assert_bits, needs_device, normals
 
 pytestmark = needs_device
@@ -103,7 +103,7 @@ class Sequences(RuleBasedStateMachine):
         problem = arguments(self.layers[layer]) | {n: t.clone() for n, t in tensors.items()} | {"shards": shards}
         output, state = self.forward(*tensors.values(), self.layers[layer], shards=shards)
         saved = {name: getattr(state, name).clone() for name in SAVED}
-        assert_contract("moe_lora", {"output": output, **saved}, contract="fused", **problem)
+        assert_kept("moe_lora", {"output": output, **saved}, contract="fused", **problem)
         return Done(layer, self.steps[layer], state, problem | saved)
 
     @rule(one=done, seed=seeds, accumulate=st.booleans())
@@ -117,7 +117,7 @@ class Sequences(RuleBasedStateMachine):
             assert all(found.lora[name] is into[name] for name in LORA)
         results = {f"grad_{name}": tensor for name, tensor in found.lora.items()}
         results |= {"grad_input": found.x, "grad_routing_weights": found.routing_weights}
-        assert_contract("moe_lora_backward", results, **one.arguments, **old, grad_output=grad(seed), contract="fused")
+        assert_kept("moe_lora_backward", results, **one.arguments, **old, grad_output=grad(seed), contract="fused")
         return None
 
     def check_refused(self, grad_output: Tensor, state: Any) -> None:
