@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from lastbit.case import parse_case
-from lastbit.config import Config
-from lastbit.history.golden_check import Target, found_today, held, held_of, load, targets
-from lastbit.history.golden_file import Golden, RecordedCase, read, same, store
+from lastbit.history.golden_check import Target, found_today, held, held_of, load
+from lastbit.history.golden_file import Golden, RecordedCase, path_of, read, same, store
 from lastbit.inputs import build, fingerprints
+from lastbit.kernel import Kernel
 from lastbit.reports.golden import Status
 from lastbit.verify.case_calls import Caller
 from lastbit.verify.check import Subject
-from lastbit.verify.worker import plan_for, prepare, unwatched
-from tests.faults.hunt import subject_of
+from lastbit.verify.worker import prepare, unwatched
+from tests.faults.hunt import clean_kernels, subject_of
 
 CPU = torch.device("cpu")
 GOLDENS = Path(__file__).resolve().parents[2] / "cases" / "golden"
@@ -27,9 +27,10 @@ OF_CPU = [path for path in PATHS if path.parent.name == "cpu"]
 
 
 @functools.cache
-def known() -> dict[Path, Target]:
-    """Return the kernels by their goldens; a plan takes seconds, so it is made where a test runs and has no cases."""
-    return {target.path: target for target in targets(plan_for(Config(folder="", cases=0)).items, GOLDENS / "cpu")}
+def known() -> dict[Path, Kernel]:
+    """Return the kernels that run on a CPU by their goldens."""
+    kernels = (kernel for kernel in clean_kernels() if not kernel.devices or "cpu" in kernel.devices)
+    return {path_of(kernel.name, GOLDENS / "cpu"): kernel for kernel in kernels}
 
 
 def bits_kept(subject: Subject, recorded: RecordedCase) -> bool:
@@ -82,7 +83,7 @@ def test_kernels_keep_to_them(path: Path) -> None:
     The same bits of the same inputs need no second judgement: only cases and properties that changed are verified.
     """
     prepare(CPU)
-    kernel = known()[path].subject.kernel
+    kernel = known()[path]
     golden = load(path, kernel.name, "cpu")
     subject = subject_of(kernel, CPU)
     changed = tuple(case for case in golden.cases if not bits_kept(subject, case))
@@ -90,5 +91,5 @@ def test_kernels_keep_to_them(path: Path) -> None:
     if not changed and not lost:
         return
     rest = replace(golden, cases=changed, properties=lost)
-    outcome = held(replace(known()[path], subject=subject), rest, watch=unwatched, tick=lambda result: None).outcome
+    outcome = held(Target(subject, (), path), rest, watch=unwatched, tick=lambda result: None).outcome
     assert outcome.status in (Status.SAME, Status.CHANGED), outcome
