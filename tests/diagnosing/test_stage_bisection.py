@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -60,13 +61,16 @@ def rows_of(case: Case) -> int:
 
 def of_fault(text: str, *, stages: bool) -> StageSearch:
     """Search on the first case that shows the fault; of two rows, one of them zeros, little can be said."""
-    drawn = list(hunt.cases_for(fault(text), fault(text).dtypes[0], 60))
+    every, again = (hunt.cases_for(fault(text), fault(text).dtypes[0], 60) for _ in range(2))
     first, _ = hunt.KEPT.get(text, (1, 1))
-    cases = [c for c in (*drawn[first - 1 :], *drawn) if rows_of(c) > 3 or c.tensors[0].regime != "zero_rows"]
+    cases = (
+        case
+        for case in itertools.chain(itertools.islice(every, first - 1, None), again)
+        if rows_of(case) > 3 or case.tensors[0].regime != "zero_rows"
+    )
     with planted(fault(text)) as kernel:
         kernel = kernel if stages else hunt.without_stages(kernel)
-        sighting = hunt.hunt(kernel, cases, CPU)
-        assert sighting is not None
+        sighting = next(filter(None, (hunt.hunt(kernel, [case], CPU) for case in cases)))
         return searched(kernel, sighting.result.case)
 
 
