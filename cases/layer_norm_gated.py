@@ -57,7 +57,7 @@ class GatedNormOptions:
     """The fixed facts of a group: dtypes, options, and the range of the size of a group of columns.
 
     Attributes:
-        x, weight: dtypes; x's is also that of z and dy, the weight's also that of the bias.
+        x, weight: dtypes; x's is also that of z and dy. A bias has the weight's, or another one.
         norm: `rms` or `layer`.
         gate: `after`, `before` or `none`.
         sizes: least and largest size of a group of columns.
@@ -94,6 +94,11 @@ class GatedNormOptions:
         if self.sigmoid:
             chosen["activation"] = "sigmoid"
         return chosen
+
+    @property
+    def bias_dtypes(self) -> tuple[str, str]:
+        """The dtypes of a bias: the weight's, and another one."""
+        return self.weight, OTHER[self.weight]
 
     def layouts(self, most: int) -> tuple[str, ...]:
         """Return the layouts of tensors of rows with `most` elements."""
@@ -193,7 +198,7 @@ def _choices(options: GatedNormOptions, most: int) -> Choices:
     return {
         **tensor_choices("x", (options.x,), _ACTIVATIONS, layouts),
         **tensor_choices("weight", (options.weight,), _WEIGHTS, vectors),
-        **(tensor_choices("bias", (options.weight,), _BIASES, vectors) if options.bias else {}),
+        **(tensor_choices("bias", options.bias_dtypes, _BIASES, vectors) if options.bias else {}),
         **(tensor_choices("z", (options.x,), _GATES, layouts) if options.gate != "none" else {}),
         **options.residues,
         "eps": _EPS,

@@ -132,14 +132,14 @@ def _without(options: GatedNormOptions, accepts: frozenset[str]) -> GatedNormOpt
 
 def _choices(options: GatedNormOptions, most: int, regimes: Regimes, *, recompute: bool) -> Choices:
     """Map the tensors and parameters of a group to their options, where x has about `most` elements at most."""
-    names = {"x": options.x, "dy": options.x, "weight": options.weight, "rstd": "fp32"}
-    names |= {"mean": "fp32"} if options.norm == "layer" else {}
-    names |= {"bias": options.weight} if options.bias else {}
-    names |= {"z": options.x} if options.gate != "none" else {}
+    names = {"x": (options.x,), "dy": (options.x,), "weight": (options.weight,), "rstd": ("fp32",)}
+    names |= {"mean": ("fp32",)} if options.norm == "layer" else {}
+    names |= {"bias": options.bias_dtypes} if options.bias else {}
+    names |= {"z": (options.x,)} if options.gate != "none" else {}
     layouts = dict.fromkeys(("x", "dy", "z"), options.layouts(most)) | dict.fromkeys(_VECTORS, layouts_like(64))
     found: dict[str, tuple[Option, ...]] = {}
-    for name, dtype in names.items():
-        found |= tensor_choices(name, (dtype,), regimes[name], layouts.get(name, ("contiguous",)))
+    for name, dtypes in names.items():
+        found |= tensor_choices(name, dtypes, regimes[name], layouts.get(name, ("contiguous",)))
     return {**found, **options.residues, **({"recompute_output": (None, True)} if recompute else {})}
 
 

@@ -103,7 +103,7 @@ def library_layer_norm_of_fp32(x, weight, bias=None, *, eps, stages=()):
     stages=("mean", "rstd"),
     devices=("cpu",),
     invariant=("run to run",),
-    takes={"x dtype": ("bf16", "fp16")},
+    takes={"x dtype": ("bf16", "fp16"), "bias dtype": "weight dtype"},  # torch wants those two of one
 )
 def library_layer_norm_of_halves(x, weight, bias=None, *, eps, stages=()):
     """Call the library in bf16 or fp16 on the CPU: Welford, then fma(x, rstd, -(mean · rstd)), all in fp32."""

@@ -37,7 +37,7 @@ OPS = (
 Options = Mapping[str, str]
 """Tensor or parameter → its dtype or value; `number` for any number, and nothing where it is left out."""
 
-ALIKE = {"residual", "up", "dy", "k", "v", "z", "bias"}
+ALIKE = {"residual", "up", "dy", "k", "v", "z"}
 """Tensors that have the dtype of x: docs/contracts says so, and references take any. They are given or left out."""
 
 UNMEANT = {
@@ -64,6 +64,8 @@ def is_left_out(op: str, pair: frozenset[tuple[str, str]]) -> bool:
 def options_of(case: Case) -> Options:
     params = {n: str(v) if isinstance(v, str | bool) else "number" for n, v in case.params.items()}
     tensors = {t.name: "as x" if t.name in ALIKE else t.dtype for t in case.tensors}
+    if "bias" in tensors:
+        tensors["bias"] = "as weight" if tensors["bias"] == tensors["weight"] else "another"
     return tensors | {n: value for n, value in params.items() if value != "False"}
 
 
@@ -168,6 +170,13 @@ def test_every_three_options_of_a_norm_after_ranks_meet() -> None:
     op = PROJECT.op("all_reduce_rms_norm")
     given = {tuple(n in case.names for n in ("peer_2", "weight", "residual")) for case in drawn_of(op)}
     assert len(given) == 8
+
+
+@pytest.mark.parametrize("name", ["layer_norm_gated", "layer_norm_gated_backward"])
+def test_a_bias_has_another_dtype_than_the_weight(name: str) -> None:
+    """A kernel passed that reads its bias in the dtype of the weight."""
+    biased = [case for case in drawn_of(PROJECT.op(name)) if "bias" in case.names]
+    assert {case["bias"].dtype == case["weight"].dtype for case in biased} == {True, False}
 
 
 def test_a_least_scale_is_above_that_of_a_row() -> None:
