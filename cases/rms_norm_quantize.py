@@ -42,7 +42,7 @@ _AXES: dict[str, tuple[Option, ...]] = {
     "group_size": (None, 64, 96),
     "ue8m0": (None, True),
     "least_amax": (None, 1e-10, 64.0),  # the last one is above most rows, as that of the scale
-    "least_scale": (None, _LEAST_SCALE, 0.25),
+    "least_scale": (None, _LEAST_SCALE, 0.3),  # no power of two, which rounding up would not change
     "weight_offset": (None, DRAWN),
 }
 _OPTIONS: dict[str, tuple[Option, ...]] = {

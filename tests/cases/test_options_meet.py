@@ -180,13 +180,18 @@ def test_a_bias_has_another_dtype_than_the_weight(name: str) -> None:
 
 
 def test_a_least_scale_is_above_that_of_a_row() -> None:
-    """A root-mean-square of 1 bounds the largest magnitude by the root of the width."""
+    """A root-mean-square of 1 bounds the largest magnitude by the root of the width.
+
+    A kernel passed that bounds a power of two, not the scale before it was rounded up: the bound was a power of two.
+    """
     above = []
     for case in drawn_of(PROJECT.op("rms_norm_quantize")):
         largest = {"int8": 127.0, "e4m3": 448.0, "e5m2": 57344.0}[case.params["dtype"]]
         least = case.params.get("least_scale", 0.0) * largest
         above += [case] if "weight" not in case.names and least > math.sqrt(case.tensors[0].shape[-1]) else []
     assert above
+    rounded = [case.params["least_scale"] for case in above if case.params.get("ue8m0")]
+    assert any(math.frexp(least)[0] != 0.5 for least in rounded)
 
 
 def drawn_of(op: Op) -> list[Case]:
