@@ -35,8 +35,8 @@ class SizeConstants:
     """The numbers of a kernel from 2 on, each once, in the order of its text.
 
     Attributes:
-        compared: in comparisons, beside `%`, as limits, and the lengths of tables.
-        blocks: in divisions, slices, ranges, defaults and arguments of calls, such as `BLOCK=128`.
+        compared: in comparisons, beside `%`, as limits, ends of slices, and the lengths of tables.
+        blocks: in divisions, ranges, defaults and arguments of calls, such as `BLOCK=128`.
     """
 
     compared: tuple[int, ...] = ()
@@ -161,7 +161,7 @@ class _Reader:
             case ast.BinOp(op=ast.RShift(), right=ast.Constant(value=int(places))) if 0 < places < 32:
                 return [(ast.Constant(1 << places), False)]
             case ast.Slice(lower=lower, upper=upper, step=step):
-                return [(one, False) for one in (lower, upper, step) if one is not None]
+                return [(one, one is not step) for one in (lower, upper, step) if one is not None]
             case ast.Call(func=function, args=positional, keywords=keywords):
                 limits = getattr(function, "attr", getattr(function, "id", "")) in _LIMITS
                 return [(one, limits) for one in (*positional, *(keyword.value for keyword in keywords))]

@@ -302,6 +302,25 @@ def test_beyond_a_number_of_a_comparison_each_template_has_a_case(tmp_path: Path
     assert len(few) == MANY
 
 
+@pytest.mark.parametrize(
+    ("line", "number", "shapes"),
+    [
+        ("T=2..300..70001 N=16..4000..5000", 65535, {(65536, 3)}),
+        ("T=2..300..900 N=16..4000..270001", 50000, {(2, 50001), (1, 100001)}),
+        ("T=2..300..900 N=16..4000..5000", 65535, set()),
+    ],
+)
+def test_a_number_that_no_dimension_reaches_is_passed_in_narrow_tensors(
+    line: str, number: int, shapes: set[tuple[int, int]], tmp_path: Path
+) -> None:
+    """Kernels passed that write 65,535 rows, the most of a grid, or add 65,536 classes, the most of a block."""
+    made = template(tmp_path, f"rms_norm {line} x=bf16[T,N] weight=bf16[N] eps=1e-06")
+    kernel = Kernel("mine", "rms_norm", "", norm, source="mine.py:7")
+    found = {case.tensors[0].shape for case in sized_cases([made], kernel, SizeConstants((number,)), MANY).cases}
+    longest = {name: own.longest for name, own in made.dimensions.items()}
+    assert {shape for shape in found if shape[0] > longest["T"] or shape[1] > longest["N"]} == shapes
+
+
 def test_keys_of_attention_have_two_groups_where_other_dimensions_are_long() -> None:
     """Of one group alone every head has the keys of that, however a kernel counts."""
     for made in templates_of(PROJECT, "attention", small=True):
