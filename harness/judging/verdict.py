@@ -42,6 +42,7 @@ from lastbit.judging.expected import Expected, Numbers, RowSum, Steps, Trace
 from lastbit.judging.latent import MOST_COLUMNS, check_rows, explain_rows, forgiven
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem, Tensors
+from lastbit.numerics import Enclosure
 from lastbit.ops import Contract
 from lastbit.result import Comparison, Finding, Judgement, Need, Needs, RowCheck, StageResult, Verdict, told
 from lastbit.timing import OTHERS, timed
@@ -416,7 +417,12 @@ class OtherContracts:
 
     @timed(OTHERS)
     def identify(self, seen: Observation) -> None:
-        """Keep the contracts that allow every bit of the results of this block too, and of its stages."""
+        """Keep the contracts that allow every bit of the results of this block too, and of its stages.
+
+        One that knows nothing of the elements outside the claimed contract allows them, and explains nothing.
+        """
+        claimed = _results(seen)
+        outside = claimed.outside(claimed.problem.trace)
 
         def explains(contract: Contract) -> bool:
             results = _results(seen).under(contract)
@@ -425,6 +431,8 @@ class OtherContracts:
             except UsageError:  # it is not defined for these arguments
                 return False
             if not seen.actual.keys() <= trace.stages.keys() or results.count_outside(trace):
+                return False
+            if not _knows_some(results.expected(trace), outside):
                 return False
             return not results.has_latent or not check_rows(results).unexplained
 
@@ -448,6 +456,17 @@ def _counted(contracts: Mapping[str, Contract], count: Callable[[Contract], Tens
         with suppress(UsageError):
             found[name] = count(contract)
     return dict(zip(found, numbers(list(found.values())), strict=True))
+
+
+def _knows_some(expected: Mapping[str, Expected], masks: Mapping[str, Tensor]) -> bool:
+    """Check whether a contract knows anything of some of the masked elements, or there are none."""
+    found, known = False, False
+    for name, mask in masks.items():
+        allowed = expected[name].allowed
+        unknown = allowed.unknown if isinstance(allowed, Enclosure) else None
+        found = found or bool(mask.any())
+        known = known or bool((mask if unknown is None else mask & ~unknown).any())
+    return known or not found
 
 
 def _is_same(seen: Observation, other: Contract) -> bool:

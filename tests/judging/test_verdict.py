@@ -19,6 +19,7 @@ from lastbit.judging.verdict import describe_rows, describe_split, describe_stag
 from lastbit.numerics import Enclosure, total
 from lastbit.ops import op
 from lastbit.references.rms_norm import rms_norm
+from lastbit.references.softmax import softmax
 from lastbit.result import Comparison, Finding, Judgement, Need, Needs, RowCheck, StageResult, Verdict, Worst, simplest
 
 EPS = 1e-6
@@ -308,6 +309,16 @@ def test_the_claimed_contract_by_another_name_explains_nothing() -> None:
     stages["variance"] = stages["variance"].to(BF16).float()
     judgement = judged(stages, tensors)
     assert judgement.verdict is Verdict.FAILED and judgement.explained_by == ()
+
+
+def test_a_contract_that_knows_nothing_of_what_is_wrong_explains_nothing() -> None:
+    """A softmax that overflows was said to keep `base2`, which knows nothing of scores near the largest number."""
+    x = torch.tensor([[-1e24, 2e24]])
+    of = Problem(softmax, softmax.contract("fp32_scores"), {"x": x}, {"scale": -3.0})
+    wrong = judge(of, {"output": torch.tensor([[math.nan, 0.0]])})
+    assert wrong.verdict is Verdict.FAILED and not wrong.explained_by
+    other = of.under(softmax.contract("fp32_scores+base2"))
+    assert judge(other, {"output": torch.tensor([[math.nan, 0.0]])}).verdict is not Verdict.FAILED
 
 
 def test_values_that_are_not_of_the_format_of_their_stage_are_wrong_there() -> None:
