@@ -132,7 +132,12 @@ def _without(options: GatedNormOptions, accepts: frozenset[str]) -> GatedNormOpt
 
 def _choices(options: GatedNormOptions, most: int, regimes: Regimes, *, recompute: bool) -> Choices:
     """Map the tensors and parameters of a group to their options, where x has about `most` elements at most."""
-    names = {"x": (options.x,), "dy": (options.x,), "weight": (options.weight,), "rstd": ("fp32",)}
+    names: dict[str, tuple[str, ...]] = {
+        "x": (options.x,),
+        "dy": (options.x,),
+        "weight": (options.weight,),
+        "rstd": ("fp32",),
+    }
     names |= {"mean": ("fp32",)} if options.norm == "layer" else {}
     names |= {"bias": options.bias_dtypes} if options.bias else {}
     names |= {"z": (options.x,)} if options.gate != "none" else {}
