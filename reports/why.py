@@ -112,6 +112,19 @@ class Step:
         return f"should be: {self.mend}; done again so, every element is right" if self.mend else ""
 
 
+def _ends(lines: str) -> tuple[str, int, int]:
+    """Return the file, the first and the last line of `FILE:FIRST to LAST`."""
+    file, _, numbers = lines.rpartition(":")
+    first, _, last = numbers.partition(" to ")
+    return file, int(first), int(last or first)
+
+
+def spans(lines: str, others: str) -> bool:
+    """Return whether lines, as `KernelTrace.between` has them, contain others."""
+    (file, first, last), (other, begin, end) = _ends(lines), _ends(others)
+    return file == other and first <= begin and end <= last
+
+
 @dataclass(frozen=True)
 class KernelTrace:
     """The steps that led to one element of a kernel's result.
@@ -167,10 +180,14 @@ class KernelTrace:
     @property
     def lines(self) -> float:
         """Number of lines that lead from what is right to what is wrong; 0 if a stage is taken for another."""
-        if self.held or not self.until:
+        if self.held or not self.between:
             return 0 if self.held else math.inf
-        ends = (span.rpartition(":")[2].split(" to ") for span in self.between)
-        return sum(int(numbers[-1]) - int(numbers[0]) + 1 for numbers in ends)
+        return sum(last - first + 1 for _, first, last in map(_ends, self.between))
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """The lines in which the mistake is said to be, as `between` has them."""
+        return self.between if self.blamed is None else (f"{self.blamed.file}:{self.blamed.line}",)
 
     @property
     def exit_code(self) -> int:

@@ -150,8 +150,11 @@ def right_elsewhere(stages: Stages, layouts: list[StageLayout]) -> dict[int, str
     Only of stages that lead with all elements that matter to the cell to explain: else the wrong ones may be taken.
     """
     worst, log = stages.grid.worst, stages.ancestry.log
-    end = next(e for e in stages.found if e.events[-1].number in stages.ends and e.known[worst]).event_of(worst)
-    lanes = next(e.lanes[end.number] for e in stages.found if end.number in e.lanes)[[worst]]
+    wrote = (e for e in stages.found if any(event.number in stages.ends for event in e.events) and e.known[worst])
+    if (last := next(wrote, None)) is None:
+        return {}
+    end = last.event_of(worst)
+    lanes = last.lanes[end.number][[worst]]
     visited, found = {visit.event.number: visit.all for visit in follow(log, end, lanes).visits}, dict[int, str]()
     for layout in layouts:
         for name, own in layout.right.items():

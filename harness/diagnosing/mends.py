@@ -44,6 +44,7 @@ from lastbit.shadows.programs import FORMATS as OF_ARRAYS
 from lastbit.tracing import Event, Operand
 from lastbit.tracing.ancestry import Ancestry, Expression, expressions, residues_of_cells
 from lastbit.tracing.events import Made, Origin, Places
+from lastbit.tracing.of_torch import is_filled
 from lastbit.tracing.of_triton import MOVERS, OF_PROGRAM, ROUND
 from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
 
@@ -182,15 +183,15 @@ class Mending:
         """The expression that is surely wrong, if any: the only one with a mend, or the only line that computes.
 
         None where bits are computed with, since that could be the mistake and has no mend. A line that only loads is
-        named by a mend alone.
+        named by a mend alone, and one that fills a tensor is waiting for what should be written there.
         """
         events = [event for e in self.span for event in e.events]
         if self.only is not None:
             return self.only.expression
         if any(event.name == "bitcast" or not event.is_float for event in events):
             return None
-        reads = all(event.name == "load" for event in events)
-        if len({e.line for e in self.span}) > 1 or self.mends or reads or not self.computes:
+        idle = all(event.name == "load" or is_filled(event) for event in events)
+        if len({e.line for e in self.span}) > 1 or self.mends or idle or not self.computes:
             return None
         last = self.span[-1]
         passing = _passing(last.events[-1]) if hands_on(last.events[-1]) else ()
@@ -199,13 +200,13 @@ class Mending:
 
 def find_mends(stages: Stages) -> Mending:
     """Find the first wrong stage that led to a wrong result, in whatever layout, and mends of what led there."""
-    first = stages
-    for _ in range(DEEPEST):
+    first, deeper = stages, DEEPEST
+    while True:
         search, layouts = MendSearch(stages, stages.right(stages.matched({}))), layouts_of(stages)
-        inner = first_wrong(stages, layouts, search.passes)
+        inner = first_wrong(stages, layouts, search.passes) if deeper else None
         if inner is None:
             break
-        stages = inner
+        stages, deeper = inner, deeper - 1
     if held := stages.held:
         own = {event.program[0] for n in stages.ends if (event := first.ancestry.events[n]).program is not None}
         takes = first.taken_by(stages.ends)
@@ -249,7 +250,8 @@ class MendSearch:
                 break
         wrong = tuple(e for e in span if not self._is_right(e))
         launches = frozenset(event.program[0] for e in wrong for event in e.events if event.program is not None)
-        several = value is None or len(np.unique(value.values[value.known])) >= LEAST
+        own, since = value or self.stages.result, tuple(name for name in since if name != stage.name)
+        several = len(np.unique(own.values[own.known])) >= LEAST
         held = since[0] if len(since) == 1 and not span and several else ""
         computes = bool(wrong) and not self._is_known(wrong[-1])
         told = Mending(
@@ -290,17 +292,18 @@ class MendSearch:
         known = (e for e in span if self._is_of_another_formula and self._is_known(e))
         right = {event.number for e in known for event in e.events}
         stages = {event.number for e in border for event in e.events}
-        events, ahead = self.redo.ancestry.events, [event.number for e in span[-1:] for event in e.events]
-        seen, found = set[int](), list[Line]()
+        ancestry, own = self.redo.ancestry, {event.number for e in span for event in e.events}
+        led = ancestry.before(edge.event.number for number in own for edge in ancestry.edges[number])
+        ahead, seen, found = sorted(own - led), set[int](), list[Line]()  # a result may be written in several parts
         while ahead:
             number = ahead.pop()
             if number in seen or number in stages:
                 continue
             seen.add(number)
-            event = events[number]
+            event = ancestry.events[number]
             found += [(event.place.file, event.place.line)] if event.places else []
             if number not in right:
-                ahead += (edge.event.number for edge in self.redo.ancestry.edges[number])
+                ahead += (edge.event.number for edge in ancestry.edges[number])
                 given = (o.event for o in event.operands if o.event is not None and not o.address)
                 ahead += (own.number for own in given if own.origin is not Origin.MEMORY)
         return tuple(dict.fromkeys(found))
@@ -581,9 +584,9 @@ class MendSearch:
     # What may be changed.
 
     def _mends_of(self, e: Expression) -> Iterator[Mend]:
-        """Yield the changes of what an expression does."""
+        """Yield the changes of what an expression does; none of what fills a result that nothing has written since."""
         event, dtype = e.events[-1], e.events[-1].values.dtype
-        if event.name in MOVERS or event.name == "store":
+        if event.name in MOVERS or event.name == "store" or (is_filled(event) and event.number in self.stages.ends):
             return
         if not event.is_float:
             yield from self._whole(e) if event.origin is Origin.MEMORY else ()

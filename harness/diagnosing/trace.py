@@ -37,7 +37,7 @@ from lastbit.numerics.algebraic import following_residues
 from lastbit.numerics.residues import products_of
 from lastbit.reports.encoding import encoded
 from lastbit.reports.summary import grouped
-from lastbit.reports.why import KernelTrace, StageMatch, Step
+from lastbit.reports.why import KernelTrace, StageMatch, Step, spans
 from lastbit.result import OF_FORMULA, OF_STAGES, CaseResult, Finding, Verdict, Worst
 from lastbit.shadows.following import python_primitives
 from lastbit.shadows.shadow_memory import ShadowMemory
@@ -45,7 +45,7 @@ from lastbit.tracing import Log, Path, TraceLimit, follow, traced
 from lastbit.tracing.ancestry import Expression, Visit
 from lastbit.tracing.events import Program, Write
 from lastbit.tracing.lanes import Addresses
-from lastbit.tracing.of_torch import addresses_of, array_of, is_unwritten
+from lastbit.tracing.of_torch import addresses_of, array_of, is_filled, is_unwritten
 from lastbit.verify.check import Subject, examine, first_line
 from lastbit.verify.formula_check import by_formula, follows
 from lastbit.verify.worker import Watch, unwatched
@@ -193,6 +193,8 @@ def trace_result(
     there = _traced(again, watch=watch)
     if there.blamed is None and (there.notes or not there.until or there.lines >= found.lines):
         return found
+    if not all(any(spans(own, told) for own in found.between) for told in there.told if found.between):
+        return found  # it may fail for another mistake
     told = replace(there, by=str(other))
     names = ("blamed", "leaves", "mended", "between", "since", "until", "held", "by")
     return replace(found, **{name: getattr(told, name) for name in names})
@@ -262,7 +264,7 @@ def _launched_wrongly(
 
 def _blaming(found: KernelTrace, step: Step | None) -> KernelTrace:
     """Blame a step, if there is one, in place of lines in which the mistake could be."""
-    return found if step is None else replace(found, blamed=step, leaves=step, between=(), since=(), until="")
+    return found if step is None else replace(found, blamed=step, leaves=step, between=(), since=(), until="", held="")
 
 
 # Observed calls.
@@ -340,6 +342,9 @@ class SeenCall:
         unwritten = [visit.event for visit in self.path.visits if is_unwritten(visit.event)]
         if lines := sorted({f"{event.place.text} in line {event.place.line}" for event in unwritten}):
             yield f"Memory was read into which nothing that can be seen wrote: {', '.join(lines)}."
+        if self.visit is not None and is_filled(self.visit.event):
+            made = self.visit.event.place
+            yield f"Nothing that can be seen wrote the element since {made.text} in line {made.line} filled it."
         if self.path.unknown:
             yield f"Elements read that nothing which can be seen wrote: {self.path.unknown:,}."
 

@@ -28,6 +28,9 @@ from lastbit.tracing.lanes import Addresses, Source, swapped
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 """Operations that make tensors and write nothing."""
 
+FILLING = ("zeros", "zeros_like", "new_zeros", "zero_", "ones", "ones_like", "full", "full_like", "new_full", "fill_")
+"""Operations that give every element one number."""
+
 NUMBERS = ("other", "exponent", "value", "min", "max")
 """Arguments that are numbers of Python's which an operation computes with."""
 
@@ -103,6 +106,11 @@ def _wrote(log: Log, event: Event, tensor: Tensor, kept: Source | None = None) -
 def is_unwritten(event: Event) -> bool:
     """Return whether an event only makes a tensor, and writes nothing."""
     return event.name.rpartition(".")[2] in UNWRITTEN
+
+
+def is_filled(event: Event) -> bool:
+    """Return whether an event gives every element of a tensor one number."""
+    return event.name.rpartition(".")[2] in FILLING
 
 
 class TorchWatch(UncompiledMode):

@@ -188,6 +188,16 @@ def test_no_line_is_named_for_a_mistake_in_integers(tmp_path: Path) -> None:
     assert found.leaves is not None and found.leaves.code.startswith("tl.store(mask_ptr")
 
 
+def test_what_nothing_wrote_since_it_was_filled_blames_no_line(tmp_path: Path) -> None:
+    text = TRITON.replace("torch.empty(x.shape, dtype=x.dtype)", "torch.zeros_like(x)")
+    found = traced(kernel_of(tmp_path, text, "y, mask=mask)", "y, mask=cols < n - 1)"))
+    assert found.verdict is Verdict.FAILED and found.blamed is None and not found.mended
+    line = text.splitlines().index("    y = torch.zeros_like(x)") + 1
+    assert (
+        f"Nothing that can be seen wrote the element since torch.zeros_like(x) in line {line} filled it." in found.notes
+    )
+
+
 def test_findings_that_are_not_of_values_name_the_store(tmp_path: Path) -> None:
     found = traced(kernel_of(tmp_path, TRITON, "y, mask=mask)", "y, mask=cols < n + 1)"))
     assert found.blamed is not None and found.blamed.code.startswith("tl.store(y_ptr")
@@ -233,3 +243,41 @@ def test_a_line_that_a_finding_names_is_the_line(tmp_path: Path) -> None:
     assert trace.blamed is not None and trace.blamed.text.startswith("tl.load(x_ptr") and trace.leaves == trace.blamed
     assert not trace.between and not trace.until
     assert computed(trace.blamed).endswith(": the finding is about this line")
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last"),
+    [
+        (
+            "half = x.shape[1] // 2\n    y = torch.empty_like(x)\n    low = xhat[:, :half] + weight[:half].sin()\n"
+            "    y[:, :half] = low * low\n    y[:, half:] = xhat[:, half:] * weight[half:]\n    return y",
+            "low = ",
+            "y[:, half:]",
+        )
+    ],
+)
+def test_the_lines_of_all_parts_of_a_result(tmp_path: Path, text: str, first: str, last: str) -> None:
+    whole = TORCH.replace("return (xhat * weight).to(x.dtype)", text)
+    found = traced(kernel_of(tmp_path, whole))
+    [between] = found.between
+    a, _, b = between.rpartition(":")[2].partition(" to ")
+    lines = whole.splitlines()
+    assert found.since == ("normalized",)
+    assert lines[int(a) - 1].strip().startswith(first) and lines[int(b) - 1].strip().startswith(last)
+
+
+def test_one_number_is_no_stage_in_place_of_another(tmp_path: Path) -> None:
+    whole = TORCH.replace("return (xhat * weight)", "return (xhat - xhat)")
+    found = traced(kernel_of(tmp_path, whole), "rms_norm x=bf16[1,1]:zeros weight=bf16[1] eps=0.01 seed=1")
+    assert not found.held
+
+
+def test_a_mistake_that_other_numbers_show_is_told_with_their_case(tmp_path: Path) -> None:
+    """Where x is 0, two are wrong at once; with other numbers the factor is wrong alone."""
+    whole = TORCH.replace(
+        "return (xhat * weight).to(x.dtype)",
+        "odd = torch.where(x == 0, xhat.cos() * 3 - weight.sin(), xhat)\n    return (odd * (weight + 1)).to(x.dtype)",
+    )
+    found = traced(kernel_of(tmp_path, whole), "rms_norm x=bf16[3,40]:zeros weight=bf16[40] eps=0.01 seed=1")
+    assert found.blamed is not None and found.blamed.text == "weight + 1"
+    assert found.by == "rms_norm x=bf16[3,40] weight=bf16[40] eps=0.01 seed=1"
